@@ -106,7 +106,7 @@ class Envelope:
         if checksum != _checksum(written, content):
             raise VerificationFailed(
                 f"a tensor of {len(content)} bytes was damaged on its way",
-                mend="check memory and network of the machines that it came from and to",
+                hint="check memory and network of the machines that it came from and to",
             )
         return cls(*_FIELDS.unpack(written, "a member"))
 

@@ -41,7 +41,7 @@ def require_carried_out(failures: Sequence[Failure]) -> None:
         if not _is_carried_out(failure):
             raise UserError(
                 f"a {failure.kind} at {failure.point.name} is not carried out in real processes",
-                mend="damage only tensors (tensor_sending, log_sending), and cut off only members",
+                hint="damage only tensors (tensor_sending, log_sending), and cut off only members",
             )
 
 
@@ -132,7 +132,7 @@ def make_fail(job_id: str, worker: Worker, kind: Literal["kill", "stop"], durati
     if not members:
         raise Conflict(
             f"no member of the job runs on {worker} now",
-            mend="choose another machine of its plan",
+            hint="choose another machine of its plan",
             job=job_id,
         )
     for member in members:

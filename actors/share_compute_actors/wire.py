@@ -66,7 +66,7 @@ def undeclared(sender: str, fault: str) -> Undeclared:
     return Undeclared(
         f"{sender} sent what is no declared message: {fault}",
         machine=sender,
-        mend="check that this machine runs the same version of share-compute; remove it if it does",
+        hint="check that this machine runs the same version of share-compute; remove it if it does",
     )
 
 
@@ -212,7 +212,7 @@ class Raised:
     kind: str
     """Name of its class, one of `share_compute.errors`."""
     message: Annotated[str, Field(max_length=_MOST_TEXT)]
-    mend: str | None = None
+    hint: str | None = None
     job: str | None = None
     step: int | None = None
     machine: str | None = None
@@ -224,7 +224,7 @@ class Raised:
         kind = next(base.__name__ for base in type(error).__mro__ if _KINDS.get(base.__name__) is base)
         details = json.loads(json.dumps(error.details, default=str))
         message = error.message[:_MOST_TEXT]
-        return cls(kind, message, error.mend, error.job, error.step, error.machine, details)
+        return cls(kind, message, error.hint, error.job, error.step, error.machine, details)
 
     def error(self, sender: str) -> ShareComputeError:
         """Return the error as an exception.
@@ -240,7 +240,7 @@ class Raised:
                 raise undeclared(sender, f"{self.kind} without its {name}")
         return kind(
             self.message,
-            mend=self.mend,
+            hint=self.hint,
             job=self.job,
             step=self.step,
             machine=self.machine,

@@ -209,7 +209,7 @@ class Agent:
         if identity is None:
             raise UserError(
                 f"this machine did not join {url} as {name} before",
-                mend=f"ask the operator for an invite, and set {INVITE_VARIABLE} or name a file: --invite-file",
+                hint=f"ask the operator for an invite, and set {INVITE_VARIABLE} or name a file: --invite-file",
             )
         fingerprint = self._options.fingerprint or identity.fingerprint
         self._options = replace(self._options, fingerprint=fingerprint)
@@ -258,14 +258,14 @@ class Agent:
 
     def _heartbeat(self, client: AgentClient) -> ContributorWork:
         if self._node is None or self._node.end is not None:
-            raise ContributorLost("the Ray node ended", mend="it is started again")
+            raise ContributorLost("the Ray node ended", hint="it is started again")
         self._beats += 1
         if self._beats % _WRITE_BEATS == 1 and self._roster is not None:
             self._roster.refresh()
         work = client.heartbeat()
         # State `joining` at this point means that the report of the node (`online`) did not reach the server.
         if work.state in (ContributorState.lost, ContributorState.joining):
-            raise ContributorLost(work.reason, mend="it comes back")
+            raise ContributorLost(work.reason, hint="it comes back")
         return work
 
     def _show_work(self, work: ContributorWork) -> None:
@@ -311,7 +311,7 @@ class Agent:
         if time.monotonic() - last_contact > _PATIENCE_S:
             raise Unavailable(
                 f"the server stayed away for {_PATIENCE_S / 60:.0f} minutes: {trouble.message}",
-                mend="join again when it is back",
+                hint="join again when it is back",
             ) from trouble
         pause_s = pause_before_retry_s(self._trouble)
         self._trouble += 1
@@ -328,12 +328,12 @@ class Agent:
                 self._show("starting the Ray node")
                 self._node = start_node(self._roster, known, limits, ports, address=self._options.address)
             except NotAuthorized as refused:  # the token was changed on the way
-                raise ContributorLost(refused.message, mend="it asks for the new token") from refused
+                raise ContributorLost(refused.message, hint="it asks for the new token") from refused
             self._node_started = time.monotonic()
         try:
             client.online(node_id=self._node.node_id, address=self._node.address)
         except Unavailable as silence:  # its head is being replaced, for example
-            raise ContributorLost(silence.message, mend="it comes back") from silence
+            raise ContributorLost(silence.message, hint="it comes back") from silence
         self._show("being measured")
 
     def _take_ports(self, client: AgentClient, access: ClusterAccess, limits: NodeLimits) -> NodePorts:
@@ -345,7 +345,7 @@ class Agent:
         try:
             found = require_reachable(client.dial, address, ports.all, options.port_range, self._show)
         except Unavailable as silence:
-            raise ContributorLost(silence.message, mend="it comes back") from silence
+            raise ContributorLost(silence.message, hint="it comes back") from silence
         self._view = replace(self._view, warnings=(*self._machine_warnings, *found))
         return ports
 

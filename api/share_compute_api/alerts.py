@@ -62,7 +62,7 @@ def _of_server(context: Context) -> Iterator[Alert]:
             kind="no-cluster",
             severity="error",
             text="the server runs without a cluster: machines cannot join, and jobs wait",
-            mend="start it with `share-compute up`",
+            hint="start it with `share-compute up`",
             since=context.started_at,
         )
     elif context.cluster.trouble is not None:
@@ -71,13 +71,13 @@ def _of_server(context: Context) -> Iterator[Alert]:
             kind="no-cluster",
             severity="error",
             text=f"machines cannot join, and jobs wait: {context.cluster.trouble}",
-            mend="it is started again; if it stays so, look into the server's log, and for lack of memory or disk",
+            hint="it is started again; if it stays so, look into the server's log, and for lack of memory or disk",
         )
     disk = check_disk(context.settings.data_folder)
     if disk.state != "ok":
         missing = bytes_text(disk.details["missing_bytes"])
         text = f"the disk of the data folder lacks {missing} of what the server needs"
-        yield Alert(id="disk", kind="disk", severity="error", text=text, mend=disk.mend)
+        yield Alert(id="disk", kind="disk", severity="error", text=text, hint=disk.hint)
 
 
 def of_machines(
@@ -115,13 +115,13 @@ def of_machines(
             ).model_copy(
                 update={
                     "severity": "error",
-                    "mend": f"check its memory and software, then `share-compute clear {machine.name}`",
+                    "hint": f"check its memory and software, then `share-compute clear {machine.name}`",
                 }
             )
         mismatch = _mismatch(server, machine)
         if mismatch is not None:
             yield _of_machine("versions-differ", machine, f"does not fit: {mismatch.message}").model_copy(
-                update={"mend": mismatch.mend}
+                update={"hint": mismatch.hint}
             )
 
 
@@ -132,7 +132,7 @@ def _of_machine(kind: str, machine: PresenceRecord, text: str, since: datetime |
             "kind": kind,
             "severity": "warning",
             "text": f"machine {machine.name} {text}",
-            "mend": f"look at `share-compute join` on {machine.host}; it says what it does",
+            "hint": f"look at `share-compute join` on {machine.host}; it says what it does",
             "since": since,
             "contributor_id": machine.id,
         }
@@ -158,7 +158,7 @@ def of_jobs(queue: Iterable[QueuedJob], failed: Iterable[JobRecord], now: dateti
             kind="job-failed",
             severity="error",
             text=f"job {job.name} failed: {job.reason}",
-            mend=(job.error or {}).get("mend"),
+            hint=(job.error or {}).get("hint"),
             since=job.finished_at,
             job_id=job.id,
         )
@@ -170,7 +170,7 @@ def of_jobs(queue: Iterable[QueuedJob], failed: Iterable[JobRecord], now: dateti
                 severity="warning",
                 text=f"job {waiting.name} gets nowhere: {waiting.fruitless_attempts} attempts in a row were "
                 f"lost before a step was committed",
-                mend=f"look into its log: share-compute logs {waiting.id}",
+                hint=f"look into its log: share-compute logs {waiting.id}",
                 since=waiting.waiting_since,
                 job_id=waiting.id,
             )
@@ -195,7 +195,7 @@ def of_deployments(deployments: Iterable[DeploymentRecord], now: datetime) -> It
                     kind="deployment-failed",
                     severity="error",
                     text=f"deployment {one.name} failed: {one.reason}",
-                    mend=(one.error or {}).get("mend"),
+                    hint=(one.error or {}).get("hint"),
                     since=one.ended_at,
                     deployment_id=one.id,
                 )

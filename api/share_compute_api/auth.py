@@ -64,7 +64,7 @@ def require_api_key(
     if record is None:
         raise NotAuthorized(
             "this needs an API key" if bearer is None else "this API key is not valid",
-            mend="send the header Authorization: Bearer KEY; `share-compute up` shows the key",
+            hint="send the header Authorization: Bearer KEY; `share-compute up` shows the key",
         )
     if not held(record.scopes).issuperset(needed.scopes):
         raise _missing(needed, record.scopes, "ask an operator for a key with this scope")
@@ -90,15 +90,15 @@ def require_owner(caller: ApiKeyRecord, owner: str | None, what: str) -> None:
     if not caller.owns(owner):
         raise NotOwner(
             f"{what} belongs to another key",
-            mend="use the key that made it, or one with the scope admin",
+            hint="use the key that made it, or one with the scope admin",
         )
 
 
-def _missing(needed: SecurityScopes, found: tuple[Scope, ...], mend: str) -> MissingScope:
+def _missing(needed: SecurityScopes, found: tuple[Scope, ...], hint: str) -> MissingScope:
     has = [scope.value for scope in found]
     return MissingScope(
         f"this needs the scope {' and '.join(needed.scopes)}; this key has {', '.join(has)}",
-        mend=mend,
+        hint=hint,
         details={"needed": list(needed.scopes), "has": has},
     )
 
@@ -136,7 +136,7 @@ def refuse_other_sites(request: Request) -> None:
     if not is_ours:
         raise OtherSite(
             "this was not sent by a page of this server",
-            mend="use the dashboard itself; programs send the header Authorization: Bearer KEY",
+            hint="use the dashboard itself; programs send the header Authorization: Bearer KEY",
         )
 
 
@@ -153,15 +153,15 @@ def require_contributor(
         NotAuthorized: the request has no key, or not the key of this contributor.
         MissingScope: the key is an API key.
     """
-    mend = "join with an invite to get one"
+    hint = "join with an invite to get one"
     if bearer is None:
-        raise NotAuthorized("this needs the contributor's own key", mend=mend)
+        raise NotAuthorized("this needs the contributor's own key", hint=hint)
     key = bearer.credentials
 
     def owner() -> ContributorRecord:
         api_key = context.store.keys.verify(key)
         if api_key is not None:
-            raise _missing(needed, api_key.scopes, mend)
+            raise _missing(needed, api_key.scopes, hint)
         return context.store.contributors.authorize(contributor_id, key)
 
     found = context.guesses.check(request, key, owner)

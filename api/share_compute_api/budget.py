@@ -45,7 +45,7 @@ class Budget:
             count, whose = (mine, " of this key") if mine >= self._most_of_one else (all_, "")
             raise Busy(
                 f"{count} jobs and plans{whose} are being checked, or wait for that",
-                mend=f"try again in {_RETRY_AFTER_S} s",
+                hint=f"try again in {_RETRY_AFTER_S} s",
                 details={"retry_after_s": _RETRY_AFTER_S},
             )
         self._under_way[caller] += 1

@@ -56,13 +56,13 @@ def server_certificate(
     """
     if (settings.tls_cert is None) != (settings.tls_key is None):
         raise UserError(
-            "a certificate needs its key, and a key its certificate", mend="give --tls-cert and --tls-key"
+            "a certificate needs its key, and a key its certificate", hint="give --tls-cert and --tls-key"
         )
     if settings.tls_cert is not None and settings.tls_key is not None:
         if settings.tls is not None:
             raise UserError(
                 "a certificate is given, and one is to be made",
-                mend="leave out --tls, or --tls-cert and --tls-key",
+                hint="leave out --tls, or --tls-cert and --tls-key",
             )
         return _given(settings.tls_cert, settings.tls_key)
     if settings.tls is None:
@@ -119,7 +119,7 @@ def _own(folder: Path, address: str, now: datetime) -> ServerCertificate:
     except OSError as failure:
         raise Unavailable(
             f"the certificate in {folder} cannot be used: {failure.strerror}",
-            mend="let the server read and write its data folder",
+            hint="let the server read and write its data folder",
         ) from failure
     certificate = x509.load_pem_x509_certificate(file.read_bytes())
     return ServerCertificate(_context(file, key_file), fingerprint_of(certificate), note)
@@ -134,7 +134,7 @@ def _context(file: Path, key_file: Path) -> ssl.SSLContext:
     except (OSError, ValueError) as failure:
         raise UserError(
             f"{file} and {key_file} are no certificate and its key: {failure}",
-            mend="give the certificate with its chain, and its key without a password, as PEM files",
+            hint="give the certificate with its chain, and its key without a password, as PEM files",
         ) from failure
     return context
 

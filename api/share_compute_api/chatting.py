@@ -84,7 +84,7 @@ def _raise_for_error(response: httpx.Response) -> None:
     except (ValueError, KeyError, TypeError):
         raise Unavailable(
             f"{response.url} answered {response.status_code} {response.reason_phrase}",
-            mend="check that the URL is that of a share-compute server",
+            hint="check that the URL is that of a share-compute server",
         ) from None
     unknown = ShareComputeError if response.is_server_error else UserError
     raise _KINDS.get(response.status_code, unknown)(message)

@@ -33,7 +33,7 @@ def locked(folder: Path) -> Iterator[None]:
     except OSError as failure:
         raise Unavailable(
             f"the data folder {folder} cannot be used: {failure.strerror}",
-            mend="choose another one with --data-folder",
+            hint="choose another one with --data-folder",
         ) from failure
     with lock:
         try:
@@ -41,7 +41,7 @@ def locked(folder: Path) -> Iterator[None]:
         except BlockingIOError as failure:
             raise Conflict(
                 f"a server uses the data folder {folder} already ({_whose(folder)})",
-                mend="use that one, stop it, or choose another folder with --data-folder",
+                hint="use that one, stop it, or choose another folder with --data-folder",
             ) from failure
         yield
 

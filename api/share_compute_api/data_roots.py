@@ -45,7 +45,7 @@ def require_folders(settings: Settings) -> None:
         if not root.is_dir():
             raise UserError(
                 f"data root {root} is {'not a folder' if root.exists() else 'not there'}",
-                mend="make it first, or give another folder to --data-root (or SHARE_COMPUTE_DATA_ROOTS)",
+                hint="make it first, or give another folder to --data-root (or SHARE_COMPUTE_DATA_ROOTS)",
             )
 
 

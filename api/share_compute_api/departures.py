@@ -55,7 +55,7 @@ async def while_wanted(work: Awaitable[Result], receive: Receive, bell: Bell) ->
             return await task
         if await watch == "gone":
             raise ClientGone
-        raise Unavailable("the server ends", mend="ask again in a while")
+        raise Unavailable("the server ends", hint="ask again in a while")
     finally:
         for one in (task, watch):
             one.cancel()

@@ -44,17 +44,17 @@ def lent_devices(wanted: Sequence[str]) -> tuple[LentDevice, ...]:
         if not _NAMES.fullmatch(word):
             raise UserError(
                 f"{word!r} is no device",
-                mend="use auto, cpu, cuda, cuda:0, or cpu:0 and cpu:1 for parts of the CPU",
+                hint="use auto, cpu, cuda, cuda:0, or cpu:0 and cpu:1 for parts of the CPU",
             )
     words = wanted or ("auto",)
     gpus = () if all(word.startswith("cpu") for word in words) else find_gpus()
     devices = tuple(device for word in words for device in _named(word, gpus))
     if twice := [device.name for place, device in enumerate(devices) if device in devices[:place]]:
-        raise UserError(f"{twice[0]} is named twice", mend="name each device once with --device")
+        raise UserError(f"{twice[0]} is named twice", hint="name each device once with --device")
     if len(devices) > MOST_DEVICES:
         raise UserError(
             f"{len(devices)} devices are to be lent, but at most {MOST_DEVICES} can join with one invite",
-            mend="choose some with --device, and let the others join with another invite and another --name",
+            hint="choose some with --device, and let the others join with another invite and another --name",
         )
     return devices
 
@@ -66,10 +66,10 @@ def _named(word: str, gpus: Sequence[Gpu]) -> Iterator[LentDevice]:
         yield from (LentDevice(f"cuda:{index}", gpu.uuid) for index, gpu in enumerate(gpus))
     elif not gpus:
         raise UserError(
-            f"--device {word}, but no NVIDIA GPU is here", mend="use --device cpu, and see nvidia-smi"
+            f"--device {word}, but no NVIDIA GPU is here", hint="use --device cpu, and see nvidia-smi"
         )
     elif (index := int(word.partition(":")[2])) < len(gpus):
         yield LentDevice(f"cuda:{index}", gpus[index].uuid)
     else:
         found = ", ".join(f"cuda:{place} {gpu.name}" for place, gpu in enumerate(gpus))
-        raise UserError(f"--device {word}, but the GPUs here are {found}", mend="name one of these")
+        raise UserError(f"--device {word}, but the GPUs here are {found}", hint="name one of these")

@@ -66,7 +66,7 @@ def find_target(
     if url is None and server is None:
         raise Unavailable(
             f"no server runs on this machine ({folder / SERVER_FILE} is missing)",
-            mend="start one with `share-compute up`, or name one: SHARE_COMPUTE_URL=http://host:8700",
+            hint="start one with `share-compute up`, or name one: SHARE_COMPUTE_URL=http://host:8700",
         )
     local = server.url.rstrip("/") if server else None
     url = url.rstrip("/") if url else local
@@ -84,5 +84,5 @@ def _read(kind: type[Model], path: Path) -> Model | None:
         return None
     except (OSError, ValidationError) as failure:
         raise Unavailable(
-            f"{path} cannot be read: {failure}", mend="start the server again with `share-compute up`"
+            f"{path} cannot be read: {failure}", hint="start the server again with `share-compute up`"
         ) from failure

@@ -20,7 +20,7 @@ def download(
     artifact = result.artifact
     target = folder / _relative(name)
     if target.exists():
-        raise Conflict(f"{target} exists already", mend="remove it, or choose another folder")
+        raise Conflict(f"{target} exists already", hint="remove it, or choose another folder")
     # The name contains the id, so that pieces of an earlier artifact with the same name are not mixed in.
     partial = folder / f".{target.name}-{artifact.id}.part"
     try:
@@ -32,7 +32,7 @@ def download(
     except OSError as failure:
         raise Unavailable(
             f"{target} cannot be written: {failure.strerror or failure}",
-            mend="free space or choose another folder; the download goes on where it stopped",
+            hint="free space or choose another folder; the download goes on where it stopped",
         ) from failure
     return target
 
@@ -40,7 +40,7 @@ def download(
 def _relative(path: str) -> Path:
     parts = PurePosixPath(path).parts
     if not parts or path.startswith("/") or ".." in parts:
-        raise UserError(f"the server names a file {path!r} outside of the artifact", mend="do not trust it")
+        raise UserError(f"the server names a file {path!r} outside of the artifact", hint="do not trust it")
     return Path(*parts)
 
 
@@ -65,5 +65,5 @@ def _fetch(
                 progress(len(piece))
     if path.stat().st_size != entry.size_bytes:
         raise Unavailable(
-            f"{entry.path} arrived incomplete", mend="download again; it goes on where it stopped"
+            f"{entry.path} arrived incomplete", hint="download again; it goes on where it stopped"
         )

@@ -62,7 +62,7 @@ def _versions() -> Finding:
         found = local_versions()
     except PackageNotFoundError as failure:
         return Finding(
-            "versions", "fail", f"{failure.name} is not installed", mend=f"pip install {failure.name}"
+            "versions", "fail", f"{failure.name} is not installed", hint=f"pip install {failure.name}"
         )
     return Finding("versions", "ok", ", ".join(f"{name} {text}" for name, text in found))
 
@@ -72,8 +72,8 @@ def _memory() -> Finding:
     text = f"{bytes_text(available)} of memory available"
     if available >= 2 * LEAST_MEMORY_BYTES:
         return Finding("memory", "ok", text)
-    mend = "end other programs"
-    return Finding("memory", "fail" if available < LEAST_MEMORY_BYTES else "warn", text, mend=mend)
+    hint = "end other programs"
+    return Finding("memory", "fail" if available < LEAST_MEMORY_BYTES else "warn", text, hint=hint)
 
 
 def _temporary_folder() -> Finding:
@@ -82,24 +82,24 @@ def _temporary_folder() -> Finding:
         with TemporaryFile(dir=root):
             return Finding("temporary folder", "ok", str(root))
     except ShareComputeError as failure:
-        return Finding("temporary folder", "fail", failure.message, mend=failure.mend)
+        return Finding("temporary folder", "fail", failure.message, hint=failure.hint)
     except OSError as failure:
-        mend = "free some disk space, or set TMPDIR to a folder of your own, with a short path"
-        return Finding("temporary folder", "fail", f"cannot be written: {failure}", mend=mend)
+        hint = "free some disk space, or set TMPDIR to a folder of your own, with a short path"
+        return Finding("temporary folder", "fail", f"cannot be written: {failure}", hint=hint)
 
 
 def _leftovers() -> Finding:
     try:
         left = {str(roster.folder): len(roster.leftovers()) for roster in abandoned()}
     except ShareComputeError as failure:
-        return Finding("leftovers", "warn", failure.message, mend=failure.mend)
+        return Finding("leftovers", "warn", failure.message, hint=failure.hint)
     if not left:
         return Finding("leftovers", "ok", "nothing is left of runs that were killed")
     return Finding(
         "leftovers",
         "warn",
         f"{sum(left.values())} processes and {len(left)} folders are left of runs that were killed",
-        mend="share-compute doctor --clean ends them; so does the next `share-compute join`",
+        hint="share-compute doctor --clean ends them; so does the next `share-compute join`",
         details={"folders": list(left)},
     )
 
@@ -109,12 +109,12 @@ def _node_ports(settings: Settings) -> Finding:
         within = PortRange.parse(settings.port_range)
         free = within.free()
     except ShareComputeError as failure:
-        return Finding("node ports", "fail", failure.message, mend=failure.mend)
+        return Finding("node ports", "fail", failure.message, hint=failure.hint)
     text = f"Ray nodes use TCP {within}, and {free} of these ports are free; open them between machines"
     if free >= LEAST_FREE_PORTS:
         return Finding("node ports", "ok", text)
-    mend = "end what uses them, or choose other ports with --port-range (SHARE_COMPUTE_PORT_RANGE)"
-    return Finding("node ports", "warn", text, mend=mend)
+    hint = "end what uses them, or choose other ports with --port-range (SHARE_COMPUTE_PORT_RANGE)"
+    return Finding("node ports", "warn", text, hint=hint)
 
 
 def _port(check: str, host: str, port: int) -> Finding:
@@ -123,8 +123,8 @@ def _port(check: str, host: str, port: int) -> Finding:
     try:
         socket.create_server((host, port)).close()
     except OSError as failure:
-        mend = "end what uses it, or set another one"
-        return Finding(check, "fail", f"cannot listen on {host} {port}: {failure.strerror}", mend=mend)
+        hint = "end what uses it, or set another one"
+        return Finding(check, "fail", f"cannot listen on {host} {port}: {failure.strerror}", hint=hint)
     return Finding(check, "ok", f"{port} is free")
 
 
@@ -140,7 +140,7 @@ def _server(target: Target) -> Iterator[Finding]:
     try:
         greeting = greet(url, target.fingerprint)
     except ShareComputeError as failure:
-        yield Finding("server", "fail", failure.message, mend=failure.mend)
+        yield Finding("server", "fail", failure.message, hint=failure.hint)
         return
     yield Finding("server", "ok", f"{url} answers in {greeting.round_trip_s * 1000:.0f} ms")
     yield check_clock(greeting.skew_s)
@@ -153,7 +153,7 @@ def _server(target: Target) -> Iterator[Finding]:
             status = transport.read(Status, "GET", "/status")
         check_versions(status.versions, local_versions())
     except ShareComputeError as failure:
-        yield Finding("server's versions", "fail", failure.message, mend=failure.mend)
+        yield Finding("server's versions", "fail", failure.message, hint=failure.hint)
         return
     yield Finding("server's versions", "ok", "fit ours")
     if status.ray_address is not None:

@@ -45,10 +45,10 @@ class ExportProcesses:
             if status < 0:
                 raise Unavailable(
                     f"the export was ended by signal {-status}; the server may have run out of memory",
-                    mend="try again when the server has more memory to spare",
+                    hint="try again when the server has more memory to spare",
                 )
             raise ShareComputeError(
-                "the export made a mistake", mend="look into the server's log, and report it"
+                "the export made a mistake", hint="look into the server's log, and report it"
             )
         document = json.loads(answer)
         if (problem := document.get("problem")) is not None:

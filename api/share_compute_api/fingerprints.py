@@ -38,7 +38,7 @@ def parse_fingerprint(text: str) -> str:
     if _HEXADECIMAL.fullmatch(plain) is None:
         raise UserError(
             f"{text!r} is not a fingerprint: it is {len(plain)} characters long, not 64 hexadecimal ones",
-            mend="copy the whole invite, or what `share-compute up` shows as fingerprint",
+            hint="copy the whole invite, or what `share-compute up` shows as fingerprint",
         )
     return plain
 
@@ -87,7 +87,7 @@ class _PinnedContext(ssl.SSLContext):
         if not hmac.compare_digest(seen, self.fingerprint):
             raise WrongFingerprint(
                 f"the server has the fingerprint {seen}, not {self.fingerprint}",
-                mend="ask the operator for a new invite if the server has a new key; else somebody else answers there",
+                hint="ask the operator for a new invite if the server has a new key; else somebody else answers there",
                 details={"expected": self.fingerprint, "seen": seen},
             )
 

@@ -102,7 +102,7 @@ class Guesses:
         if wait_s > 0:
             raise TooManyAttempts(
                 "too many wrong keys or invites came from there",
-                mend=f"try again in {ceil(wait_s)} s, with the right one",
+                hint=f"try again in {ceil(wait_s)} s, with the right one",
                 details={"retry_after_s": ceil(wait_s)},
             )
 

@@ -64,7 +64,7 @@ class Identities:
             return None
         except (OSError, ValidationError) as failure:
             raise Unavailable(
-                f"{file} cannot be read: {failure}", mend="delete it, and join with a new invite"
+                f"{file} cannot be read: {failure}", hint="delete it, and join with a new invite"
             ) from failure
 
     def of_host(self, url: str, name: str) -> Identity | None:
@@ -96,7 +96,7 @@ class Identities:
             except BlockingIOError:
                 raise Conflict(
                     f"this machine lends itself to {url} as {name} already",
-                    mend="end the other `share-compute join`, or see `share-compute service status`",
+                    hint="end the other `share-compute join`, or see `share-compute service status`",
                     machine=name,
                 ) from None
             yield

@@ -51,10 +51,10 @@ def read_text(path: Path) -> str:
         return path.read_text(encoding="utf-8")
     except OSError as failure:
         raise UserError(
-            f"{path} cannot be read: {failure.strerror}", mend="check the file's name and its rights"
+            f"{path} cannot be read: {failure.strerror}", hint="check the file's name and its rights"
         ) from failure
     except UnicodeDecodeError as failure:
-        raise UserError(f"{path} is not UTF-8 text", mend="save it as UTF-8") from failure
+        raise UserError(f"{path} is not UTF-8 text", hint="save it as UTF-8") from failure
 
 
 def with_full_paths(spec: AnyNamed, base: Path) -> AnyNamed:

@@ -73,7 +73,7 @@ def resolve_limits(options: JoinOptions) -> Limits:
     if threads > usable_threads():
         raise UserError(
             f"cannot lend {threads} threads: this machine has {usable_threads()}",
-            mend=f"use --cpu-threads {usable_threads()} or less",
+            hint=f"use --cpu-threads {usable_threads()} or less",
         )
     return Limits(
         memory_bytes=memory,
@@ -138,4 +138,4 @@ def check_machine(options: JoinOptions, limits: Limits, find_head: Callable[[], 
     check_listening(options.address or route_address(target)).require()
     sweep()
     found = (check_resolver(), check_walls())
-    return tuple(f"{one.text}; {one.mend}" for one in found if one.state == "warn")
+    return tuple(f"{one.text}; {one.hint}" for one in found if one.state == "warn")

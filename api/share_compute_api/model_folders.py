@@ -29,15 +29,13 @@ def looking(field: str) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError) as failure:
-        raise refused(
-            field, f"it cannot be looked at: {failure}", "mend its rights, or the path"
-        ) from failure
+        raise refused(field, f"it cannot be looked at: {failure}", "fix its rights, or the path") from failure
 
 
-def refused(field: str, problem: str, mend: str) -> UserError:
+def refused(field: str, problem: str, hint: str) -> UserError:
     """Return the error for a field of a job."""
     return UserError(
-        f"{field}: {problem}", mend=mend, details={"fields": [{"field": field, "problem": problem}]}
+        f"{field}: {problem}", hint=hint, details={"fields": [{"field": field, "problem": problem}]}
     )
 
 
@@ -59,7 +57,7 @@ class Problems:
         except UserError as failure:
             named = failure.details.get("fields")
             self._found.append(
-                failure if named or not field else refused(field, failure.message, failure.mend or "")
+                failure if named or not field else refused(field, failure.message, failure.hint or "")
             )
 
     def require_none(self) -> None:
@@ -73,10 +71,10 @@ class Problems:
             for failure in self._found
             for one in failure.details.get("fields") or [{"field": "", "problem": failure.message}]
         ]
-        mends = dict.fromkeys(failure.mend for failure in self._found if failure.mend)
+        hints = dict.fromkeys(failure.hint for failure in self._found if failure.hint)
         raise UserError(
             "; ".join(failure.message for failure in self._found),
-            mend="; ".join(mends),
+            hint="; ".join(hints),
             details={"fields": fields},
         )
 
@@ -86,9 +84,7 @@ def require_path(path: Path, field: str) -> None:
     if not path.is_absolute():
         raise refused(field, f"{path} is a relative path", "write paths on the server in full")
     if not path.exists():
-        raise refused(
-            field, f"{path} does not exist on the server", "copy it to the server, or mend the path"
-        )
+        raise refused(field, f"{path} does not exist on the server", "copy it to the server, or fix the path")
 
 
 def check_model_folder(folder: Path, field: str) -> None:
@@ -181,7 +177,7 @@ def largest_token_id(folder: Path, field: str, processes: IsolatedProcesses) -> 
     try:
         return processes.ask(FindLargestId(file=folder / "tokenizer.json")).largest
     except UserError as failure:
-        raise refused(field, failure.message, failure.mend or "save the tokenizer again") from failure
+        raise refused(field, failure.message, failure.hint or "save the tokenizer again") from failure
 
 
 def check_token_ids(largest: int | None, vocab_size: int | None, field: str) -> None:
@@ -213,9 +209,7 @@ def read_json(path: Path, field: str) -> dict[str, Any]:
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as failure:
-        raise refused(
-            field, f"{path.name} cannot be read: {failure}", "mend or replace the file"
-        ) from failure
+        raise refused(field, f"{path.name} cannot be read: {failure}", "fix or replace the file") from failure
     if not isinstance(data, dict):
-        raise refused(field, f"{path.name} is not a JSON object", "mend or replace the file")
+        raise refused(field, f"{path.name} is not a JSON object", "fix or replace the file")
     return data

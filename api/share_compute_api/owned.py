@@ -27,7 +27,7 @@ def require_results(store: Store, job_id: str, caller: ApiKeyRecord) -> JobRecor
     if job is None or not caller.owns(job.owner):
         raise NotFound(
             f"there is no job {job_id} with results that this key may read",
-            mend="share-compute jobs lists jobs; their results are for the key that submitted them, and for admins",
+            hint="share-compute jobs lists jobs; their results are for the key that submitted them, and for admins",
             job=job_id,
         )
     return job

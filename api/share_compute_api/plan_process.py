@@ -110,7 +110,7 @@ class PlanProcesses:
         if self.under_way > self._most_under_way:
             raise Unavailable(
                 f"{self.under_way - 1} plans are being made or wait for their turn",
-                mend=f"ask again in a minute, or {_ALONE}",
+                hint=f"ask again in a minute, or {_ALONE}",
             )
         has_begun = False
         try:
@@ -121,21 +121,21 @@ class PlanProcesses:
             if not has_begun:
                 raise Unavailable(
                     f"the plans of others took all of {self._timeout_s:g} s",
-                    mend=f"ask again in a minute, or {_ALONE}",
+                    hint=f"ask again in a minute, or {_ALONE}",
                 ) from None
             raise Unavailable(
                 f"no plan was found within {self._timeout_s:g} s",
-                mend=f"ask for fewer machines or pools, or {_ALONE}",
+                hint=f"ask for fewer machines or pools, or {_ALONE}",
             ) from None
         if status != 0:
             _log.error("a plan failed with status %d: %s", status, complaints[-_SHOWN_CHARACTERS:])
             if status < 0:
                 raise Unavailable(
                     f"the planner was ended by signal {-status}; it may have run out of memory",
-                    mend=f"try again, or {_ALONE}",
+                    hint=f"try again, or {_ALONE}",
                 )
             raise ShareComputeError(
-                "the planner made a mistake", mend="look into the server's log, and report it"
+                "the planner made a mistake", hint="look into the server's log, and report it"
             )
         document = json.loads(answer)
         if (problem := document.get("problem")) is not None:

@@ -120,7 +120,7 @@ def main() -> None:
             f"planning this takes more than the {bytes_text(memory_bytes)} of memory that the server gives it"
         )
         alone = "plan on your own: share-compute plan --topology FILE"
-        _refuse(Unavailable(needed, mend=f"ask for fewer machines or layers, or {alone}"), answer)
+        _refuse(Unavailable(needed, hint=f"ask for fewer machines or layers, or {alone}"), answer)
     else:
         json.dump({"report": report.model_dump(mode="json")}, answer)
 

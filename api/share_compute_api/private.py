@@ -29,7 +29,7 @@ def require_private(request: Request, settings: Settings) -> None:
         return
     raise InsecureTransport(
         "the cluster's token is not sent over plain HTTP to another machine; the invite stays unused",
-        mend=MEND,
+        hint=MEND,
     )
 
 
@@ -52,7 +52,7 @@ def require_private_url(url: str) -> None:
     if parts.scheme.lower() == "http" and not _is_here(parts.hostname or ""):
         raise InsecureTransport(
             f"{url} is plain HTTP to another machine: others on the way could read the cluster's token",
-            mend=MEND,
+            hint=MEND,
         )
 
 

@@ -16,7 +16,7 @@ from share_compute.field_errors import MOST_NAMED, cut, field_name, told
 
 MEDIA_TYPE = "application/problem+json"
 _HTTP = {
-    400: ("bad-request", "mend the body"),
+    400: ("bad-request", "fix the body"),
     404: ("not-found", "see /api/v1/openapi.json for what there is"),
     405: ("method-not-allowed", "see /api/v1/openapi.json for what is"),
     413: ("body-too-large", "send less; a job names its data by path, or as an upload"),
@@ -39,7 +39,7 @@ class Problem(BaseModel):
                     "detail": "there is no job job-k3v7q2ma",
                     "instance": "/api/v1/jobs/job-k3v7q2ma",
                     "code": "not-found",
-                    "mend": "share-compute jobs lists them",
+                    "hint": "share-compute jobs lists them",
                 }
             ]
         },
@@ -55,7 +55,7 @@ class Problem(BaseModel):
     """Path of the request."""
     code: str
     """Stable name of this kind of problem."""
-    mend: str | None = None
+    hint: str | None = None
     """Hint: an action that the caller can take."""
     job: str | None = None
     step: int | None = None
@@ -129,7 +129,7 @@ def _invalid(request: Request, failure: Exception) -> JSONResponse:
         UserError.status,
         UserError.code,
         told(fields, len(errors)),
-        mend="mend these fields of the request",
+        hint="fix these fields of the request",
         details={"fields": fields},
     )
 
@@ -137,13 +137,13 @@ def _invalid(request: Request, failure: Exception) -> JSONResponse:
 def _http(request: Request, failure: Exception) -> JSONResponse:
     assert isinstance(failure, HTTPException)
     status = HTTPStatus(failure.status_code)
-    code, mend = _HTTP.get(status.value, (f"http-{status.value}", "see the detail"))
+    code, hint = _HTTP.get(status.value, (f"http-{status.value}", "see the detail"))
     detail = failure.detail
     if status is HTTPStatus.NOT_FOUND:
         detail = f"there is nothing at {request.url.path}"
     elif status is HTTPStatus.METHOD_NOT_ALLOWED:
         detail = f"{request.method} is not possible here"
-    return problem_response(request, status.value, code, detail, dict(failure.headers or {}), mend=mend)
+    return problem_response(request, status.value, code, detail, dict(failure.headers or {}), hint=hint)
 
 
 def _unexpected(request: Request, failure: Exception) -> JSONResponse:
@@ -154,5 +154,5 @@ def _unexpected(request: Request, failure: Exception) -> JSONResponse:
         500,
         ShareComputeError.code,
         "the server made a mistake",
-        mend="look into the server's log, and report it",
+        hint="look into the server's log, and report it",
     )

@@ -80,7 +80,7 @@ def require_reachable(
                 found = dial(DialRequest(address=ip_address(address), ports=ports, greeting=greeting.hex()))
         except OSError as failure:
             raise ContributorLost(
-                f"a TCP port of this machine was taken: {failure}", mend="it tries other ports"
+                f"a TCP port of this machine was taken: {failure}", hint="it tries other ports"
             ) from failure
         judged = judge(found, address)
         if judged.problem is None:
@@ -91,7 +91,7 @@ def require_reachable(
             time.sleep(_PAUSE_S)
     raise UserError(
         problem,
-        mend=f"open TCP ports {port_range} of this machine to the server and the other machines; behind NAT, connect "
+        hint=f"open TCP ports {port_range} of this machine to the server and the other machines; behind NAT, connect "
         "the machines by an overlay network (such as WireGuard), and give this one's address there with --address",
     )
 

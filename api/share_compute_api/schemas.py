@@ -147,7 +147,7 @@ class Alert(View):
     """error: something does not work. warning: something may soon stop working."""
     text: str
     """Description of the condition."""
-    mend: str | None = None
+    hint: str | None = None
     """Hint: an action that the operator can take."""
     since: datetime | None = None
     """Time at which the condition began; null if it was not recorded."""
@@ -491,7 +491,7 @@ class SpecCheck(View):
     """Kind of the job or deployment; null if it cannot be read."""
     problems: list[FieldProblem]
     """Errors; empty if the specification would be accepted."""
-    mend: str | None = None
+    hint: str | None = None
     """Hint: an action that the caller can take."""
 
 

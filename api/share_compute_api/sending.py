@@ -33,7 +33,7 @@ def files_below(path: Path) -> list[tuple[str, Path]]:
     ]
     if not found:
         raise UserError(
-            f"{path} has no file to send" if path.is_dir() else f"{path} does not exist", mend="mend the path"
+            f"{path} has no file to send" if path.is_dir() else f"{path} does not exist", hint="fix the path"
         )
     return found
 
@@ -78,7 +78,7 @@ def _require_room(transport: Transport, size_bytes: int) -> None:
     if size_bytes > left:
         raise TooLarge(
             f"{bytes_text(size_bytes)} are more than the {bytes_text(max(left, 0))} that the server has room for",
-            mend="remove uploads that nobody needs: share-compute uploads list",
+            hint="remove uploads that nobody needs: share-compute uploads list",
         )
 
 
@@ -97,9 +97,9 @@ def _send_file(transport: Transport, url: str, file: Path, progress: Callable[[i
         headers = {"Content-Length": str(file.stat().st_size), "Content-Type": "application/octet-stream"}
         arrived = transport.read(UploadFile, "PUT", url, content=pieces(), headers=headers)
     except OSError as failure:
-        raise UserError(f"{file} cannot be read: {failure.strerror}", mend="mend its rights") from failure
+        raise UserError(f"{file} cannot be read: {failure.strerror}", hint="fix its rights") from failure
     if arrived.sha256 != found.hexdigest():
-        raise Unavailable(f"{file} did not arrive as it was sent", mend="send it again")
+        raise Unavailable(f"{file} did not arrive as it was sent", hint="send it again")
 
 
 def _forget(transport: Transport, upload: UploadView) -> None:

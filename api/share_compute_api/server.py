@@ -144,7 +144,7 @@ def _open_store(settings: Settings, stack: ExitStack) -> Store:
     except CommandError as failure:
         raise Conflict(
             f"this version of share-compute cannot read its database: {failure}",
-            mend="install the newest version that ran with it, or choose another --data-folder",
+            hint="install the newest version that ran with it, or choose another --data-folder",
         ) from failure
     store.hold()
     return store
@@ -212,12 +212,12 @@ def _listen(host: str, port: int) -> socket.socket:
         listener = socket.create_server((host, port), family=family, backlog=512)
     except PermissionError as failure:
         raise UserError(
-            f"port {port} needs more rights", mend="choose a port above 1023 with --port"
+            f"port {port} needs more rights", hint="choose a port above 1023 with --port"
         ) from failure
     except (OSError, OverflowError) as failure:
         raise Conflict(
             f"cannot listen on {host} port {port}: {getattr(failure, 'strerror', None) or failure}",
-            mend="end what uses it, or choose another one with --port (0 picks a free one)",
+            hint="end what uses it, or choose another one with --port (0 picks a free one)",
             details={"host": host, "port": port},
         ) from failure
     # asyncio sets TCP_NODELAY only on sockets that were made with an explicit protocol. Without it the second write of

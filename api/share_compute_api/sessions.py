@@ -95,5 +95,5 @@ class Sessions:
 def _unusable(file: Path, failure: OSError) -> Unavailable:
     return Unavailable(
         f"the file {file} cannot be used: {failure.strerror}",
-        mend="let the server read and write its data folder, or sign in by API key alone",
+        hint="let the server read and write its data folder, or sign in by API key alone",
     )

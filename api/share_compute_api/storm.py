@@ -60,7 +60,7 @@ def gusts(seed: int, mtbf_s: float, seconds: float, kinds: Sequence[StormKind]) 
         UserError: no kind was given.
     """
     if not kinds:
-        raise UserError("a storm without failures", mend=f"give some of {', '.join(STORM_KINDS)}")
+        raise UserError("a storm without failures", hint=f"give some of {', '.join(STORM_KINDS)}")
     random = Random(seed)  # noqa: S311 - nothing secret
     after_s = random.expovariate(1 / mtbf_s)
     while after_s < seconds:

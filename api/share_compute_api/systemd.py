@@ -88,13 +88,13 @@ def systemctl(*words: str) -> str:
     """
     if shutil.which("systemctl") is None:
         raise Unavailable(
-            "this machine has no systemd", mend="run `share-compute join` from another supervisor of services"
+            "this machine has no systemd", hint="run `share-compute join` from another supervisor of services"
         )
     done = _run("systemctl", "--user", *words)
     if done.returncode != 0:
         raise Unavailable(
             f"systemctl --user {' '.join(words)} failed: {done.stderr.strip() or done.returncode}",
-            mend="log in as this user itself, not by su or sudo: systemd must run for it",
+            hint="log in as this user itself, not by su or sudo: systemd must run for it",
         )
     return done.stdout
 

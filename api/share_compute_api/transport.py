@@ -73,12 +73,12 @@ class Transport:
             if (untrusted := _verification_error(failure)) is not None:
                 raise UntrustedCertificate(
                     f"the certificate of {self.target.url} is not trusted: {untrusted.verify_message}",
-                    mend="give the server's fingerprint, which `share-compute up` shows (SHARE_COMPUTE_FINGERPRINT), "
+                    hint="give the server's fingerprint, which `share-compute up` shows (SHARE_COMPUTE_FINGERPRINT), "
                     "or name a file with the authority's certificate (SSL_CERT_FILE)",
                 ) from failure
             raise Unavailable(
                 f"no share-compute server answers at {self.target.url}: {failure or type(failure).__name__}",
-                mend="check the URL (http or https), that the server runs (`share-compute up`), and firewalls between",
+                hint="check the URL (http or https), that the server runs (`share-compute up`), and firewalls between",
             ) from failure
 
     def close(self) -> None:
@@ -115,7 +115,7 @@ def raise_for_problem(response: httpx.Response) -> None:
         kind: type[ShareComputeError] = Unavailable if response.is_server_error else UserError
         raise kind(
             f"{response.url} answered {response.status_code} {response.reason_phrase}",
-            mend="check that the URL is that of a share-compute server",
+            hint="check that the URL is that of a share-compute server",
         ) from None
     raise error_of(
         code, detail, problem, unknown=ShareComputeError if response.is_server_error else UserError
@@ -123,4 +123,4 @@ def raise_for_problem(response: httpx.Response) -> None:
 
 
 def _bad_url(url: str) -> UserError:
-    return UserError(f"{url!r} is not a URL of a server", mend="write it like http://192.0.2.1:8700")
+    return UserError(f"{url!r} is not a URL of a server", hint="write it like http://192.0.2.1:8700")

@@ -37,6 +37,6 @@ def check_versions(server: Versions, joining: Versions) -> None:
         if wanted.split("+")[0].split(".")[:parts] != given.split("+")[0].split(".")[:parts]:
             raise VersionMismatch(
                 f"the server runs {name} {wanted}, the joining machine {given}",
-                mend=_MENDS[name].format(wanted=wanted),
+                hint=_MENDS[name].format(wanted=wanted),
                 details={"name": name, "server": wanted, "joining": given},
             )

@@ -34,7 +34,7 @@
         └── LinkLost           the server's host was cut off from all others; its jobs' members continue later
 
 Each class stands for one reaction of the caller. Each error has one sentence about what happened and one hint
-(``mend``), and the job, step and machine where they are known. Errors of Ray, sockets and torch are each translated
+(``hint``), and the job, step and machine where they are known. Errors of Ray, sockets and torch are each translated
 to these in one place.
 """
 
@@ -49,7 +49,7 @@ class ShareComputeError(Exception):
 
     Args:
         message: one sentence about what happened; it needs no trailing full stop.
-        mend: hint that the reader can act on.
+        hint: hint that the reader can act on.
         job: id of the job concerned.
         step: training step at which it happened.
         machine: name of the contributor concerned.
@@ -67,7 +67,7 @@ class ShareComputeError(Exception):
         self,
         message: str,
         *,
-        mend: str | None = None,
+        hint: str | None = None,
         job: str | None = None,
         step: int | None = None,
         machine: str | None = None,
@@ -75,7 +75,7 @@ class ShareComputeError(Exception):
     ) -> None:
         super().__init__(message)
         self.message = message
-        self.mend = mend
+        self.hint = hint
         self.job = job
         self.step = step
         self.machine = machine
@@ -88,7 +88,7 @@ class ShareComputeError(Exception):
     def facts(self) -> dict[str, Any]:
         """Return the fields that are set, except the message."""
         known = {
-            "mend": self.mend,
+            "hint": self.hint,
             "job": self.job,
             "step": self.step,
             "machine": self.machine,
@@ -307,7 +307,7 @@ class WrongTensor(VerificationFailed):
             f"{machine} sent a wrong tensor: {what}",
             machine=machine,
             step=step,
-            mend=f"check the memory and the software of {machine}; the job goes on without it",
+            hint=f"check the memory and the software of {machine}; the job goes on without it",
             details={"worker": worker, "what": what},
         )
 
@@ -381,7 +381,7 @@ def as_ours(failure: Exception) -> ShareComputeError:
         return failure
     return ShareComputeError(
         f"{type(failure).__name__}: {failure}",
-        mend="look at the job's log; if the cause is not yours, report it",
+        hint="look at the job's log; if the cause is not yours, report it",
     )
 
 
@@ -400,7 +400,7 @@ def error_of(
         facts: further fields of the error; unknown keys are ignored.
         unknown: class to use if no error class has this code.
     """
-    known = {name: facts.get(name) for name in ("mend", "job", "step", "machine", "details")}
+    known = {name: facts.get(name) for name in ("hint", "job", "step", "machine", "details")}
     return _kinds().get(code, unknown)(detail, **known)
 
 

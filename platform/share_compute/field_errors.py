@@ -14,10 +14,10 @@ _MOST_CHARACTERS = 300
 """Maximum length of a field's name, and of the problem with it."""
 
 
-def invalid(failure: ValidationError, mend: str) -> UserError:
+def invalid(failure: ValidationError, hint: str) -> UserError:
     """Return the error for a document that pydantic refuses; ``details`` has the wrong fields."""
     fields = field_errors(failure)
-    return UserError(told(fields, failure.error_count()), mend=mend, details={"fields": fields})
+    return UserError(told(fields, failure.error_count()), hint=hint, details={"fields": fields})
 
 
 def field_errors(failure: ValidationError) -> list[dict[str, str]]:

@@ -86,7 +86,7 @@ def read_yaml(text: str, what: str, most_bytes: int = MOST_BYTES) -> Any:
     if size_bytes > most_bytes:
         raise UserError(
             f"the {what} has {bytes_text(size_bytes)} of YAML; at most {bytes_text(most_bytes)} are read",
-            mend="make it shorter, or write it as JSON, which may be longer",
+            hint="make it shorter, or write it as JSON, which may be longer",
         )
     try:
         return _PlainLoader(text).get_single_data()
@@ -98,7 +98,7 @@ def read_yaml(text: str, what: str, most_bytes: int = MOST_BYTES) -> Any:
         line = f" at line {min(where.line + 1, last)}, column {where.column + 1}" if where else ""
         problem = getattr(failure, "problem", None) or str(failure).partition("\n")[0]
         raise UserError(
-            f"the {what} is not valid YAML{line}: {problem}", mend="check its indentation and quotes"
+            f"the {what} is not valid YAML{line}: {problem}", hint="check its indentation and quotes"
         ) from failure
 
 
@@ -117,12 +117,12 @@ def read_json(text: str, what: str) -> Any:
     except json.JSONDecodeError as failure:
         raise UserError(
             f"the {what} is not valid JSON at line {failure.lineno}, column {failure.colno}: {failure.msg}",
-            mend="mend the JSON",
+            hint="fix the JSON",
         ) from failure
     except RecursionError as failure:
-        raise UserError(f"the {what} is nested too deeply", mend="flatten it") from failure
+        raise UserError(f"the {what} is nested too deeply", hint="flatten it") from failure
     except ValueError as failure:  # a number with thousands of digits, or a duplicate key
-        raise UserError(f"the {what} is not valid JSON: {failure}", mend="mend the JSON") from failure
+        raise UserError(f"the {what} is not valid JSON: {failure}", hint="fix the JSON") from failure
 
 
 def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -217,26 +217,26 @@ def check_kind(data: Any) -> dict[str, Any]:
         UserError: the data is empty, of another kind, or of another version.
     """
     if data is None:
-        raise UserError("the topology is empty", mend=_EXAMPLE)
+        raise UserError("the topology is empty", hint=_EXAMPLE)
     if not isinstance(data, dict):
-        raise UserError(f"a topology is a mapping of keys, not {type(data).__name__}", mend=_EXAMPLE)
+        raise UserError(f"a topology is a mapping of keys, not {type(data).__name__}", hint=_EXAMPLE)
     if data.get("kind") != KIND:
         found = f"is of kind {data['kind']!r}" if "kind" in data else "does not say its kind"
         raise UserError(
             f"this {found}; a topology says kind: {KIND}",
-            mend=f"give a topology, e.g. what `share-compute topology` writes; or {_EXAMPLE}",
+            hint=f"give a topology, e.g. what `share-compute topology` writes; or {_EXAMPLE}",
         )
     version = data.get("version")
     if version is None:
-        raise UserError("the topology's version is missing", mend=f"add version: {VERSION}")
+        raise UserError("the topology's version is missing", hint=f"add version: {VERSION}")
     if isinstance(version, bool) or not isinstance(version, int):
         raise UserError(
-            f"a topology's version is a whole number, not {version!r}", mend=f"write version: {VERSION}"
+            f"a topology's version is a whole number, not {version!r}", hint=f"write version: {VERSION}"
         )
     if version != VERSION:
         raise UserError(
             f"this topology is of version {version!r}; share-compute {__version__} reads version {VERSION}",
-            mend="write it again with `share-compute topology` of this release, or use the release that wrote it",
+            hint="write it again with `share-compute topology` of this release, or use the release that wrote it",
             details={"version": version, "known_version": VERSION},
         )
     return data
@@ -256,7 +256,7 @@ def parse_topology(data: Any) -> Topology:
         named = [{**item, "field": _shown(item["field"], data)} for item in problems]
         raise UserError(
             told(named, failure.error_count()),
-            mend="mend these fields of the topology",
+            hint="fix these fields of the topology",
             details={"fields": problems},
         ) from failure
 

@@ -343,7 +343,7 @@ def test_an_owner_without_the_shard_is_asked_again(follow: Callable[..., Followe
         def outline(self, shard: ShardRange) -> Outline:
             self.asked += 1
             if self.asked == 1:
-                raise StaleEpoch("the shard is not here any more", mend="nothing")
+                raise StaleEpoch("the shard is not here any more", hint="nothing")
             return super().outline(shard)
 
     trainer.let_copy(Late)
@@ -366,7 +366,7 @@ def test_another_owner_goes_on_where_one_was_lost(
             if len(asked) == 3:
                 is_silent.set()
                 assert ended.wait(10.0)
-                raise StaleEpoch("nobody wants this copy any more", mend="nothing")
+                raise StaleEpoch("nobody wants this copy any more", hint="nothing")
             return super().copy(shard, names)
 
     lost = Mortal(lambda work: work(), lambda: (trainer.runner, trainer.step))

@@ -203,7 +203,7 @@ def test_a_damaged_checkpoint_is_passed_over(
     assert lost.outcome == "failed"
     assert "no checkpoint of the job is whole" in lost.reason
     assert lost.error is not None
-    assert "put a whole copy" in lost.error["mend"]
+    assert "put a whole copy" in lost.error["hint"]
 
 
 def test_a_disk_that_cannot_be_written_ends_the_job(
@@ -214,4 +214,4 @@ def test_a_disk_that_cannot_be_written_ends_the_job(
     assert ended.outcome == "failed"
     assert f"cannot write {tmp_path / 'checkpoints' / 'step-00000004'}" in ended.reason
     assert ended.error is not None
-    assert "disk" in ended.error["mend"]
+    assert "disk" in ended.error["hint"]

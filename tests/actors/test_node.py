@@ -92,7 +92,7 @@ def test_a_node_joins_only_with_the_token(
     rosters[1].stop(node.child)
     with pytest.raises(ShareComputeError) as refused:
         start_node(rosters[1], access(head, token="0" * 64), LIMITS, ports)
-    assert refused.value.mend
+    assert refused.value.hint
     assert not rosters[1].leftovers()
 
 
@@ -111,7 +111,7 @@ def test_a_taken_port_is_named(tmp_path: Path, rosters: list[Roster], start_head
         port = taken.getsockname()[1]
         with pytest.raises(Conflict, match=str(port)) as refused:
             start_head(Settings(data_folder=tmp_path, ray_port=port), rosters[0], "127.0.0.1")
-    assert refused.value.mend
+    assert refused.value.hint
 
 
 @pytest.mark.thorough

@@ -66,7 +66,7 @@ def test_a_machine_whose_pieces_are_always_damaged_is_named() -> None:
     with pytest.raises(ContributorLost, match=r"machine-1 saves arrived damaged 3 times") as lost:
         fetched(ask)
     assert lost.value.machine == "machine-1"
-    assert lost.value.mend
+    assert lost.value.hint
 
 
 def test_a_copy_stays_what_it_was() -> None:

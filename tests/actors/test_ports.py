@@ -28,7 +28,7 @@ def test_ranges_are_read_and_bad_ones_are_named() -> None:
     for text in ("", "24000", "24999-24000", "80-1000", "65000-70000", "24000-24010", "a-b", "1-2-3"):
         with pytest.raises(UserError, match="no range") as refused:
             PortRange.parse(text)
-        assert "24000-25999" in (refused.value.mend or "")
+        assert "24000-25999" in (refused.value.hint or "")
 
 
 def test_nodes_never_share_ports_and_give_them_back(small: PortRange) -> None:

@@ -48,7 +48,7 @@ def test_a_head_that_is_blocked_is_found_before_the_invite_is_used():
     blocked = check_head(address)
     assert blocked.state == "fail"
     assert address in blocked.text
-    assert blocked.mend
+    assert blocked.hint
 
 
 def test_an_address_of_another_machine_is_refused():
@@ -63,7 +63,7 @@ def test_a_resolver_that_does_not_answer_is_found(monkeypatch: pytest.MonkeyPatc
         found = check_resolver()
     ended.set()
     assert found.state == "warn"
-    assert found.mend
+    assert found.hint
 
 
 def test_a_resolver_that_knows_no_such_name_is_fine(monkeypatch: pytest.MonkeyPatch):
@@ -88,6 +88,6 @@ def test_what_is_no_size_is_refused(text: str):
 def test_a_system_that_confines_nothing_is_told_of(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(preflight, "landlock_version", lambda: 0)
     found = check_walls()
-    assert (found.state, "seccomp" in (found.mend or "")) == ("warn", True)
+    assert (found.state, "seccomp" in (found.hint or "")) == ("warn", True)
     monkeypatch.setattr(preflight, "landlock_version", lambda: 1)
     assert check_walls().state == "ok"

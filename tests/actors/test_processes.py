@@ -161,7 +161,7 @@ def test_a_child_that_cannot_be_written_down_is_not_left_running(roster: Roster)
     before = psutil.Process().children()
     with pytest.raises(Unavailable, match="cannot be started") as refused:
         roster.start("child", python(SLEEPER), environment={})
-    assert refused.value.mend
+    assert refused.value.hint
     assert not [child for child in psutil.Process().children() if is_alive(child) and child not in before]
 
 
@@ -226,4 +226,4 @@ def test_a_temporary_folder_that_cannot_be_written_is_said(own_root: Path):
     for action in (sweep, lambda: open_run_folder("key")):
         with pytest.raises(Unavailable, match="cannot be written") as refused:
             action()
-        assert refused.value.mend
+        assert refused.value.hint

@@ -153,7 +153,7 @@ def test_a_file_of_another_shape_is_begun_anew(tmp_path: Path, record: Open) -> 
 def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     with pytest.raises(Unavailable, match=r"steps.sqlite3 cannot be written") as caught:
         StepRecord(tmp_path / "missing", 1)
-    assert caught.value.mend
+    assert caught.value.hint
 
 
 def test_where_training_stands_after_a_takeover(record: Open) -> None:

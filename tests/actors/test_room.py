@@ -54,7 +54,7 @@ def test_what_lies_in_memory_counts_as_lent_memory() -> None:
     room.take(300 * MIB)
     with pytest.raises(Unavailable, match="300 MiB more in /dev/shm, which is memory") as refused:
         room.take(300 * MIB)
-    assert "TMPDIR" in refused.value.mend
+    assert "TMPDIR" in refused.value.hint
     room.give_back(300 * MIB)
     room.take(300 * MIB)
 

@@ -114,7 +114,7 @@ def test_versions_that_do_not_work_together_are_told_and_others_are_not(pool: Po
     (alert,) = find_alerts(pool.context)
     assert alert.kind == "versions-differ"
     assert "machine ash does not fit: the server runs torch" in alert.text
-    assert alert.mend
+    assert alert.hint
 
 
 def test_a_job_that_waits_is_told_with_its_reason(pool: Pool, digits: dict[str, Any]) -> None:
@@ -151,10 +151,10 @@ def test_a_failed_job_is_told_first_and_for_an_hour(pool: Pool, digits: dict[str
     pool.store.contributors.set_state(pool.join("ash"), ContributorState.lost, "its node died")
     job = pool.store.jobs.create(parse_job(digits))
     begun = pool.store.jobs.begin(job.id, [])
-    ended = AttemptEnded(outcome="failed", reason="the loss is not finite", error={"mend": "lower the rate"})
+    ended = AttemptEnded(outcome="failed", reason="the loss is not finite", error={"hint": "lower the rate"})
     pool.store.progress.record(job.id, begun.attempt, [ended])
     first, second = find_alerts(pool.context)
-    assert (first.kind, first.severity, first.mend) == ("job-failed", "error", "lower the rate")
+    assert (first.kind, first.severity, first.hint) == ("job-failed", "error", "lower the rate")
     assert second.kind == "machine-lost"
     pool.wait(REMEMBERED)
     assert pool.kinds() == []

@@ -114,7 +114,7 @@ def test_an_offer_that_did_not_arrive_is_made_again(store: Store, tmp_path: Path
     async def story(pool: Pool) -> None:
         ada, job_id = pool.contributor("ada"), pool.submit()
         attempt = await training(pool, job_id, ada)
-        attempt.refusals.append(Unavailable("Ray is busy", mend="wait"))
+        attempt.refusals.append(Unavailable("Ray is busy", hint="wait"))
         grace = pool.contributor("grace")
         assert await offered(attempt) == {ada, grace}
         assert attempt.refusals == []

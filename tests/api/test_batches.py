@@ -420,7 +420,7 @@ def test_a_batch_fails_with_the_deployment_that_it_has_for_itself(house: House, 
             for _ in range(2):
                 await house.until(lambda: house.store.deployments.by_name(job.id))
                 made = house.store.deployments.get(job.id)
-                error = {"mend": "join a larger machine"}
+                error = {"hint": "join a larger machine"}
                 house.store.deployments.set_state(
                     made.id, DeploymentState.failed, "it is too large", error=error
                 )
@@ -428,7 +428,7 @@ def test_a_batch_fails_with_the_deployment_that_it_has_for_itself(house: House, 
                 over = house.store.jobs.get(job.id)
                 assert over.reason == "its deployment is failed: it is too large"
                 assert over.error is not None
-                assert over.error["mend"] == "join a larger machine"
+                assert over.error["hint"] == "join a larger machine"
                 house.store.jobs.resume(job.id)
 
     asyncio.run(main())

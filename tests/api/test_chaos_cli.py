@@ -136,7 +136,7 @@ def test_a_server_lets_nothing_fail_unless_it_was_told_to(client: Client, plane:
     play(plane, job.id, RUNS, step(1))
     with pytest.raises(UserError, match="does not let jobs fail on purpose") as refused:
         client.make_failure(job.id, "kill", "c-1")
-    assert "--allow-failures" in (refused.value.mend or "")
+    assert "--allow-failures" in (refused.value.hint or "")
 
 
 @pytest.fixture

@@ -60,7 +60,7 @@ def step(number: int) -> StepCommitted:
 def error(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
     assert "Traceback" not in done.stderr
     document: dict[str, Any] = json.loads(done.stderr)["error"]
-    assert document["mend"]
+    assert document["hint"]
     return document
 
 
@@ -106,7 +106,7 @@ def test_a_jobs_life_from_the_terminal(plane: Any, run: Run, job_file: Path, tmp
 def test_the_exit_code_tells_how_a_followed_job_ended(plane: Any, run: Run, job_file: Path) -> None:
     job_id = json.loads(run("submit", str(job_file), "--json").stdout)["id"]
     lost = AttemptEnded(
-        outcome="failed", reason="ada was lost", error={"code": "contributor-lost", "mend": "resume it"}
+        outcome="failed", reason="ada was lost", error={"code": "contributor-lost", "hint": "resume it"}
     )
     play(plane, job_id, step(1), lost)
     failed = run("logs", "-f", job_id)
@@ -127,7 +127,7 @@ def test_a_job_comes_from_standard_input_and_paths_from_its_folder(run: Run, tmp
     assert json.loads(done.stdout)["spec"]["data"]["files"] == [str(tmp_path / "corpus.txt")]
 
 
-def test_errors_are_one_line_a_mend_and_an_exit_code(run: Run, tmp_path: Path) -> None:
+def test_errors_are_one_line_a_hint_and_an_exit_code(run: Run, tmp_path: Path) -> None:
     missing = run("show", "job-none")
     assert missing.returncode == 3
     assert missing.stdout == ""
@@ -186,7 +186,7 @@ def test_the_key_in_use_is_revoked_only_after_a_question(plane: Any, run: Run) -
     _, key = plane.store.keys.create("second", [Scope.admin])
     own = json.loads(run("keys", "list", "--json", SHARE_COMPUTE_API_KEY=key).stdout)[-1]["id"]
     asked = run("keys", "revoke", own, "--json", SHARE_COMPUTE_API_KEY=key)
-    assert (asked.returncode, "--yes" in error(asked)["mend"]) == (2, True)
+    assert (asked.returncode, "--yes" in error(asked)["hint"]) == (2, True)
     assert plane.store.keys.verify(key) is not None
     assert run("keys", "revoke", own, "--yes", SHARE_COMPUTE_API_KEY=key).returncode == 0
     assert plane.store.keys.verify(key) is None

@@ -195,7 +195,7 @@ def test_of_two_measurements_of_one_machine_the_later_counts(settings: Settings)
 @pytest.mark.parametrize(
     ("failure", "reason"),
     [
-        (ContributorLost("its node is gone", mend="join again"), "its node is gone"),
+        (ContributorLost("its node is gone", hint="join again"), "its node is gone"),
         (ValueError("no JSON"), "it could not be measured: ValueError"),
     ],
 )
@@ -224,7 +224,7 @@ def test_who_measures_what_no_machine_can_have_is_given_up(settings: Settings) -
 
 def test_who_cannot_be_started_is_given_up(settings: Settings) -> None:
     async def story(pool: Pool) -> None:
-        pool.refusal = ContributorLost("its node is gone", mend="join again")
+        pool.refusal = ContributorLost("its node is gone", hint="join again")
         assert (await pool.until(pool.arrive("ada"), "lost")).reason == "its node is gone"
 
     run(settings, story)
@@ -519,7 +519,7 @@ def test_a_machine_is_measured_again_on_request_but_not_while_it_works(settings:
 def test_what_cannot_be_measured_again_keeps_its_figures(settings: Settings) -> None:
     async def story(pool: Pool) -> None:
         ada, machine = await pool.ready("ada")
-        answer_anew(machine, ContributorLost("its actor died", mend="none"))
+        answer_anew(machine, ContributorLost("its actor died", hint="none"))
         pool.measurements.want(ada)
         await pool.look()
         record = pool.store.contributors.get(ada)

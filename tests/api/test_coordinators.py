@@ -87,7 +87,7 @@ def test_who_is_dead_is_lost() -> None:
     async def story() -> None:
         with pytest.raises(ContributorLost, match="coordinator died") as caught:
             await RayAttempt("job-1", FOLDER, Actor(DIED)).events(0, 0.0)
-        assert caught.value.mend == "share-compute resume job-1"
+        assert caught.value.hint == "share-compute resume job-1"
 
     asyncio.run(story())
 

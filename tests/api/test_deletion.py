@@ -207,7 +207,7 @@ def test_backup_and_restore_at_the_command_line(tmp_path: Path, plane: Any, run:
     backup = json.loads(made.stdout)["path"]
     assert Path(backup).parent == plane.settings.data_folder / "backups"
     unasked = run("restore", backup, "--data-folder", folder, "--json")
-    assert (unasked.returncode, error(unasked)["mend"]) == (2, "pass --yes")
+    assert (unasked.returncode, error(unasked)["hint"]) == (2, "pass --yes")
     plane.store.hold()
     refused = run("restore", backup, "--data-folder", folder, "--yes", "--json")
     assert refused.returncode == 4
@@ -219,4 +219,4 @@ def test_backup_and_restore_at_the_command_line(tmp_path: Path, plane: Any, run:
     assert restored == {"path": str(tmp_path / "restored" / "share-compute.db"), "replaced": None}
     other = run("backup", "--database-url", "postgresql+psycopg://ada@host/name", "--json")
     assert other.returncode == 2
-    assert "pg_dump" in error(other)["mend"]
+    assert "pg_dump" in error(other)["hint"]

@@ -89,7 +89,7 @@ class Replica:
 
     def give_up(self) -> None:
         """Tell that no sequence can go on."""
-        self._desk.close(Unavailable("its machines are gone", mend="wait"))
+        self._desk.close(Unavailable("its machines are gone", hint="wait"))
         self._news.set()
 
     def fail(self, reason: str, code: str) -> None:
@@ -374,7 +374,7 @@ def test_what_can_never_be_served_fails(store: Store, tmp_path: Path) -> None:
         await house.until(lambda: house.state(record) is DeploymentState.failed)
         assert house.store.deployments.get(record.id).reason == "no such architecture"
         await house.until(lambda: not house.leased())
-        # Others may be mended by trying again.
+        # Others may be fixed by trying again.
         other = house.deploy()
         (await house.replicas.get()).fail("a defect", "internal")
         (await house.replicas.get()).serve("con-1")

@@ -237,7 +237,7 @@ def test_a_deployment_is_taken_as_json_and_as_yaml(http: httpx.Client, model: Pa
     assert made.status_code == 201, made.text
     problem = http.post("/jobs", content=text, headers=headers)
     assert problem.status_code == 422
-    assert "/api/v1/deployments" in problem.json()["mend"]
+    assert "/api/v1/deployments" in problem.json()["hint"]
     wrong = http.post("/deployments", json={"name": "a/b", "model": {}})
     assert [one["field"] for one in wrong.json()["details"]["fields"]] == ["name", "model"]
     assert http.post("/deployments", content=b"x").status_code == 415
@@ -293,7 +293,7 @@ def test_folders_that_cannot_be_served_are_refused(
     with pytest.raises(UserError, match=r"model\.path: ") as caught:
         check_deployment(spec, served.store, served.app.state.context.isolated)
     assert said in caught.value.message
-    assert caught.value.mend
+    assert caught.value.hint
     assert caught.value.details["fields"][0]["field"] == "model.path"
 
 
@@ -398,7 +398,7 @@ def test_a_conversation_is_remembered_until_it_is_reset(run: Run, speaker: Speak
     assert talked.exit_code == 0, talked.output
     assert talked.stdout.splitlines() == ["1 said", "2 said", "forgotten", "1 said"]
     assert {one.options.temperature for one in speaker.heard} == {0.5}
-    speaker.refusal = Busy("500 wait", mend="ask later", details={"retry_after_s": 7})
+    speaker.refusal = Busy("500 wait", hint="ask later", details={"retry_after_s": 7})
     refused = run("chat", "llama", text="Hello\n").exception
     assert isinstance(refused, Busy)
     assert "500 wait" in refused.message

@@ -55,7 +55,7 @@ def test_a_call_that_nobody_answers_ends_and_is_given_up() -> None:
     async def test(gateway: Gateway, peer: Peer) -> None:
         with (
             pytest.raises(Unavailable, match=r"Ray does not answer: no answer to status within 0\.05 s"),
-            translated("a server", mistake_mend="", loss_mend=""),
+            translated("a server", mistake_hint="", loss_hint=""),
         ):
             await RemoteActor(gateway, 7).call("status", timeout_s=0.05)
         asked, given_up = await peer.heard(), await peer.heard()
@@ -71,7 +71,7 @@ def test_a_call_that_nobody_answers_ends_and_is_given_up() -> None:
 
 def test_a_call_that_is_too_large_is_refused_and_others_are_not() -> None:
     async def test(gateway: Gateway, peer: Peer) -> None:
-        with pytest.raises(TooLarge) as refused, translated("a server", mistake_mend="", loss_mend=""):
+        with pytest.raises(TooLarge) as refused, translated("a server", mistake_hint="", loss_hint=""):
             await RemoteActor(gateway, 7).call("submit", "x" * MOST_BYTES)
         assert refused.value.details["most_bytes"] == MOST_BYTES
         nodes = asyncio.create_task(gateway.call("nodes"))

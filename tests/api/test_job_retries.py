@@ -22,11 +22,11 @@ from share_compute_api.supervision.waiting import Waiting
 LOST = AttemptEnded(
     outcome="failed",
     reason="machines were lost: ada",
-    error={"code": "contributor-lost", "mend": "resume it"},
+    error={"code": "contributor-lost", "hint": "resume it"},
 )
 LACKING = {"code": "plan-infeasible", "details": {"missing_bytes": 1288490189}}
 TOO_LARGE = AttemptEnded(outcome="failed", reason="the job needs 3 GiB", error=LACKING)
-DIED = ContributorLost("the job's coordinator died", mend="resume it")
+DIED = ContributorLost("the job's coordinator died", hint="resume it")
 
 
 def test_a_job_that_lost_its_machines_continues_from_its_checkpoint(store: Store, tmp_path: Path) -> None:
@@ -53,7 +53,7 @@ def test_a_job_that_lost_its_machines_continues_from_its_checkpoint(store: Store
     run(store, tmp_path, story)
 
 
-@pytest.mark.parametrize("failure", [DIED, Unavailable("Ray does not answer", mend="resume it")])
+@pytest.mark.parametrize("failure", [DIED, Unavailable("Ray does not answer", hint="resume it")])
 def test_a_job_outlives_its_coordinator(store: Store, tmp_path: Path, failure: ShareComputeError) -> None:
     async def story(pool: Pool) -> None:
         ada, job_id = pool.contributor("ada"), pool.submit()
@@ -66,7 +66,7 @@ def test_a_job_outlives_its_coordinator(store: Store, tmp_path: Path, failure: S
     run(store, tmp_path, story)
 
 
-LIBRARY_DIED = {"code": LibraryLost.code, "mend": "resume it"}
+LIBRARY_DIED = {"code": LibraryLost.code, "hint": "resume it"}
 
 
 @pytest.mark.parametrize(

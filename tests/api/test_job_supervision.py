@@ -101,7 +101,7 @@ def test_a_coordinator_that_dies_after_a_wish_to_cancel_has_done_what_was_asked(
         await attempt.tell(planned(ada))
         await asyncio.to_thread(store.jobs.cancel, job_id)
         await attempt.cancelled.wait()
-        await attempt.die(ContributorLost("the job's coordinator died", mend="resume it"))
+        await attempt.die(ContributorLost("the job's coordinator died", hint="resume it"))
         over = await pool.until(job_id, lambda job: job.state.is_final)
         assert (over.state, over.error) == (JobState.cancelled, None)
         assert over.reason.endswith("the job's coordinator died")

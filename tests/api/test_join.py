@@ -112,7 +112,7 @@ def test_a_killed_agent_is_noticed(server: Any, contributors: Callable[[], Any],
 def test_a_wrong_invite(server: Any):
     status, error = join_fails(server.url, "--invite", "none-none", "--memory", "600MiB")
     assert (status, error["code"]) == (5, "invite-unknown")
-    assert error["mend"]
+    assert error["hint"]
 
 
 def test_a_used_invite_and_a_taken_name(server: Any, contributor: Any):
@@ -142,7 +142,7 @@ def test_what_is_in_the_way_is_found_before_the_invite_is_used(plane: Any):
         assert "192.0.2.1" in error["detail"]
     status, error = join_fails(plane.url, "--memory", "600MiB", SHARE_COMPUTE_INVITE=code)
     assert (status, error["code"]) == (8, "unavailable")
-    assert str(port) in error["mend"]
+    assert str(port) in error["hint"]
     assert [one.used_by for one in plane.store.invites.list() if one.id == invite.id] == [()]
 
 

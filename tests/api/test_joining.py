@@ -109,7 +109,7 @@ def test_a_refused_machine_leaves_the_invite_unused(door: str, store: Store) -> 
         with pytest.raises(VersionMismatch) as caught:
             join(door, wanted(code, versions=versions))
         assert caught.value.details == {"name": name, "server": getattr(ours, name), "joining": other}
-        assert getattr(ours, name) in (caught.value.mend or "")
+        assert getattr(ours, name) in (caught.value.hint or "")
     for skew_s in (-40, 40):
         with pytest.raises(ClockSkew, match="40 s"):
             join(door, wanted(code, clock=datetime.now(UTC) + timedelta(seconds=skew_s)))
@@ -174,7 +174,7 @@ def test_a_machine_that_comes_online_is_measured(door: str, store: Store, plane:
 
     async def unreachable(contributor_id: str, node_id: str) -> Machine:
         tried.set()
-        raise ContributorLost(f"node {node_id} of {contributor_id} is gone", mend="join again")
+        raise ContributorLost(f"node {node_id} of {contributor_id} is gone", hint="join again")
 
     context: Context = plane.app.state.context
     context.measurements = Measurements(store, unreachable)

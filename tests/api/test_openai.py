@@ -569,13 +569,13 @@ def test_a_template_may_refuse_messages(client: OpenAI, says: Says) -> None:
 
 def test_a_full_queue_says_when_to_come_again(client: OpenAI, says: Says) -> None:
     speaker = says()
-    speaker.refusal = Busy("500 sequences wait", mend="ask again later", details={"retry_after_s": 7})
+    speaker.refusal = Busy("500 sequences wait", hint="ask again later", details={"retry_after_s": 7})
     for stream in (False, True):
         with pytest.raises(openai.RateLimitError) as caught:
             client.chat.completions.create(model=speaker.facts.name, messages=HELLO, stream=stream)
         assert caught.value.response.headers["retry-after"] == "7"
         assert (error(caught)["type"], error(caught)["code"]) == ("rate_limit_error", "rate_limit_exceeded")
-    speaker.refusal = TooLong("it is too long for its machines", mend="shorten it")
+    speaker.refusal = TooLong("it is too long for its machines", hint="shorten it")
     with pytest.raises(openai.BadRequestError) as late:
         client.chat.completions.create(model=speaker.facts.name, messages=HELLO, stream=True)
     assert error(late)["code"] == "context_length_exceeded"
@@ -585,7 +585,7 @@ def test_what_was_written_before_a_failure_is_kept(
     client: OpenAI, says: Says, tokenizer: ServedTokenizer
 ) -> None:
     speaker = says()
-    speaker.failure = (4, Unavailable("no machine is left", mend="let machines join"))
+    speaker.failure = (4, Unavailable("no machine is left", hint="let machines join"))
     partial = tokenizer.vocabulary.decode(tokenizer.encode(ANSWER, 99)[:4])
     with pytest.raises(openai.InternalServerError) as caught:
         client.chat.completions.create(model=speaker.facts.name, messages=HELLO)

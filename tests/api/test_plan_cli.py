@@ -40,7 +40,7 @@ NOWHERE = {"SHARE_COMPUTE_URL": "http://127.0.0.1:9", "COLUMNS": "80"}
 def error(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
     assert "Traceback" not in done.stderr
     document: dict[str, Any] = json.loads(done.stderr)["error"]
-    assert document["mend"]
+    assert document["hint"]
     return document
 
 
@@ -352,9 +352,9 @@ def test_a_placement_of_many_stays_one_line() -> None:
 def test_what_would_make_it_fit(capsys: pytest.CaptureFixture[str]) -> None:
     details = {
         "missing_by_machine": {f"machine-{number}": 3 * 2**30 for number in range(12)},
-        "would_fit": ["first, which is the mend", "set training.microbatches to 8"],
+        "would_fit": ["first, which is the hint", "set training.microbatches to 8"],
     }
-    _print_missing(PlanInfeasible("no", mend="first, which is the mend", details=details))
+    _print_missing(PlanInfeasible("no", hint="first, which is the hint", details=details))
     text = capsys.readouterr().err
     assert "machine-0 lacks 3.0 GiB (3221225472 bytes)" in text
     assert "and 2 more machines lack memory" in text

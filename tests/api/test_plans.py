@@ -89,7 +89,7 @@ def problem(answer: httpx.Response, status: int, code: str) -> dict[str, Any]:
     assert answer.headers["content-type"] == "application/problem+json"
     document: dict[str, Any] = answer.json()
     assert document["code"] == code
-    assert document["mend"]
+    assert document["hint"]
     return document
 
 
@@ -163,7 +163,7 @@ def test_too_little_memory_tells_how_much_is_missing(http: httpx.Client) -> None
     assert "missing" in document["detail"]
 
 
-def test_a_model_that_cannot_be_built_is_the_submitters_to_mend(http: httpx.Client) -> None:
+def test_a_model_that_cannot_be_built_is_the_submitters_to_fix(http: httpx.Client) -> None:
     job = llama()
     job["model"]["config"] = {"model_type": "no-such-model"}
     document = problem(http.post("/plans", json={"job": job, "topology": machines()}), 422, "invalid-request")
@@ -187,7 +187,7 @@ class TestOnPaper:
         need = self.plan(llama(), machines(1)).pools[0].members[0].memory_bytes
         with pytest.raises(PlanInfeasible) as error:
             self.plan(llama(), machines(2, memory_bytes=round(0.9 * need), bytes_per_s=0))
-        assert error.value.mend
+        assert error.value.hint
         joined = self.plan(llama(), machines(2, memory_bytes=round(0.9 * need)))
         assert sum(joined.pool_sizes) == 2
 
@@ -341,7 +341,7 @@ class TestProcesses:
     def test_more_than_can_be_made_in_time_are_refused(self) -> None:
         with pytest.raises(Unavailable, match="0 plans are being made") as error:
             self.plan(PlanProcesses(most_under_way=0))
-        assert error.value.mend
+        assert error.value.hint
 
     @pytest.mark.skipif(sys.platform != "linux", reason="only Linux keeps a process to this limit")
     def test_what_takes_too_much_memory_is_refused(self) -> None:

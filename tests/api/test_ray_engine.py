@@ -112,7 +112,7 @@ def test_the_sequences_of_a_request_stay_together_whoever_looks_meanwhile(tmp_pa
 
 def test_who_was_refused_is_not_computed_afterwards(tmp_path: Path) -> None:
     async def story(engine: RayEngine) -> None:
-        replica = Replica(engine, failures=[Busy("full", mend="wait")])
+        replica = Replica(engine, failures=[Busy("full", hint="wait")])
         replica.look()
         with pytest.raises(Busy):
             await engine.generate(wanted(1))
@@ -141,7 +141,7 @@ def test_who_leaves_while_it_is_given_away_is_ended_there_afterwards(tmp_path: P
 
 def test_who_leaves_while_one_refuses_is_not_given_to_the_next(tmp_path: Path) -> None:
     async def story(engine: RayEngine) -> None:
-        full, free = Replica(engine, failures=[Busy("full", mend="wait")]), Replica(engine)
+        full, free = Replica(engine, failures=[Busy("full", hint="wait")]), Replica(engine)
         full.doors.clear()
         (stream,) = await engine.generate(wanted(1))
         full.look()

@@ -65,8 +65,8 @@ def test_it_gives_up_after_three_tries_and_says_what_to_open() -> None:
         require_reachable(dial, "127.0.0.1", PORTS, RANGE, said.append)
     assert (len(asked), len(said)) == (3, 2)
     assert len({one.greeting for one in asked}) == 3
-    assert "27500-27549" in (refused.value.mend or "")
-    assert "--address" in (refused.value.mend or "")
+    assert "27500-27549" in (refused.value.hint or "")
+    assert "--address" in (refused.value.hint or "")
 
 
 def test_a_port_that_was_taken_meanwhile_is_no_reason_to_give_up() -> None:

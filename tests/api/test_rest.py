@@ -35,7 +35,7 @@ def problem(response: httpx.Response, status: int, code: str) -> dict[str, Any]:
     document: dict[str, Any] = response.json()
     assert document["type"] == f"urn:share-compute:problem:{code}"
     assert (document["code"], document["status"]) == (code, status)
-    assert document["mend"]
+    assert document["hint"]
     assert document["instance"] == response.request.url.path
     return document
 
@@ -327,7 +327,7 @@ def test_what_can_be_seen_on_disk_is_checked_at_once(
         document = problem(submit(http, model, corpus, **more), 422, "invalid-request")
         (field,) = document["details"]["fields"]
         assert field["field"] in document["detail"]
-        return f"{document['detail']} / {document['mend']}"
+        return f"{document['detail']} / {document['hint']}"
 
     llama = {"config": {"model_type": "llama", "vocab_size": 300}}
     assert "in full" in refused(llama, Path("relative.txt"))
@@ -405,7 +405,7 @@ def test_all_that_is_wrong_with_a_job_is_told_at_once(http: httpx.Client, tmp_pa
     ]
     document = problem(http.post("/jobs", json=job), 422, "invalid-request")
     assert [one["field"] for one in document["details"]["fields"]] == expected
-    assert "name one of its columns: body" in document["mend"]
+    assert "name one of its columns: body" in document["hint"]
     checked = http.post("/jobs/check", json=job).json()["problems"]
     assert [one["field"] for one in checked] == expected
 

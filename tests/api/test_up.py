@@ -52,7 +52,7 @@ def test_a_database_of_a_newer_version(tmp_path: Path):
         database.commit()
     status, error = up_fails("--port", "0", "--data-folder", str(tmp_path))
     assert (status, error["code"]) == (4, "conflict")
-    assert error["mend"]
+    assert error["hint"]
 
 
 def test_it_ends_whole_and_finds_its_state_again(tmp_path: Path, run_server: Any):

@@ -271,7 +271,7 @@ def test_a_model_is_sent_by_the_client_and_trained_from(
     assert sum(sent) == model.size_bytes
     data = client.upload(corpus, name="words")
     job = {"model": {"path": f"upload:{model.id}"}, "data": {"files": [f"upload:{data.id}/corpus.txt"]}}
-    assert http.post("/jobs/check", json=job).json() == {"kind": "train", "problems": [], "mend": None}
+    assert http.post("/jobs/check", json=job).json() == {"kind": "train", "problems": [], "hint": None}
     record = client.submit(job)
     with pytest.raises(Conflict, match=f"used by {record.id}"):
         client.remove_upload(model.id)

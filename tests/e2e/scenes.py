@@ -133,6 +133,6 @@ def lose(store: Store, job: JobRecord, machine: ContributorRecord) -> None:
     store.contributors.set_state(
         store.contributors.get(machine.id), ContributorState.lost, "its Ray node died"
     )
-    error = {"code": "contributor-lost", "mend": f"share-compute resume {job.id} continues from step 10"}
+    error = {"code": "contributor-lost", "hint": f"share-compute resume {job.id} continues from step 10"}
     ended = AttemptEnded(outcome="failed", reason=f"contributor {machine.name} was lost", error=error)
     store.progress.record(job.id, job.attempt, [ended])

@@ -177,7 +177,7 @@ def test_the_profile_counts_adapters() -> None:
 def test_a_target_that_is_not_there_is_told() -> None:
     with pytest.raises(UserError, match=r"no matrix in the model's layers is called 'query'") as caught:
         dissect(blueprint(targets=("query",)))
-    assert "choose among down_proj, gate_proj, k_proj" in str(caught.value.mend)
+    assert "choose among down_proj, gate_proj, k_proj" in str(caught.value.hint)
     with pytest.raises(UserError, match="is called 'lm_head'"):
         dissect(blueprint(targets=("lm_head",)))
 

@@ -62,8 +62,8 @@ def test_when_none_is_whole_the_error_says_what_to_do(three: list[Path]) -> None
         UserError, match=r"no checkpoint of the job is whole: .*step-00000015/model"
     ) as refused:
         newest_whole(three[2])
-    assert refused.value.mend is not None
-    assert str(three[0].parent) in refused.value.mend
+    assert refused.value.hint is not None
+    assert str(three[0].parent) in refused.value.hint
     folder, notes = newest_whole(three[2])
     assert folder is None
     assert "begins with its first step" in notes[0]

@@ -77,7 +77,7 @@ def test_a_broken_configuration_is_named(tmp_path: Path, content: str, problem: 
     spec = job(folder_of(tmp_path, content))
     with pytest.raises(UserError, match=problem) as caught:
         blueprint_of(spec, None)
-    assert caught.value.mend
+    assert caught.value.hint
 
 
 def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:

@@ -269,7 +269,7 @@ class TestTokenizers:
             UserError, match=r"tokenizer has \d+ tokens, but the model's vocab_size is 300"
         ) as caught:
             prepare(job(corpus, model=small, tokenizer={"path": str(trained)}), tmp_path / "data")
-        assert caught.value.mend
+        assert caught.value.hint
         with pytest.raises(UserError, match="512 tokens, but the model's vocab_size is 300"):
             prepare(job(corpus, model=small, tokenizer={"vocab_size": 512}), tmp_path / "data")
 
@@ -288,7 +288,7 @@ class TestTokenizers:
             (folder / "tokenizer.json").write_text(content)
         with pytest.raises(UserError, match="tokenizer") as caught:
             prepare(job(corpus, tokenizer={"path": str(folder)}), tmp_path / "data")
-        assert caught.value.mend
+        assert caught.value.hint
 
 
 class TestBadData:
@@ -307,14 +307,14 @@ class TestBadData:
             ("junk.parquet", b"PAR1 junk", "cannot be read as .parquet"),
         ],
     )
-    def test_the_file_and_the_mend_are_named(
+    def test_the_file_and_the_hint_are_named(
         self, tmp_path: Path, name: str, content: bytes, message: str
     ) -> None:
         (tmp_path / name).write_bytes(content)
         with pytest.raises(UserError, match=message) as caught:
             prepare(job(tmp_path / name), tmp_path / "data")
         assert name in caught.value.message
-        assert caught.value.mend
+        assert caught.value.hint
 
     @pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
     def test_a_missing_column_names_those_there_are(self, tmp_path: Path, suffix: str) -> None:
@@ -326,7 +326,7 @@ class TestBadData:
         with pytest.raises(UserError, match="no column 'text'; did you mean 'texts'") as caught:
             prepare(job(file), tmp_path / "data")
         assert caught.value.details == {"columns": ["id", "texts"]}
-        assert "id, texts" in str(caught.value.mend)
+        assert "id, texts" in str(caught.value.hint)
 
     def test_a_missing_file_or_a_folder_is_named(self, tmp_path: Path) -> None:
         (tmp_path / "folder.txt").mkdir()
@@ -361,14 +361,14 @@ class TestBadData:
                 prepare(job(corpus), tmp_path / "data")
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-        assert "free some disk space" in str(caught.value.mend)
+        assert "free some disk space" in str(caught.value.hint)
         assert not list((tmp_path / "data").glob("tokens*"))
         assert prepare(job(corpus), tmp_path / "data").counts.train > 0
 
     def test_a_folder_that_cannot_be_made_is_unavailable(self, corpus: Path) -> None:
         with pytest.raises(Unavailable, match="cannot write") as caught:
             prepare(job(corpus), corpus / "data")
-        assert caught.value.mend
+        assert caught.value.hint
 
 
 class TestDigits:

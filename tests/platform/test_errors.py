@@ -47,13 +47,13 @@ def test_exit_codes_tell_apart_what_a_script_does_next() -> None:
 
 @pytest.mark.parametrize("kind", list(family()))
 def test_every_field_crosses_a_process(kind: type[ShareComputeError]) -> None:
-    error = kind("it broke", mend="fix it", job="job-1", step=0, machine="oak", details={"missing_bytes": 7})
+    error = kind("it broke", hint="fix it", job="job-1", step=0, machine="oak", details={"missing_bytes": 7})
     for twin in (pickle.loads(pickle.dumps(error)), copy.copy(error)):
         assert type(twin) is kind
         assert str(twin) == "it broke"
         assert twin.facts() == error.facts()
         assert twin.facts() == {
-            "mend": "fix it",
+            "hint": "fix it",
             "job": "job-1",
             "step": 0,
             "machine": "oak",
@@ -65,6 +65,6 @@ def test_facts_leave_out_what_is_not_known() -> None:
     assert NotFound("no such job").facts() == {}
 
 
-def test_retryable_and_mendable_errors_are_apart() -> None:
+def test_retryable_and_fixable_errors_are_apart() -> None:
     assert not issubclass(ContributorLost, UserError)
     assert 400 <= UserError.status < 500 <= ContributorLost.status

@@ -64,7 +64,7 @@ def test_the_module_is_named_whose_output_is_not(name: str, pool: int) -> None:
     assert (cause.way, cause.pool, cause.microbatch, cause.name) == ("forward", pool, 3, name)
     error = cause.error(5)
     assert error.message == f"numbers are not finite at step 5: first the output of {name} (microbatch 3)"
-    assert error.mend
+    assert error.hint
 
 
 def test_a_gradient_that_overflows_is_found_on_the_way_back() -> None:

@@ -100,7 +100,7 @@ def test_every_architecture_with_a_plan_composes_bit_for_bit(model_type: str) ->
 def test_architectures_that_cannot_be_cut_are_refused(model_type: str) -> None:
     with pytest.raises(ShareComputeError) as caught:
         assert_composes(small_config(model_type))
-    assert caught.value.mend
+    assert caught.value.hint
 
 
 def test_an_architecture_without_plan_is_refused() -> None:
@@ -119,10 +119,10 @@ def test_an_architecture_without_plan_is_refused() -> None:
         {"rms_norm_eps": "small"},
     ],
 )
-def test_a_wrong_configuration_is_the_users_to_mend(wrong: dict[str, Any]) -> None:
+def test_a_wrong_configuration_is_the_users_to_fix(wrong: dict[str, Any]) -> None:
     with pytest.raises(UserError) as caught:
         dissect(Blueprint(config={**small_config("llama"), **wrong}))
-    assert caught.value.mend
+    assert caught.value.hint
 
 
 def test_an_unknown_architecture_is_refused() -> None:

@@ -94,7 +94,7 @@ def test_other_seeds_and_kinds_are_other_fleets() -> None:
 def test_impossible_fleets_are_refused(machines: int) -> None:
     with pytest.raises(UserError) as refusal:
         make_fleet(FleetName.home, machines)
-    assert refusal.value.mend
+    assert refusal.value.hint
 
 
 # -- churn ---------------------------------------------------------------------------------------------------------
@@ -128,7 +128,7 @@ def test_impossible_churn_is_refused(times: tuple[float, float]) -> None:
 def test_more_churn_than_anybody_waits_for_is_refused_at_once() -> None:
     with pytest.raises(UserError, match="times") as refusal:
         Churn(1e-6, 1e-6).trace(1000, 1e9)
-    assert refusal.value.mend
+    assert refusal.value.hint
 
 
 def test_a_trace_is_drawn_while_it_is_read() -> None:

@@ -41,7 +41,7 @@ JSON = st.recursive(
 def refusal(source: str | dict[str, Any]) -> UserError:
     with pytest.raises(UserError) as caught:
         parse_job(source)
-    assert caught.value.mend
+    assert caught.value.hint
     return caught.value
 
 
@@ -119,7 +119,7 @@ class TestRefused:
     def test_a_job_is_a_mapping(self, source: str) -> None:
         error = refusal(source)
         assert "a job is a mapping" in error.message
-        assert "examples/" in str(error.mend)
+        assert "examples/" in str(error.hint)
 
     @pytest.mark.parametrize(
         ("path", "value", "message"),
@@ -253,7 +253,7 @@ class TestRefused:
             ),
         ],
     )
-    def test_the_field_and_the_mend_are_named(self, path: str, value: Any, message: str) -> None:
+    def test_the_field_and_the_hint_are_named(self, path: str, value: Any, message: str) -> None:
         assert message in refusal(changed(path, value)).message
 
     def test_training_fits_the_model_and_the_data(self) -> None:

@@ -152,7 +152,7 @@ def test_a_loss_scale_changes_only_the_scale() -> None:
 def test_a_device_that_cannot_is_told() -> None:
     with pytest.raises(UserError, match="meta cannot compute in bfloat16") as caught:
         require_precision("bfloat16", torch.device("meta"))
-    assert caught.value.mend
+    assert caught.value.hint
 
 
 class TestFreezing:
@@ -195,7 +195,7 @@ class TestFreezing:
             UserError, match=r"no parameter of the model is meant by 'layers\[9:\]'"
         ) as caught:
             dissect(make(freeze=("layers[9:]",)))
-        assert caught.value.mend
+        assert caught.value.hint
         with pytest.raises(UserError, match="leaves nothing to train"):
             dissect(make(freeze=("*",)))
 

@@ -28,7 +28,7 @@ def test_only_the_listed_changes_are_allowed(current: JobState, wanted: JobState
     ) as caught:
         check_transition("job-1", current, wanted)
     assert caught.value.job == "job-1"
-    assert caught.value.mend
+    assert caught.value.hint
 
 
 @given(st.lists(st.sampled_from(JobState)))

@@ -126,7 +126,7 @@ def test_absurd_capacity_is_refused_with_machine_and_field(field: str, value: An
         parse_topology(broken(field, value))
     assert "laptop" in error.value.message
     assert field.split(".")[4] in error.value.message
-    assert error.value.mend
+    assert error.value.hint
 
 
 @pytest.mark.parametrize(
@@ -214,7 +214,7 @@ def test_another_version_is_refused_with_both_versions(version: Any) -> None:
         parse_topology({**GOOD, "version": version})
     assert f"version {version!r}" in error.value.message
     assert f"share-compute {__version__} reads version 1" in error.value.message
-    assert "share-compute topology" in str(error.value.mend)
+    assert "share-compute topology" in str(error.value.hint)
 
 
 @pytest.mark.parametrize(
@@ -238,7 +238,7 @@ def test_what_is_no_topology_is_refused(text: str, message: str) -> None:
     with pytest.raises(UserError) as error:
         read_topology(text)
     assert message in error.value.message
-    assert error.value.mend
+    assert error.value.hint
 
 
 def test_numbers_may_be_written_short() -> None:

@@ -173,7 +173,7 @@ class TestLossScale:
             scale = scale.after(SKIPPED, step)
         with pytest.raises(UserError, match="not finite up to step 31") as caught:
             scale.after(SKIPPED, 31)
-        assert caught.value.mend
+        assert caught.value.hint
 
     def test_a_step_is_clipped_skipped_or_refused(self) -> None:
         assert update_factor(0.5, 1.0, "float32", 3) == 1.0

@@ -112,7 +112,7 @@ def test_a_full_disk_leaves_nothing(tmp_path: Path) -> None:
         try:
             writer.write("model-0000-0000.part", b"x" * 5000)
         except Unavailable as failure:
-            os._exit(0 if failure.mend and "disk" in failure.mend else 2)
+            os._exit(0 if failure.hint and "disk" in failure.hint else 2)
         os._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert list(tmp_path.iterdir()) == []

@@ -113,7 +113,7 @@ def test_a_lie_about_the_node_changes_nothing(store: Store, tmp_path: Path) -> N
     for node_id, address in ((HEAD, ADDRESS), (HEAD, "192.0.2.1"), ("ee", ADDRESS), ("ee", "192.0.2.8")):
         refused = agent.post(url, json={"node_id": node_id, "address": address})
         assert refused.status_code == 409
-        assert refused.json()["mend"]
+        assert refused.json()["hint"]
     tables = iter(())
     assert agent.post(url, json={"node_id": NODE, "address": "192.0.2.1"}).status_code == 409
     assert store.contributors.get(ada.id) == ada.model_copy(update={"node_id": None})

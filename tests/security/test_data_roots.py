@@ -70,7 +70,7 @@ class House:
         refused = self.ada.post("/jobs", json=job(path))
         assert refused.status_code == 422
         assert found["problem"] in refused.json()["detail"]
-        return str(found["problem"]).replace(str(path), "PATH") + f" ({self.check(path)['mend']})"
+        return str(found["problem"]).replace(str(path), "PATH") + f" ({self.check(path)['hint']})"
 
 
 @pytest.fixture
@@ -267,7 +267,7 @@ def test_only_regular_files_are_opened(tmp_path: Path) -> None:
 def test_without_roots_the_hint_names_uploads_and_the_option(tmp_path: Path) -> None:
     with pytest.raises(UserError) as caught:
         DataRoots([], [tmp_path]).resolve(Path("/srv/a.txt"), "data.files")
-    assert re.search("share-compute upload.*--data-root", caught.value.mend or "")
+    assert re.search("share-compute upload.*--data-root", caught.value.hint or "")
 
 
 def test_only_a_server_for_this_machine_offers_its_working_folder(

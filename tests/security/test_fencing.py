@@ -51,7 +51,7 @@ def test_of_two_servers_without_a_common_lock_only_the_last_one_writes(
     newer._database.claim("another host, process 7", newer.clock())
     with pytest.raises(Fenced, match="another server \\(another host, process 7\\)") as refused:
         older.keys.create("after")
-    assert "stop that one" in (refused.value.mend or "")
+    assert "stop that one" in (refused.value.hint or "")
     newer.keys.create("of the newer one")
     assert sorted(names(newer)) == ["before", "of the newer one"]
     assert "another host" in fenced_within(older, END_S).message
@@ -214,6 +214,6 @@ def test_a_server_that_was_replaced_ends_within_seconds_and_says_why(tmp_path: P
         said = server.command.json_lines()[-1]["error"]
         assert said["code"] == "fenced"
         assert "another server (another host, process 7) took over the database" in said["detail"]
-        assert "share-compute up" in said["mend"]
+        assert "share-compute up" in said["hint"]
         assert took_s < END_S
         assert not any(is_alive(one) for one in family)

@@ -101,4 +101,4 @@ def test_the_operator_is_told(store: Store) -> None:
     alerts = list(of_machines(store.contributors.presences(now), local_versions(), now, now))
     told = {alert.kind: alert for alert in alerts}["machine-quarantined"]
     assert told.severity == "error"
-    assert told.mend.endswith("`share-compute clear ada`")
+    assert told.hint.endswith("`share-compute clear ada`")

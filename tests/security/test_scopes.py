@@ -245,7 +245,7 @@ def test_the_way_from_a_key_for_chatting_to_the_cluster_ends_at_its_first_step(h
         with house.client(scope) as client:
             answer = client.post("/api/v1/invites", json={})
             assert answer.status_code == 403
-            assert answer.json()["mend"]
+            assert answer.json()["hint"]
             assert client.post("/api/v1/keys", json={"name": "more", "scopes": ["admin"]}).status_code == 403
             assert client.delete(f"/api/v1/contributors/{house.contributor_id}").status_code == 403
     assert house.rows() == before
@@ -272,7 +272,7 @@ def test_the_last_admin_key_stays(house: House) -> None:
     with house.client(A) as client:
         refused = client.delete(f"/api/v1/keys/{house.ids[A]}")
         assert refused.status_code == 409
-        assert "--scope admin" in refused.json()["mend"]
+        assert "--scope admin" in refused.json()["hint"]
         other = client.post("/api/v1/keys", json={"name": "second", "scopes": ["admin"]}).json()
         assert client.delete(f"/api/v1/keys/{house.ids[A]}").is_success
     with pytest.raises(Conflict):

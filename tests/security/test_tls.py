@@ -60,7 +60,7 @@ def test_a_pinned_client_speaks_with_the_server_of_that_key_alone(tmp_path: Path
         ):
             client.health()
         assert caught.value.details == {"expected": OTHER, "seen": certificate.fingerprint}
-        assert caught.value.mend
+        assert caught.value.hint
         _, code = plane.store.invites.create()
         joined = join(plane.url, wanted(code), certificate.fingerprint)
         with (
@@ -107,7 +107,7 @@ def test_without_a_fingerprint_authorities_decide(tmp_path: Path, monkeypatch: p
     with open_plane(tmp_path, tls=certificate.context) as plane:
         with pytest.raises(UntrustedCertificate, match="self-signed") as caught:
             fetch_health(plane.url)
-        assert "fingerprint" in (caught.value.mend or "")
+        assert "fingerprint" in (caught.value.hint or "")
         monkeypatch.setenv("SSL_CERT_FILE", str(files[0]))
         assert fetch_health(plane.url).status == "ok"
         with pytest.raises(UntrustedCertificate, match=r"localhost|Hostname"):
@@ -176,7 +176,7 @@ def test_certificates_that_cannot_be_used(tmp_path: Path, given: dict[str, str],
     paths = {name: value if name == "tls" else tmp_path / value for name, value in given.items()}
     with pytest.raises(UserError, match=words) as caught:
         server_certificate(Settings(data_folder=tmp_path, **paths), "192.0.2.1")  # type: ignore[arg-type]
-    assert caught.value.mend
+    assert caught.value.hint
 
 
 def test_an_invite_carries_the_fingerprint(tmp_path: Path) -> None:
@@ -256,11 +256,11 @@ def test_the_wrong_scheme_gets_a_hint(tmp_path: Path) -> None:
     with open_plane(tmp_path / "tls", tls=certificate.context) as plane:
         with pytest.raises(Unavailable) as caught:
             fetch_health(plane.url.replace("https", "http"))
-        assert "https" in (caught.value.mend or "")
+        assert "https" in (caught.value.hint or "")
     with open_plane(tmp_path / "plain") as plane:
         with pytest.raises(Unavailable) as caught:
             fetch_health(plane.url.replace("http", "https"))
-        assert "https" in (caught.value.mend or "")
+        assert "https" in (caught.value.hint or "")
 
 
 def sent(plane: Plane, **headers: str) -> httpx.Response:
@@ -276,8 +276,8 @@ def sent(plane: Plane, **headers: str) -> httpx.Response:
         plane.store.invites.check(code)  # unused
         problem = answer.json()
         assert problem["code"] == "insecure-transport"
-        assert "--tls self-signed" in problem["mend"]
-        assert "--insecure" in problem["mend"]
+        assert "--tls self-signed" in problem["hint"]
+        assert "--insecure" in problem["hint"]
         assert "cluster-secret" not in answer.text
     return answer
 

@@ -169,7 +169,7 @@ def test_a_model_that_diverges_is_not_blamed_on_a_machine(attempt: Attempt, tmp_
     events = attempt(job(2, 2, optimizer=optimizer, max_gradient_norm=None), folder=tmp_path)
     assert events[-1].outcome == "failed"
     assert "not finite" in events[-1].reason
-    assert "lower the learning rate" in events[-1].error["mend"]
+    assert "lower the learning rate" in events[-1].error["hint"]
     assert not [event for event in events if event.type == "offended"]
 
 

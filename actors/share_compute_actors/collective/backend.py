@@ -159,7 +159,7 @@ class EpochGroup(BaseGroup):  # type: ignore[misc]
         if self._sockets.is_shut:
             raise ContributorLost(
                 f"a collective operation of {self._name} was ended",
-                mend="form the group of the next epoch, without the member that was lost",
+                hint="form the group of the next epoch, without the member that was lost",
             )
 
     def abort(self) -> None:
@@ -227,7 +227,7 @@ class EpochGroup(BaseGroup):  # type: ignore[misc]
             self._sockets.until_closed()
             raise ContributorLost(
                 f"a collective operation of {self._name} {what}",
-                mend="form the group of the next epoch, without the member that was lost",
+                hint="form the group of the next epoch, without the member that was lost",
             ) from failure
 
     # -- Ray's interface: each takes a list of one tensor and blocks ---------------------------------------------------
@@ -369,7 +369,7 @@ def join_group(
             raise
         raise ContributorLost(
             f"group {meeting.group} could not form: {str(failure).splitlines()[0]}",
-            mend="check that these machines reach each other, then resume the job",
+            hint="check that these machines reach each other, then resume the job",
         ) from failure
     group: EpochGroup = collective.get_group_handle(meeting.group)
     _endings[meeting.group] = group.abort

@@ -52,7 +52,7 @@ def open_channels(
         raise ContributorLost(
             f"no direct link from {', '.join(lost)}",
             machine=lost[0],
-            mend="open the ports between these machines, or use parallelism.channel: auto",
+            hint="open the ports between these machines, or use parallelism.channel: auto",
         )
     if by_calls:
         links = sum(len(targets) for targets in by_calls.values())

@@ -548,7 +548,7 @@ class Conductor:
         if self._epochs_in_vain >= _EPOCHS_IN_VAIN:
             raise Unavailable(
                 f"members could not be linked {_EPOCHS_IN_VAIN} times: {failure.message}",
-                mend="look at the network between the job's machines, then resume it",
+                hint="look at the network between the job's machines, then resume it",
             ) from failure
         self._listener.note(f"members could not be linked, and are linked anew: {failure.message}")
         return [Assemble(self._crew.workers)]
@@ -567,7 +567,7 @@ class Conductor:
         if self._epochs_in_vain > _EPOCHS_IN_VAIN:
             raise Unavailable(
                 f"members began step {self._machine.committed + 1} anew {_EPOCHS_IN_VAIN} times, without a loss",
-                mend="look into the job's log for what failed, and at the network between its machines",
+                hint="look into the job's log for what failed, and at the network between its machines",
                 step=self._machine.committed + 1,
             )
 

@@ -84,7 +84,7 @@ class Coordinator:
             error = {"code": failure.code, **failure.facts()}
             self._tell(AttemptEnded(outcome="failed", reason=failure.message, error=error))
         except Exception as failure:  # noqa: BLE001 - an attempt must always say how it ended
-            error = {"code": "internal", "mend": "report this together with the job's log"}
+            error = {"code": "internal", "hint": "report this together with the job's log"}
             reason = f"{type(failure).__name__}: {failure}"
             _log.exception(
                 "attempt %d of %s made a mistake", self._assignment.attempt, self._assignment.job_id

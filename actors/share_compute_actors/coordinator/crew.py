@@ -107,7 +107,7 @@ class Crew(Party):
         names = listed(sorted(map(self.name, workers)))
         raise LinkLost(
             f"the server was cut off from its machines, and connections to {names} did not come back",
-            mend="nothing: another coordinator goes on with what they hold",
+            hint="nothing: another coordinator goes on with what they hold",
         )
 
     # -- joining and leaving -----------------------------------------------------------------------------------------
@@ -282,7 +282,7 @@ class Crew(Party):
             names = [self._inventory(holder, ref) for holder, ref in zip(holders, refs, strict=True)]
         except (RayActorError, ObjectLostError) as failure:
             raise StaleEpoch(
-                "who had a part of the model died", mend="nothing: the next epoch begins"
+                "who had a part of the model died", hint="nothing: the next epoch begins"
             ) from failure
         places = {name: place for place, known in reversed(list(enumerate(names))) for name in known}
         return Sources(tuple(holders), places)

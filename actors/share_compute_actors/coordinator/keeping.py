@@ -235,4 +235,4 @@ class Keeper:
 
 def suspended(when: str) -> ContributorLost:
     """Return the error that ends an attempt so that another one goes on."""
-    return ContributorLost(f"suspended {when}", mend="it goes on by itself")
+    return ContributorLost(f"suspended {when}", hint="it goes on by itself")

@@ -189,7 +189,7 @@ class Library:
             if not row:
                 raise UserError(
                     f"training.samples: the tokenizer has no tokens for the prompt {prompt!r}",
-                    mend="choose another prompt",
+                    hint="choose another prompt",
                 )
         return rows
 
@@ -203,7 +203,7 @@ class Library:
         if state["train_samples"] != samples:
             raise UserError(
                 f"the data has changed: {samples} training samples now, {state['train_samples']} at the checkpoint",
-                mend="put the data files back as they were, or submit a new job",
+                hint="put the data files back as they were, or submit a new job",
             )
         # A job keeps its first number of microbatches, because sums are made in their order.
         self._microbatches = self._microbatches or state.get("microbatches")

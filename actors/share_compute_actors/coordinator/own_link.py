@@ -36,12 +36,12 @@ class OwnLink:
         self._asked: Future[dict[str, Place]] | None = None
         self._nodes: dict[str, Place] = {}
         self._here: str = ray.util.get_node_ip_address()
-        self._mended_s = float("-inf")
+        self._restored_s = float("-inf")
 
     @property
     def was_cut(self) -> bool:
         """Whether the network came back at most 10 s ago, so that older connections may still be dead."""
-        return time.monotonic() - self._mended_s < _RECENT_S
+        return time.monotonic() - self._restored_s < _RECENT_S
 
     def has_failed(self, silent: Collection[str], all_: Collection[str]) -> bool:
         """Whether no other host answers, so that this host is probably the one that is cut off.
@@ -84,8 +84,8 @@ class OwnLink:
         while time.monotonic() - begun_s < _LONGEST_CUT_S and not answers(self._others, until_first=True):
             if self._cancelled.wait(_LOOK_S):
                 raise Cancelled
-        self._mended_s = time.monotonic()
-        self._note(f"machines can be reached again, after {self._mended_s - begun_s:.0f} s")
+        self._restored_s = time.monotonic()
+        self._note(f"machines can be reached again, after {self._restored_s - begun_s:.0f} s")
 
     def _look_up(self) -> None:
         """Update the table of nodes; keep the old one if Ray does not answer in time."""

@@ -209,5 +209,5 @@ class Party(ABC):
         raise ContributorLost(
             f"{self.name(worker)} does not answer: {failure}",
             machine=self.name(worker),
-            mend="resume the job",
+            hint="resume the job",
         ) from failure

@@ -283,12 +283,12 @@ class StepRecord:
         except sqlite3.Error as failure:
             raise Unavailable(
                 f"{self._path} cannot be written: {failure}",
-                mend="make room on the server's disk, then resume the job",
+                hint="make room on the server's disk, then resume the job",
             ) from failure
 
 
 def superseded() -> StaleEpoch:
     """Return the error for a coordinator that another one has replaced."""
     return StaleEpoch(
-        "another coordinator has taken over this job", mend="nothing: follow the job's other attempt"
+        "another coordinator has taken over this job", hint="nothing: follow the job's other attempt"
     )

@@ -129,7 +129,7 @@ def machines_lost(topology: Topology, workers: Iterable[Worker]) -> ContributorL
     return ContributorLost(
         f"machines were lost: {names}",
         machine=names,
-        mend="resume the job: it continues from its last checkpoint on the machines that are there",
+        hint="resume the job: it continues from its last checkpoint on the machines that are there",
     )
 
 

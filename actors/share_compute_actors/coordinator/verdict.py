@@ -30,7 +30,7 @@ def disputed(workers: Collection[Worker], step: int, name: Callable[[Worker], st
         f"the gradients on {names} differ, also when they are computed again, so step {step} was not taken",
         step=step,
         machine=names,
-        mend=f"check the memory of {names}, or let the job do without one of them, then resume it from its last "
+        hint=f"check the memory of {names}, or let the job do without one of them, then resume it from its last "
         "checkpoint; with three machines in a stage, two outvote the third",
     )
 

@@ -71,7 +71,7 @@ class Contributor:
         if done.returncode != 0:
             last = (done.stderr.strip().splitlines() or ["it printed nothing"])[-1]
             raise UserError(
-                f"the device could not be measured: {last}", mend="try --device cpu, or lend less"
+                f"the device could not be measured: {last}", hint="try --device cpu, or lend less"
             )
         return done.stdout
 

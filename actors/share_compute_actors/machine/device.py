@@ -30,6 +30,6 @@ def measured_device(kind: DeviceKind, uuid: str) -> torch.device:
     if found != f"GPU {uuid}":
         raise ContributorLost(
             f"GPU {uuid} was measured, but members of this contributor see {found}",
-            mend="end its `share-compute join` and start it again, so that it is measured again",
+            hint="end its `share-compute join` and start it again, so that it is measured again",
         )
     return device

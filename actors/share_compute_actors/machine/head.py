@@ -212,7 +212,7 @@ def _policy(settings: Settings, run_folder: Path, tables: Path) -> Policy:
         if data_folder.is_relative_to(root.resolve()):
             raise Conflict(
                 f"the data root {root} holds the server's own data folder, {settings.data_folder}",
-                mend="choose another --data-root: code of jobs' machines can read what is below it",
+                hint="choose another --data-root: code of jobs' machines can read what is below it",
             )
     own = [run_folder / name for name in ("r", "tmp", "home")]
     user, why_not = unprivileged_user(settings.head_user, [str(settings.data_folder.parent)])
@@ -264,7 +264,7 @@ def _choose_port(settings: Settings, remembered: Path, free: Sequence[int]) -> i
         if not _is_free(settings.ray_port):
             raise Conflict(
                 f"port {settings.ray_port} for the Ray head is taken",
-                mend="end what uses it, or set SHARE_COMPUTE_RAY_PORT to another one (0 picks a free one)",
+                hint="end what uses it, or set SHARE_COMPUTE_RAY_PORT to another one (0 picks a free one)",
             )
         return settings.ray_port
     last = _read(remembered)

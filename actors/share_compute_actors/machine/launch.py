@@ -143,7 +143,7 @@ def _wait_until_started(child: Child, name: str, deadline_s: float) -> None:
         raise _failure(child, name)
     raise Unavailable(
         f"the Ray {name} did not start within {deadline_s:.0f} s",
-        mend="try again; if it stays so, look at the machine's load and its firewall",
+        hint="try again; if it stays so, look at the machine's load and its firewall",
         details={"log": child.log_tail()},
     )
 
@@ -163,7 +163,7 @@ def _started_node(child: Child) -> RayNode:
     if not options:
         raise Unavailable(
             f"the raylet of {child.name} ended as soon as it had started",
-            mend="try again; if it stays so, run share-compute doctor",
+            hint="try again; if it stays so, run share-compute doctor",
             details={"log": child.log_tail()},
         )
     return RayNode(child, options["node_id"], options["node_ip_address"], options["gcs-address"], vital)
@@ -175,17 +175,17 @@ def _failure(child: Child, name: str) -> Exception:
     if "Version mismatch" in text or "version mismatch" in text:
         return VersionMismatch(
             "the head runs another version of Python or Ray",
-            mend="install the versions that its /api/v1/health shows",
+            hint="install the versions that its /api/v1/health shows",
             details=details,
         )
     if "InvalidAuthToken" in text or "AuthenticationError" in text:
         return NotAuthorized(
-            "the head refused the cluster's token", mend="join again with a new invite", details=details
+            "the head refused the cluster's token", hint="join again with a new invite", details=details
         )
     if "is already running at" in text or "ddress already in use" in text:
-        return Conflict(f"a port of the Ray {name} is taken", mend="choose another port", details=details)
+        return Conflict(f"a port of the Ray {name} is taken", hint="choose another port", details=details)
     return Unavailable(
         f"the Ray {name} ended with status {child.exit_code}: {child.last_words()}",
-        mend="try again; if it stays so, run share-compute doctor",
+        hint="try again; if it stays so, run share-compute doctor",
         details=details,
     )

@@ -93,14 +93,14 @@ def _private_folder(folder: Path) -> Path:
     Raises:
         Unavailable: the folder belongs to another user, or cannot be made.
     """
-    mend = "set TMPDIR to a folder of your own"
+    hint = "set TMPDIR to a folder of your own"
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
         found = folder.lstat()
     except OSError as failure:
-        raise Unavailable(f"{folder} cannot be made: {failure.strerror}", mend=mend) from failure
+        raise Unavailable(f"{folder} cannot be made: {failure.strerror}", hint=hint) from failure
     if found.st_uid != os.getuid() or folder.is_symlink():
-        raise Unavailable(f"{folder} belongs to somebody else", mend=mend)
+        raise Unavailable(f"{folder} belongs to somebody else", hint=hint)
     return folder
 
 

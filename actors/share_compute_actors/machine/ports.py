@@ -52,7 +52,7 @@ class PortRange:
         if not 1024 <= first <= last <= 65535 or last - first + 1 < _UNIT:
             raise UserError(
                 f"{text!r} is no range of at least {_UNIT} TCP ports from 1024 to 65535",
-                mend="write its first and last port, e.g. 24000-25999",
+                hint="write its first and last port, e.g. 24000-25999",
             )
         return cls(first, last)
 
@@ -115,7 +115,7 @@ class NodePorts:
         raise Conflict(
             f"a Ray node with {threads} threads needs {count * _UNIT} free TCP ports in a row of {_UNIT}, and "
             f"{taken * _UNIT} of {within} are free",
-            mend="end what uses them, or give a larger range with --port-range",
+            hint="end what uses them, or give a larger range with --port-range",
         )
 
     @property

@@ -38,14 +38,14 @@ class Finding:
     check: str
     state: Literal["ok", "warn", "fail"]
     text: str
-    mend: str | None = None
+    hint: str | None = None
     """Hint that tells the user what to do; None if the state is ok."""
     details: dict[str, Any] = field(default_factory=dict)
 
     def require(self, kind: type[ShareComputeError] = UserError) -> None:
         """Raise ``kind`` if the check failed."""
         if self.state == "fail":
-            raise kind(self.text, mend=self.mend, details=self.details)
+            raise kind(self.text, hint=self.hint, details=self.details)
 
 
 def check_disk(folder: Path) -> Finding:
@@ -60,7 +60,7 @@ def check_disk(folder: Path) -> Finding:
         "disk",
         "fail",
         f"only {text}; at least {bytes_text(LEAST_DISK_BYTES)} are needed",
-        mend="free some disk space",
+        hint="free some disk space",
         details={"missing_bytes": LEAST_DISK_BYTES - free},
     )
 
@@ -74,7 +74,7 @@ def check_memory(lent_bytes: int) -> Finding:
             "fail",
             f"{bytes_text(lent_bytes)} of memory are too little; at least"
             f" {bytes_text(LEAST_MEMORY_BYTES)} are needed",
-            mend="lend more with --memory, or end other programs",
+            hint="lend more with --memory, or end other programs",
             details={"missing_bytes": LEAST_MEMORY_BYTES - lent_bytes},
         )
     if lent_bytes > available:
@@ -83,7 +83,7 @@ def check_memory(lent_bytes: int) -> Finding:
             "fail",
             f"{bytes_text(lent_bytes)} of memory are to be lent,"
             f" but only {bytes_text(available)} are available",
-            mend="lend less with --memory, or end other programs",
+            hint="lend less with --memory, or end other programs",
             details={"missing_bytes": lent_bytes - available},
         )
     return Finding("memory", "ok", f"{bytes_text(lent_bytes)} lent, {bytes_text(available)} available")
@@ -95,8 +95,8 @@ def check_clock(skew_s: float, most_s: float = MOST_CLOCK_SKEW_S) -> Finding:
     text = f"this clock is {abs(skew_s):.1f} s {ahead} the server's"
     if abs(skew_s) <= most_s:
         return Finding("clock", "ok", text)
-    mend = "set both clocks by NTP, e.g. timedatectl set-ntp true"
-    return Finding("clock", "fail", text, mend=mend, details={"skew_s": skew_s, "most_s": most_s})
+    hint = "set both clocks by NTP, e.g. timedatectl set-ntp true"
+    return Finding("clock", "fail", text, hint=hint, details={"skew_s": skew_s, "most_s": most_s})
 
 
 def check_head(ray_address: str) -> Finding:
@@ -109,7 +109,7 @@ def check_head(ray_address: str) -> Finding:
             "head",
             "fail",
             f"the Ray head at {ray_address} cannot be reached: {failure.strerror or failure}",
-            mend=f"open TCP port {port} in the firewalls between, or have the operator start the server with"
+            hint=f"open TCP port {port} in the firewalls between, or have the operator start the server with"
             " --advertise-address set to an address that this machine reaches",
             details={"ray_address": ray_address},
         )
@@ -133,7 +133,7 @@ def check_resolver() -> Finding:
         "resolver",
         "warn",
         f"looking up a name takes more than {_SLOW_LOOKUP_S:.0f} s: the resolver does not answer, or slowly",
-        mend="name a resolver that answers in /etc/resolv.conf, or none",
+        hint="name a resolver that answers in /etc/resolv.conf, or none",
     )
 
 
@@ -146,7 +146,7 @@ def check_walls() -> Finding:
         "walls",
         "warn",
         "this system has no Landlock: holders of the cluster's token can read what this user can",
-        mend="use Linux 5.13 or newer and, in a container, a seccomp profile that allows Landlock",
+        hint="use Linux 5.13 or newer and, in a container, a seccomp profile that allows Landlock",
     )
 
 
@@ -160,7 +160,7 @@ def check_listening(address: str) -> Finding:
             "address",
             "fail",
             f"this machine cannot listen at {address}: {failure.strerror or failure}",
-            mend="give one of its own IP addresses with --address",
+            hint="give one of its own IP addresses with --address",
             details={"address": address},
         )
     return Finding("address", "ok", f"this machine can listen at {address}")
@@ -183,7 +183,7 @@ def check_devices() -> Finding:
     try:
         found = find_gpus()
     except Unavailable as failure:
-        return Finding("devices", "warn", f"{cpu}; {failure.message}", mend=failure.mend)
+        return Finding("devices", "warn", f"{cpu}; {failure.message}", hint=failure.hint)
     lines = [f"cuda:{index} {gpu.name} ({gpu.uuid})" for index, gpu in enumerate(found)]
     return Finding("devices", "ok", ", ".join([*lines, cpu]))
 
@@ -208,15 +208,15 @@ def find_gpus() -> tuple[Gpu, ...]:
     if program is None:
         return ()
     command = [program, "--query-gpu=uuid,name", "--format=csv,noheader"]
-    mend = "install the driver anew, or join with --device cpu"
+    hint = "install the driver anew, or join with --device cpu"
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_GPU_TIMEOUT_S, check=False)
     except (OSError, subprocess.TimeoutExpired) as failure:
-        raise Unavailable(f"nvidia-smi does not answer: {failure}", mend=mend) from failure
+        raise Unavailable(f"nvidia-smi does not answer: {failure}", hint=hint) from failure
     if done.returncode != 0:
         last = (done.stdout + done.stderr).strip().splitlines()
         raise Unavailable(
-            f"NVIDIA's driver does not work: {last[-1] if last else 'no reason given'}", mend=mend
+            f"NVIDIA's driver does not work: {last[-1] if last else 'no reason given'}", hint=hint
         )
     found = [line.split(", ", 1) for line in done.stdout.splitlines() if ", " in line]
     return visible_gpus([Gpu(*pair) for pair in found], os.environ.get("CUDA_VISIBLE_DEVICES"))

@@ -257,7 +257,7 @@ class Roster:
         except OSError as failure:
             raise Unavailable(
                 f"{name} cannot be started: {failure}",
-                mend=f"see that {self.folder} can be written and its disk is not full",
+                hint=f"see that {self.folder} can be written and its disk is not full",
             ) from failure
 
     def _start(

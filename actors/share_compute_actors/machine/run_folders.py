@@ -42,13 +42,13 @@ def root_folder() -> Path:
     name = f"sc-{os.getuid()}"
     fits = len(os.fsencode(temporary / name)) <= _LONGEST_ROOT
     root = (temporary if fits else Path("/tmp")) / name  # noqa: S108 - sockets need a short path
-    mend = "set TMPDIR to a folder of your own, with a short path"
+    hint = "set TMPDIR to a folder of your own, with a short path"
     try:
         root.mkdir(mode=0o700, exist_ok=True)
     except OSError as failure:
-        raise Unavailable(f"{root} cannot be made: {failure.strerror}", mend=mend) from failure
+        raise Unavailable(f"{root} cannot be made: {failure.strerror}", hint=hint) from failure
     if root.lstat().st_uid != os.getuid() or root.is_symlink():
-        raise Unavailable(f"{root} belongs to somebody else", mend=mend)
+        raise Unavailable(f"{root} belongs to somebody else", hint=hint)
     return root
 
 
@@ -123,7 +123,7 @@ def _take(folder: Path) -> TextIO:
         if owner or time.monotonic() > deadline:
             raise Conflict(
                 f"process {owner or 'unknown'} uses {folder} already",
-                mend=f"end process {owner}, or choose another name" if owner else "try again in a minute",
+                hint=f"end process {owner}, or choose another name" if owner else "try again in a minute",
             )
         time.sleep(_POLL_S)
 
@@ -156,7 +156,7 @@ def _translated(folder: Path) -> Iterator[None]:
     except OSError as failure:
         raise Unavailable(
             f"{folder} cannot be written: {failure.strerror}",
-            mend="free some disk space, or set TMPDIR to a folder of your own, with a short path",
+            hint="free some disk space, or set TMPDIR to a folder of your own, with a short path",
         ) from failure
 
 

@@ -23,5 +23,5 @@ def parse_bytes(text: str) -> int:
     except (KeyError, ValueError):
         size = 0.0
     if not 1 <= size < 2**63:
-        raise UserError(f"{text!r} is not a size of memory", mend="write it like 4GiB or 500MB")
+        raise UserError(f"{text!r} is not a size of memory", hint="write it like 4GiB or 500MB")
     return int(size)

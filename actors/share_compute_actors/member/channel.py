@@ -293,14 +293,14 @@ class Channel:
         start = time.perf_counter()
         while label not in self._arrived:
             if self._is_interrupted:
-                raise StaleEpoch(f"epoch {self.epoch} is over", mend="nothing: the next epoch begins")
+                raise StaleEpoch(f"epoch {self.epoch} is over", hint="nothing: the next epoch begins")
             for rejected in self.rejected:
                 if rejected.label == label:
                     name = self._names.get(rejected.source, rejected.source)
                     raise WrongTensor.of(name, rejected.source, rejected.what, label.step)
             if self.lacks():
                 raise StaleEpoch(
-                    f"a tensor for {self._worker} was lost on its way", mend="nothing: the next epoch begins"
+                    f"a tensor for {self._worker} was lost on its way", hint="nothing: the next epoch begins"
                 )
             left_s = start + timeout_s - time.perf_counter()
             if left_s <= 0:
@@ -308,7 +308,7 @@ class Channel:
                     f"{source} sent no {label.cargo} of microbatch {label.microbatch} in time",
                     machine=source,
                     step=label.step,
-                    mend="check that machine and its network, then resume the job",
+                    hint="check that machine and its network, then resume the job",
                 )
             self._take_in(min(left_s, _GLANCE_S))
         self.waited_s += time.perf_counter() - start
@@ -413,7 +413,7 @@ def _bind(inbound: zmq.Socket[bytes], host: str) -> int:
             return port
     raise Unavailable(
         f"all TCP ports for channels of this machine ({known}) are taken",
-        mend="end jobs or deployments that use this machine, or let it join again",
+        hint="end jobs or deployments that use this machine, or let it join again",
     )
 
 

@@ -233,7 +233,7 @@ def _again(givers: Givers, source: Source, method: str, extent: Extent) -> Piece
     damaged = ContributorLost(
         f"{extent.name} arrived damaged from {source.name} whenever it was asked for",
         machine=source.name,
-        mend="look into memory and network of that machine, then resume the job",
+        hint="look into memory and network of that machine, then resume the job",
     )
 
     def ask() -> Piece:
@@ -275,7 +275,7 @@ def _given(asked: Any, source: Source) -> Any:
         if source.worker is None:
             raise library_lost() from failure
         raise StaleEpoch(
-            "who had a part of the shard died while it was loaded", mend="nothing: the next epoch begins"
+            "who had a part of the shard died while it was loaded", hint="nothing: the next epoch begins"
         ) from failure
 
 
@@ -294,5 +294,5 @@ def fits(shard: Shard, machine: str) -> Iterator[None]:
         raise PlanInfeasible(
             f"the shard of {len(shard)} layers does not fit into {machine}",
             machine=machine,
-            mend="lend more memory there, use more pools, or smaller microbatches",
+            hint="lend more memory there, use more pools, or smaller microbatches",
         ) from failure

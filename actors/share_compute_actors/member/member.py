@@ -227,7 +227,7 @@ class Member(GivesState, KeepsCopies):
 
     def _form(self, epoch: int, meeting: Rendezvous | None, rank: int, size: int) -> None:
         if epoch < self._machine.epoch:
-            raise StaleEpoch(f"epoch {epoch} is over", mend="nothing: the next epoch begins")
+            raise StaleEpoch(f"epoch {epoch} is over", hint="nothing: the next epoch begins")
         self._next = None  # a shard that was loaded for an abandoned plan
         group = None
         if meeting is not None and size > 1:

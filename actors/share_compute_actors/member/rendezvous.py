@@ -74,7 +74,7 @@ class ChannelStore(dist.Store):  # type: ignore[misc]
             except ContributorLost as failure:
                 raise ContributorLost(
                     f"group {self._meeting.group} could not form: a member did not come in time",
-                    mend="check that these machines reach each other, then resume the job",
+                    hint="check that these machines reach each other, then resume the job",
                 ) from failure
             self._known[key] = value.numpy().tobytes()
 

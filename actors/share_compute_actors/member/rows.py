@@ -23,7 +23,7 @@ def library_lost() -> LibraryLost:
     """Return the error for a shard store whose actor died."""
     return LibraryLost(
         "the library process on the server died",
-        mend="look for lack of memory on the server, then resume the job",
+        hint="look for lack of memory on the server, then resume the job",
     )
 
 

@@ -39,7 +39,7 @@ class Samples:
             raise UserError(
                 f"samples of microbatch {microbatch} of step {step} have numbers that are not finite",
                 step=step,
-                mend="look at the data: replace or drop these samples",
+                hint="look at the data: replace or drop these samples",
             )
         return samples
 

@@ -201,7 +201,7 @@ class Assembly:
             wanted = self._planner.answer()
         except PlanInfeasible as lacking:
             if not resting or self._lacking is None:  # otherwise the reason is already known
-                self._lacking = f"{lacking.message}: {lacking.mend}"
+                self._lacking = f"{lacking.message}: {lacking.hint}"
             self._aim(None)
         else:
             if wanted is not None:
@@ -303,6 +303,6 @@ class Assembly:
             self._desk.close(
                 Unavailable(
                     f"{self._planner.spec.name} lacks machines: {self._lacking}",
-                    mend="try again when more machines are there",
+                    hint="try again when more machines are there",
                 )
             )

@@ -69,7 +69,7 @@ class DeploymentServer:
             _log.exception("deployment %s ended", self._assignment.spec.name)
             failure = as_ours(ended)
         if failure is None:
-            failure = Unavailable(f"{self._assignment.spec.name} was taken down", mend="choose another model")
+            failure = Unavailable(f"{self._assignment.spec.name} was taken down", hint="choose another model")
             self._standing.move(DeploymentState.stopped, "taken down")
         else:
             self._standing.move(DeploymentState.failed, failure.message, failure)

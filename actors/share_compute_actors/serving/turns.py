@@ -216,7 +216,7 @@ class TurnEngine:
             raise VerificationFailed(
                 f"hidden states from {source} are not finite",
                 machine=source,
-                mend="serve the model in another precision; if others answer well, check that machine's memory",
+                hint="serve the model in another precision; if others answer well, check that machine's memory",
             )
 
     def _expect(self, turn: Turn) -> None:

@@ -94,7 +94,7 @@ class ServedWeights:
         if not isinstance(config.get("model_type"), str):
             raise UserError(
                 f"{self._folder / 'config.json'} names no model_type",
-                mend="give a folder that save_pretrained wrote",
+                hint="give a folder that save_pretrained wrote",
             )
         return config
 

@@ -99,7 +99,7 @@ def text_request(spec: GenerateJob, value: Any, *, seed: int) -> TextRequest:
             return CompletionRequest.model_validate({"model": name, "prompt": _text(value), **options})
         return ChatRequest.model_validate({"model": name, "messages": value, **options})
     except ValidationError as failure:
-        raise invalid(failure, "mend the row") from failure
+        raise invalid(failure, "fix the row") from failure
 
 
 def sampling_options(sampling: BatchSamplingSpec) -> dict[str, Any]:
@@ -114,7 +114,7 @@ def row_seed(seed: int, number: int) -> int:
 
 def _text(value: Any) -> str:
     if not isinstance(value, str):
-        raise UserError(f"the row holds {type(value).__name__}, not text", mend="write it as text")
+        raise UserError(f"the row holds {type(value).__name__}, not text", hint="write it as text")
     return value
 
 

@@ -144,8 +144,8 @@ class BatchAttempt:
                 return _failed(failure)
             if isinstance(failure, OSError):
                 problem = f"the answers cannot be written: {failure.strerror or failure}"
-                mend = f"free space, then share-compute resume {self._job.id}"
-                return _failed(Unavailable(problem, mend=mend))
+                hint = f"free space, then share-compute resume {self._job.id}"
+                return _failed(Unavailable(problem, hint=hint))
             raise failure from failures
 
     async def _made(self) -> AttemptEnded:
@@ -160,7 +160,7 @@ class BatchAttempt:
             telling.cancel()
         await self._tell(parts)
         if await asyncio.to_thread(self._inputs.survey) != survey:
-            raise Conflict("the files changed while their rows were answered", mend="submit a new job")
+            raise Conflict("the files changed while their rows were answered", hint="submit a new job")
         format_: Format = self._spec.output.format or ("parquet" if self._inputs.is_parquet else "jsonl")
         target = self._folder / "artifacts" / f"{ARTIFACT}.{format_}"
         size_bytes = await asyncio.to_thread(write_output, self._inputs, parts, target, format_)

@@ -82,7 +82,7 @@ def _check_data(spec: BatchJob, processes: IsolatedProcesses) -> None:
     try:
         processes.ask(question)
     except UserError as failure:
-        raise refused("data", failure.message, failure.mend or "mend the files") from failure
+        raise refused("data", failure.message, failure.hint or "fix the files") from failure
 
 
 def _check_sampling(spec: GenerateJob, processes: IsolatedProcesses) -> None:
@@ -92,4 +92,4 @@ def _check_sampling(spec: GenerateJob, processes: IsolatedProcesses) -> None:
         if grammar is not None:
             processes.ask(CheckSchema(text=grammar, owner="batches"))
     except UserError as failure:
-        raise refused("sampling", failure.message, "mend these options") from failure
+        raise refused("sampling", failure.message, "fix these options") from failure

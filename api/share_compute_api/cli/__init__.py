@@ -129,7 +129,7 @@ def main() -> None:
     except ValidationError as failure:
         wrong = "; ".join(f"{item['field']}: {item['problem']}" for item in field_errors(failure))
         refused = UserError(
-            wrong, mend="mend this option or environment variable; `share-compute config` shows all"
+            wrong, hint="fix this option or environment variable; `share-compute config` shows all"
         )
         print_failure(refused, as_json="--json" in sys.argv)
         sys.exit(refused.exit_code)

@@ -50,7 +50,7 @@ def get_artifact(
         found = [client.artifact(job, name).artifact] if name else client.artifacts(job)
         if not found:
             raise NotFound(
-                f"job {job} has no result yet", mend=f"wait for it: share-compute logs -f {job}", job=job
+                f"job {job} has no result yet", hint=f"wait for it: share-compute logs -f {job}", job=job
             )
         paths = [_download(client, artifact, output, artifact.name, as_json=as_json) for artifact in found]
     if as_json:
@@ -93,13 +93,13 @@ def export(
 
     folder = folder.resolve()
     if folder.exists():
-        raise Conflict(f"{folder} exists already", mend="remove it, or choose another folder")
+        raise Conflict(f"{folder} exists already", hint="remove it, or choose another folder")
     with Client() as client:
         steps = [checkpoint.step for checkpoint in client.checkpoints(job)]
         if not steps:
             raise NotFound(
                 f"job {job} has no checkpoint yet",
-                mend="set training.checkpoint_every, or wait for the job's end",
+                hint="set training.checkpoint_every, or wait for the job's end",
                 job=job,
             )
         artifact = client.export(job, steps[-1] if step is None else step)

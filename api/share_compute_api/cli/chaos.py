@@ -120,13 +120,13 @@ class _Storm:
             if job.state.is_final:
                 raise Conflict(
                     f"the job is {job.state.value} already",
-                    mend="submit one that takes longer, and begin at once",
+                    hint="submit one that takes longer, and begin at once",
                     job=self._job_id,
                 )
             if time.monotonic() > deadline_s:
                 raise Conflict(
                     f"the job did not begin to run: {job.reason or job.state.value}",
-                    mend=f"see what it waits for: share-compute show {self._job_id}",
+                    hint=f"see what it waits for: share-compute show {self._job_id}",
                     job=self._job_id,
                 )
             time.sleep(_GLANCE_S)
@@ -234,7 +234,7 @@ def _seconds(text: str) -> float:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|m|min|h)?", text.strip())
     seconds = float(match[1]) * _UNITS_S[match[2] or ""] if match else 0.0
     if seconds <= 0:
-        raise UserError(f"--mtbf {text} is no time above 0", mend="write it like 20s, 2m or 1h")
+        raise UserError(f"--mtbf {text} is no time above 0", hint="write it like 20s, 2m or 1h")
     return seconds
 
 
@@ -244,7 +244,7 @@ def _kinds(text: str) -> list[StormKind]:
     wanted = {part.strip() for part in text.split(",") if part.strip()}
     if unknown := wanted.difference(STORM_KINDS):
         raise UserError(
-            f"--kinds {', '.join(sorted(unknown))} is not known", mend=f"choose of {', '.join(STORM_KINDS)}"
+            f"--kinds {', '.join(sorted(unknown))} is not known", hint=f"choose of {', '.join(STORM_KINDS)}"
         )
     return [kind for kind in STORM_KINDS if kind in wanted]
 
@@ -310,13 +310,13 @@ def _conclude(report: StormReport) -> None:
     if report.against is not None and report.against.first_difference is not None:
         raise VerificationFailed(
             f"losses differ from those of {report.against.job_id} from step {report.against.first_difference} on",
-            mend="see that both jobs are alike, on machines of one kind; if they are, report this with the seed",
+            hint="see that both jobs are alike, on machines of one kind; if they are, report this with the seed",
             job=report.job_id,
         )
     if report.unrecovered and not report.state.is_final:
         hit = report.unrecovered[0]
         raise VerificationFailed(
             f"after {_said(hit)} no step was committed in {_RECOVERY_S:.0f} s",
-            mend=f"share-compute logs {report.job_id}",
+            hint=f"share-compute logs {report.job_id}",
             job=report.job_id,
         )

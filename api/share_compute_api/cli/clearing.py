@@ -23,7 +23,7 @@ def clear(
         known = client.contributors()
         found = next((one for one in reversed(known) if machine in (one.id, one.name)), None)
         if found is None:
-            raise NotFound(f"no machine is called {machine}", mend="share-compute contributors lists them")
+            raise NotFound(f"no machine is called {machine}", hint="share-compute contributors lists them")
         cleared = client.clear_contributor(found.id)
     if as_json:
         print_json(cleared)

@@ -38,7 +38,7 @@ def delete(
             if not job.state.is_final and not cancel:
                 raise UserError(
                     f"job {job.id} is {job.state}; nothing was deleted",
-                    mend="wait for it, or delete it with --cancel",
+                    hint="wait for it, or delete it with --cancel",
                     job=job.id,
                 )
         named = ", ".join(f"{job.id} ({job.name})" for job in found)
@@ -89,5 +89,5 @@ def confirm(question: str, *, yes: bool) -> None:
     if yes:
         return
     if not sys.stdin.isatty():
-        raise UserError("this deletes something, and nobody can be asked", mend="pass --yes")
+        raise UserError("this deletes something, and nobody can be asked", hint="pass --yes")
     typer.confirm(question, abort=True, err=True)

@@ -170,8 +170,8 @@ def _require_success(job: JobRecord) -> None:
     from share_compute.jobs.states import JobState
 
     if job.state is not JobState.succeeded:
-        mend = (job.error or {}).get("mend") or "run share-compute doctor, then try again"
-        raise ShareComputeError(f"the job {job.state.value}: {job.reason}", mend=mend, job=job.id)
+        hint = (job.error or {}).get("hint") or "run share-compute doctor, then try again"
+        raise ShareComputeError(f"the job {job.state.value}: {job.reason}", hint=hint, job=job.id)
 
 
 def _machines(machines: list[ContributorRecord]) -> Table:

@@ -33,8 +33,8 @@ def doctor(
         findings.append(finding)
         if not as_json:
             console.print(f"{_SIGNS[finding.state]} {finding.check}: {escape(finding.text)}")
-            if finding.mend and finding.state != "ok":
-                console.print(f"     [dim]{escape(finding.mend)}[/]")
+            if finding.hint and finding.state != "ok":
+                console.print(f"     [dim]{escape(finding.hint)}[/]")
     failed = any(finding.state == "fail" for finding in findings)
     if as_json:
         print_json({"ok": not failed, "findings": [asdict(finding) for finding in findings]})

@@ -75,5 +75,5 @@ def _show_end(client: Client, job: JobRecord) -> None:
             console.print(f"Fetch the result: {escape(command)}")
     elif job.state is JobState.failed:
         console.print(f"[red]failed:[/red] {escape(job.reason)}")
-        mend = (job.error or {}).get("mend") or f"share-compute resume {job.id}"
-        console.print(f"        {mend}", style="dim", markup=False)
+        hint = (job.error or {}).get("hint") or f"share-compute resume {job.id}"
+        console.print(f"        {hint}", style="dim", markup=False)

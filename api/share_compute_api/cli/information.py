@@ -108,7 +108,7 @@ def schema(
     from share_compute.specification import Kind, job_schema
 
     if kind not in get_args(Kind):
-        raise UserError(f"there is no kind {kind}", mend=f"known: {', '.join(get_args(Kind))}")
+        raise UserError(f"there is no kind {kind}", hint=f"known: {', '.join(get_args(Kind))}")
     print_text(json.dumps(job_schema(cast("Kind", kind)), indent=2) + "\n")
 
 

@@ -119,5 +119,5 @@ def _seconds(text: str) -> float:
 
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text.strip().lower())
     if found is None:
-        raise UserError(f"{text!r} is not a time", mend="write it like 90s, 30m, 12h or 7d")
+        raise UserError(f"{text!r} is not a time", hint="write it like 90s, 30m, 12h or 7d")
     return float(found[1]) * _UNITS_S[found[2]]

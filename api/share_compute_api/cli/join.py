@@ -198,16 +198,16 @@ def _read_invite(file: Path | None) -> str:
     if file is None:
         raise UserError(
             "no invite is given",
-            mend=f"set {INVITE_VARIABLE}, or name a file with --invite-file (- is standard input)",
+            hint=f"set {INVITE_VARIABLE}, or name a file with --invite-file (- is standard input)",
         )
     try:
         text = sys.stdin.read() if str(file) == "-" else file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as failure:
         raise UserError(
-            f"the invite cannot be read: {failure}", mend="name a file with the code alone"
+            f"the invite cannot be read: {failure}", hint="name a file with the code alone"
         ) from failure
     if not text.strip():
-        raise UserError("the invite is empty", mend="ask the operator for one: share-compute invite")
+        raise UserError("the invite is empty", hint="ask the operator for one: share-compute invite")
     return text.strip()
 
 

@@ -92,7 +92,7 @@ def _family(client: Client, name_or_id: str) -> list[ContributorRecord]:
     found = next((record for record in here if name_or_id in (record.id, record.name)), None)
     if found is None:
         raise NotFound(
-            f"there is no machine {name_or_id}", mend="`share-compute contributors` lists names and ids"
+            f"there is no machine {name_or_id}", hint="`share-compute contributors` lists names and ids"
         )
     others = (record for record in here if record is not found)
     return [found, *(record for record in others if record.invited_as == found.invited_as)]

@@ -102,8 +102,8 @@ def print_failure(failure: ShareComputeError, *, as_json: bool) -> None:
         sys.stderr.write(json.dumps({"error": document}, default=str) + "\n")
         return
     _errors.print(f"[red]error:[/red] {escape(failure.message)}")
-    if failure.mend:
-        _errors.print(f"       {escape(failure.mend)}", style="dim")
+    if failure.hint:
+        _errors.print(f"       {escape(failure.hint)}", style="dim")
 
 
 def state_text(state: str) -> str:

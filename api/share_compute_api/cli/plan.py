@@ -111,7 +111,7 @@ def _require_meaning(context: typer.Context, objective: _Purpose) -> None:
         if source is not None and source.name == "COMMANDLINE" and objective not in objectives:
             raise UserError(
                 f"--{name.replace('_', '-')} means nothing for objective {objective}",
-                mend=f"leave it out, or plan with --objective {' or '.join(objectives)}",
+                hint=f"leave it out, or plan with --objective {' or '.join(objectives)}",
             )
 
 
@@ -127,7 +127,7 @@ def _serving(**options: object) -> ServingRequest:
             f"--{item['field'].removesuffix('_s').replace('_', '-')}: {item['problem']}"
             for item in field_errors(failure)
         ]
-        raise UserError("; ".join(wrong), mend="see share-compute plan --help") from failure
+        raise UserError("; ".join(wrong), hint="see share-compute plan --help") from failure
 
 
 def _report(
@@ -165,7 +165,7 @@ def _require_machines(topology: Topology, file: Path) -> None:
     if not topology.contributors:
         raise PlanInfeasible(
             f"{file} has no machine to plan on",
-            mend="list at least one under contributors",
+            hint="list at least one under contributors",
             details={"machines_ready": 0},
         )
 

@@ -131,6 +131,6 @@ def uninstall_service(name: Name = None) -> None:
     name = name or default_name()
     if not systemd.uninstall(name):
         raise NotFound(
-            f"{systemd.unit_name(name)} is not installed", mend="name the machine: --name, as at its install"
+            f"{systemd.unit_name(name)} is not installed", hint="name the machine: --name, as at its install"
         )
     console.print(f"{systemd.unit_name(name)} is removed")

@@ -65,14 +65,14 @@ def simulate(
     from share_compute_api.jobfile import read_job, read_text
 
     if topology is not None and fleet is not None:
-        raise UserError("--fleet and --topology exclude each other", mend="give one of them")
+        raise UserError("--fleet and --topology exclude each other", hint="give one of them")
     if topology is not None and machines is not None:
         raise UserError(
-            "--machines and --topology exclude each other", mend="the file says which machines there are"
+            "--machines and --topology exclude each other", hint="the file says which machines there are"
         )
     if back_after is not None and mtbf is None:
         raise UserError(
-            "--back-after without --mtbf: no machine ever fails", mend="add --mtbf, or leave it out"
+            "--back-after without --mtbf: no machine ever fails", hint="add --mtbf, or leave it out"
         )
     spec = read_job(file)
     name = str(topology) if topology else (fleet or FleetName.mixed).value
@@ -103,7 +103,7 @@ def parse_time(text: str, option: str) -> float:
 
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(s|min|m|h|d)\s*", text)
     if match is None:
-        raise UserError(f"{option} {text!r} is not a time", mend="write it as 90s, 30m, 4h or 2d")
+        raise UserError(f"{option} {text!r} is not a time", hint="write it as 90s, 30m, 4h or 2d")
     return float(match[1]) * _UNITS[match[2]]
 
 

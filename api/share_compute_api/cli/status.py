@@ -31,8 +31,8 @@ def status(as_json: Json = False) -> None:
     console.print(f"[dim]jobs may name files below: {escape(roots)}[/]")
     for alert in alerts:
         console.print(f"{_SIGNS[alert.severity]} {escape(alert.text)}")
-        if alert.mend:
-            console.print(f"      [dim]{escape(alert.mend)}[/]", soft_wrap=True)
+        if alert.hint:
+            console.print(f"      [dim]{escape(alert.hint)}[/]", soft_wrap=True)
     console.print()
     rows = (
         (

@@ -42,7 +42,7 @@ def topology(
     except OSError as failure:
         raise UserError(
             f"{output} cannot be written: {failure.strerror}",
-            mend="name a file in a folder that you may write to",
+            hint="name a file in a folder that you may write to",
         ) from failure
     if not as_json:
         count = len(found.contributors)

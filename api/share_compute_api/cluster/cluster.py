@@ -131,12 +131,12 @@ class Cluster:
 
     async def _ask(self, operation: str, *arguments: Any) -> Any:
         log = "look into the server's log"
-        with translated("the process that calls Ray", mistake_mend=log, loss_mend=log):
+        with translated("the process that calls Ray", mistake_hint=log, loss_hint=log):
             try:
                 async with asyncio.timeout(_ANSWER_S):
                     return await (await self._connected()).call(operation, *arguments)
             except TimeoutError as failure:
-                raise Unavailable(f"Ray did not answer within {_ANSWER_S:.0f} s", mend=log) from failure
+                raise Unavailable(f"Ray did not answer within {_ANSWER_S:.0f} s", hint=log) from failure
 
     async def _connected(self) -> Gateway:
         while self._gateway is None:  # it may be lost again before a waiting task resumes
@@ -146,7 +146,7 @@ class Cluster:
     def unusable(self) -> Unavailable:
         """Return the error for an action that needs Ray while Ray cannot be used."""
         why = self.trouble or "the server is not connected to Ray"
-        return Unavailable(why, mend="try again; if it stays so, look into the server's log")
+        return Unavailable(why, hint="try again; if it stays so, look into the server's log")
 
     # -- actors -------------------------------------------------------------------------------------------------------
 

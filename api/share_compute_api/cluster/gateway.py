@@ -64,7 +64,7 @@ class Gateway:
             first = b""
         if not first:
             raise Unavailable(
-                "the process that calls Ray could not connect to the head", mend="look into its log"
+                "the process that calls Ray could not connect to the head", hint="look into its log"
             )
         return reader
 
@@ -118,7 +118,7 @@ class Gateway:
         if len(line) > MOST_BYTES:
             too_large = TooLarge(
                 f"a call of {bytes_text(len(line))} is larger than the {bytes_text(MOST_BYTES)} that one may have",
-                mend="send less at once",
+                hint="send less at once",
                 details={"size_bytes": len(line), "most_bytes": MOST_BYTES},
             )
             raise CallFailed(
@@ -183,13 +183,13 @@ class RemoteActor:
 
 
 @contextmanager
-def translated(who: str, *, mistake_mend: str, loss_mend: str, job: str | None = None) -> Iterator[None]:
+def translated(who: str, *, mistake_hint: str, loss_hint: str, job: str | None = None) -> Iterator[None]:
     """Raise an error with a hint in place of `CallFailed`.
 
     Args:
         who: the actor, as the beginning of a sentence.
-        mistake_mend: hint for a failure of the actor.
-        loss_mend: hint for an actor whose process died or cannot be reached.
+        mistake_hint: hint for a failure of the actor.
+        loss_hint: hint for an actor whose process died or cannot be reached.
         job: the job that the actor works for.
 
     Raises:
@@ -205,11 +205,11 @@ def translated(who: str, *, mistake_mend: str, loss_mend: str, job: str | None =
             raise raised(failure) from failed
         if failure.kind == "mistake":
             raise Unavailable(
-                f"{who} made a mistake: {failure.message}", mend=mistake_mend, job=job
+                f"{who} made a mistake: {failure.message}", hint=mistake_hint, job=job
             ) from failed
         if failure.kind == "no_answer":
-            raise Unavailable(f"Ray does not answer: {failure.message}", mend=loss_mend, job=job) from failed
-        raise ContributorLost(f"{who} died: {failure.message}", mend=loss_mend, job=job) from failed
+            raise Unavailable(f"Ray does not answer: {failure.message}", hint=loss_hint, job=job) from failed
+        raise ContributorLost(f"{who} died: {failure.message}", hint=loss_hint, job=job) from failed
 
 
 def _described(operation: str, arguments: Sequence[Any]) -> str:

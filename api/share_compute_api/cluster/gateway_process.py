@@ -190,7 +190,7 @@ class Operations:
         try:
             return self._actors[number]
         except KeyError:
-            raise Unavailable(f"there is no actor {number} any more", mend="start another one") from None
+            raise Unavailable(f"there is no actor {number} any more", hint="start another one") from None
 
 
 async def _awaited(reference: Any) -> Any:

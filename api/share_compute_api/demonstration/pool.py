@@ -112,7 +112,7 @@ class LocalPool:
                 count = f"{len(ready)} of {len(self._machines)}"
                 raise Unavailable(
                     f"{count} machines are ready after {_READY_DEADLINE_S:.0f} s",
-                    mend="try again when this machine has less to do",
+                    hint="try again when this machine has less to do",
                 )
             time.sleep(_POLL_S)
 
@@ -139,7 +139,7 @@ def _not_started(server: Child) -> ShareComputeError:
         return _ended(server, "the server")
     return Unavailable(
         f"the server did not start within {_UP_DEADLINE_S:.0f} s",
-        mend="try again when this machine has less to do",
+        hint="try again when this machine has less to do",
         details={"log": server.log_tail()},
     )
 
@@ -148,6 +148,6 @@ def _ended(child: Child, what: str) -> ShareComputeError:
     lines = [line for line in child.log_tail().splitlines() if line.strip()] or ["it printed nothing"]
     return Unavailable(
         f"{what} ended with status {child.exit_code}: {lines[-1][:300]}",
-        mend="share-compute doctor may tell why",
+        hint="share-compute doctor may tell why",
         details={"log": child.log_tail()},
     )

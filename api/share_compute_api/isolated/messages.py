@@ -215,7 +215,7 @@ class Problem(_Message):
 
     code: str = Field(max_length=100)
     detail: str = Field(max_length=MOST_DETAIL)
-    mend: str | None = Field(default=None, max_length=MOST_DETAIL)
+    hint: str | None = Field(default=None, max_length=MOST_DETAIL)
     details: dict[str, Any] | None = None
 
 

@@ -81,7 +81,7 @@ class _Turns:
         if len(mine) >= self._limits.waiting_per_source or len(self) >= self._limits.waiting:
             raise Busy(
                 f"{len(mine)} requests wait for {asked.question.subject}",
-                mend=f"try again in {_RETRY_AFTER_S} s",
+                hint=f"try again in {_RETRY_AFTER_S} s",
                 details={"retry_after_s": _RETRY_AFTER_S},
             )
         mine.append(asked)
@@ -275,7 +275,7 @@ class _Runner:
         return UserError(
             f"{question.subject} took more than {self._limits.time_s:g} s on this request, or "
             f"{self._limits.load_s:g} s to load",
-            mend="send less; if it is so for short requests, too, mend it and deploy the model again",
+            hint="send less; if it is so for short requests, too, fix it and deploy the model again",
             details={"code": "too_much_time"},
         )
 
@@ -285,17 +285,17 @@ class _Runner:
             return UserError(
                 f"{question.subject} took more than {bytes_text(self._limits.memory_bytes)} of memory "
                 "on this request",
-                mend="send less; if it is so for short requests, too, mend it and deploy the model again",
+                hint="send less; if it is so for short requests, too, fix it and deploy the model again",
                 details={"code": "too_much_memory"},
             )
         if status == -signal.SIGKILL:
             return Unavailable(
                 f"the process for {question.subject} was killed; the server may be out of memory",
-                mend="try again",
+                hint="try again",
             )
         return UserError(
             f"{question.subject} made its process crash",
-            mend="use the files that the model was published with",
+            hint="use the files that the model was published with",
         )
 
 
@@ -305,9 +305,9 @@ def _started(limits: Limits) -> IsolatedProcess:
     except (ProcessEnded, OSError) as failure:
         _log.exception("a process for tokenizers does not start")
         raise Unavailable(
-            "the server cannot start a process for tokenizers", mend="look into its log, and try again"
+            "the server cannot start a process for tokenizers", hint="look into its log, and try again"
         ) from failure
 
 
 def _ending() -> Unavailable:
-    return Unavailable("the server ends", mend="ask again in a while")
+    return Unavailable("the server ends", hint="ask again in a while")

@@ -167,4 +167,4 @@ class IsolatedProcess:
 
 
 def _error(problem: messages.Problem) -> ShareComputeError:
-    return error_of(problem.code, problem.detail, {"mend": problem.mend, "details": problem.details})
+    return error_of(problem.code, problem.detail, {"hint": problem.hint, "details": problem.details})

@@ -156,7 +156,7 @@ def _reply(work: Work, question: messages.AnyQuestion) -> BaseModel:
         from share_compute_api.serving.tokenizer import shortened
 
         said = f"{question.subject} cannot be used: {type(failure).__name__}: {shortened(failure)}"
-        return _problem(UserError(said, mend="use the files that the model was published with"))
+        return _problem(UserError(said, hint="use the files that the model was published with"))
 
 
 def _problem(failure: ShareComputeError) -> BaseModel:
@@ -164,7 +164,7 @@ def _problem(failure: ShareComputeError) -> BaseModel:
         problem=messages.Problem(
             code=failure.code,
             detail=failure.message[: messages.MOST_DETAIL],
-            mend=failure.mend,
+            hint=failure.hint,
             details=failure.details or None,
         )
     )

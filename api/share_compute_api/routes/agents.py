@@ -102,7 +102,7 @@ async def dial(
     if not _may_dial(wanted.address, request):
         raise UserError(
             f"other machines cannot reach {wanted.address}",
-            mend="give an IP address of this machine that they reach, with --address",
+            hint="give an IP address of this machine that they reach, with --address",
         )
     address, greeting = str(wanted.address), bytes.fromhex(wanted.greeting)
     async with context.dials:
@@ -215,7 +215,7 @@ def _check_clock(clock: datetime, context: Context) -> None:
     if abs(skew_s) > MOST_CLOCK_SKEW_S:
         raise ClockSkew(
             f"the joining machine's clock is {abs(skew_s):.0f} s {'ahead' if skew_s > 0 else 'behind'}",
-            mend="set both clocks by NTP, e.g. timedatectl set-ntp true",
+            hint="set both clocks by NTP, e.g. timedatectl set-ntp true",
             details={"skew_s": skew_s, "most_s": MOST_CLOCK_SKEW_S},
         )
 
@@ -224,7 +224,7 @@ def _cluster(context: Context) -> ClusterInfo:
     if context.cluster is None:
         raise _no_cluster()
     if context.cluster.is_rotating:
-        raise Unavailable("the cluster's token is being changed", mend="try again in a minute")
+        raise Unavailable("the cluster's token is being changed", hint="try again in a minute")
     if context.cluster.trouble is not None:
         raise context.cluster.unusable()
     return context.cluster.info
@@ -233,7 +233,7 @@ def _cluster(context: Context) -> ClusterInfo:
 def _no_cluster() -> Unavailable:
     return Unavailable(
         "this server runs without a Ray cluster; no machine can join",
-        mend="start it with `share-compute up`",
+        hint="start it with `share-compute up`",
     )
 
 

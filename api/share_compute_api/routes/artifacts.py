@@ -58,7 +58,7 @@ def get_artifact_file(job_id: str, name: str, path: str, context: InContext, cal
     if opened is None:
         raise NotFound(
             f"artifact {name} has no file {path}",
-            mend=f"share-compute artifacts list {job_id} shows what there is",
+            hint=f"share-compute artifacts list {job_id} shows what there is",
             job=job_id,
         )
     return _OpenedFile(opened, Path(path).name)

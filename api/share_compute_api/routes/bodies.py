@@ -47,13 +47,13 @@ def read_spec(content_type: str, body: bytes, parse: Callable[[str | dict[str, A
         text = body.decode()
         return parse(text if kind in _YAML_TYPES else json.loads(text))
     except UnicodeDecodeError as failure:
-        raise UserError("the job is not UTF-8 text", mend="save it as UTF-8") from failure
+        raise UserError("the job is not UTF-8 text", hint="save it as UTF-8") from failure
     except json.JSONDecodeError as failure:
         raise UserError(
             f"the job is not valid JSON at line {failure.lineno}, column {failure.colno}: {failure.msg}",
-            mend="mend the JSON, or send YAML as application/yaml",
+            hint="fix the JSON, or send YAML as application/yaml",
         ) from failure
     except RecursionError as failure:
-        raise UserError("the job is nested too deeply", mend="flatten it") from failure
+        raise UserError("the job is nested too deeply", hint="flatten it") from failure
     except ValueError as failure:  # e.g. a number with thousands of digits
-        raise UserError(f"the job is not valid JSON: {failure}", mend="mend the number") from failure
+        raise UserError(f"the job is not valid JSON: {failure}", hint="fix the number") from failure

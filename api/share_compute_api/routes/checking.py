@@ -34,7 +34,7 @@ def checked(context: Context, caller: ApiKeyRecord, content_type: str, body: byt
     except UserError as failure:
         fields = failure.details.get("fields") or [{"field": "", "problem": failure.message}]
         problems = [FieldProblem.model_validate(one) for one in fields]
-        return SpecCheck(kind=kind, problems=problems, mend=failure.mend)
+        return SpecCheck(kind=kind, problems=problems, hint=failure.hint)
     return SpecCheck(kind=kind, problems=[])
 
 

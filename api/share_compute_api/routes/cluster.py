@@ -22,7 +22,7 @@ async def rotate_token(context: InContext) -> TokenRotated:
     All nodes restart with the new token. Jobs write a checkpoint first and continue from it; streams wait.
     """
     if context.rotation is None:
-        raise Unavailable("this server runs without a Ray cluster", mend="start it with `share-compute up`")
+        raise Unavailable("this server runs without a Ray cluster", hint="start it with `share-compute up`")
     # A client that disconnects must not stop the change half-way.
     done = await asyncio.shield(context.rotation.begin())
     return TokenRotated(jobs=done.jobs, seconds=done.seconds)

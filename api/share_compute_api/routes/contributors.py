@@ -110,10 +110,10 @@ def measure_contributor(contributor_id: str, context: InContext) -> ContributorR
     record = context.store.contributors.get(contributor_id)
     if record.state in GONE:
         raise Conflict(
-            f"machine {record.name} is {record.state.value}", mend="let it join again", machine=record.name
+            f"machine {record.name} is {record.state.value}", hint="let it join again", machine=record.name
         )
     if context.measurements is None:
-        raise Unavailable("this server runs without a Ray cluster", mend="start it with `share-compute up`")
+        raise Unavailable("this server runs without a Ray cluster", hint="start it with `share-compute up`")
     context.measurements.want(contributor_id)
     return record
 

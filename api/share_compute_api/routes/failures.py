@@ -29,13 +29,13 @@ async def make_failure(job_id: str, request: FailureRequest, context: InContext)
     if not context.settings.allow_failures:
         raise UserError(
             "this server does not let jobs fail on purpose",
-            mend="start it with `share-compute up --allow-failures`, for tests only",
+            hint="start it with `share-compute up --allow-failures`, for tests only",
             job=job_id,
         )
     job = await run_in_threadpool(context.store.jobs.get, job_id)
     if job.state is not JobState.running or context.cluster is None:
         raise Conflict(
-            f"the job is {job.state.value}, so it has no members", mend="wait until it runs", job=job_id
+            f"the job is {job.state.value}, so it has no members", hint="wait until it runs", job=job_id
         )
     at = datetime.now(UTC)
     await context.cluster.make_fail(job_id, request.contributor_id, request.kind, request.duration_s)

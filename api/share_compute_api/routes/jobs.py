@@ -124,7 +124,7 @@ async def get_timeline(job_id: str, request: Request, context: InContext) -> Pla
         return PlanTimeline(problem=problem)
     timeline = await context.plans.timeline(wanted, lambda: departure(request.receive, context.bell))
     if timeline is None:
-        raise Unavailable("the server ends, or whoever asked went away", mend="ask again")
+        raise Unavailable("the server ends, or whoever asked went away", hint="ask again")
     return timeline
 
 
@@ -132,7 +132,7 @@ def _timeline_request(job_id: str, context: Context) -> TimelineRequest:
     job = context.store.jobs.get(job_id)
     spec = job.training
     if job.plan is None:
-        raise Conflict(f"job {job_id} has no plan", mend="wait until it runs", job=job_id)
+        raise Conflict(f"job {job_id} has no plan", hint="wait until it runs", job=job_id)
     # Machines that have left are included, since the plan contains them.
     machines = context.store.contributors.list(ids=job.plan.machines)
     return TimelineRequest(

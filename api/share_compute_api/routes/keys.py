@@ -22,7 +22,7 @@ def create_key(wanted: KeyRequest, context: InContext, caller: Admin) -> KeyCrea
     if lacking:
         raise MissingScope(
             f"this key cannot give the scope {min(lacking)}, which it lacks",
-            mend="leave it out, or use a key that has it",
+            hint="leave it out, or use a key that has it",
         )
     record, key = context.store.keys.create(wanted.name, wanted.scopes)
     return KeyCreated(id=record.id, name=record.name, scopes=record.scopes, key=key)

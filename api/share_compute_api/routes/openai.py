@@ -117,7 +117,7 @@ async def create_embedding(
     if found.facts.kind != "embed":
         raise UserError(
             f"model {wanted.model} writes text; it gives no vectors",
-            mend="use /v1/chat/completions or /v1/completions, or name an encoder",
+            hint="use /v1/chat/completions or /v1/completions, or name an encoder",
             details={"param": "model"},
         )
     engine = cast("VectorEngine", found)
@@ -129,7 +129,7 @@ async def create_embedding(
     if wanted.dimensions not in (None, len(vectors[0])):
         raise UserError(
             f"dimensions: model {wanted.model} gives {len(vectors[0])}, not {wanted.dimensions}",
-            mend="leave it out",
+            hint="leave it out",
             details={"param": "dimensions"},
         )
     as_base64 = wanted.encoding_format == "base64"
@@ -148,11 +148,11 @@ async def _engine(context: Context, name: str) -> Engine:
     details = {"param": "model", "code": "model_not_found"}
     if deployment is None:
         raise NotFound(
-            f"there is no model {name}", mend="GET /v1/models lists what is served", details=details
+            f"there is no model {name}", hint="GET /v1/models lists what is served", details=details
         )
     raise Unavailable(
         f"model {name} does not answer yet: it is {deployment.state.value}, {deployment.reason}",
-        mend=f"try again in {RETRY_AFTER_S} s",
+        hint=f"try again in {RETRY_AFTER_S} s",
         details={"param": "model", "code": "model_not_ready", "retry_after_s": RETRY_AFTER_S},
     )
 
@@ -162,7 +162,7 @@ async def _text_engine(context: Context, name: str) -> TextEngine:
     if engine.facts.kind != "generate":
         raise UserError(
             f"model {name} turns text into vectors; it writes none",
-            mend="use /v1/embeddings, or name a model that writes",
+            hint="use /v1/embeddings, or name a model that writes",
             details={"param": "model"},
         )
     return cast("TextEngine", engine)

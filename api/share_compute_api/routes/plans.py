@@ -61,7 +61,7 @@ async def plan(request: Request, context: InContext, caller: Submitter) -> PlanR
     )
     report = await context.plans.plan(wanted, departure(request.receive, context.bell))
     if report is None:
-        raise Unavailable("the server ends, or whoever asked went away", mend="ask again")
+        raise Unavailable("the server ends, or whoever asked went away", hint="ask again")
     return _with_idle(report, left_out) if left_out else report
 
 
@@ -92,7 +92,7 @@ def _complete(
     try:
         wanted = PlanRequest.model_validate_json(body)
     except ValidationError as failure:
-        raise invalid(failure, "mend these fields of the request") from failure
+        raise invalid(failure, "fix these fields of the request") from failure
     load_strategy(wanted.strategy or wanted.job.parallelism.strategy)
     with resolved(wanted.job, context, caller, reads_data=False) as job:
         check_model(job, context.isolated)
@@ -107,13 +107,13 @@ def _complete(
         names = listed([machine.name for machine in left_out])
         raise PlanInfeasible(
             f"nothing can be predicted: of the machines that are ready ({names}), the speed of none was measured",
-            mend="run share-compute doctor there and let them join again, or give a topology",
+            hint="run share-compute doctor there and let them join again, or give a topology",
             details={"machines_ready": len(left_out)},
         )
     if not topology.contributors:
         raise PlanInfeasible(
             "there is no machine to plan on",
-            mend="let machines join (share-compute invite), or give a topology with some",
+            hint="let machines join (share-compute invite), or give a topology with some",
             details={"machines_ready": 0},
         )
     return wanted.model_copy(update={"topology": topology}), left_out

@@ -25,7 +25,7 @@ def sign_in(wanted: SignInRequest, request: Request, response: Response, context
     if record is None:
         raise NotAuthorized(
             "this API key is not valid" if wanted.key else "this sign-in link was used already, or is over",
-            mend="`share-compute sign-in` on the server's machine makes a new link",
+            hint="`share-compute sign-in` on the server's machine makes a new link",
         )
     return _begin(record, request, response, context)
 

@@ -86,7 +86,7 @@ async def put_upload_file(
         return await run_in_threadpool(arrival.finish, sha256)
     except ClientDisconnect as failure:
         raise Unavailable(
-            "the sender went away before all of the file arrived", mend="send it again"
+            "the sender went away before all of the file arrived", hint="send it again"
         ) from failure
     finally:
         arrival.close()
@@ -114,6 +114,6 @@ def _sha256(content_digest: str | None) -> str | None:
         digest = b""
     if len(digest) != 32:
         raise UserError(
-            "the header Content-Digest has no SHA-256", mend="write sha-256=:BASE64:, or leave it out"
+            "the header Content-Digest has no SHA-256", hint="write sha-256=:BASE64:, or leave it out"
         )
     return digest.hex()

@@ -105,7 +105,7 @@ class Completing:
             async for event in stream:
                 if isinstance(event, Finished) and event.reason == "cancelled":
                     # The client did not cancel the sequence, so it gets an error.
-                    raise Unavailable("the request was given up", mend="ask again")  # noqa: TRY301
+                    raise Unavailable("the request was given up", hint="ask again")  # noqa: TRY301
                 piece = writer.read(event)
                 self._heard.put_nowait((index, piece))
                 if piece.finish is not None:
@@ -117,7 +117,7 @@ class Completing:
         except Exception:  # noqa: BLE001 - it is logged, and the reader gets an error
             _log.exception("an engine failed")
             mistake = "the server made a mistake"
-            self._heard.put_nowait(ShareComputeError(mistake, mend="look into its log, and report it"))
+            self._heard.put_nowait(ShareComputeError(mistake, hint="look into its log, and report it"))
         finally:
             await stream.aclose(is_complete=is_complete)
 

@@ -64,7 +64,7 @@ class LocalEngine:
         config = declared_config(ModelSpec(path=folder))
         layers = whole_number(config, *LAYER_KEYS)
         if layers is None:
-            raise UserError(f"{folder} does not say how many layers it has", mend="mend its config.json")
+            raise UserError(f"{folder} does not say how many layers it has", hint="fix its config.json")
         window = window_tokens or model_window(folder, config) or _DEFAULT_WINDOW_TOKENS
         pooling = pooling_of(folder, config)
         kind: Literal["generate", "embed"] = "embed" if pooling else "generate"
@@ -107,7 +107,7 @@ class LocalEngine:
             with self._news:
                 if self._has_ended:
                     raise Unavailable(
-                        f"model {self.facts.name} is not served any more", mend="deploy it again"
+                        f"model {self.facts.name} is not served any more", hint="deploy it again"
                     )
                 ended = self._scheduler.submit(*generations)
                 self._news.notify()
@@ -129,7 +129,7 @@ class LocalEngine:
             self._news.notify()
         self._thread.join()
         if self._loop is not None:
-            over = Unavailable(f"model {self.facts.name} was taken down", mend="name another one")
+            over = Unavailable(f"model {self.facts.name} was taken down", hint="name another one")
             with suppress(RuntimeError):  # a loop that closed meanwhile has no reader to notify
                 self._loop.call_soon_threadsafe(self._mail.fail, over)
 

@@ -86,7 +86,7 @@ class Mailbox:
         """
         event = await self._next()
         if not isinstance(event, Embedded):
-            raise Unavailable("the text was given up", mend="send it again")
+            raise Unavailable("the text was given up", hint="send it again")
         return event.vector
 
     async def _next(self) -> Emitted | Embedded | Finished:

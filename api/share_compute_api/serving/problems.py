@@ -115,7 +115,7 @@ def _ours(failure: ShareComputeError) -> OpenAiProblem:
     code = failure.details.get("code") or _CODES.get(type(failure)) or failure.code.replace("-", "_")
     return OpenAiProblem(
         status,
-        "; ".join(filter(None, (failure.message, failure.mend))),
+        "; ".join(filter(None, (failure.message, failure.hint))),
         code,
         param=failure.details.get("param"),
         headers=headers,

@@ -151,7 +151,7 @@ class RayEngine:
         if waiting and waiting + number > _MOST_WAITING:
             raise Busy(
                 f"{self.facts.name} does not answer now ({self.reason}), and {waiting} sequences wait for it",
-                mend=f"try again in {RETRY_AFTER_S} s",
+                hint=f"try again in {RETRY_AFTER_S} s",
                 details={"retry_after_s": RETRY_AFTER_S},
             )
 
@@ -294,7 +294,7 @@ class RayEngine:
             details |= {"param": "model", "code": "model_not_ready"}
         return Unavailable(
             f"{self.facts.name} did not answer for {self.patience_s:g} s: {self.reason}",
-            mend=f"try again in {RETRY_AFTER_S} s",
+            hint=f"try again in {RETRY_AFTER_S} s",
             details=details,
         )
 

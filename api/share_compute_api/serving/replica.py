@@ -119,4 +119,4 @@ class RayReplica:
 
 def _translated(name: str) -> AbstractContextManager[None]:
     log = "look into the server's log"
-    return translated(f"the server of {name}", mistake_mend=log, loss_mend="it is started again")
+    return translated(f"the server of {name}", mistake_hint=log, loss_hint="it is started again")

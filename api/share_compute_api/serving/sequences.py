@@ -97,7 +97,7 @@ def _most_tokens(request: TextRequest, prompt_tokens: int, window_tokens: int) -
         raise TooLong(
             f"the prompt has {prompt_tokens} tokens and asks for {max(1, wanted)} more, "
             f"the model's window is {window_tokens}",
-            mend="shorten the prompt, or ask for fewer tokens",
+            hint="shorten the prompt, or ask for fewer tokens",
             details={"window_tokens": window_tokens},
         )
     return wanted

@@ -97,7 +97,7 @@ class EventStream(Response):
             elif await watch == "ending":
                 work.cancel()
                 await asyncio.gather(work, return_exceptions=True)
-                ending = Unavailable("the server ends", mend="ask again in a while")
+                ending = Unavailable("the server ends", hint="ask again in a while")
                 await _body(send, failed(ending), more=False)
         except TimeoutError:
             _log.info("a client read nothing for %g s: its request is given up", _UNREAD_S)

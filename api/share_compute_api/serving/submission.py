@@ -39,7 +39,7 @@ def model_folder(model: ServedModelSpec, store: Store) -> Path:
     try:
         return store.progress.artifact(model.job, model.artifact).path
     except NotFound as failure:
-        raise refused("model.job", failure.message, failure.mend or "name another job") from failure
+        raise refused("model.job", failure.message, failure.hint or "name another job") from failure
 
 
 def check_deployment(spec: ServeJob, store: Store, processes: IsolatedProcesses) -> None:
@@ -71,7 +71,7 @@ def check_deployment(spec: ServeJob, store: Store, processes: IsolatedProcesses)
     try:
         is_encoder = pooling_of(folder, config) is not None
     except UserError as failure:
-        raise refused(field, failure.message, failure.mend or "name another model") from failure
+        raise refused(field, failure.message, failure.hint or "name another model") from failure
     if is_encoder and spec.dtype == "int8":
         raise refused(
             "dtype", "int8 is for models that write text, and this is an encoder", "choose bfloat16"

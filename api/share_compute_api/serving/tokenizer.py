@@ -67,7 +67,7 @@ class ServedTokenizer:
         if len(ids) > most_tokens:
             raise too_long(str(len(ids)), most_tokens)
         if not ids:
-            raise UserError("the prompt has no tokens", mend="send some text")
+            raise UserError("the prompt has no tokens", hint="send some text")
         return tuple(ids)
 
     def chat(self, messages: Sequence[dict[str, str]]) -> str:
@@ -79,7 +79,7 @@ class ServedTokenizer:
         if self._tokenizer.chat_template is None:
             raise UserError(
                 "this model's tokenizer has no chat template",
-                mend="use /v1/completions, or put a chat_template.jinja into the model's folder and deploy it again",
+                hint="use /v1/completions, or put a chat_template.jinja into the model's folder and deploy it again",
                 details={"param": "messages", "code": NO_CHAT_TEMPLATE},
             )
         try:
@@ -91,7 +91,7 @@ class ServedTokenizer:
         except Exception as failure:  # the template is a program of the model's author
             raise UserError(
                 f"the model's chat template refuses these messages: {shortened(failure)}",
-                mend="most templates want user and assistant in turn, with system at most once, first",
+                hint="most templates want user and assistant in turn, with system at most once, first",
             ) from failure
         return text
 
@@ -137,7 +137,7 @@ class ServedTokenizer:
     def _refused(self, problem: str, limit: str) -> UserError:
         return UserError(
             f"the tokenizer in {self._folder} {shortened(problem)}",
-            mend=f"{limit}; use the model's published tokenizer",
+            hint=f"{limit}; use the model's published tokenizer",
         )
 
 
@@ -155,7 +155,7 @@ def largest_id(file: Path) -> int | None:
         raise
     except Exception as failure:  # the library raises bare Exception for every file that it cannot read
         raise UserError(
-            f"tokenizer.json cannot be read: {shortened(failure)}", mend="save the tokenizer again"
+            f"tokenizer.json cannot be read: {shortened(failure)}", hint="save the tokenizer again"
         ) from failure
     return max(vocabulary.values(), default=None)
 
@@ -182,7 +182,7 @@ def _load(folder: Path) -> Any:
     except Exception as failure:  # the library raises bare Exception for every file that it cannot read
         raise UserError(
             f"the tokenizer in {folder} cannot be loaded: {shortened(failure)}",
-            mend="save it again with save_pretrained",
+            hint="save it again with save_pretrained",
         ) from failure
 
 

@@ -214,12 +214,12 @@ class Vocabulary(BaseModel):
         if len(ids) > most_tokens:
             raise too_long(str(len(ids)), most_tokens)
         if not ids:
-            raise UserError("the prompt has no tokens", mend="send some text")
+            raise UserError("the prompt has no tokens", hint="send some text")
         largest = max(ids)
         if largest >= self.vocab_size:
             raise UserError(
                 f"the prompt has token id {largest}; the model's vocabulary ends at {self.vocab_size - 1}",
-                mend="send text, or ids of this model's own tokenizer",
+                hint="send text, or ids of this model's own tokenizer",
             )
         return tuple(ids)
 
@@ -284,7 +284,7 @@ def too_long(found: str, most_tokens: int) -> TooLong:
     """Return the error for a prompt of ``found`` tokens."""
     return TooLong(
         f"the prompt has {found} tokens, the model's window is {most_tokens}",
-        mend="shorten it",
+        hint="shorten it",
         details={"window_tokens": most_tokens},
     )
 

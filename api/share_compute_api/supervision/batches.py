@@ -117,8 +117,8 @@ class BatchSupervisor:
         attempt, made = self._deployed.get(job.id, (0, ""))
         if attempt == job.attempt:
             over = self._store.deployments.get(made)
-            mend = (over.error or {}).get("mend") or f"share-compute resume {job.id} deploys it again"
-            raise UserError(f"its deployment is {over.state.value}: {over.reason}", mend=mend, job=job.id)
+            hint = (over.error or {}).get("hint") or f"share-compute resume {job.id} deploys it again"
+            raise UserError(f"its deployment is {over.state.value}: {over.reason}", hint=hint, job=job.id)
         assert spec.model is not None
         wanted = deployment_of(job, spec.model)
         record = self._store.deployments.create(wanted, reason=f"for batch {job.id}", owner=job.owner)
@@ -162,9 +162,9 @@ class BatchSupervisor:
             await patiently(self._patience, requeue)
             return
         over = await patiently(self._patience, partial(self._store.deployments.get, deployment.id))
-        mend = f"share-compute resume {job.id} deploys it again"
+        hint = f"share-compute resume {job.id} deploys it again"
         reason = f"its deployment is {over.state.value}: {over.reason}"
-        await self._fail(job, UserError(reason, mend=mend, job=job.id))
+        await self._fail(job, UserError(reason, hint=hint, job=job.id))
 
     async def _fail(self, job: JobRecord, failure: ShareComputeError) -> None:
         error = {"code": failure.code, **failure.facts()}

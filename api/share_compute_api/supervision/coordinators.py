@@ -101,7 +101,7 @@ class RayAttempt:
                 self._end.result()
                 raise Unavailable(
                     "the attempt ended without saying how",
-                    mend="look into the server's log",
+                    hint="look into the server's log",
                     job=self._job_id,
                 )
             return events
@@ -118,7 +118,7 @@ class RayAttempt:
         if ".." in path.parts or self._folder not in path.parents:
             raise VerificationFailed(
                 f"the coordinator names {path}, which is not below the job's own folder",
-                mend="somebody may have changed it: look who holds the cluster's token, and "
+                hint="somebody may have changed it: look who holds the cluster's token, and "
                 "`share-compute rotate-token`",
                 job=self._job_id,
             )
@@ -156,5 +156,5 @@ def _retrieve(end: asyncio.Future[None]) -> None:
 
 def _translated(job_id: str) -> AbstractContextManager[None]:
     resume = f"share-compute resume {job_id}"
-    mend = "look into the server's log, then resume the job"
-    return translated("the job's coordinator", mistake_mend=mend, loss_mend=resume, job=job_id)
+    hint = "look into the server's log, then resume the job"
+    return translated("the job's coordinator", mistake_hint=hint, loss_hint=resume, job=job_id)

@@ -70,7 +70,7 @@ class Following:
             except TimeoutError as silence:
                 raise ContributorLost(
                     "the job's coordinator does not answer",
-                    mend=f"share-compute resume {self._job.id}",
+                    hint=f"share-compute resume {self._job.id}",
                     job=self._job.id,
                 ) from silence
             received += len(events)

@@ -223,7 +223,7 @@ class JobSupervisor:
         except Exception as mistake:  # noqa: BLE001 - the job must not stay running for ever, and the log has it
             _log.exception("job %s, attempt %d failed in the server", job.id, job.attempt)
             reason = f"the server made a mistake: {type(mistake).__name__}"
-            failure = Failure.noticed(ShareComputeError(reason, mend="look into its log", job=job.id))
+            failure = Failure.noticed(ShareComputeError(reason, hint="look into its log", job=job.id))
         if failure is not None:
             try:
                 await self._go_on(job, machines, failure, has_committed=following.has_committed)

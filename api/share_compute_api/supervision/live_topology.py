@@ -25,13 +25,13 @@ def require_sound(devices: Iterable[Device], machine: str, lent_bytes: int | Non
         if device.kind == "cpu" and lent_bytes is not None and device.memory_bytes > lent_bytes:
             raise VerificationFailed(
                 f"it says that it has {bytes_text(device.memory_bytes)} of memory, but lends {bytes_text(lent_bytes)}",
-                mend="end its agent, and let it join again with a new invite",
+                hint="end its agent, and let it join again with a new invite",
                 machine=machine,
             )
         for field, problem in absurdities(device):
             raise VerificationFailed(
                 f"it measured {field} of {device.name or device.kind} and {problem}",
-                mend="run share-compute doctor there, then let it join again",
+                hint="run share-compute doctor there, then let it join again",
                 machine=machine,
             )
 

@@ -110,7 +110,7 @@ class RayMachine:
         except ValueError as failure:
             raise Unavailable(
                 "it answered a measurement with something else",
-                mend="run share-compute doctor there, and let it join again",
+                hint="run share-compute doctor there, and let it join again",
                 machine=self._id,
             ) from failure
 
@@ -126,11 +126,11 @@ def _translated(contributor_id: str) -> Iterator[None]:
         if failure.kind == "mistake":
             raise Unavailable(
                 f"it could not be measured: {failure.message}",
-                mend="run share-compute doctor there",
+                hint="run share-compute doctor there",
                 machine=contributor_id,
             ) from failed
         raise ContributorLost(
             f"it was lost while it was measured: {failure.message}",
-            mend="let it join again",
+            hint="let it join again",
             machine=contributor_id,
         ) from failed

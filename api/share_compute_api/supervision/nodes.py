@@ -59,14 +59,14 @@ def unknown_node(contributor: ContributorRecord, node_id: str) -> ContributorLos
     """Return the error for a node that did not appear at the head: it may belong to an earlier head."""
     return ContributorLost(
         f"the head knows no live node {node_id[:12]} of contributor {contributor.name}",
-        mend="its agent starts the node again",
+        hint="its agent starts the node again",
         machine=contributor.name,
     )
 
 
 def _refused(contributor: ContributorRecord, problem: str) -> Conflict:
     return Conflict(
-        f"contributor {contributor.name} cannot come online: {problem}", mend=_MEND, machine=contributor.name
+        f"contributor {contributor.name} cannot come online: {problem}", hint=_MEND, machine=contributor.name
     )
 
 

@@ -96,6 +96,6 @@ def _lacking(failure: Failure, *, others_run: bool) -> str:
     """Say what a job that does not fit waits for."""
     missing = failure.error.get("details", {}).get("missing_bytes")
     needs = f"needs about {bytes_text(missing)} more memory" if missing else failure.reason
-    mend = failure.error.get("mend", _MISSING_MACHINES)
+    hint = failure.error.get("hint", _MISSING_MACHINES)
     other = ", or wait until other jobs give machines back" if others_run else ""
-    return f"waiting for contributors: {needs}: {mend}{other}"
+    return f"waiting for contributors: {needs}: {hint}{other}"

@@ -175,7 +175,7 @@ class Serving:
 
     async def _end(self) -> None:
         self.is_ending = True
-        gone = Unavailable(f"{self._spec.name} is not served any more", mend="name another model")
+        gone = Unavailable(f"{self._spec.name} is not served any more", hint="name another model")
         if self._engine is not None:
             if self._engines.find(self._spec.name) is self._engine:
                 self._engines.remove(self._spec.name)

@@ -71,7 +71,7 @@ class Arrival:
         found = self._hash.hexdigest()
         if sha256 is not None and sha256 != found:
             raise UserError(
-                f"{self._path} arrived damaged: its SHA-256 is {found}, not {sha256}", mend="send it again"
+                f"{self._path} arrived damaged: its SHA-256 is {found}, not {sha256}", hint="send it again"
             )
         file = UploadFile(path=self._path, size_bytes=self._size_bytes, sha256=found)
         with _translated(self._path):
@@ -96,13 +96,13 @@ def _translated(path: str) -> Iterator[None]:
         yield
     except (FileExistsError, NotADirectoryError, IsADirectoryError) as failure:
         raise UserError(
-            f"{path} cannot be both a file and a folder of the upload", mend="rename one of the two"
+            f"{path} cannot be both a file and a folder of the upload", hint="rename one of the two"
         ) from failure
     except OSError as failure:
         is_full = failure.errno in (errno.ENOSPC, errno.EDQUOT)
         raise Unavailable(
             f"the server cannot keep {path}: {failure.strerror or failure}",
-            mend="remove uploads that nobody needs: share-compute uploads list"
+            hint="remove uploads that nobody needs: share-compute uploads list"
             if is_full
             else "see the rights of the server's data folder",
         ) from failure

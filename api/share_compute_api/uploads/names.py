@@ -35,7 +35,7 @@ def checked_path(path: str) -> str:
     elif any(len(part.encode(errors="replace")) > _MOST_PART_BYTES for part in parts):
         problem = f"a part of it is longer than {_MOST_PART_BYTES} bytes"
     if problem is not None:
-        raise UserError(f"no file of an upload can be called {path!r}: {problem}", mend="rename the file")
+        raise UserError(f"no file of an upload can be called {path!r}: {problem}", hint="rename the file")
     return path
 
 

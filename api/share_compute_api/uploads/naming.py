@@ -64,7 +64,7 @@ def resolved(
             try:
                 found[upload_id] = stack.enter_context(context.uploads.reading(upload_id, caller))
             except UserError as failure:
-                raise refused(field, failure.message, failure.mend or "name another upload") from failure
+                raise refused(field, failure.message, failure.hint or "name another upload") from failure
         yield with_paths(spec, full)
 
 
@@ -100,7 +100,7 @@ def _check_result(spec: Named, store: Store, caller: ApiKeyRecord) -> None:
     try:
         require_results(store, spec.model.job, caller)
     except NotFound as failure:
-        raise refused("model.job", failure.message, failure.mend or "name another job") from failure
+        raise refused("model.job", failure.message, failure.hint or "name another job") from failure
 
 
 def users(store: Store) -> Callable[[Path], Sequence[str]]:

@@ -182,7 +182,7 @@ class Uploads:
             if path not in entry.files and len(entry.files) >= MOST_FILES:
                 raise TooLarge(
                     f"an upload has at most {MOST_FILES} files",
-                    mend="join small files, or make several uploads",
+                    hint="join small files, or make several uploads",
                 )
             self._partials += 1
             entry.arriving += 1
@@ -217,7 +217,7 @@ class Uploads:
             shown = entry.shown()
         try:
             if not shown.files:
-                raise UserError("the upload has no file yet", mend="send its files, then complete it")
+                raise UserError("the upload has no file yet", hint="send its files, then complete it")
             examine(shown)
             view = shown.model_copy(update={"state": "complete", "completed_at": self.clock()})
             # From here on the upload is complete, also for the next server if this one is killed.
@@ -256,7 +256,7 @@ class Uploads:
             _require_unused(upload_id, users(self.folder / upload_id))
             raise Conflict(
                 f"upload {upload_id} is being read to check a job or to plan it",
-                mend="try again in a few seconds",
+                hint="try again in a few seconds",
             )
         gone = self.folder / f"{_GONE}{upload_id}"
         try:
@@ -283,10 +283,10 @@ class Uploads:
             entry = self._entry(upload_id, caller)
             if entry.view.state == "open":
                 raise Conflict(
-                    f"upload {upload_id} is not complete yet", mend="wait until all of it has arrived"
+                    f"upload {upload_id} is not complete yet", hint="wait until all of it has arrived"
                 )
             if entry.is_closing:
-                raise NotFound(f"upload {upload_id} is being removed", mend=_LIST)
+                raise NotFound(f"upload {upload_id} is being removed", hint=_LIST)
             entry.readers += 1
             shown = entry.shown()
         try:
@@ -310,7 +310,7 @@ class Uploads:
     def _open_entry(self, upload_id: str) -> _Entry:
         entry = self._known(upload_id)
         if entry.view.state == "complete" or entry.is_closing:
-            raise Conflict(f"upload {upload_id} takes no more files", mend="begin another upload")
+            raise Conflict(f"upload {upload_id} takes no more files", hint="begin another upload")
         return entry
 
     def _require_rest(self, entry: _Entry) -> None:
@@ -318,10 +318,10 @@ class Uploads:
             what = "1 file of it is" if entry.arriving == 1 else f"{entry.arriving} files of it are"
             raise Conflict(
                 f"upload {entry.view.id} cannot be completed: {what} on the way",
-                mend="wait until they arrived",
+                hint="wait until they arrived",
             )
         if entry.is_closing:
-            raise Conflict(f"upload {entry.view.id} is just being completed", mend="try again")
+            raise Conflict(f"upload {entry.view.id} is just being completed", hint="try again")
 
     def _used_bytes(self) -> int:
         return sum(entry.size_bytes for entry in self._entries.values())
@@ -335,7 +335,7 @@ class Uploads:
                 raise TooLarge(
                     f"{bytes_text(most)} is the most for {what}; {bytes_text(used)} are there, "
                     f"{bytes_text(more_bytes)} more came",
-                    mend=f"{_ROOM}, or let the operator raise "
+                    hint=f"{_ROOM}, or let the operator raise "
                     "SHARE_COMPUTE_UPLOAD_LIMIT_BYTES and SHARE_COMPUTE_UPLOADS_LIMIT_BYTES",
                     details={"limit_bytes": most, "used_bytes": used},
                 )
@@ -345,7 +345,7 @@ class Uploads:
             raise TooLarge(
                 f"the server's disk has {bytes_text(free_bytes)} left, of which it keeps "
                 f"{bytes_text(_KEPT_FREE_BYTES)} for its own; {bytes_text(more_bytes)} more came",
-                mend=_ROOM,
+                hint=_ROOM,
                 details={"free_bytes": free_bytes},
             )
 
@@ -375,13 +375,13 @@ class Uploads:
 
 
 def _unknown(upload_id: str) -> NotFound:
-    return NotFound(f"there is no upload {upload_id}", mend=_LIST)
+    return NotFound(f"there is no upload {upload_id}", hint=_LIST)
 
 
 def _require_unused(upload_id: str, users: Sequence[str]) -> None:
     if users:
         raise Conflict(
-            f"upload {upload_id} is used by {listed(users)}", mend="wait for its end, or end it first"
+            f"upload {upload_id} is used by {listed(users)}", hint="wait for its end, or end it first"
         )
 
 

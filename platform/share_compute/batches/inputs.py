@@ -92,20 +92,20 @@ class Inputs:
                 more = f" and {len(columns) - len(shown)} more" if len(columns) > len(shown) else ""
                 raise UserError(
                     f"{file} has no column {self.column!r}" + (f"; did you mean {guess!r}?" if guess else ""),
-                    mend=f"name one of its columns: {', '.join(shown)}{more}",
+                    hint=f"name one of its columns: {', '.join(shown)}{more}",
                 )
             taken = [name for name in columns if name in ours]
             if taken:
                 raise UserError(
                     f"{file} has a column {taken[0]!r}, into which answers are written",
-                    mend="rename that column",
+                    hint="rename that column",
                 )
             if not any(isinstance(value, kind) for value in values):
                 found = type(values[0]).__name__ if values else "nothing"
                 wanted = "text" if kind is str else "lists of messages"
                 raise UserError(
                     f"column {self.column!r} of {file} holds {found}, not {wanted}, in its first rows",
-                    mend="name another column",
+                    hint="name another column",
                 )
 
     def _beginning(self, file: Path) -> tuple[list[str], list[Any]]:
@@ -121,7 +121,7 @@ class Inputs:
             columns, is_empty = list(dict.fromkeys(name for row in rows for name in row)), not rows
             values = [row.get(self.column) for row in rows]
         if is_empty:
-            raise UserError(f"{file} holds no rows", mend="leave it out, or fill it")
+            raise UserError(f"{file} holds no rows", hint="leave it out, or fill it")
         return columns, [value for value in values if value is not None]
 
     def survey(self) -> Survey:
@@ -133,7 +133,7 @@ class Inputs:
         found = [self._survey(file) for file in self.files]
         survey = Survey(tuple(rows for rows, _ in found), tuple(digest for _, digest in found))
         if not survey.total:
-            raise UserError("the files hold no rows", mend="fill them, and submit the job again")
+            raise UserError("the files hold no rows", hint="fill them, and submit the job again")
         return survey
 
     def _survey(self, file: Path) -> tuple[int, str]:
@@ -214,7 +214,7 @@ class Inputs:
                 if isinstance(row, str):
                     raise UserError(
                         f"line {number} of {file}: {row}",
-                        mend='put one JSON object on each line: {"text": "..."}',
+                        hint='put one JSON object on each line: {"text": "..."}',
                     )
                 yield row
 
@@ -255,7 +255,7 @@ def _lines(file: Path) -> Iterator[bytes]:
             if len(line) == _MOST_LINE_BYTES and not line.endswith(b"\n"):
                 raise UserError(
                     f"{file} has a line of more than {_MOST_LINE_BYTES >> 20} MiB",
-                    mend="put one JSON object on each line",
+                    hint="put one JSON object on each line",
                 )
             yield line.removeprefix(_BOM)
 
@@ -268,5 +268,5 @@ def _reading(file: Path) -> Iterator[None]:
         reason = getattr(failure, "strerror", None) or (str(failure).splitlines() or [""])[0]
         raise UserError(
             f"{file} cannot be read: {reason}",
-            mend="check its rights, and that its content is what its suffix says",
+            hint="check its rights, and that its content is what its suffix says",
         ) from failure

@@ -132,7 +132,7 @@ def _united(files: Sequence[Path]) -> Any:
     except pa.ArrowException as failure:
         raise UserError(
             f"the columns of the files do not fit together: {failure}",
-            mend="submit a job for each, or ask for output.format jsonl",
+            hint="submit a job for each, or ask for output.format jsonl",
         ) from failure
 
 

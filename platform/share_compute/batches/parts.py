@@ -94,12 +94,12 @@ class Parts:
         if known["model"] != facts["model"]:
             raise Conflict(
                 "another model is deployed than the one that the job began with",
-                mend="deploy that one again under its name, or submit a new job",
+                hint="deploy that one again under its name, or submit a new job",
             )
         if known != facts:
             raise Conflict(
                 "the files changed since the job began, so answers would belong to other rows",
-                mend="restore them, or submit a new job",
+                hint="restore them, or submit a new job",
             )
         return size
 
@@ -151,7 +151,7 @@ class Parts:
             if table is None or table.num_rows != self.rows_in(number):
                 raise VerificationFailed(
                     f"part {number} of the answers is not whole",
-                    mend=f"remove {self._file(number)}, and resume",
+                    hint=f"remove {self._file(number)}, and resume",
                 )
             yield table
 

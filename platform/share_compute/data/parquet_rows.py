@@ -74,7 +74,7 @@ def _rows_at_once(file: Path, metadata: Any, leaves: Sequence[int]) -> int:
         if most_values > _MOST_VALUES:
             raise UserError(
                 f"{file} has {most_values} values in one column of a row group; at most {_MOST_VALUES} are read",
-                mend="write the file with smaller row groups, or shorter lists",
+                hint="write the file with smaller row groups, or shorter lists",
             )
         group_bytes = sum(
             chunk.num_values * _VALUE_BYTES + max(0, chunk.total_uncompressed_size) for chunk in chunks
@@ -90,7 +90,7 @@ def _cut(file: Path, batch: Any) -> Iterator[Any]:
         if size_bytes > MOST_ROW_BYTES:
             raise UserError(
                 f"{file} has a row of {bytes_text(size_bytes)}; at most {bytes_text(MOST_ROW_BYTES)} are read",
-                mend="split the row, or leave the column out",
+                hint="split the row, or leave the column out",
             )
         yield batch
     elif size_bytes > MOST_BATCH_BYTES:

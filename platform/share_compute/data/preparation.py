@@ -100,7 +100,7 @@ def prepare(spec: TrainJob, folder: Path, progress: Progress | None = None) -> P
         raise UserError(
             f"the corpus has {record.num_tokens} tokens; "
             f"one sample of sequence_length {length} needs {length + 1}",
-            mend="give more text, or a smaller training.sequence_length",
+            hint="give more text, or a smaller training.sequence_length",
             details={"tokens": record.num_tokens, "needed": length + 1},
         )
     sizes = SplitSizes.of(total, spec.data.validation_fraction, spec.data.test_fraction)

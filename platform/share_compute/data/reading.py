@@ -42,17 +42,17 @@ def check_files(files: Sequence[Path]) -> None:
         if not file.is_file():
             what = "is not a file" if file.exists() else "does not exist on the server"
             raise UserError(
-                f"data file {file} {what}", mend="give the path of a file that the server can read"
+                f"data file {file} {what}", hint="give the path of a file that the server can read"
             )
         try:
             with open_unlinked(file) as opened:
                 empty = not opened.read(1)
         except OSError as failure:
             raise UserError(
-                f"data file {file} cannot be read: {failure.strerror}", mend="let the server read it"
+                f"data file {file} cannot be read: {failure.strerror}", hint="let the server read it"
             ) from failure
         if empty:
-            raise UserError(f"data file {file} is empty", mend="take it out of data.files, or fill it")
+            raise UserError(f"data file {file} is empty", hint="take it out of data.files, or fill it")
 
 
 def files_digest(files: Sequence[Path]) -> str:
@@ -153,7 +153,7 @@ def _require_short_lines(file: Path) -> None:
                 if max(since_break + (first if first >= 0 else len(piece)), 0) > most:
                     raise UserError(
                         f"data file {file} has a line of more than {bytes_text(most)}",
-                        mend="break it into lines; a .jsonl file has one JSON object on each",
+                        hint="break it into lines; a .jsonl file has one JSON object on each",
                     )
                 since_break = since_break + len(piece) if last < 0 else len(piece) - last - 1
     except OSError as failure:
@@ -194,13 +194,13 @@ def _parse_lines(file: Path, column: str, batches: Iterator[list[str]]) -> Itera
 
 
 def _parse_line(file: Path, number: int, line: str) -> dict[str, Any]:
-    mend = 'put one JSON object on each line, such as {"text": "..."}'
+    hint = 'put one JSON object on each line, such as {"text": "..."}'
     try:
         row = json.loads(line)
     except (ValueError, RecursionError) as failure:
-        raise UserError(f"line {number} of data file {file} is not JSON: {failure}", mend=mend) from failure
+        raise UserError(f"line {number} of data file {file} is not JSON: {failure}", hint=hint) from failure
     if not isinstance(row, dict):
-        raise UserError(f"line {number} of data file {file} is not a JSON object", mend=mend)
+        raise UserError(f"line {number} of data file {file} is not a JSON object", hint=hint)
     return row
 
 
@@ -210,7 +210,7 @@ def _as_text(file: Path, column: str, value: Any) -> str:
     if not isinstance(value, str):
         raise UserError(
             f"column {column!r} of {file} holds {type(value).__name__}, not text",
-            mend="name a column of strings in data.text_column",
+            hint="name a column of strings in data.text_column",
         )
     return value
 
@@ -251,7 +251,7 @@ def _no_column(file: Path, column: str, columns: list[str]) -> UserError:
     hint = f"; did you mean {guess!r}?" if guess else ""
     return UserError(
         f"{file} has no column {column!r}{hint}",
-        mend=f"set data.text_column to one of {', '.join(columns)}",
+        hint=f"set data.text_column to one of {', '.join(columns)}",
         details={"columns": columns},
     )
 
@@ -259,10 +259,10 @@ def _no_column(file: Path, column: str, columns: list[str]) -> UserError:
 def _unreadable(file: Path, failure: Exception) -> UserError:
     if isinstance(failure, UnicodeError):
         return UserError(
-            f"data file {file} is not UTF-8 text: {failure}", mend="convert it to UTF-8, e.g. with iconv"
+            f"data file {file} is not UTF-8 text: {failure}", hint="convert it to UTF-8, e.g. with iconv"
         )
     reason = (str(failure).splitlines() or [type(failure).__name__])[0]
     return UserError(
         f"data file {file} cannot be read as {file.suffix}: {reason}",
-        mend="check that its content is what its suffix says",
+        hint="check that its content is what its suffix says",
     )

@@ -82,7 +82,7 @@ def find_source(spec: TrainJob) -> TokenizerSource:
         if not has_tokenizer(spec.tokenizer.path):
             raise UserError(
                 f"{spec.tokenizer.path} holds no tokenizer (none of {', '.join(_FILES)})",
-                mend="give a folder that save_pretrained wrote, or leave tokenizer.path out to train one",
+                hint="give a folder that save_pretrained wrote, or leave tokenizer.path out to train one",
             )
         return TokenizerSource("folder", spec.tokenizer.path, None)
     if spec.tokenizer.vocab_size is None and spec.model.path is not None and has_tokenizer(spec.model.path):
@@ -91,7 +91,7 @@ def find_source(spec: TrainJob) -> TokenizerSource:
     if size < MIN_VOCAB_SIZE:
         raise UserError(
             f"a tokenizer of {size} tokens cannot be trained: bytes alone need {MIN_VOCAB_SIZE}",
-            mend=f"set vocab_size to at least {MIN_VOCAB_SIZE}, or name a tokenizer in tokenizer.path",
+            hint=f"set vocab_size to at least {MIN_VOCAB_SIZE}, or name a tokenizer in tokenizer.path",
         )
     check_fits(size, limit)
     return TokenizerSource("trained", None, size)
@@ -119,7 +119,7 @@ def check_fits(vocab_size: int, limit: int | None) -> None:
     if limit is not None and vocab_size > limit:
         raise UserError(
             f"the tokenizer has {vocab_size} tokens, but the model's vocab_size is {limit}",
-            mend=f"make the model's vocab_size at least {vocab_size}, or the tokenizer's at most {limit}",
+            hint=f"make the model's vocab_size at least {vocab_size}, or the tokenizer's at most {limit}",
             details={"tokenizer_vocab_size": vocab_size, "model_vocab_size": limit},
         )
 
@@ -140,7 +140,7 @@ def load_tokenizer(folder: Path) -> Any:
         reason = (str(failure).strip().splitlines() or [type(failure).__name__])[0]
         raise UserError(
             f"the tokenizer in {folder} cannot be loaded: {reason}",
-            mend="check that AutoTokenizer.from_pretrained loads it without trust_remote_code",
+            hint="check that AutoTokenizer.from_pretrained loads it without trust_remote_code",
         ) from failure
 
 

@@ -112,7 +112,7 @@ def writing(folder: Path) -> Iterator[None]:
     except OSError as failure:
         raise Unavailable(
             f"cannot write to {folder}: {failure.strerror or failure}",
-            mend="free some disk space on the server, or let it write there; then resume the job",
+            hint="free some disk space on the server, or let it write there; then resume the job",
         ) from failure
 
 

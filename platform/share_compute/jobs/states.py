@@ -58,6 +58,6 @@ def check_transition(job_id: str, current: JobState, wanted: JobState) -> None:
         allowed = ", ".join(sorted(state.value for state in _NEXT[current]))
         raise Conflict(
             f"job {job_id} is {current.value}; it cannot become {wanted.value}",
-            mend=f"from here it can become {allowed}" if allowed else "submit a new job; this one is done",
+            hint=f"from here it can become {allowed}" if allowed else "submit a new job; this one is done",
             job=job_id,
         )

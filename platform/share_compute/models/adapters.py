@@ -105,7 +105,7 @@ def _chosen(model: nn.Module, lora: LoraSpec, places: Places) -> list[str]:
         if not any(_is_meant(name, [target]) for name in inside):
             raise UserError(
                 f"training.lora.targets: no matrix in the model's layers is called {target!r}",
-                mend=f"choose among {', '.join(_ends(inside))}",
+                hint=f"choose among {', '.join(_ends(inside))}",
             )
     return [name for name in inside if _is_meant(name, lora.targets)]
 

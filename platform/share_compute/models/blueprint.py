@@ -68,7 +68,7 @@ def blueprint_of(
     if isinstance(window, int) and length > window:
         raise UserError(
             f"sequence_length {length} is longer than the model's window of {window} tokens",
-            mend=f"set training.sequence_length to {window} or less",
+            hint=f"set training.sequence_length to {window} or less",
         )
     if model.path is None:
         config.update(special_tokens or {})
@@ -171,7 +171,7 @@ def loss_sum(logits: Tensor, targets: Tensor) -> Tensor:
     if targets.numel() and int(targets.max()) >= classes:
         raise UserError(
             f"the model's last layer has {classes} outputs, but the data has class {int(targets.max())}",
-            mend=f"give the last layer at least {int(targets.max()) + 1} outputs",
+            hint=f"give the last layer at least {int(targets.max()) + 1} outputs",
         )
     return summed_cross_entropy(logits, targets)
 

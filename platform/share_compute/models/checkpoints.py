@@ -45,7 +45,7 @@ def newest_whole(wanted: Path) -> Chosen:
     if there:
         raise UserError(
             f"no checkpoint of the job is whole: {'; '.join(notes)}",
-            mend=f"put a whole copy of one back into {wanted.parent}, or resume the job to begin with its first step",
+            hint=f"put a whole copy of one back into {wanted.parent}, or resume the job to begin with its first step",
         )
     return Chosen(None, (f"no checkpoint is left in {wanted.parent}: the job begins with its first step",))
 

@@ -23,17 +23,17 @@ def declared_config(model: ModelSpec) -> dict[str, Any]:
     if not model.path.is_dir():
         raise UserError(
             f"model folder {model.path} does not exist on the server",
-            mend="give the path of a Hugging Face folder that the server can read",
+            hint="give the path of a Hugging Face folder that the server can read",
         )
     file = model.path / "config.json"
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as failure:
         raise UserError(
-            f"{file} cannot be read: {failure}", mend="give a folder that save_pretrained wrote"
+            f"{file} cannot be read: {failure}", hint="give a folder that save_pretrained wrote"
         ) from failure
     if not isinstance(config, dict):
-        raise UserError(f"{file} is not a JSON object", mend="give a folder that save_pretrained wrote")
+        raise UserError(f"{file} is not a JSON object", hint="give a folder that save_pretrained wrote")
     return config
 
 
@@ -47,5 +47,5 @@ def model_vocab_size(model: ModelSpec) -> int | None:
     inner = config.get("text_config")
     size = config.get("vocab_size", inner.get("vocab_size") if isinstance(inner, dict) else None)
     if size is not None and (not isinstance(size, int) or isinstance(size, bool) or size < 1):
-        raise UserError(f"the model's vocab_size is {size!r}", mend="make it a positive whole number")
+        raise UserError(f"the model's vocab_size is {size!r}", hint="make it a positive whole number")
     return size

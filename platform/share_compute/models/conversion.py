@@ -51,7 +51,7 @@ class PretrainedWeights:
         if missing:
             raise UserError(
                 f"{folder.folder} lacks {len(missing)} tensors that its config.json asks for, such as {missing[0]}",
-                mend="check that config.json and the weights belong together",
+                hint="check that config.json and the weights belong together",
             )
 
     def _collect(self, wanted: Mapping[str, Tensor]) -> None:

@@ -138,15 +138,15 @@ def _read(file: Path, kind: type = dict) -> Any:
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as failure:
-        raise UserError(f"{file} cannot be read: {failure}", mend="mend or replace the file") from failure
+        raise UserError(f"{file} cannot be read: {failure}", hint="fix or replace the file") from failure
     if not isinstance(found, kind):
         wanted = "an object" if kind is dict else "an array"
-        raise UserError(f"{file} is not {wanted} in JSON", mend="mend or replace the file")
+        raise UserError(f"{file} is not {wanted} in JSON", hint="fix or replace the file")
     return found
 
 
 def _cannot(reason: str) -> UserError:
     return UserError(
         f"this embedder cannot be served: {reason}",
-        mend="choose an encoder whose vectors are the mean of its tokens or its first token",
+        hint="choose an encoder whose vectors are the mean of its tokens or its first token",
     )

@@ -37,11 +37,11 @@ def export_checkpoint(checkpoint: Path, spec: TrainJob, target: Path) -> int:
     """
     if not checkpoint.is_dir():
         raise NotFound(
-            f"there is no checkpoint {checkpoint}", mend="list the job's checkpoints, and choose another"
+            f"there is no checkpoint {checkpoint}", hint="list the job's checkpoints, and choose another"
         )
     wrong = damage(checkpoint, _is_for_others)
     if wrong is not None:
-        raise UserError(wrong, mend="choose another checkpoint of the job, or put a whole copy back")
+        raise UserError(wrong, hint="choose another checkpoint of the job, or put a whole copy back")
     lora = spec.training.lora
     writer = FolderWriter(target)
     others = [file for file in sorted(checkpoint.iterdir()) if _is_for_others(file.name)]

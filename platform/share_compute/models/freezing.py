@@ -62,12 +62,12 @@ def require_sense(names: Sequence[str], patterns: Sequence[str], places: Places)
             hint = f"did you mean {guess!r}?" if guess else f"names are like {names[0]!r}"
             raise UserError(
                 f"training.freeze: no parameter of the model is meant by {pattern!r}; {hint}",
-                mend="give stored names, patterns of them such as model.embed_tokens.*, or layers such as layers[:6]",
+                hint="give stored names, patterns of them such as model.embed_tokens.*, or layers such as layers[:6]",
             )
     if patterns and len(frozen_names(names, patterns, places)) == len(set(names)):
         raise UserError(
             "training.freeze leaves nothing to train",
-            mend="freeze less: leave out a pattern, or make one narrower",
+            hint="freeze less: leave out a pattern, or make one narrower",
         )
 
 

@@ -23,18 +23,18 @@ def hub_configuration(config: Mapping[str, Any]) -> PretrainedConfig:
     try:
         made: PretrainedConfig = AutoConfig.for_model(**options)
     except (StrictDataclassError, TypeError) as failure:
-        raise UserError(f"model.config is wrong: {on_one_line(failure)}", mend=_CHECK) from failure
+        raise UserError(f"model.config is wrong: {on_one_line(failure)}", hint=_CHECK) from failure
     except ValueError as failure:
         raise UserError(
             f"unknown model_type {config.get('model_type')!r}",
-            mend="use a model_type that transformers knows, e.g. llama",
+            hint="use a model_type that transformers knows, e.g. llama",
         ) from failure
     text = made.get_text_config()
     for name in ("hidden_size", "num_hidden_layers", "vocab_size"):
         value = getattr(text, name, None)
         if isinstance(value, int) and value < 1:
             raise UserError(
-                f"model.config is wrong: {name} is {value}", mend=f"set {name} to 1 or more in model.config"
+                f"model.config is wrong: {name} is {value}", hint=f"set {name} to 1 or more in model.config"
             )
     return made
 
@@ -55,7 +55,7 @@ def check_trainable(config: Mapping[str, Any]) -> None:
     if config.get("model_type") not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
         raise UserError(
             f"architecture {config.get('model_type')!r} is no causal language model",
-            mend="train a model that writes text, such as llama, qwen3 or mistral",
+            hint="train a model that writes text, such as llama, qwen3 or mistral",
         )
     if not any(getattr(one, "base_model_pp_plan", None) for one in (made, text)):
         raise no_pipeline_plan(str(config.get("model_type")))
@@ -63,7 +63,7 @@ def check_trainable(config: Mapping[str, Any]) -> None:
     if isinstance(heads, int) and isinstance(groups, int) and (groups < 1 or heads % groups):
         raise UserError(
             f"model.config is wrong: num_attention_heads {heads} is not a multiple of num_key_value_heads {groups}",
-            mend=_CHECK,
+            hint=_CHECK,
         )
 
 
@@ -71,7 +71,7 @@ def no_pipeline_plan(model_type: str) -> UserError:
     """Return the error for an architecture that cannot be split into stages."""
     return UserError(
         f"architecture {model_type!r} declares no pipeline plan",
-        mend="choose an architecture that has base_model_pp_plan, such as llama, qwen3 or mistral",
+        hint="choose an architecture that has base_model_pp_plan, such as llama, qwen3 or mistral",
     )
 
 

@@ -59,7 +59,7 @@ class PassThrough(nn.Module):
         except AttributeError as failure:
             raise _HeldElsewhere(
                 f"this architecture cannot be cut here: a stage needs {name!r} of a module that another stage holds",
-                mend="set parallelism.pools: 1, or choose another architecture",
+                hint="set parallelism.pools: 1, or choose another architecture",
             ) from failure
 
 
@@ -181,7 +181,7 @@ def sketch(
         wanted = "a causal language model" if kind is AutoModelForCausalLM else "an encoder"
         raise UserError(
             f"this configuration does not make {wanted}: {on_one_line(failure)}",
-            mend="check model.config against the architecture's documentation in transformers",
+            hint="check model.config against the architecture's documentation in transformers",
         ) from failure
     kept = model._get_dtype_plan(dtype)  # noqa: SLF001 - as from_pretrained asks for it
     if kept:

@@ -59,7 +59,7 @@ def _make(index: int, spec: LayerSpec) -> nn.Module:
     except (TypeError, ValueError, RuntimeError) as failure:
         raise UserError(
             f"layer {index} ({spec.type}) has wrong options: {failure}",
-            mend=f"give the arguments of torch.nn.{_MODULES[spec.type].__name__}",
+            hint=f"give the arguments of torch.nn.{_MODULES[spec.type].__name__}",
         ) from failure
 
 
@@ -78,7 +78,7 @@ class _Layers(nn.Module):
             except (RuntimeError, ValueError, IndexError) as failure:
                 raise UserError(
                     f"layer {index} does not fit its input of shape {list(hidden.shape)}: {failure}",
-                    mend="make each layer's options fit the output of the layer before",
+                    hint="make each layer's options fit the output of the layer before",
                 ) from failure
         return hidden
 

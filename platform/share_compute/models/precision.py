@@ -36,5 +36,5 @@ def require_precision(precision: Precision, device: torch.device) -> None:
         instead = "float16" if device.type == "cuda" else "float32"
         raise UserError(
             f"{device} cannot compute in {precision}",
-            mend=f"set training.precision to {instead}, or use other machines",
+            hint=f"set training.precision to {instead}, or use other machines",
         )

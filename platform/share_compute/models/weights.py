@@ -59,7 +59,7 @@ class WeightFolder:
         if not files:
             raise UserError(
                 f"{folder} has no {stem}*.safetensors file",
-                mend="save the model with save_pretrained, which writes safetensors",
+                hint="save the model with save_pretrained, which writes safetensors",
             )
         self._places: dict[str, Path] = {}
         for file in files:
@@ -68,7 +68,7 @@ class WeightFolder:
                     self._places.update(dict.fromkeys(opened.keys(), file))
             except SafetensorError as failure:
                 raise UserError(
-                    f"{file} is damaged: {failure}", mend="copy or download it again"
+                    f"{file} is damaged: {failure}", hint="copy or download it again"
                 ) from failure
 
     def names(self) -> list[str]:
@@ -102,7 +102,7 @@ class WeightFolder:
         if name not in self._places:
             raise UserError(
                 f"{self.folder} has no tensor {name!r}",
-                mend="check that config.json and the weights belong together",
+                hint="check that config.json and the weights belong together",
             )
         with safe_open(self._places[name], framework="pt") as opened:
             rows = opened.get_slice(name)
@@ -205,7 +205,7 @@ class FolderWriter:
             self.discard()
             self._failure = Unavailable(
                 f"cannot write {self.target}: {failure.strerror or failure}",
-                mend="free disk space on the server, then resume the job from its last checkpoint",
+                hint="free disk space on the server, then resume the job from its last checkpoint",
             )
             raise self._failure from failure
 
@@ -332,7 +332,7 @@ def copy_into(
     if value.numel() != rows.numel():
         raise UserError(
             f"the weights have {value.numel()} numbers where the configuration wants {list(rows.shape)}",
-            mend="check that config.json and the weights belong together",
+            hint="check that config.json and the weights belong together",
         )
     with torch.no_grad():
         rows.copy_(value.reshape(rows.shape))

@@ -48,30 +48,30 @@ def infeasible(strategy: PartitioningStrategy, problem: Problem, tried: Layout |
         "missing_by_machine": missing,
         "would_fit": remedies,
     }
-    mend = remedies[0] if remedies else "let more machines join, lend more memory, or use a smaller model"
+    hint = remedies[0] if remedies else "let more machines join, lend more memory, or use a smaller model"
     if needed > lent:
         message = (
             f"the job needs {exact_bytes_text(needed)} of lent memory and these machines lend "
             f"{exact_bytes_text(lent)}: {exact_bytes_text(needed - lent)} are missing"
         )
-        return PlanInfeasible(message, mend=mend, details=details)
+        return PlanInfeasible(message, hint=hint, details=details)
     if missing:
         worst = max(missing, key=missing.__getitem__)
         message = (
             f"{worst} lacks {exact_bytes_text(missing[worst])} for the layers that this strategy gives it"
         )
-        return PlanInfeasible(message, machine=worst, mend=mend, details=details)
+        return PlanInfeasible(message, machine=worst, hint=hint, details=details)
     if _feasible(strategy, _with_links(problem)):
         message = "no usable links join machines that could hold the job together"
         message += cut_off_text(problem.cost.topology)
         return PlanInfeasible(
-            message, mend=remedies[0] if remedies else "look at share-compute topology", details=details
+            message, hint=remedies[0] if remedies else "look at share-compute topology", details=details
         )
     message = (
         f"the machines lend {bytes_text(lent)}, the job needs {bytes_text(needed)}, but no cut between layers gives "
         f"each machine a part that it can hold; the largest layer needs {exact_bytes_text(_largest_layer(problem))}"
     )
-    return PlanInfeasible(message, mend=mend, details=details)
+    return PlanInfeasible(message, hint=hint, details=details)
 
 
 def _unreachable(strategy: PartitioningStrategy, problem: Problem, tried: Layout) -> PlanInfeasible:
@@ -88,8 +88,8 @@ def _unreachable(strategy: PartitioningStrategy, problem: Problem, tried: Layout
     pairs = listed([f"{one} to {other}" for one, other in dead])
     return PlanInfeasible(
         f"this strategy puts neighbours on machines without a usable link: {pairs}",
-        mend=("use parallelism.strategy: auto, which goes around dead links, or " if around else "")
-        + "mend the link",
+        hint=("use parallelism.strategy: auto, which goes around dead links, or " if around else "")
+        + "fix the link",
         details={"dead_links": [list(pair) for pair in dead]},
     )
 

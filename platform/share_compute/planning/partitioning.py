@@ -125,7 +125,7 @@ def _form_pools(problem: Problem) -> list[list[int]]:
     if any(len({cost.kinds[machine] for machine in group}) > 1 for group in groups):
         raise PlanInfeasible(
             "a pool would mix machines with and without GPU",
-            mend="let machines join with --device cpu, or set parallelism.members_per_pool: 1",
+            hint="let machines join with --device cpu, or set parallelism.members_per_pool: 1",
         )
     return groups
 
@@ -135,26 +135,26 @@ def check_counts(machines: int, layers: int, microbatches: int, pools: int, memb
     if machines == 0:
         raise PlanInfeasible(
             "no machine is ready",
-            mend="let machines join: share-compute invite",
+            hint="let machines join: share-compute invite",
             details={"machines_needed": pools * members_per_pool, "machines_ready": 0},
         )
     if members_per_pool > microbatches:
         raise PlanInfeasible(
             f"{members_per_pool} members share each pool, but a step has only {microbatches} microbatches",
-            mend=f"set training.microbatches, and training.batch_size with it, to {members_per_pool} or more",
+            hint=f"set training.microbatches, and training.batch_size with it, to {members_per_pool} or more",
             details={"members_per_pool": members_per_pool, "microbatches": microbatches},
         )
     if pools > layers:
         raise PlanInfeasible(
             f"{pools} pools cannot share {layers} layers: each needs at least one",
-            mend=f"ask for at most {layers} pools",
+            hint=f"ask for at most {layers} pools",
             details={"pools": pools, "layers": layers},
         )
     needed = pools * members_per_pool
     if machines < needed:
         raise PlanInfeasible(
             f"{pools} pools of {members_per_pool} need {needed} machines; {machines} are ready",
-            mend="let more machines join, or ask for fewer pools or members",
+            hint="let more machines join, or ask for fewer pools or members",
             details={"machines_needed": needed, "machines_ready": machines},
         )
 
@@ -227,7 +227,7 @@ def map_partitions_to_shards(partitions: list[Partition], num_layers: int, model
     if not partitions or num_layers < 1:
         raise UserError(
             f"nothing to map: {count} partitions, {num_layers} layers",
-            mend="let at least one machine join, and give the model at least one layer",
+            hint="let at least one machine join, and give the model at least one layer",
         )
     edges = [partition.start for partition in partitions] + [partitions[-1].end]
     touching = all(left.end == right.start for left, right in pairwise(partitions))
@@ -235,12 +235,12 @@ def map_partitions_to_shards(partitions: list[Partition], num_layers: int, model
     if not touching or not rising or edges[0] != 0 or edges[-1] != 1:
         raise UserError(
             "partitions must cover [0, 1] in order, without gap or overlap",
-            mend="mend the partitioning strategy, or choose another in parallelism.strategy",
+            hint="fix the partitioning strategy, or choose another in parallelism.strategy",
         )
     if count > num_layers:
         raise PlanInfeasible(
             f"{count} pools cannot share {num_layers} layers: each needs at least one",
-            mend=f"ask for at most {num_layers} pools",
+            hint=f"ask for at most {num_layers} pools",
             details={"pools": count, "layers": num_layers},
         )
     cuts = [0]
@@ -268,5 +268,5 @@ def load_strategy(name: str) -> PartitioningStrategy:
     guess = nearest(name, names)
     raise UserError(
         f"unknown partitioning strategy {name!r}" + (f"; did you mean {guess!r}?" if guess else ""),
-        mend=f"use one of {', '.join(names)}",
+        hint=f"use one of {', '.join(names)}",
     )

@@ -57,7 +57,7 @@ def solve(
 ) -> Solution:
     """Make a plan; see `share_compute.planning.plan.make_plan`."""
     if profile.parameters == 0:
-        raise UserError("the model has no parameters to train", mend="add a layer that has some, e.g. linear")
+        raise UserError("the model has no parameters to train", hint="add a layer that has some, e.g. linear")
     measured = any(map(is_measured, topology.contributors))
     usable = with_nominal_speeds(topology)
     strategy = load_strategy(spec.parallelism.strategy)

@@ -59,8 +59,8 @@ def serving_infeasible(cost: ServingCost, pools: int | None) -> PlanInfeasible:
             f"{asked} needs {bytes_text(needed)}, and these machines lend {bytes_text(lent)}, but no cut "
             "between layers gives each machine a part that it can hold"
         )
-    mend = remedies[0] if remedies else "let more machines join, lend more memory, or serve fewer at a time"
-    return PlanInfeasible(message, mend=mend, details=details)
+    hint = remedies[0] if remedies else "let more machines join, lend more memory, or serve fewer at a time"
+    return PlanInfeasible(message, hint=hint, details=details)
 
 
 def _wrong_count(cost: ServingCost, pools: int) -> PlanInfeasible | None:
@@ -69,7 +69,7 @@ def _wrong_count(cost: ServingCost, pools: int) -> PlanInfeasible | None:
     if pools > layers:
         return PlanInfeasible(
             f"{pools} pools cannot share {layers} layers: each needs at least one",
-            mend=f"ask for at most {layers} pools",
+            hint=f"ask for at most {layers} pools",
             details={"pools": pools, "layers": layers},
         )
     missing = pools - machines
@@ -78,7 +78,7 @@ def _wrong_count(cost: ServingCost, pools: int) -> PlanInfeasible | None:
     lacking = "1 more machine" if missing == 1 else f"{missing} more machines"
     return PlanInfeasible(
         f"{pools} pools need {pools} machines, and {machines} {'is' if machines == 1 else 'are'} there",
-        mend=f"let {lacking} join, or leave out pools",
+        hint=f"let {lacking} join, or leave out pools",
         details={"machines_needed": pools, "machines_ready": machines},
     )
 

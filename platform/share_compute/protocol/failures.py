@@ -109,28 +109,28 @@ class Failure:
             sending = ", ".join(sorted(point.name for point in Point if point.is_sending))
             raise UserError(
                 f"nothing is sent at {self.point.name}, so there is nothing to {self.kind}",
-                mend=f"choose one of {sending}",
+                hint=f"choose one of {sending}",
             )
         if self.kind.is_wrong_number and self.point not in _MAKING:
             raise UserError(
                 f"no numbers are made or sent at {self.point.name}",
-                mend="choose one of " + ", ".join(sorted(point.name for point in _MAKING)),
+                hint="choose one of " + ", ".join(sorted(point.name for point in _MAKING)),
             )
         if self.kind is FailureKind.accuse and self.point is not Point.tensor_heard:
-            raise UserError(f"no tensor arrives at {self.point.name}", mend="choose tensor_heard")
+            raise UserError(f"no tensor arrives at {self.point.name}", hint="choose tensor_heard")
         if self.worker is not None and self.point.role == "coordinator":
             raise UserError(
                 f"{self.point.name} is a point of the coordinator, not of {self.worker}",
-                mend="leave the worker out, or choose a point of a member",
+                hint="leave the worker out, or choose a point of a member",
             )
         if self.kind.lasts != (self.duration_s > 0):
             wrong = f"a {self.kind} of {self.duration_s} s"
-            mend = "give a duration_s above 0" if self.kind.lasts else "leave duration_s out"
-            raise UserError(wrong, mend=mend)
+            hint = "give a duration_s above 0" if self.kind.lasts else "leave duration_s out"
+            raise UserError(wrong, hint=hint)
         if self.occurrence < 1:
-            raise UserError(f"occurrence {self.occurrence} of {self.point.name}", mend="count from 1")
+            raise UserError(f"occurrence {self.occurrence} of {self.point.name}", hint="count from 1")
         if self.peers and self.kind is not FailureKind.partition:
-            raise UserError(f"a {self.kind} has no peers", mend="leave peers out, or choose partition")
+            raise UserError(f"a {self.kind} has no peers", hint="leave peers out, or choose partition")
 
 
 class FailureScript:

@@ -40,7 +40,7 @@ def check_schema(schema: str) -> None:
     if reason:
         raise UserError(
             f"the JSON schema cannot be followed: {' '.join(reason.split())[:300]}",
-            mend="mend the schema, or leave out the keyword that is named",
+            hint="fix the schema, or leave out the keyword that is named",
         )
 
 
@@ -141,6 +141,6 @@ class Grammars:
             except (ValueError, TypeError) as failure:
                 raise UserError(
                     f"the tokenizer in {self._folder} cannot be used for constrained text: {failure}",
-                    mend="give the model a fast tokenizer (tokenizer.json) that has an end of text",
+                    hint="give the model a fast tokenizer (tokenizer.json) that has an end of text",
                 ) from failure
         return self._tokenizer

@@ -46,7 +46,7 @@ class Limits:
             if getattr(self, name) < least:
                 raise UserError(
                     f"{name} is {getattr(self, name)}; it must be at least {least}",
-                    mend=f"set {name} to {least} or more",
+                    hint=f"set {name} to {least} or more",
                 )
 
     @property

@@ -138,7 +138,7 @@ def place(
         PlanInfeasible: the machines cannot hold the model and a single sequence.
     """
     if not topology.contributors:
-        raise PlanInfeasible("no machine is there", mend="let machines join")
+        raise PlanInfeasible("no machine is there", hint="let machines join")
     failure: PlanInfeasible | None = None
     for workload in _workloads(spec, window_tokens, embeds=embeds):
         try:
@@ -228,7 +228,7 @@ def limits_of(
         raise PlanInfeasible(
             f"{member.name} has no room for the cache of a sequence beside its part of the model",
             machine=member.name,
-            mend="lend more memory there, or let another machine join",
+            hint="lend more memory there, or let another machine join",
         )
     return Limits(
         window_tokens=window_tokens,

@@ -44,7 +44,7 @@ def scale_of(rows: Tensor, name: str = "a weight") -> Tensor:
     """
     scale = rows.float().abs().amax(1) / _LARGEST
     if not bool(scale.isfinite().all()):
-        raise UserError(f"{name} has a number that is not finite", mend="serve a checkpoint from before that")
+        raise UserError(f"{name} has a number that is not finite", hint="serve a checkpoint from before that")
     scale[scale == 0] = 1
     return scale
 
@@ -150,5 +150,5 @@ def require_linear_layers(model: nn.Module, shared: Set[str]) -> None:
     if saved < _LEAST_SHARE * (saved + kept):
         raise UserError(
             "only the weights of linear layers become int8, and this architecture has others",
-            mend="choose dtype bfloat16",
+            hint="choose dtype bfloat16",
         )

@@ -301,7 +301,7 @@ def cannot_serve(model_type: str, reason: str) -> UserError:
     """Return the error for an architecture that cannot be served for ``reason``."""
     return UserError(
         f"architecture {model_type!r} cannot be served here: it {reason}",
-        mend="choose an architecture with plain attention in each layer, such as llama, qwen3, gemma3 or mistral",
+        hint="choose an architecture with plain attention in each layer, such as llama, qwen3, gemma3 or mistral",
     )
 
 

@@ -137,7 +137,7 @@ class Sampler:
         if self._grammars is None:
             raise UserError(
                 "constrained text needs the model's tokenizer",
-                mend="serve a folder that holds a tokenizer",
+                hint="serve a folder that holds a tokenizer",
             )
         return self._grammars.start(schema)
 

@@ -129,7 +129,7 @@ class Scheduler:
         if taken or len(ids) < len(lives):
             raise Conflict(
                 f"sequences of these numbers are there: {taken or sorted(ids)}",
-                mend="number each sequence once",
+                hint="number each sequence once",
             )
         ended = {live.id: reason for live in lives if (reason := _ended_before(live))}
         waiting = [live for live in lives if live.id not in ended]
@@ -151,11 +151,11 @@ class Scheduler:
         """Return the most tokens that may be generated after a prompt."""
         length, longest = len(generation.prompt), self.limits.longest_tokens
         if not length:
-            raise UserError("the prompt is empty", mend="give at least one token to go on from")
+            raise UserError("the prompt is empty", hint="give at least one token to go on from")
         if self.limits.embeds and length > longest:
             raise TooLong(
                 f"the text has {length} tokens; it can have {longest}",
-                mend=f"shorten it to at most {longest} tokens",
+                hint=f"shorten it to at most {longest} tokens",
                 details={"prompt_tokens": length, "longest_tokens": longest},
             )
         if self.limits.embeds:
@@ -163,7 +163,7 @@ class Scheduler:
         if length >= longest:
             raise TooLong(
                 f"the prompt has {length} tokens; prompt and answer together can have {longest}",
-                mend=f"shorten the prompt to at most {longest - 1} tokens",
+                hint=f"shorten the prompt to at most {longest - 1} tokens",
                 details={"prompt_tokens": length, "longest_tokens": longest},
             )
         return min(generation.options.max_tokens, longest - length)
@@ -173,7 +173,7 @@ class Scheduler:
         if len(lives) > most:
             raise UserError(
                 f"{len(lives)} sequences at once are too many; at most {most} can wait",
-                mend="ask for fewer in one request",
+                hint="ask for fewer in one request",
             )
         # Reserve 1/8 of the queue for owners with nothing queued, so that no owner fills it alone.
         if any(self._queue.num_waiting_of(live.owner) for live in lives):
@@ -182,7 +182,7 @@ class Scheduler:
             retry_after_s = self._retry_after_s(tokens_per_s)
             raise Busy(
                 f"{waiting} sequences wait already",
-                mend=f"try again in {retry_after_s} s",
+                hint=f"try again in {retry_after_s} s",
                 details={"retry_after_s": retry_after_s},
             )
 
@@ -368,7 +368,7 @@ class Scheduler:
             Unavailable(
                 f"a sequence of {len(live.tokens)} tokens does not fit any more: the machines that are left "
                 f"can keep {self.limits.room_tokens}",
-                mend="try again when more machines are there, or ask for fewer tokens",
+                hint="try again when more machines are there, or ask for fewer tokens",
             ),
         )
 
@@ -398,6 +398,6 @@ def _verify(turn: Turn, result: TurnResult) -> None:
     if asked != told:
         raise VerificationFailed(
             f"the last pool sampled other tokens in turn {turn.id} than it was asked for",
-            mend="form the pools anew",
+            hint="form the pools anew",
             details={"asked": asked, "told": told},
         )

@@ -52,5 +52,5 @@ def check_change(name: str, current: DeploymentState, wanted: DeploymentState) -
         allowed = ", ".join(sorted(state.value for state in _NEXT[current]))
         raise Conflict(
             f"deployment {name} is {current.value}; it cannot become {wanted.value}",
-            mend=f"from here it can become {allowed}" if allowed else "deploy it again; this one is over",
+            hint=f"from here it can become {allowed}" if allowed else "deploy it again; this one is over",
         )

@@ -83,7 +83,7 @@ class TurnStage(ABC):
                     raise UserError(
                         f"{stored} in {folder} has the shape {list(given.shape)} where the configuration wants "
                         f"{list(rows.shape)}",
-                        mend="check that config.json and the weights belong together",
+                        hint="check that config.json and the weights belong together",
                     )
                 if name in scales:
                     scale = scale_of(given, stored)

@@ -38,7 +38,7 @@ class Churn:
         if not (0 < self.mean_up_s < float("inf") and 0 < self.mean_down_s < float("inf")):
             raise UserError(
                 "the mean times between failures and until return must be more than 0 and finite",
-                mend="give them as 30m, 4h or 2d; leave --mtbf out for machines that never fail",
+                hint="give them as 30m, 4h or 2d; leave --mtbf out for machines that never fail",
             )
 
     @property
@@ -61,7 +61,7 @@ class Churn:
         if expected > MOST_EVENTS:
             raise UserError(
                 f"the machines would go and come back about {expected:.2g} times; a simulation takes {MOST_EVENTS:,}",
-                mend="simulate fewer hours or machines, or a longer time between failures",
+                hint="simulate fewer hours or machines, or a longer time between failures",
             )
         return self._events(machines, until_s, np.random.default_rng([seed, 1]))
 

@@ -141,7 +141,7 @@ def make_fleet(name: FleetName, machines: int, seed: int = 0) -> Topology:
     if not 1 <= machines <= MOST_MACHINES:
         raise UserError(
             f"a fleet has 1 to {MOST_MACHINES:,} machines, not {machines:,}",
-            mend="ask for a number in between",
+            hint="ask for a number in between",
         )
     draw = np.random.default_rng([seed, *name.encode()])
     placed = [

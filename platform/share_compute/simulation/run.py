@@ -76,7 +76,7 @@ def simulate(
     """
     if not topology.contributors or not 0 < scenario.duration_s < math.inf:
         raise UserError(
-            "a simulation needs machines and a time that is more than 0", mend="give --machines and --hours"
+            "a simulation needs machines and a time that is more than 0", hint="give --machines and --hours"
         )
     run = _Run(spec, topology, profile, scenario, rules or EpochRules())
     churn, duration_s = scenario.churn, scenario.duration_s

@@ -111,7 +111,7 @@ def parse_job(source: str | dict[str, Any]) -> TrainJob:
     """
     job = parse_any_job(source)
     if not isinstance(job, TrainJob):
-        raise UserError(f"kind: {job.kind} trains nothing", mend="give a job of kind: train")
+        raise UserError(f"kind: {job.kind} trains nothing", hint="give a job of kind: train")
     return job
 
 
@@ -126,7 +126,7 @@ def parse_any_job(source: str | dict[str, Any]) -> TrainJob | GenerateJob | Embe
     if isinstance(job, ServeJob):
         raise UserError(
             "kind: serve asks for a deployment, not for a job",
-            mend="share-compute submit FILE makes one; REST: POST /api/v1/deployments",
+            hint="share-compute submit FILE makes one; REST: POST /api/v1/deployments",
         )
     return job
 
@@ -155,12 +155,12 @@ def _mapping(source: str | dict[str, Any]) -> dict[str, Any]:
     data: Any = read_yaml(source, "job file") if isinstance(source, str) else source
     if not isinstance(data, dict):
         raise UserError(
-            f"a job is a mapping of keys, not {type(data).__name__}", mend="start from a file in examples/"
+            f"a job is a mapping of keys, not {type(data).__name__}", hint="start from a file in examples/"
         )
     try:
         known(data.get("kind", "train"), tuple(_KINDS), "kind")
     except ValueError as failure:
-        raise UserError(str(failure), mend="mend the job's kind") from failure
+        raise UserError(str(failure), hint="fix the job's kind") from failure
     return data
 
 
@@ -168,7 +168,7 @@ def _validated(kind: type[Spec], data: dict[str, Any]) -> Spec:
     try:
         return kind.model_validate(data)
     except ValidationError as failure:
-        raise invalid(failure, "mend these fields of the job") from failure
+        raise invalid(failure, "fix these fields of the job") from failure
 
 
 def job_schema(kind: Kind = "train") -> dict[str, Any]:

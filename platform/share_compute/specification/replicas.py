@@ -58,7 +58,7 @@ class ReplicasSpec(SpecModel):
             )
         except ValidationError as failure:
             said = failure.errors()[0]["msg"].removeprefix("Value error, ")
-            raise UserError(f"replicas: {said}", mend="give min and max together") from failure
+            raise UserError(f"replicas: {said}", hint="give min and max together") from failure
 
     def __str__(self) -> str:
         """Return the range in the form of the command line: ``2`` or ``0..4``."""

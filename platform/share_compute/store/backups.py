@@ -38,7 +38,7 @@ def embedded_file(url: str) -> Path:
     parsed = make_url(url)
     if parsed.get_backend_name() == "sqlite" and parsed.database and parsed.database != ":memory:":
         return Path(parsed.database)
-    raise UserError("only the embedded database (SQLite) is backed up by share-compute", mend=dump_hint(url))
+    raise UserError("only the embedded database (SQLite) is backed up by share-compute", hint=dump_hint(url))
 
 
 def dump_hint(url: str) -> str:
@@ -116,7 +116,7 @@ def require_sound(file: Path, backups: Path | None = None) -> None:
             found = [str(row[0]) for row in connection.execute("PRAGMA quick_check(1)")]
     except sqlite3.OperationalError as failure:
         raise Unavailable(
-            f"{file} cannot be read: {failure}", mend="see to its rights, and to its disk"
+            f"{file} cannot be read: {failure}", hint="see to its rights, and to its disk"
         ) from failure
     except sqlite3.DatabaseError as failure:
         found = [str(failure)]
@@ -125,7 +125,7 @@ def require_sound(file: Path, backups: Path | None = None) -> None:
         known = str(newest) if newest is not None else "FILE"
         raise Unavailable(
             f"the database {file} is damaged: {found[0] if found else 'it says nothing'}",
-            mend=f"put a backup back: share-compute restore {known}; the damaged one is kept beside it",
+            hint=f"put a backup back: share-compute restore {known}; the damaged one is kept beside it",
             details={"database": str(file), "backup": None if newest is None else str(newest)},
         )
 
@@ -139,9 +139,9 @@ def back_up(file: Path, target: Path) -> int:
         Unavailable: the target cannot be written, or the database cannot be read.
     """
     if not file.is_file():
-        raise NotFound(f"there is no database {file}", mend="name its server's folder with --data-folder")
+        raise NotFound(f"there is no database {file}", hint="name its server's folder with --data-folder")
     if target.exists():
-        raise Conflict(f"{target} exists already", mend="choose another name")
+        raise Conflict(f"{target} exists already", hint="choose another name")
     with _whole(target) as partial:
         _copy(file, partial)
     return target.stat().st_size
@@ -163,7 +163,7 @@ def restore(source: Path, url: str, now: datetime) -> Path | None:
     file = embedded_file(url)
     if not source.is_file():
         raise NotFound(
-            f"there is no backup {source}", mend=f"look into the folder {FOLDER} of the data folder"
+            f"there is no backup {source}", hint=f"look into the folder {FOLDER} of the data folder"
         )
     require_sound(source)
     found = _revision_of(source)
@@ -171,7 +171,7 @@ def restore(source: Path, url: str, now: datetime) -> Path | None:
         raise Conflict(
             f"{source} is {'no database of share-compute' if found is None else f'of revision {found}'},"
             " which this version cannot read",
-            mend="choose another backup, or install the version that made it",
+            hint="choose another backup, or install the version that made it",
         )
     engine = open_engine(url)
     with _whole(file.with_name(f".{file.name}.restored")) as partial:
@@ -208,7 +208,7 @@ def _copy(file: Path, target: Path) -> None:
             copy.execute("PRAGMA journal_mode=DELETE")  # makes the copy a single file, without a log file
     except sqlite3.Error as failure:
         raise Unavailable(
-            f"{file} cannot be copied to {target}: {failure}", mend="see that its disk is not full"
+            f"{file} cannot be copied to {target}: {failure}", hint="see that its disk is not full"
         ) from failure
 
 
@@ -226,7 +226,7 @@ def _whole(target: Path) -> Iterator[Path]:
         sync(target.parent)
     except OSError as failure:
         raise Unavailable(
-            f"{target} cannot be written: {failure.strerror}", mend="choose another folder, or free space"
+            f"{target} cannot be written: {failure.strerror}", hint="choose another folder, or free space"
         ) from failure
     finally:
         partial.unlink(missing_ok=True)

@@ -77,21 +77,21 @@ class Contributors:
         """
         with self._database.write() as session:
             family = _family(session, contributor_id)
-            mend = "ask for a new invite, and join with another --name"
+            hint = "ask for a new invite, and join with another --name"
             if any(row.sent_away_at is not None for row in family):
                 raise NotAuthorized(
-                    "the operator sent this host away", mend="ask for a new invite and join again"
+                    "the operator sent this host away", hint="ask for a new invite and join again"
                 )
             for row in family:
                 if row.quarantined_for is not None:
                     raise NotAuthorized(
                         f"{row.name} of this host is quarantined: {row.quarantined_for}",
-                        mend="ask the operator to clear it: share-compute clear",
+                        hint="ask the operator to clear it: share-compute clear",
                         machine=row.name,
                     )
             if len(family) >= MOST_DEVICES:
                 raise Conflict(
-                    f"this host joined with {len(family)} devices, the most for one invite", mend=mend
+                    f"this host joined with {len(family)} devices, the most for one invite", hint=hint
                 )
             first = next(row for row in family if row.sibling_of is None)
             invite = session.get(Invite, first.invite_id) if first.invite_id is not None else None
@@ -191,7 +191,7 @@ class Contributors:
             row = session.get(Contributor, contributor_id)
             if row is None or not matches(key, row.key_hash):
                 raise NotAuthorized(
-                    "this is not the key of this contributor", mend="join again with a new invite"
+                    "this is not the key of this contributor", hint="join again with a new invite"
                 )
             return ContributorRecord.model_validate(row)
 
@@ -218,13 +218,13 @@ class Contributors:
             if row.state == ContributorState.lost and row.sent_away_at is None:
                 raise ContributorLost(
                     f"contributor {row.name} is lost: {row.reason}",
-                    mend="let it come back first",
+                    hint="let it come back first",
                     machine=row.name,
                 )
             if row.state not in _ARRIVING:
                 raise Conflict(
                     f"contributor {row.name} is {row.state}: {row.reason}",
-                    mend="let it join again with a new invite",
+                    hint="let it join again with a new invite",
                     machine=row.name,
                 )
             row.node_id, row.address, row.last_seen_at = node_id, address, self._clock()
@@ -255,7 +255,7 @@ class Contributors:
             if row.state not in _MEASURED:
                 raise Conflict(
                     f"contributor {row.name} is {row.state}; it cannot become ready",
-                    mend="let it join again",
+                    hint="let it join again",
                     machine=row.name,
                 )
             row.capacity = [asdict(device) for device in capacity]
@@ -302,7 +302,7 @@ class Contributors:
             if row.state in GONE and state not in (*GONE, ContributorState.joining):
                 raise Conflict(
                     f"contributor {row.name} is {row.state}; it cannot become {state.value}",
-                    mend="let it join again",
+                    hint="let it join again",
                     machine=row.name,
                 )
             _move(session, row, state, reason, self._clock())
@@ -358,7 +358,7 @@ class Contributors:
             if row.sent_away_at is not None:
                 raise NotAuthorized(
                     "the operator sent this contributor away",
-                    mend="ask for a new invite and join again",
+                    hint="ask for a new invite and join again",
                     machine=row.name,
                 )
             _refuse_taken_name(session, row.name, but=row.id)
@@ -489,7 +489,7 @@ def _refuse_taken_name(session: Session, name: str, *, but: str | None = None) -
     if other is not None:
         raise Conflict(
             f"a contributor named {name} is in the pool already ({other})",
-            mend="choose another name with --name",
+            hint="choose another name with --name",
             machine=name,
         )
 
@@ -498,7 +498,7 @@ def _row(session: Session, contributor_id: str) -> Contributor:
     row = session.get(Contributor, contributor_id)
     if row is None:
         raise NotFound(
-            f"there is no contributor {contributor_id}", mend="share-compute contributors lists them"
+            f"there is no contributor {contributor_id}", hint="share-compute contributors lists them"
         )
     return row
 

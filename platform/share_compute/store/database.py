@@ -34,7 +34,7 @@ def open_engine(url: str) -> Engine:
     try:
         parsed = make_url(url)
     except ArgumentError as failure:
-        raise UserError(f"{url!r} is not a database URL", mend=_URL_MEND) from failure
+        raise UserError(f"{url!r} is not a database URL", hint=_URL_MEND) from failure
     kind = parsed.get_backend_name()
     if kind == "sqlite":
         if parsed.database and parsed.database != ":memory:":
@@ -44,7 +44,7 @@ def open_engine(url: str) -> Engine:
         event.listen(engine, "begin", _begin_sqlite)
         return engine
     if kind != "postgresql":
-        raise UserError(f"the database {kind!r} is not supported", mend=_URL_MEND)
+        raise UserError(f"the database {kind!r} is not supported", hint=_URL_MEND)
     return create_engine(
         parsed.set(drivername="postgresql+psycopg"), pool_pre_ping=True, json_deserializer=from_json
     )
@@ -140,20 +140,20 @@ def translated() -> Iterator[None]:
         yield
     except DataError as failure:
         raise UserError(
-            f"a value cannot be stored: {str(failure.orig).strip()}", mend="take out characters like NUL"
+            f"a value cannot be stored: {str(failure.orig).strip()}", hint="take out characters like NUL"
         ) from failure
     except (OperationalError, InterfaceError, PoolTimeout) as failure:
         cause = getattr(failure, "orig", None) or failure
         raise Unavailable(
             f"the database does not answer: {str(cause).strip()}",
-            mend="check that it runs, that its disk is not full, and --database-url",
+            hint="check that it runs, that its disk is not full, and --database-url",
         ) from failure
     except DatabaseError as failure:
         if type(failure) is not DatabaseError:
             raise  # a violated constraint or an invalid statement: a defect in share-compute
         raise Unavailable(
             f"the database is damaged: {str(failure.orig).strip()}",
-            mend="stop the server and put a backup back: share-compute restore FILE",
+            hint="stop the server and put a backup back: share-compute restore FILE",
         ) from failure
 
 

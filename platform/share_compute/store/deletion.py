@@ -60,7 +60,7 @@ class Deletions:
                 if not cancel:
                     raise Conflict(
                         f"job {job_id} is {row.state}; only jobs that are over can be deleted",
-                        mend=f"cancel it first: share-compute cancel {job_id}; or delete it with --cancel"
+                        hint=f"cancel it first: share-compute cancel {job_id}; or delete it with --cancel"
                         " (?cancel=true)",
                         job=job_id,
                     )
@@ -95,7 +95,7 @@ class Deletions:
             if not DeploymentState(row.state).is_final:
                 raise Conflict(
                     f"deployment {row.name} is {row.state}; only one that is over can be forgotten",
-                    mend=f"take it down first: share-compute undeploy {row.name}",
+                    hint=f"take it down first: share-compute undeploy {row.name}",
                 )
             told = (Event.job_id.is_(None), Event.kind == DEPLOYMENT)
             session.execute(delete(Event).where(*told, Event.data["id"].as_string() == row.id))
@@ -153,7 +153,7 @@ def require_unused(session: Session, job_id: str) -> None:
     if user is not None:
         raise Conflict(
             f"{user} uses what job {job_id} made",
-            mend="take the deployment down, or wait until the other job is over",
+            hint="take the deployment down, or wait until the other job is over",
             job=job_id,
         )
 

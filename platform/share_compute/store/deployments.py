@@ -51,7 +51,7 @@ class Deployments:
             if twin is not None:
                 raise Conflict(
                     f"a deployment named {spec.name} is up already ({twin.id}, {twin.state})",
-                    mend=f"choose another name, or take it down first: share-compute undeploy {spec.name}",
+                    hint=f"choose another name, or take it down first: share-compute undeploy {spec.name}",
                 )
             row = Deployment(
                 id=new_id("dep"),
@@ -170,7 +170,7 @@ class Deployments:
             if DeploymentState(row.state).is_final:
                 raise Conflict(
                     f"deployment {row.name} is {row.state}; it has no replicas any more",
-                    mend="deploy it again; this one is over",
+                    hint="deploy it again; this one is over",
                 )
             spec = ServeJob.model_validate(row.spec)
             replicas = spec.replicas.changed_by(change)
@@ -255,7 +255,7 @@ def deployment_row(session: Session, key: str) -> Deployment:
     named = select(Deployment).where(Deployment.name == key).order_by(Deployment.created_at.desc())
     row = session.get(Deployment, key) or _up(session, key) or session.scalar(named.limit(1))
     if row is None:
-        raise NotFound(f"there is no deployment {key}", mend="share-compute deployments lists them")
+        raise NotFound(f"there is no deployment {key}", hint="share-compute deployments lists them")
     return row
 
 

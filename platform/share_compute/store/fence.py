@@ -69,10 +69,10 @@ def fenced(mine: Claim | None, valid: Claim | None) -> Fenced:
     if valid is None:
         return Fenced(
             "the database lost the row that says which server may write",
-            mend="restore it from a backup: share-compute restore",
+            hint="restore it from a backup: share-compute restore",
         )
     was = "" if mine is None else f"; this server had epoch {mine.epoch}"
     return Fenced(
         f"another server ({valid.holder}) took over the database at epoch {valid.epoch}{was}",
-        mend="use that one; or stop that one and start this one again with `share-compute up`: jobs continue",
+        hint="use that one; or stop that one and start this one again with `share-compute up`: jobs continue",
     )

@@ -145,7 +145,7 @@ def _lock_file(path: Path) -> IO[str]:
         lock = path.open("w")
     except OSError as failure:
         raise Unavailable(
-            f"{path} cannot be written: {failure.strerror}", mend="mend the rights of the database's folder"
+            f"{path} cannot be written: {failure.strerror}", hint="fix the rights of the database's folder"
         ) from failure
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -158,7 +158,7 @@ def _lock_file(path: Path) -> IO[str]:
 def _taken(name: str) -> Conflict:
     return Conflict(
         f"another server uses the database {name} already",
-        mend="stop that one, or give this one a database of its own with --database-url",
+        hint="stop that one, or give this one a database of its own with --database-url",
     )
 
 
@@ -197,7 +197,7 @@ class Watchdog:
                 self._lost(
                     Fenced(
                         f"this server lost its lock of the database, and {failure.message}",
-                        mend="use that one; or stop that one and start this one again with `share-compute up`",
+                        hint="use that one; or stop that one and start this one again with `share-compute up`",
                     )
                 )
                 return

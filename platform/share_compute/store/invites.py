@@ -83,12 +83,12 @@ class Invites:
         with self._database.write() as session:
             row = session.get(Invite, invite_id)
             if row is None:
-                raise NotFound(f"there is no invite {invite_id}", mend="share-compute invite list shows them")
+                raise NotFound(f"there is no invite {invite_id}", hint="share-compute invite list shows them")
             used_by = _record(session, row).used_by
             if len(used_by) >= row.uses:
                 raise InviteUsed(
                     f"invite {invite_id} was used by {listed(used_by)}",
-                    mend="send the machines away: share-compute remove MACHINE",
+                    hint="send the machines away: share-compute remove MACHINE",
                 )
             row.revoked_at = row.revoked_at or self._clock()
             return _record(session, row)
@@ -98,15 +98,15 @@ def usable_invite(session: Session, code: str, now: datetime) -> Invite:
     """Return the row of a code that can be used at ``now``, or raise the error for the cause why it cannot."""
     row = session.scalar(select(Invite).where(Invite.code_hash == digest(plain_invite_code(code))))
     if row is None:
-        raise InviteUnknown("no invite has this code", mend="check the code for typing errors, or " + _MEND)
+        raise InviteUnknown("no invite has this code", hint="check the code for typing errors, or " + _MEND)
     state = invite_state(_record(session, row), now)
     if state is InviteState.used:
         often = "once" if row.uses == 1 else f"{row.uses} times"
-        raise InviteUsed(f"this invite was used already; it works {often}", mend=_MEND)
+        raise InviteUsed(f"this invite was used already; it works {often}", hint=_MEND)
     if state is InviteState.revoked:
-        raise InviteRevoked("this invite was revoked", mend=_MEND)
+        raise InviteRevoked("this invite was revoked", hint=_MEND)
     if state is InviteState.expired:
-        raise InviteExpired(f"this invite expired at {row.expires_at:%Y-%m-%d %H:%M:%S} UTC", mend=_MEND)
+        raise InviteExpired(f"this invite expired at {row.expires_at:%Y-%m-%d %H:%M:%S} UTC", hint=_MEND)
     return row
 
 
@@ -116,7 +116,7 @@ def check_limits(invite: Invite, limits: dict[str, Any]) -> None:
     if most is not None and lent > most:
         raise UserError(
             f"this machine lends {bytes_text(lent)} of memory, and its invite allows {bytes_text(most)}",
-            mend=f"join with --memory {most}",
+            hint=f"join with --memory {most}",
         )
 
 

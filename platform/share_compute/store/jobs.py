@@ -51,7 +51,7 @@ class Jobs:
                 if twin is not None and twin.spec != data:
                     raise Conflict(
                         f"this Idempotency-Key was used for job {twin.id}, which differs",
-                        mend="send a new key with a new job",
+                        hint="send a new key with a new job",
                         job=twin.id,
                     )
                 if twin is not None:
@@ -199,7 +199,7 @@ class Jobs:
             if leased.rowcount != len(contributor_ids):
                 raise Conflict(
                     f"only {leased.rowcount} of {len(contributor_ids)} contributors are still free",
-                    mend="look again at which are",
+                    hint="look again at which are",
                     job=job_id,
                 )
             holder = {"job": job_id, "name": row.name}
@@ -237,7 +237,7 @@ class Jobs:
             row = job_row(session, job_id)
             if JobState(row.state).is_final:
                 raise Conflict(
-                    f"job {job_id} is {row.state} already", mend="nothing is left to cancel", job=job_id
+                    f"job {job_id} is {row.state} already", hint="nothing is left to cancel", job=job_id
                 )
             ask_to_stop(session, row, now)
             return JobRecord.model_validate(row)
@@ -253,7 +253,7 @@ class Jobs:
             if row.state not in (JobState.failed, JobState.cancelled):
                 raise Conflict(
                     f"job {job_id} is {row.state}; only failed and cancelled jobs can be resumed",
-                    mend="submit it again" if row.state == JobState.succeeded else "wait for it",
+                    hint="submit it again" if row.state == JobState.succeeded else "wait for it",
                     job=job_id,
                 )
             row.fruitless_attempts = 0
@@ -342,7 +342,7 @@ def job_row(session: Session, job_id: str) -> Job:
     """Return a job's row, or raise NotFound."""
     row = session.get(Job, job_id)
     if row is None:
-        raise NotFound(f"there is no job {job_id}", mend="share-compute jobs lists them", job=job_id)
+        raise NotFound(f"there is no job {job_id}", hint="share-compute jobs lists them", job=job_id)
     return row
 
 
@@ -389,7 +389,7 @@ def _require_attempt(row: Job, attempt: int) -> None:
     if row.attempt != attempt:
         raise Conflict(
             f"attempt {attempt} is over: the job is {row.state} at attempt {row.attempt}",
-            mend="end the attempt",
+            hint="end the attempt",
             job=row.id,
         )
 

@@ -91,7 +91,7 @@ class ApiKeys:
         with self._database.write() as session:
             row = session.get(ApiKey, key_id)
             if row is None:
-                raise NotFound(f"there is no API key {key_id}", mend="GET /api/v1/keys lists them")
+                raise NotFound(f"there is no API key {key_id}", hint="GET /api/v1/keys lists them")
             if row.revoked_at is None:
                 _require_another_admin(session, row)
                 row.revoked_at = self._clock()
@@ -108,5 +108,5 @@ def _require_another_admin(session: Session, key: ApiKey) -> None:
     if admins == [key.id]:
         raise Conflict(
             f"{key.id} is the last key with the scope admin; without it nobody could make keys or invites",
-            mend="make another one first: share-compute keys create NAME --scope admin",
+            hint="make another one first: share-compute keys create NAME --scope admin",
         )

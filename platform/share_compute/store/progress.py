@@ -64,7 +64,7 @@ class Progress:
             if row.attempt != attempt or row.state not in (JobState.planning, JobState.running):
                 raise Conflict(
                     f"attempt {attempt} is over: the job is {row.state} at attempt {row.attempt}",
-                    mend="end the attempt",
+                    hint="end the attempt",
                     job=job_id,
                 )
             log: list[tuple[str, dict[str, Any]]] = []
@@ -150,7 +150,7 @@ def artifact_row(session: Session, job_id: str, name: str) -> Artifact:
         job = job_row(session, job_id)
         raise NotFound(
             f"job {job_id} has no artifact {name}",
-            mend=f"the job is {job.state}; share-compute artifacts list {job_id} shows what it has",
+            hint=f"the job is {job.state}; share-compute artifacts list {job_id} shows what it has",
             job=job_id,
         )
     return row

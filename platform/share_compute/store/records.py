@@ -208,7 +208,7 @@ class JobRecord(Record):
             Conflict: the job is of another kind.
         """
         if not isinstance(self.spec, TrainJob):
-            raise Conflict(f"job {self.id} trains nothing", mend="name a training job", job=self.id)
+            raise Conflict(f"job {self.id} trains nothing", hint="name a training job", job=self.id)
         return self.spec
 
     @property

@@ -33,7 +33,7 @@ class Finding:
         return UserError(
             f"numbers are not finite at step {step}: first {what} {self.name} (microbatch {self.microbatch})",
             step=step,
-            mend="lower the learning rate, clip gradients (training.max_gradient_norm), or look at the data",
+            hint="lower the learning rate, clip gradients (training.max_gradient_norm), or look at the data",
         )
 
 

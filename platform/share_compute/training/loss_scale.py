@@ -54,7 +54,7 @@ class LossScale:
             raise UserError(
                 f"gradients are not finite up to step {step}, however small the loss is made",
                 step=step,
-                mend="set training.precision to bfloat16 or float32, or lower the learning rate",
+                hint="set training.precision to bfloat16 or float32, or lower the learning rate",
             )
         return replace(self, factor=self.factor / 2, clean_steps=0)
 
@@ -71,7 +71,7 @@ def not_finite(what: str, step: int) -> NotFinite:
     return NotFinite(
         f"the {what} is not finite at step {step}",
         step=step,
-        mend="lower the learning rate, clip gradients (training.max_gradient_norm), or look at the data",
+        hint="lower the learning rate, clip gradients (training.max_gradient_norm), or look at the data",
     )
 
 

@@ -83,7 +83,7 @@ def learning_rates(spec: TrainingSpec) -> Callable[[int], float]:
         )
     except ValueError as failure:
         raise UserError(
-            f"training.schedule: {failure}", mend="mend training.schedule.options, or leave them out"
+            f"training.schedule: {failure}", hint="fix training.schedule.options, or leave them out"
         ) from failure
     factor = schedule.lr_lambdas[0]
     return lambda step: spec.optimizer.learning_rate * float(factor(step - 1))

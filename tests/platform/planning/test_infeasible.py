@@ -143,7 +143,7 @@ def test_auto_is_no_advice_where_it_finds_no_way_either() -> None:
     topology = Topology(machines, (Link("a", "b", 1e-3, 0.0),))
     failure = refusal(topology, strategy="uniform", microbatches=16)
     assert "without a usable link: a to b" in failure.message
-    assert failure.mend == "mend the link"
+    assert failure.hint == "fix the link"
 
 
 def test_each_dead_link_of_a_layout_is_named_once() -> None:

@@ -79,7 +79,7 @@ class TestMapping:
         with pytest.raises(PlanInfeasible) as caught:
             map_partitions_to_shards(partitions, num_layers, "m")
         assert caught.value.details == {"pools": len(partitions), "layers": num_layers}
-        assert caught.value.mend == f"ask for at most {num_layers} pools"
+        assert caught.value.hint == f"ask for at most {num_layers} pools"
 
     @given(st.integers(1, 20), st.integers(1, 20))
     def test_equal_shares_of_a_multiple_are_equal(self, count: int, each: int) -> None:
@@ -108,7 +108,7 @@ class TestMapping:
         partitions = [Partition("m", start, end) for start, end in edges]
         with pytest.raises(UserError) as caught:
             map_partitions_to_shards(partitions, num_layers, "m")
-        assert caught.value.mend
+        assert caught.value.hint
 
 
 class TestStrategies:
@@ -165,4 +165,4 @@ class TestStrategies:
     def test_an_unknown_strategy_names_the_nearest(self) -> None:
         with pytest.raises(UserError, match="did you mean 'uniform'") as caught:
             load_strategy("unifrom")
-        assert "memory_weighted" in str(caught.value.mend)
+        assert "memory_weighted" in str(caught.value.hint)

@@ -77,7 +77,7 @@ class TestSimpleStrategies:
         topology = Topology((machine("a"), machine("b")), (Link("a", "b", 1e-3, 0.0),))
         with pytest.raises(PlanInfeasible, match="a to b") as caught:
             make_plan(job(strategy="uniform"), topology, PROFILE)
-        assert "auto" in str(caught.value.mend)
+        assert "auto" in str(caught.value.hint)
         assert len(make_plan(job(), topology, PROFILE).pools) == 1
 
 
@@ -198,7 +198,7 @@ class TestInfeasible:
         details = caught.value.details
         assert details["missing_bytes"] == details["needed_bytes"] - details["lent_bytes"] > 0
         assert details["would_fit"]
-        assert caught.value.mend == details["would_fit"][0]
+        assert caught.value.hint == details["would_fit"][0]
 
     def test_remedies_that_are_named_do_help(self) -> None:
         size = int(2.2 * GIB)
@@ -236,7 +236,7 @@ class TestInfeasible:
             PlanInfeasible, match=r"no usable links.*do not reach each other: a - b"
         ) as caught:
             make_plan(job(microbatches=16), topology, PROFILE)
-        assert caught.value.mend
+        assert caught.value.hint
 
     def test_a_model_without_parameters_is_refused(self) -> None:
         empty = ModelProfile(layers=(LayerProfile(parameters=0),))

@@ -107,7 +107,7 @@ def test_serving_that_does_not_fit_says_what_is_missing_and_what_would_fit() -> 
     details = error.value.details
     assert details["missing_bytes"] == details["needed_bytes"] - details["lent_bytes"] > 0
     fits = int(details["would_fit"][0].removeprefix("serve at most ").removesuffix(" at a time"))
-    assert error.value.mend == details["would_fit"][0]
+    assert error.value.hint == details["would_fit"][0]
     assert dry_run(job(), TOPOLOGY, CACHING, serving=replace(asked, concurrent=fits)).serving is not None
     with pytest.raises(PlanInfeasible):
         dry_run(job(), TOPOLOGY, CACHING, serving=replace(asked, concurrent=fits + 1))
@@ -133,7 +133,7 @@ def test_serving_that_needs_more_machines_than_there_are_says_so() -> None:
     pair = lan(machine("a"), machine("b"))
     with pytest.raises(PlanInfeasible, match="3 pools need 3 machines, and 2 are there") as error:
         plan_serving("model", pair, PROFILE, asked, pools=3)
-    assert error.value.mend == "let 1 more machine join, or leave out pools"
+    assert error.value.hint == "let 1 more machine join, or leave out pools"
     with pytest.raises(PlanInfeasible, match="13 pools cannot share 12 layers"):
         plan_serving("model", pair, PROFILE, asked, pools=13)
     apart = lan(machine("a"), machine("b"), bytes_per_s=0.0)

@@ -44,4 +44,4 @@ def test_whoever_comes_first_is_meant_where_nobody_is_named() -> None:
 def test_what_does_not_go_together_is_refused(given: dict[str, Any], what: str) -> None:
     with pytest.raises(UserError, match=what) as refusal:
         Failure(**given)
-    assert refusal.value.mend
+    assert refusal.value.hint

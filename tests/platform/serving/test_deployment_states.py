@@ -25,4 +25,4 @@ def test_only_the_listed_changes_are_allowed(current: DeploymentState, wanted: D
         Conflict, match=f"llama is {current.value}; it cannot become {wanted.value}"
     ) as caught:
         check_change("llama", current, wanted)
-    assert caught.value.mend
+    assert caught.value.hint

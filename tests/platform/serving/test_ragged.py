@@ -217,4 +217,4 @@ def test_what_cannot_be_served_is_refused(model_type: str, options: dict[str, An
     config = AutoConfig.for_model(model_type, **wanted).to_dict()
     with pytest.raises(UserError, match=reason) as caught:
         ServingStage({**config, "model_type": model_type}, Shard("m", 0, 3, 3), CPU)
-    assert caught.value.mend
+    assert caught.value.hint

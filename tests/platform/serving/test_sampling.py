@@ -199,7 +199,7 @@ def test_text_of_a_schema_parses(tokenizer_folder: Path, seed: int) -> None:
 def test_schemas_that_cannot_be_followed_are_refused(schema: str) -> None:
     with pytest.raises(UserError, match="cannot be followed") as caught:
         check_schema(schema)
-    assert caught.value.mend
+    assert caught.value.hint
 
 
 @pytest.mark.parametrize("schema", ["", "true", SCHEMA])

@@ -107,7 +107,7 @@ def test_a_damaged_database_is_found_at_start_and_a_backup_replaces_it(
     file.write_bytes(spoilt)
     with pytest.raises(Unavailable, match=r"share-compute\.db is damaged") as refused:
         prepare(url, backups, NOW)
-    assert f"share-compute restore {backups / 'good.db'}" in (refused.value.mend or "")
+    assert f"share-compute restore {backups / 'good.db'}" in (refused.value.hint or "")
     with pytest.raises(Unavailable, match="is damaged"):
         restore(file, f"sqlite:///{tmp_path / 'other.db'}", NOW)
     assert not (tmp_path / "other.db").exists()
@@ -125,7 +125,7 @@ def test_damage_that_is_met_later_says_what_to_do(file: Path) -> None:
         file.write_bytes(content)
         with pytest.raises(Unavailable) as met:
             store.events.after(0, limit=5000)
-    assert "share-compute restore" in (met.value.mend or "")
+    assert "share-compute restore" in (met.value.hint or "")
 
 
 def test_what_is_no_backup_is_refused(file: Path, tmp_path: Path) -> None:
@@ -175,6 +175,6 @@ def test_postgresql_is_backed_up_by_its_own_programs() -> None:
     url = "postgresql+psycopg://ada:secret@host/name"
     with pytest.raises(UserError, match="embedded database") as refused:
         embedded_file(url)
-    assert "pg_dump" in (refused.value.mend or "")
+    assert "pg_dump" in (refused.value.hint or "")
     assert "secret" not in dump_hint(url)
     assert "postgresql://ada@host/name" in dump_hint(url)

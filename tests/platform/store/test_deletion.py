@@ -74,7 +74,7 @@ def test_a_job_that_runs_is_deleted_when_it_ended(store: Store, tmp_path: Path) 
     job_id = run(store, tmp_path, ends=False)
     with pytest.raises(Conflict, match="only jobs that are over can be deleted") as refused:
         store.deletions.job(job_id, tmp_path)
-    assert "--cancel" in (refused.value.mend or "")
+    assert "--cancel" in (refused.value.hint or "")
     assert not store.deletions.job(job_id, tmp_path, cancel=True)
     assert store.jobs.get(job_id).cancel_requested_at is not None
     assert store.deletions.due() == []

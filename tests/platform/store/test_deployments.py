@@ -71,7 +71,7 @@ def test_what_a_replica_loses_is_told_and_that_it_goes_on(store: Store) -> None:
 
 def test_a_failure_is_kept_with_its_cause(store: Store) -> None:
     made = store.deployments.create(spec(), reason="submitted")
-    error = {"code": "plan-infeasible", "mend": "lend more memory"}
+    error = {"code": "plan-infeasible", "hint": "lend more memory"}
     failed = store.deployments.set_state(made.id, DeploymentState.failed, "it does not fit", error=error)
     assert (failed.error, failed.reason) == (error, "it does not fit")
     assert store.deployments.get(made.id) == failed
@@ -82,7 +82,7 @@ def test_a_name_is_free_again_when_its_deployment_is_over(store: Store) -> None:
     first = store.deployments.create(spec(), reason="submitted")
     with pytest.raises(Conflict, match=f"llama is up already .{first.id}, pending") as caught:
         store.deployments.create(spec(), reason="submitted")
-    assert "undeploy llama" in (caught.value.mend or "")
+    assert "undeploy llama" in (caught.value.hint or "")
     store.deployments.stop("llama")
     assert store.deployments.by_name("llama") is None
     assert store.deployments.get("llama") == store.deployments.get(first.id)

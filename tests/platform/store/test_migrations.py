@@ -52,11 +52,12 @@ VERSIONS = {"share_compute": "0.1.0", "python": "3.11.9", "ray": "2.60.0", "torc
 def rows(revision: str) -> dict[str, list[dict[str, Any]]]:
     """Return what each table held at a revision; columns that were not there yet are left out later."""
     plan = PLAN_0001 if revision == "0001" else PLAN
+    error = {"code": "contributor-lost", "mend" if revision < "0016" else "hint": "resume it"}
     device = Device("cpu", "cpu", memory_bytes=2**31, flops_per_s={"float32": 1e10})
     link = Link("c-1", "head", latency_s=0.001, bytes_per_s=1e8)
     job = {
         "id": "job-1", "name": "kept", "kind": "train", "state": "failed", "reason": "it failed", "spec": SPEC,
-        "plan": plan, "error": {"code": "contributor-lost"}, "attempt": 2, "step": 20, "total_steps": 100,
+        "plan": plan, "error": error, "attempt": 2, "step": 20, "total_steps": 100,
         "loss": 0.5, "tokens_per_s": 12.5, "created_at": NOON, "started_at": NOON, "finished_at": NOON,
         "checkpoint_path": "/data/jobs/job-1/checkpoints/step-00000020", "checkpoint_step": 20,
         "idempotency_key": "once", "fruitless_attempts": 3,
@@ -89,7 +90,7 @@ def rows(revision: str) -> dict[str, list[dict[str, Any]]]:
             }
         ],
         "events": [
-            {**event, "kind": "state", "job_id": "job-1", "attempt": 1, "data": STATES},
+            {**event, "kind": "state", "job_id": "job-1", "attempt": 1, "data": {**STATES, "error": error}},
             {**event, "kind": "planned", "job_id": "job-1", "attempt": 2, "data": {"plan": plan}},
             {**event, "kind": "contributor", "contributor_id": "c-1", "data": {"state": "ready"}},
         ],
@@ -159,6 +160,7 @@ def assert_read(store: Store, revision: str) -> None:
     job = store.jobs.get("job-1")
     assert (job.state, job.step, job.loss, job.checkpoint_step) == (JobState.failed, 20, 0.5, 20)
     assert job.spec.kind == "train"
+    assert job.error == {"code": "contributor-lost", "hint": "resume it"}
     assert job.fruitless_attempts == (0 if revision < "0004" else 3)
     assert job.plan is not None
     assert job.plan.microbatches == 2
@@ -167,6 +169,7 @@ def assert_read(store: Store, revision: str) -> None:
     assert store.jobs.queue()[0].id == "job-2"
     events = store.events.after(0)
     assert [event.kind for event in events] == ["state", "planned", "contributor"]
+    assert events[0].data["error"] == job.error
     assert Plan.model_validate(events[1].data["plan"]) == job.plan
     (metric,) = store.progress.metrics("job-1")
     assert metric.data["loss"] == 0.5

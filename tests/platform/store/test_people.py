@@ -320,7 +320,7 @@ def test_only_who_is_expected_comes_online(store: Store) -> None:
     store.contributors.send_away(record.id)
     with pytest.raises(Conflict, match="sent it away") as caught:
         online()
-    assert "new invite" in (caught.value.mend or "")
+    assert "new invite" in (caught.value.hint or "")
 
 
 def test_a_decision_on_what_is_no_longer_so_changes_nothing(store: Store) -> None:

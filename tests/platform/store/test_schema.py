@@ -58,7 +58,7 @@ def test_one_server_holds_a_database(open_store: Callable[[], Store]) -> None:
     first.hold()
     with pytest.raises(Conflict, match="another server uses the database") as caught:
         second.hold()
-    assert "--database-url" in (caught.value.mend or "")
+    assert "--database-url" in (caught.value.hint or "")
     second.keys.create("others may read and write")
     first.close()
     second.hold()
@@ -82,10 +82,10 @@ def test_a_pool_without_free_connections_is_unavailable(open_store: Callable[[],
 
 
 @pytest.mark.parametrize("url", ["nonsense", "mysql://host/name"])
-def test_other_databases_are_refused_with_a_mend(url: str) -> None:
+def test_other_databases_are_refused_with_a_hint(url: str) -> None:
     with pytest.raises(UserError) as caught:
         upgrade(url)
-    assert "postgresql+psycopg" in (caught.value.mend or "")
+    assert "postgresql+psycopg" in (caught.value.hint or "")
 
 
 def test_a_database_that_does_not_answer_is_unavailable() -> None:

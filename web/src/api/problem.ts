@@ -11,7 +11,7 @@ interface ProblemDocument {
   title?: string;
   status?: number;
   detail?: string;
-  mend?: string;
+  hint?: string;
   details?: { fields?: unknown } & Record<string, unknown>;
   /** Its kind, for programs; of the routes under `/v1` only. */
   code?: string;
@@ -26,7 +26,7 @@ export interface OpenAiError {
 export class ApiProblem extends Error {
   readonly status: number;
   /** One suggested action. */
-  readonly mend: string | undefined;
+  readonly hint: string | undefined;
   readonly code: string | undefined;
   readonly fields: readonly FieldProblem[];
 
@@ -34,7 +34,7 @@ export class ApiProblem extends Error {
     super(document.detail ?? document.title ?? `the server answered ${status}`);
     this.name = "ApiProblem";
     this.status = status;
-    this.mend = document.mend;
+    this.hint = document.hint;
     this.code = document.code;
     this.fields = fieldProblems(document.details?.fields);
   }
@@ -62,13 +62,13 @@ export async function problemOf(response: Response): Promise<ApiProblem> {
 /** An error of `/v1`: its message ends with what to do, after the last semicolon. */
 export function ofOpenAi(status: number, { message, code }: OpenAiError): ApiProblem {
   const end = message.lastIndexOf("; ");
-  const [detail, mend] = end < 0 ? [message, undefined] : [message.slice(0, end), message.slice(end + 2)];
-  return new ApiProblem(status, { detail, ...(mend !== undefined && { mend }), ...(code != null && { code }) });
+  const [detail, hint] = end < 0 ? [message, undefined] : [message.slice(0, end), message.slice(end + 2)];
+  return new ApiProblem(status, { detail, ...(hint !== undefined && { hint }), ...(code != null && { code }) });
 }
 
 export function unreachable(): ApiProblem {
   return new ApiProblem(0, {
     detail: "the server does not answer",
-    mend: "check that share-compute up is still running; this page goes on by itself when it is back",
+    hint: "check that share-compute up is still running; this page goes on by itself when it is back",
   });
 }

@@ -1304,7 +1304,7 @@ export interface components {
              * Mend
              * @description Hint: an action that the operator can take.
              */
-            mend?: string | null;
+            hint?: string | null;
             /**
              * Severity
              * @description error: something does not work. warning: something may soon stop working.
@@ -5057,7 +5057,7 @@ export interface components {
          *       "code": "not-found",
          *       "detail": "there is no job job-k3v7q2ma",
          *       "instance": "/api/v1/jobs/job-k3v7q2ma",
-         *       "mend": "share-compute jobs lists them",
+         *       "hint": "share-compute jobs lists them",
          *       "status": 404,
          *       "title": "Not found",
          *       "type": "urn:share-compute:problem:not-found"
@@ -5102,7 +5102,7 @@ export interface components {
              * @description Hint: an action that the caller can take.
              * @default null
              */
-            mend: string | null;
+            hint: string | null;
             /** Status */
             status: number;
             /**
@@ -6113,7 +6113,7 @@ export interface components {
              * Mend
              * @description Hint: an action that the caller can take.
              */
-            mend?: string | null;
+            hint?: string | null;
             /**
              * Problems
              * @description Errors; empty if the specification would be accepted.

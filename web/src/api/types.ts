@@ -58,7 +58,7 @@ export interface DeploymentNews {
   replicas?: { wanted?: number; wanted_before?: number; asked?: string; asked_before?: string };
   interrupted?: { replica: number; of: number; number: number; reason: string; machines: string[]; ago_s: number };
   went_on?: { replica: number; number: number; ago_s: number; seconds: number };
-  error?: { mend?: string };
+  error?: { hint?: string };
 }
 
 export const LIVE_STATES = ["pending", "loading", "ready", "degraded"] as const satisfies readonly DeploymentState[];

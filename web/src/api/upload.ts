@@ -47,7 +47,7 @@ async function requireRoom(files: readonly Sent[]): Promise<void> {
   if (wanted > left) {
     throw new ApiProblem(413, {
       detail: `${wanted} bytes are more than the ${left} that the server has room for`,
-      mend: "remove uploads that nobody needs, below",
+      hint: "remove uploads that nobody needs, below",
     });
   }
 }

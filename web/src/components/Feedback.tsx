@@ -34,14 +34,14 @@ export function Empty({ title, children }: { title: string; children?: ReactNode
   );
 }
 
-/** An error in words, its mend, and a second try. */
+/** An error in words, its hint, and a second try. */
 export function Failure({ error, retry }: { error: Error; retry?: () => void }) {
   const { t } = useTranslation();
-  const mend = error instanceof ApiProblem ? error.mend : undefined;
+  const hint = error instanceof ApiProblem ? error.hint : undefined;
   return (
     <Alert className="failure" title={sentence(error.message)}>
       <Stack gap="sm" align="start">
-        {mend !== undefined && <Text size="sm">{sentence(mend)}</Text>}
+        {hint !== undefined && <Text size="sm">{sentence(hint)}</Text>}
         {retry !== undefined && (
           <Button size="xs" variant="default" onClick={retry}>
             {t("Try again")}

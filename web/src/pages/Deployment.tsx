@@ -122,10 +122,10 @@ function Known({ deployment }: { deployment: View }) {
 function Standing({ deployment }: { deployment: View }) {
   const { state, reason, error } = deployment;
   if (state !== "failed") return <Text size="sm">{sentence(reason)}</Text>;
-  const mend = typeof error?.mend === "string" ? error.mend : undefined;
+  const hint = typeof error?.hint === "string" ? error.hint : undefined;
   return (
     <Alert className="failure" title={sentence(reason)}>
-      {mend !== undefined && sentence(mend)}
+      {hint !== undefined && sentence(hint)}
     </Alert>
   );
 }

@@ -79,7 +79,7 @@ function Workshop({ first, from }: { first: string; from?: string }) {
   const refusal = sending.error instanceof ApiProblem && sending.error.fields.length > 0 ? sending.error : undefined;
   // What an example lacks is not held against anybody before they touch it.
   const problems = refusal?.fields ?? (isOwn || from !== undefined ? checked.problems : []);
-  const { mend } = refusal ?? checked;
+  const { hint } = refusal ?? checked;
   const change = (next: string) => {
     setText(next);
     sending.reset();
@@ -146,7 +146,7 @@ function Workshop({ first, from }: { first: string; from?: string }) {
           {sendingFiles > 0
             ? t("Files are on their way to the server.")
             : problems.length > 0
-              ? [t("{{count}} problems", { count: problems.length }), mend].filter(Boolean).join(": ")
+              ? [t("{{count}} problems", { count: problems.length }), hint].filter(Boolean).join(": ")
               : checked.isGood
                 ? t("The server would take it as it stands.")
                 : ""}

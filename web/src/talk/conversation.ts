@@ -284,7 +284,7 @@ function ending(failure: unknown, signal: AbortSignal): Pick<Answer, "state" | "
   if (signal.aborted) return { state: "stopped", problem: null };
   const problem =
     failure instanceof ApiProblem
-      ? { message: failure.message, ...(failure.mend !== undefined && { mend: failure.mend }) }
+      ? { message: failure.message, ...(failure.hint !== undefined && { hint: failure.hint }) }
       : { message: String(failure) };
   return { state: failure instanceof ApiProblem && failure.status === 0 ? "broken" : "failed", problem };
 }

@@ -60,7 +60,7 @@ export interface Answer {
   tokens: number;
   /** Whether the server counted the tokens; else they are those pieces that came. */
   isCounted: boolean;
-  problem: { message: string; mend?: string } | null;
+  problem: { message: string; hint?: string } | null;
 }
 
 export interface Turn {

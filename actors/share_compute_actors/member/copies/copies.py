@@ -69,7 +69,7 @@ class RemoteOwner:
         asked = getattr(self._actor, method).remote(*arguments)
         while not ray.wait([asked], timeout=_GLANCE_S)[0]:
             if self._stopping.is_set():
-                raise StaleEpoch("nobody wants this copy any more", mend="nothing: its owner trains on")
+                raise StaleEpoch("nobody wants this copy any more", hint="nothing: its owner trains on")
         try:
             return ray.get(asked)
         except RayTaskError as failure:
@@ -79,7 +79,7 @@ class RemoteOwner:
         except RayActorError as failure:
             raise ContributorLost(
                 "a machine was lost while its part of the model was copied",
-                mend="resume the job if it does not go on by itself",
+                hint="resume the job if it does not go on by itself",
             ) from failure
 
 
@@ -260,7 +260,7 @@ class Copies:
         self._tell(
             NoCopy(
                 f"no copy of what another machine holds is kept here for now: {failure}",
-                mend=room if lacks_room else "nothing: another one is begun soon",
+                hint=room if lacks_room else "nothing: another one is begun soon",
                 details={"lacks_room": lacks_room, "epoch": self._epoch, "owner": owner},
             )
         )

@@ -195,7 +195,7 @@ class Copier:
         others = [tensors for one, (_, tensors) in list(self._aside.items()) if one != keeper]
         aside = sum(tensor.nbytes for tensors in (*others, found) for tensor in tensors.values())
         if found and any(others) and aside > _MOST_ASIDE_BYTES:
-            raise StaleEpoch("others fetch from here now", mend="nothing: it is asked for again")
+            raise StaleEpoch("others fetch from here now", hint="nothing: it is asked for again")
         self._ticket += 1
         clones = {name: tensor.detach().to("cpu", copy=True) for name, tensor in found.items()}
         self._aside.pop(keeper, None)
@@ -216,7 +216,7 @@ class Copier:
         clones = dict(list(self._aside.values())).get(ticket)
         if clones is None:
             raise StaleEpoch(
-                "other parameters were set aside since", mend="nothing: they are asked for again"
+                "other parameters were set aside since", hint="nothing: they are asked for again"
             )
         content = clones[name].contiguous().reshape(-1).view(torch.uint8)[start:stop].numpy()
         return Piece.sealed(name, content)
@@ -234,11 +234,11 @@ class Copier:
             if name in here and here[name]._version != version:  # noqa: SLF001
                 raise ShareComputeError(
                     f"{name} changes while the model is trained, and is no parameter: no other machine can follow it",
-                    mend="set parallelism.buddies to false",
+                    hint="set parallelism.buddies to false",
                 )
 
     def _at(self, shard: ShardRange) -> tuple[Runner, int]:
         runner, step = self._here()
         if runner is None or (runner.stage.shard.start, runner.stage.shard.stop) != shard:
-            raise StaleEpoch("the shard is not here any more", mend="nothing: another copy is made")
+            raise StaleEpoch("the shard is not here any more", hint="nothing: another copy is made")
         return runner, step

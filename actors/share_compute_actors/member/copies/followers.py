@@ -342,7 +342,7 @@ class Follower:
         content = tensor.reshape(-1).view(torch.uint8).numpy()
         damaged = ContributorLost(
             f"a piece of {part.name} came damaged {TRIES} times",
-            mend="check the network between the machines, then resume the job",
+            hint="check the network between the machines, then resume the job",
         )
         for start in range(0, len(content), _PIECE_BYTES):
             stop = min(start + _PIECE_BYTES, len(content))
@@ -350,7 +350,7 @@ class Follower:
             piece = whole(partial(owner.piece, ticket, part.name, start, stop), damaged)
             content[start:stop] = piece.content
             if stopping.wait(time.perf_counter() - began_s):
-                raise StaleEpoch("nobody wants this copy any more", mend="nothing")
+                raise StaleEpoch("nobody wants this copy any more", hint="nothing")
         return tensor
 
     def _is_long(self) -> bool:

@@ -61,12 +61,12 @@ class Room:
         left = self._left()
         if size <= left:
             return
-        where, mend = str(self.folder), "free disk space there"
+        where, hint = str(self.folder), "free disk space there"
         if self._is_memory:
-            where, mend = f"{where}, which is memory", "set TMPDIR there to a folder on a disk"
+            where, hint = f"{where}, which is memory", "set TMPDIR there to a folder on a disk"
         raise Unavailable(
             f"it takes {bytes_text(size)} more in {where}, and {bytes_text(max(left, 0))} are left for that",
-            mend=f"{mend}, or set parallelism.buddies to false",
+            hint=f"{hint}, or set parallelism.buddies to false",
         )
 
     def _left(self) -> int:
@@ -75,7 +75,7 @@ class Room:
         except OSError as failure:
             raise Unavailable(
                 f"{self.folder} is not there: {failure.strerror}",
-                mend="make that folder again, or set parallelism.buddies to false",
+                hint="make that folder again, or set parallelism.buddies to false",
             ) from failure
         left = disk.free - reserve_bytes(disk.total)
         if not self._is_memory:

@@ -76,7 +76,7 @@ class TensorFile:
         except OSError as failure:
             raise Unavailable(
                 f"a copy of another machine's part of the model cannot be written: {failure.strerror}",
-                mend="free disk space in the folder for temporary files there, or set parallelism.buddies to false",
+                hint="free disk space in the folder for temporary files there, or set parallelism.buddies to false",
             ) from failure
         self._places[name] = _Place(begin, ready.dtype, tuple(ready.shape), digest)
 
@@ -99,7 +99,7 @@ class TensorFile:
         if xxhash.xxh3_64_intdigest(content) != place.digest:
             raise VerificationFailed(
                 f"{name} was damaged on the disk that keeps a copy of it",
-                mend="check that machine's disk and memory",
+                hint="check that machine's disk and memory",
             )
         return _tensor(content, place.dtype).reshape(place.shape)
 
@@ -153,7 +153,7 @@ class TensorFile:
 def _lost() -> VerificationFailed:
     return VerificationFailed(
         "the disk lost part of a copy of another machine's part of the model",
-        mend="check that machine's disk",
+        hint="check that machine's disk",
     )
 
 

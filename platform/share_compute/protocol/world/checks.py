@@ -75,4 +75,4 @@ class Checks:
 
 def _must(holds: bool, otherwise: str) -> None:
     if not holds:
-        raise VerificationFailed(otherwise, mend="find the event before: the same seed gives the same run")
+        raise VerificationFailed(otherwise, hint="find the event before: the same seed gives the same run")

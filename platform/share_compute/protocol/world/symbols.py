@@ -102,7 +102,7 @@ class SymbolicModel:
         for each in prepared.values():
             norms.update(each.squared_norms)
         if len(norms) != self.layers - self.is_tied:
-            raise VerificationFailed(f"norms of {sorted(norms)} only", mend="commit when all are prepared")
+            raise VerificationFailed(f"norms of {sorted(norms)} only", hint="commit when all are prepared")
         total = sum(norms.values())
         return 1.0 / (1.0 + total) if math.isfinite(total) else None
 
@@ -113,7 +113,7 @@ class SymbolicModel:
             VerificationFailed: the sum contains a microbatch that was added before.
         """
         if any(node.start < new.stop and new.start < node.stop for node in held):
-            raise VerificationFailed(f"{new} is added to {sorted(held)}", mend="add each microbatch once")
+            raise VerificationFailed(f"{new} is added to {sorted(held)}", hint="add each microbatch once")
         held[new] = gradient
         for left, right, parent in self.tree.merges(tuple(held), new):
             first, second = held.pop(left), held.pop(right)
@@ -130,7 +130,7 @@ class SymbolicModel:
             for node, gradient in part.items():
                 self.merge(held, node, gradient)
         if set(held) != {self.tree.root}:
-            raise VerificationFailed(f"a pool reduces {sorted(held)}", mend="compute every microbatch first")
+            raise VerificationFailed(f"a pool reduces {sorted(held)}", hint="compute every microbatch first")
         return held[self.tree.root]
 
     def complete(self, reduced: Gradient, others: Symbol | None) -> Gradient:
@@ -146,7 +146,7 @@ class SymbolicModel:
         if first in reduced and last in reduced:
             both = self.tie(reduced[first], reduced[last])
         elif others is None:
-            raise VerificationFailed("half of a shared parameter's gradient", mend="wait for the other half")
+            raise VerificationFailed("half of a shared parameter's gradient", hint="wait for the other half")
         else:
             both = self.tie(reduced[first], others) if first in reduced else self.tie(others, reduced[last])
         return {layer: both if self._is_shared(layer) else value for layer, value in reduced.items()}

@@ -158,7 +158,7 @@ class World:
             if self.clock.now_s > ENDS_WITHIN_S:
                 raise VerificationFailed(
                     f"at step {self.record.committed} of {self.scenario.steps} after {ENDS_WITHIN_S} s",
-                    mend="find who waits for whom",
+                    hint="find who waits for whom",
                 )
         if self.verdict is None:
             self._end()
@@ -178,7 +178,7 @@ class World:
         while len(self._sitting()) > 1 and self.clock.now_s < ENDS_WITHIN_S:
             self.clock.advance()
         if len(self._sitting()) > 1 or self.record.committed != self.scenario.steps:
-            raise VerificationFailed("two coordinators are left", mend="refuse writes of older epochs")
+            raise VerificationFailed("two coordinators are left", hint="refuse writes of older epochs")
 
     def _every(self, period_s: float, action: Callable[[], None]) -> None:
         def again() -> None:
@@ -269,7 +269,7 @@ class World:
     def on_committed(self, seat: Seat, committed: Committed) -> None:
         """Check a step that a coordinator reports as committed, and end machines that have left."""
         if committed.step > self.record.committed:
-            raise VerificationFailed(f"{seat.name} tells of {committed.step}", mend="record it first")
+            raise VerificationFailed(f"{seat.name} tells of {committed.step}", hint="record it first")
         for worker in sorted(self.leaving - seat.machine.workers):
             host = self.hosts[worker]
             if host.is_alive and seat is self._seat and self.may_die(host):
@@ -278,14 +278,14 @@ class World:
 
     def on_blamed(self, seat: Seat, blame: Blame) -> None:
         """Check that a blamed machine, or its accuser, is at fault, and count the blame."""
-        mend = "find the machine whose numbers are wrong"
+        hint = "find the machine whose numbers are wrong"
         if self.culprits.isdisjoint({blame.worker, blame.accuser}):
-            raise VerificationFailed(f"{blame.worker} is blamed: {blame.what}", mend=mend)
+            raise VerificationFailed(f"{blame.worker} is blamed: {blame.what}", hint=hint)
         earlier = self._accusers[blame.worker]
         if blame.is_grave or quarantines(blame.accuser, earlier):
             self.banned.add(blame.worker)
         if not self.banned <= self.culprits:
-            raise VerificationFailed(f"{blame.worker} is quarantined: {blame.what}", mend=mend)
+            raise VerificationFailed(f"{blame.worker} is quarantined: {blame.what}", hint=hint)
         self.on_believed(seat, blame)
         earlier.append(blame.accuser)
         self.blamed[blame.worker] += 1
@@ -295,12 +295,12 @@ class World:
         if effect.accuser is not None:
             loser = self._believed.setdefault((seat.name, effect.accuser), effect.worker)
             if loser != effect.worker:
-                raise VerificationFailed(f"{effect.accuser} is believed again", mend="take its word once")
+                raise VerificationFailed(f"{effect.accuser} is believed again", hint="take its word once")
 
     def on_expelled(self, seat: Seat, worker: Worker) -> None:
         """End a member that a coordinator expels: its numbers are wrong, or its word was taken before."""
         if not self.blamed[worker] and (seat.name, worker) not in self._believed:
-            raise VerificationFailed(f"{worker} is expelled", mend="expel those whose numbers are wrong")
+            raise VerificationFailed(f"{worker} is expelled", hint="expel those whose numbers are wrong")
         self._known[seat.name].pop(worker, None)
         host = self.hosts[worker]
         if host.is_alive and self.may_die(host):
@@ -310,7 +310,7 @@ class World:
         """Note that a coordinator gives the job up, after a check of the reason."""
         is_wrong = isinstance(verdict, Diverged) and self.model.diverges_at is None and not verdict.is_alone
         if is_wrong:
-            raise VerificationFailed(f"{verdict} of a sound model", mend="find the machine to blame")
+            raise VerificationFailed(f"{verdict} of a sound model", hint="find the machine to blame")
         self.verdict = verdict
 
     def on_pause(self, seat: Seat, step: int) -> None:

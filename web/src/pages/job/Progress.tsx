@@ -59,10 +59,10 @@ export function Progress({ job }: { job: Job }) {
 }
 
 function Reason({ job }: { job: Job }) {
-  const mend = typeof job.error?.mend === "string" ? job.error.mend : undefined;
+  const hint = typeof job.error?.hint === "string" ? job.error.hint : undefined;
   return (
     <Alert className="failure" title={sentence(job.reason)}>
-      {mend !== undefined && sentence(mend)}
+      {hint !== undefined && sentence(hint)}
     </Alert>
   );
 }

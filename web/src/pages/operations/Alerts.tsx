@@ -27,9 +27,9 @@ export function Alerts({ alerts }: { alerts: readonly Alert[] }) {
           <span className={classes.mark}>{alert.severity === "error" ? t("Error") : t("Warning")}</span>
           <div className={classes.words}>
             <Text size="sm">{sentence(alert.text)}</Text>
-            {alert.mend != null && (
+            {alert.hint != null && (
               <Text size="sm" c="dimmed">
-                {sentence(alert.mend)}
+                {sentence(alert.hint)}
               </Text>
             )}
             {alert.job_id != null && (

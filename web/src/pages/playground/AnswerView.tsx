@@ -84,7 +84,7 @@ function Problem({ answer: { state, problem } }: { answer: Answer }) {
       <Text size="sm" fw={600}>
         {state === "broken" ? t("The answer broke off: {{why}}", { why: sentence(problem!.message) }) : sentence(problem!.message)}
       </Text>
-      {problem!.mend !== undefined && state !== "broken" && <Text size="sm">{sentence(problem!.mend)}</Text>}
+      {problem!.hint !== undefined && state !== "broken" && <Text size="sm">{sentence(problem!.hint)}</Text>}
     </div>
   );
 }

@@ -11,7 +11,7 @@ export interface Check {
   problems: readonly FieldProblem[];
   /** Whether the answer is about the text as it stands now, and it would be taken. */
   isGood: boolean;
-  mend: string | undefined;
+  hint: string | undefined;
   error: Error | null;
 }
 
@@ -30,7 +30,7 @@ export function useCheck(text: string, isReadable: boolean): Check {
   return {
     problems,
     isGood: data !== undefined && !isPlaceholderData && settled === text && problems.length === 0,
-    mend: data?.mend ?? undefined,
+    hint: data?.hint ?? undefined,
     error,
   };
 }
