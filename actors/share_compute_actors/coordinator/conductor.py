@@ -241,9 +241,8 @@ class Conductor:
             if self._wishes.cancelled.is_set():
                 raise Cancelled
             self._lose(self._crew.feel_pulse())
-            for worker, sign in self._crew.pulse.take_fresh().items():
-                for repeated in sign.unacknowledged:
-                    self._unpack(worker, repeated.encode())
+            for worker, message in self._crew.repeated_messages():
+                self._unpack(worker, message)
             if not self._crew.workers:
                 raise machines_lost(self._crew.topology, self._lost)
             self._pause_if_due()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import ray
@@ -342,6 +342,12 @@ class Crew(Party):
             ray.kill(actor)
         self._invited.clear()
         self.remove(tuple(self._actors))
+
+    def repeated_messages(self) -> Iterator[tuple[Worker, bytes]]:
+        """Yield the messages that members repeat in new heartbeats, because they were not acknowledged in time."""
+        for worker, sign in self.pulse.take_fresh().items():
+            for message in sign.unacknowledged:
+                yield worker, message.encode()
 
     def tell(self, worker: Worker, message: ToMember) -> None:
         """Send a message to a member without waiting for an answer; does nothing if the member is gone."""
