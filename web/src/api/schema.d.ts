@@ -1289,6 +1289,11 @@ export interface components {
             /** Deployment Id */
             deployment_id?: string | null;
             /**
+             * Hint
+             * @description Hint: an action that the operator can take.
+             */
+            hint?: string | null;
+            /**
              * Id
              * @description Id that stays the same while the condition lasts.
              */
@@ -1300,11 +1305,6 @@ export interface components {
              * @enum {string}
              */
             kind: "no-cluster" | "disk" | "machine-lost" | "machine-silent" | "machine-quarantined" | "versions-differ" | "job-failed" | "job-waits" | "job-fruitless" | "deployment-failed" | "deployment-degraded" | "deployment-waits";
-            /**
-             * Mend
-             * @description Hint: an action that the operator can take.
-             */
-            hint?: string | null;
             /**
              * Severity
              * @description error: something does not work. warning: something may soon stop working.
@@ -5056,8 +5056,8 @@ export interface components {
          * @example {
          *       "code": "not-found",
          *       "detail": "there is no job job-k3v7q2ma",
-         *       "instance": "/api/v1/jobs/job-k3v7q2ma",
          *       "hint": "share-compute jobs lists them",
+         *       "instance": "/api/v1/jobs/job-k3v7q2ma",
          *       "status": 404,
          *       "title": "Not found",
          *       "type": "urn:share-compute:problem:not-found"
@@ -5083,6 +5083,12 @@ export interface components {
                 [key: string]: unknown;
             } | null;
             /**
+             * Hint
+             * @description Hint: an action that the caller can take.
+             * @default null
+             */
+            hint: string | null;
+            /**
              * Instance
              * @description Path of the request.
              */
@@ -5097,12 +5103,6 @@ export interface components {
              * @default null
              */
             machine: string | null;
-            /**
-             * Mend
-             * @description Hint: an action that the caller can take.
-             * @default null
-             */
-            hint: string | null;
             /** Status */
             status: number;
             /**
@@ -6105,15 +6105,15 @@ export interface components {
          */
         SpecCheck: {
             /**
+             * Hint
+             * @description Hint: an action that the caller can take.
+             */
+            hint?: string | null;
+            /**
              * Kind
              * @description Kind of the job or deployment; null if it cannot be read.
              */
             kind: ("train" | "generate" | "embed" | "serve") | null;
-            /**
-             * Mend
-             * @description Hint: an action that the caller can take.
-             */
-            hint?: string | null;
             /**
              * Problems
              * @description Errors; empty if the specification would be accepted.
