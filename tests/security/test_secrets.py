@@ -89,8 +89,10 @@ def guess(plane: Plane, kind: str, **headers: str) -> httpx.Response:
 def test_guesses_are_slowed(plane: Plane, kind: str) -> None:
     answers = [guess(plane, kind, **ELSEWHERE) for _ in range(20)]
     assert {answer.status_code for answer in answers[:5]} == {401}
-    assert answers[-1].status_code == 429
-    assert int(answers[-1].headers["Retry-After"]) >= 1
+    # On a slow machine one of the later ones may come when the wait is just over.
+    refused = [answer for answer in answers[5:] if answer.status_code == 429]
+    assert len(refused) >= 10
+    assert all(int(answer.headers["Retry-After"]) >= 1 for answer in refused)
     # Others are served, this machine too.
     assert guess(plane, kind, **{**ELSEWHERE, "X-Forwarded-For": "192.0.2.10"}).status_code == 401
     right = {"Authorization": f"Bearer {plane.api_key}"}
