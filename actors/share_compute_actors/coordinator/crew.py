@@ -257,8 +257,7 @@ class Crew(Party):
 
     def ask_for_whole_copies(self, keepers: Collection[Worker]) -> dict[Any, Worker]:
         """Ask members whether their backup copies are complete; return the pending calls, with the member of each."""
-        present = self.workers.intersection(keepers)
-        return {self._actors[worker].has_whole_copies.remote(): worker for worker in present}
+        return {self._actors[worker].has_whole_copies.remote(): worker for worker in keepers}
 
     def is_affirmed(self, worker: Worker, asked: Any) -> bool:
         """Whether a member answered yes to `ask_following` or `ask_for_whole_copies`."""
@@ -354,3 +353,30 @@ class Crew(Party):
         actor = self._actors.get(worker)
         if actor is not None:
             actor.hear.remote(message)
+
+
+class Poll:
+    """A yes-or-no question to members, asked again until all of them answer yes; never waits.
+
+    Args:
+        crew: the members.
+    """
+
+    def __init__(self, crew: Crew) -> None:
+        self._crew = crew
+        self._pending: dict[Any, Worker] = {}
+        """Calls without an answer yet, with the member of each."""
+
+    def is_unanimous(self, ask: Callable[[], dict[Any, Worker]]) -> bool:
+        """Return whether all have answered yes; ask if no question is pending.
+
+        Args:
+            ask: starts the calls; see `Crew.ask_following`.
+        """
+        if not self._pending:
+            self._pending = ask()
+        answered, _ = ray.wait(list(self._pending), num_returns=len(self._pending), timeout=0)
+        if len(answered) < len(self._pending):
+            return False
+        asked, self._pending = self._pending, {}
+        return all(self._crew.is_affirmed(worker, ref) for ref, worker in asked.items())

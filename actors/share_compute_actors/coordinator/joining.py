@@ -14,9 +14,6 @@ with the data that is there already, so that the loss of any one machine costs n
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
-
-import ray
 
 from share_compute.jobs.events import ReplanProposed
 from share_compute.planning.drift import have_same_shards
@@ -24,7 +21,7 @@ from share_compute.planning.planner import Solution
 from share_compute.planning.words import listed
 from share_compute.protocol.roster import Roster, Worker
 from share_compute.topology import Topology
-from share_compute_actors.coordinator.crew import Crew
+from share_compute_actors.coordinator.crew import Crew, Poll
 from share_compute_actors.coordinator.rosters import pools_of, shards_of
 
 Heirs = Mapping[Worker, Sequence[tuple[int, int]]]
@@ -59,8 +56,7 @@ class Joining:
         self._is_linked = False
         """Whether an epoch was formed after all machines of the plan were there, so that replicas can catch up."""
         self._followers: dict[Worker, tuple[Worker, ...]] = {}
-        self._asked: dict[Any, Worker] = {}
-        """Pending `is_up_to_date` calls, with the member of each."""
+        self._poll = Poll(crew)
         self.is_ready = False
         """Whether the next epoch can carry out the plan."""
 
@@ -114,15 +110,8 @@ class Joining:
             self.is_ready = not self._follows(roster)
         if not self._is_linked or self.is_ready:
             return True
-        if not self._asked:
-            self._asked = self._crew.ask_following(
-                {follower for followers in self._followers.values() for follower in followers}
-            )
-        answered, _ = ray.wait(list(self._asked), num_returns=len(self._asked), timeout=0)
-        if len(answered) < len(self._asked):
-            return False
-        asked, self._asked = self._asked, {}
-        self.is_ready = all(self._crew.is_affirmed(worker, ref) for ref, worker in asked.items())
+        followers = {follower for each in self._followers.values() for follower in each}
+        self.is_ready = self._poll.is_unanimous(lambda: self._crew.ask_following(followers))
         return self.is_ready
 
     def _follows(self, roster: Roster) -> dict[Worker, tuple[Worker, ...]]:
@@ -134,7 +123,7 @@ class Joining:
 
     def followers(self, roster: Roster) -> dict[Worker, tuple[Worker, ...]]:
         """Return the catch-up replicas of each member, in an epoch that is being formed."""
-        self._is_linked, self._asked = self.machines <= self._crew.workers, {}
+        self._is_linked, self._poll = self.machines <= self._crew.workers, Poll(self._crew)
         if not self._is_linked:
             self._followers, self.is_ready = {}, False
             return {}

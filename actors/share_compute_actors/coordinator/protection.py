@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
-
-import ray
 
 from share_compute.jobs.events import Protection
 from share_compute.protocol.roster import Roster
-from share_compute_actors.coordinator.crew import Crew
+from share_compute_actors.coordinator.crew import Crew, Poll
 
 
 class ProtectionWatch:
@@ -25,14 +22,14 @@ class ProtectionWatch:
         self._tell = tell
         self._roster: Roster | None = None
         """Membership of the epoch whose copies are pending; None once they are complete, or after one is lost."""
-        self._asked: dict[Any, str] = {}
-        """Pending `has_whole_copies` calls, with the member of each."""
+        self._poll = Poll(crew)
         self._is_protected = False
 
     def reform(self, roster: Roster) -> None:
         """Start to watch an epoch; the event that reports the epoch marks the job as not protected yet."""
         is_alone = (pool[0] not in roster.buddies for pool in roster.pools if len(pool) == 1)
-        self._roster, self._asked, self._is_protected = None if any(is_alone) else roster, {}, False
+        self._roster, self._is_protected = None if any(is_alone) else roster, False
+        self._poll = Poll(self._crew)
 
     def lose_copy(self, step: int) -> None:
         """Record that a copy is lost, and report the lost protection; the next epoch begins another copy.
@@ -51,14 +48,9 @@ class ProtectionWatch:
         Args:
             step: number of the last committed step.
         """
-        if self._roster is None:
-            return
-        if not self._asked:
-            self._asked = self._crew.ask_for_whole_copies(set(self._roster.buddies.values()))
-        answered, _ = ray.wait(list(self._asked), num_returns=len(self._asked), timeout=0)
-        if len(answered) < len(self._asked):
-            return
-        asked, self._asked = self._asked, {}
-        if all(self._crew.is_affirmed(worker, ref) for ref, worker in asked.items()):
+        if self._roster is None or not self._crew.workers.issuperset(self._roster.workers):
+            return  # the next epoch begins when a member is lost
+        keepers = set(self._roster.buddies.values())
+        if self._poll.is_unanimous(lambda: self._crew.ask_for_whole_copies(keepers)):
             self._roster, self._is_protected = None, True
             self._tell(Protection(step=step, is_protected=True))
