@@ -108,15 +108,15 @@ class Served:
 
         return ServingStatus.model_validate_json(ray.get(self.server.status.remote()))
 
-    def wait_for(self, pools: int) -> ServingStatus:
-        """Wait until it is ready with ``pools`` stages; return its status."""
+    def wait_for(self, stages: int) -> ServingStatus:
+        """Wait until it is ready with ``stages`` stages; return its status."""
         deadline = time.monotonic() + DEADLINE_S
         while True:
             status = self.status()
-            if status.state is DeploymentState.ready and len(status.pools) == pools:
+            if status.state is DeploymentState.ready and len(status.stages) == stages:
                 return status
             if status.state is DeploymentState.failed or time.monotonic() > deadline:
-                raise RuntimeError(f"{pools} pools were asked for: {status}")
+                raise RuntimeError(f"{stages} stages were asked for: {status}")
             time.sleep(0.1)
 
     def offer(self, topology: Topology) -> None:

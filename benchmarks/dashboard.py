@@ -1,7 +1,7 @@
 """Measure the load time of the dashboard, and its frame times with 1,000 machines and 500 jobs at 50 events/s.
 
 A real server runs on loopback in a process of its own, with a store filled by a generator, and a real headless
-Chromium loads its pages. The peers are goals: 250 kB for the first load, 1 s until the pool page is usable, no frame
+Chromium loads its pages. The peers are goals: 250 kB for the first load, 1 s until the stage page is usable, no frame
 over 100 ms. The page is loaded with three machines, as most people first see it, and with all of them. For loading,
 Ray's own dashboard is a second peer. It is started and measured in the same run if its package is installed. No other
 rival shows the same things.
@@ -37,9 +37,9 @@ from typing import Any
 from _harness import print_figure
 from playwright.sync_api import Browser, Page, sync_playwright
 
-from share_compute.jobs.events import Measured, Planned, PoolTiming, Started, StepCommitted
+from share_compute.jobs.events import Measured, Planned, StageTiming, Started, StepCommitted
 from share_compute.jobs.states import ContributorState
-from share_compute.planning.plan import MemberPlan, Plan, PoolPlan
+from share_compute.planning.plan import MemberPlan, Plan, StagePlan
 from share_compute.scopes import Scope
 from share_compute.settings import Settings
 from share_compute.simulation.fleet_name import FleetName
@@ -52,7 +52,7 @@ FIRST_LOAD_KB = 250.0
 INTERACTIVE_MS = 1000.0
 FRAME_MS = 100.0
 MEMORY_MIB = 200.0
-NEW_POOL = {"machines": 3, "jobs": 4}
+NEW_CLUSTER = {"machines": 3, "jobs": 4}
 READY = "svg[role=group] a"
 FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
 PRECISE = ["--enable-precise-memory-info", "--js-flags=--expose-gc"]
@@ -130,8 +130,8 @@ class Filled:
 
     def _start(self, job: JobRecord, members: list[ContributorRecord]) -> tuple[JobRecord, list[str]]:
         begun = self._store.jobs.begin(job.id, [member.id for member in members])
-        pools = tuple(
-            PoolPlan(
+        stages = tuple(
+            StagePlan(
                 start=place,
                 stop=place + 1 if member is not members[-1] else 3,
                 parameters=2_000,
@@ -147,7 +147,7 @@ class Filled:
             )
             for place, member in enumerate(members)
         )
-        plan = Plan(epoch=0, strategy="joint", num_layers=3, parameters=4_000, pools=pools, microbatches=4)
+        plan = Plan(epoch=0, strategy="joint", num_layers=3, parameters=4_000, stages=stages, microbatches=4)
         self._store.progress.record(
             job.id, begun.attempt, [Planned(plan=plan), Started(first_step=1, total_steps=1_000_000)]
         )
@@ -185,9 +185,9 @@ class Filled:
         )
         if chance < 0.15:
             busy = {member: self._draw.random() for member in members}
-            timings = tuple(PoolTiming(predicted_busy_s=None, measured_busy_s=s) for s in busy.values())
+            timings = tuple(StageTiming(predicted_busy_s=None, measured_busy_s=s) for s in busy.values())
             told = Measured(
-                step=step, predicted_step_s=None, measured_step_s=1.0, pools=timings, machines=busy
+                step=step, predicted_step_s=None, measured_step_s=1.0, stages=timings, machines=busy
             )
         self._store.progress.record(job.id, job.attempt, [told])
 
@@ -432,8 +432,8 @@ def main() -> None:
                     rival = loads(
                         browser, address, "#root nav, #root header, #root [role=tab]", options.loads
                     )
-        with served(**NEW_POOL) as (_, url, key, _):
-            tell_loads(loads(browser, f"{url}/#key={key}", READY, options.loads), rival, NEW_POOL)
+        with served(**NEW_CLUSTER) as (_, url, key, _):
+            tell_loads(loads(browser, f"{url}/#key={key}", READY, options.loads), rival, NEW_CLUSTER)
         with served(**size) as (end, url, key, machine):
             tell_loads(loads(browser, f"{url}/#key={key}", READY, options.loads), rival, size)
             watch_pages(browser, url, key, machine, end, options, size)

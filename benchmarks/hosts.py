@@ -30,8 +30,8 @@ from _harness import print_figure
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from tests.conftest import ready, run_command, run_server, wait_for
+from tests.hosts.cluster import Cluster, run_cluster
 from tests.hosts.network import Direction, has_title
-from tests.hosts.pool import Pool, run_pool
 
 from share_compute.jobs.states import ContributorState, JobState
 from share_compute.models.weights import WeightFolder
@@ -60,7 +60,7 @@ def job(name: str, steps: int) -> dict[str, Any]:
         "model": {"layers": layers[:-1]},
         "data": {"dataset": "digits"},
         "training": {"steps": steps, "batch_size": 64, "optimizer": {"name": "adamw"}},
-        "parallelism": {"pools": 3},
+        "parallelism": {"stages": 3},
     }
 
 
@@ -87,26 +87,26 @@ class Disturbed:
 class Hosts:
     """A cluster into whose hosts, links and processes faults can be injected."""
 
-    def __init__(self, pool: Pool, stack: ExitStack) -> None:
-        self.pool = pool
+    def __init__(self, cluster: Cluster, stack: ExitStack) -> None:
+        self.cluster = cluster
         self._stack = stack
-        self._folder = pool.server.data_folder
+        self._folder = cluster.server.data_folder
 
     def client(self) -> Client:
         """Return a client of the server."""
-        return Client(self.pool.server.url, self.pool.server.api_key)
+        return Client(self.cluster.server.url, self.cluster.server.api_key)
 
     def all_ready(self) -> bool:
         """Return whether the server answers and each machine is ready."""
         with suppress(Exception), self.client() as client:
-            return all(ready(client, name) is not None for name in self.pool.machines)
+            return all(ready(client, name) is not None for name in self.cluster.machines)
         return False
 
     def join_again(self, name: str) -> None:
         """Restart the agent of a machine with its stored key, as its service manager would."""
-        host = self.pool.machines[name]
+        host = self.cluster.machines[name]
         given = ("--memory", "600MiB", "--cpu-threads", "1", "--device", "cpu", "--json", "--insecure")
-        joining = ("join", self.pool.server.url, "--name", name, "--address", host.address, *given)
+        joining = ("join", self.cluster.server.url, "--name", name, "--address", host.address, *given)
         folder = str(self._folder / "contributors")
         self._stack.enter_context(
             run_command(self._folder, *joining, inside=host.inside, SHARE_COMPUTE_DATA_FOLDER=folder)
@@ -114,7 +114,7 @@ class Hosts:
 
     def start_server_again(self) -> None:
         """Restart the control plane at the same address."""
-        host, port = self.pool.host, int(self.pool.server.url.rpartition(":")[2])
+        host, port = self.cluster.host, int(self.cluster.server.url.rpartition(":")[2])
         listening = ("--host", host.address, "--insecure")
         self._stack.enter_context(run_server(self._folder, *listening, port=port, inside=host.inside))
 
@@ -128,11 +128,11 @@ def cut(
     """Return a fault that cuts links for ``seconds``."""
 
     def inflict(hosts: Hosts, victim: str) -> float:
-        pool = hosts.pool
-        host = pool.host if of_server else pool.machines[victim]
-        others = pool.others(host)
+        cluster = hosts.cluster
+        host = cluster.host if of_server else cluster.machines[victim]
+        others = cluster.others(host)
         if pair:
-            others = [next(each for name, each in pool.machines.items() if name != victim)]
+            others = [next(each for name, each in cluster.machines.items() if name != victim)]
         with host.cut_from(others, direction):
             time.sleep(seconds)
         return seconds
@@ -146,7 +146,7 @@ def kill(
     """Return a fault that kills the processes with this title."""
 
     def inflict(hosts: Hosts, victim: str) -> float:
-        host = hosts.pool.host if of_server else hosts.pool.machines[victim]
+        host = hosts.cluster.host if of_server else hosts.cluster.machines[victim]
         host.kill(has_title(word))
         if then is not None:
             then(hosts, victim)
@@ -162,7 +162,7 @@ def is_command(command: str) -> Callable[[psutil.Process], bool]:
 
 def kill_agent(hosts: Hosts, victim: str) -> float:
     """Kill the agent of a machine, and restart it after a second; return 0.0."""
-    hosts.pool.machines[victim].kill(is_command("join"))
+    hosts.cluster.machines[victim].kill(is_command("join"))
     time.sleep(1.0)
     hosts.join_again(victim)
     return 0.0
@@ -170,7 +170,7 @@ def kill_agent(hosts: Hosts, victim: str) -> float:
 
 def kill_server(hosts: Hosts, _: str) -> float:
     """Kill the control plane, and restart it; return 0.0."""
-    hosts.pool.host.kill(is_command("up"))
+    hosts.cluster.host.kill(is_command("up"))
     hosts.start_server_again()
     return 0.0
 
@@ -416,8 +416,8 @@ def main() -> None:
     chance = random.Random(0)
     for resolver in options.resolvers[:1] if options.quick else options.resolvers:
         with redirect_stdout(sys.stderr), ExitStack() as stack:
-            pool = stack.enter_context(run_pool(MACHINES, is_resolver_dead=resolver == "unreachable"))
-            hosts = Hosts(pool, stack)
+            cluster = stack.enter_context(run_cluster(MACHINES, is_resolver_dead=resolver == "unreachable"))
+            hosts = Hosts(cluster, stack)
             with redirect_stdout(sys.__stdout__):
                 undisturbed(hosts, resolver)
             with hosts.client() as client:

@@ -215,7 +215,7 @@ def main() -> None:
             Topology(tuple(pair)),
             WINDOW,
             objective="throughput",
-            parallelism={"pools": 2},
+            parallelism={"stages": 2},
             **wanted,
         )
         peer = Transformers(folder)
@@ -223,11 +223,11 @@ def main() -> None:
             solo.wait_for(1)
             solo_2.wait_for(1)
             integers.wait_for(1)
-            pools = split.wait_for(2).pools
+            stages = split.wait_for(2).stages
             sides = {
                 "solo, 1 thread": ours(solo),
                 "solo, 2 threads": ours(solo_2),
-                "split, 2 pools of 1 thread": ours(split),
+                "split, 2 stages of 1 thread": ours(split),
                 rival.format(1): peer.side(1),
                 rival.format(2) + "s": peer.side(2),
             }
@@ -254,12 +254,12 @@ def main() -> None:
         "hop_ms",
         ours=statistics.median(hops),
         peer=1.0,
-        peer_name="goal: most milliseconds that a token takes longer for one boundary between pools",
+        peer_name="goal: most milliseconds that a token takes longer for one boundary between stages",
         ratio=1.0 / max(statistics.median(hops), 1e-3),
         unit="ms",
         hops=[round(hop, 3) for hop in hops],
         parameters=parameters,
-        layers=[pool.stop - pool.start for pool in pools],
+        layers=[stage.stop - stage.start for stage in stages],
     )
 
 

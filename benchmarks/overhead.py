@@ -59,15 +59,15 @@ def straight(member: Any, first: int, count: int, roster: Roster, tree: Summatio
 def _walk(
     engine: Any, me: str, first: int, count: int, roster: Roster, tree: SummationTree, library: Any
 ) -> Block:
-    runner, channel, pool = engine.runner, engine.channel, roster.pool_of(me)
+    runner, channel, stage = engine.runner, engine.channel, roster.stage_of(me)
     inputs = Rows(library, "inputs") if runner.stage.shard.is_first else None
     targets = Rows(library, "targets") if runner.stage.shard.is_last else None
     rows = [part for part in (inputs, targets) if part is not None]
-    own = [microbatch for microbatch, owner in enumerate(roster.owners[pool]) if owner == me]
+    own = [microbatch for microbatch, owner in enumerate(roster.owners[stage]) if owner == me]
 
     def wanted(step: int, action: Any) -> Any:
         """Return the input of a cell: samples, or a tensor that a neighbour sends."""
-        label = needed(roster, step, pool, action)
+        label = needed(roster, step, stage, action)
         if label is not None:
             return channel.receive(_aside(label), "a neighbour", 60.0)
         part = inputs if action.kind == "F" else targets
@@ -84,7 +84,7 @@ def _walk(
             part.expect(step, own)
             part.expect(step + 1, own)
         actions = remaining(roster, step, me)
-        held = [tree.cover(ids) for ids in holders(roster, step, pool)]
+        held = [tree.cover(ids) for ids in holders(roster, step, stage)]
         for action in actions:
             entering = wanted(step, action)
             if action.kind == "F":
@@ -92,7 +92,7 @@ def _walk(
             else:
                 is_last = action is actions[-1]
                 runner.backward(action.microbatch, entering, holders=held if is_last else None)
-            sent = delivery(roster, step, pool, action)
+            sent = delivery(roster, step, stage, action)
             if sent is not None:
                 label, target = sent
                 channel.send(target, _aside(label), runner.kept(label.cargo, label.microbatch))
@@ -160,7 +160,7 @@ class Sides:
     def _straight(self, first: int, count: int) -> float:
         roster = self._ours.led.conductor.roster
         blocks = self._all(straight, first, count, roster, self._tree, self._ours.library)
-        self.losses["straight"] += blocks[roster.pools[-1][0]].losses
+        self.losses["straight"] += blocks[roster.stages[-1][0]].losses
         began_s = min(block.began_s for block in blocks.values())
         return float(max(block.ended_s for block in blocks.values()) - began_s)
 
@@ -175,11 +175,16 @@ class Sides:
         return {worker: ray.get(call) for worker, call in calls.items()}
 
 
-def measure(nodes: list[str], pools: int, members: int, turns: int, steps: int) -> None:
+def measure(nodes: list[str], stages: int, members: int, turns: int, steps: int) -> None:
     """Measure one layout and print its figure."""
     with tempfile.TemporaryDirectory() as name:
         spec = job(
-            Path(name), steps=10_000, strategy="uniform", pools=pools, members_per_pool=members, buddies=False
+            Path(name),
+            steps=10_000,
+            strategy="uniform",
+            stages=stages,
+            members_per_stage=members,
+            buddies=False,
         )
         ours = Ours(spec, Path(name), nodes, [1.0] * len(nodes))
         try:
@@ -202,7 +207,7 @@ def measure(nodes: list[str], pools: int, members: int, turns: int, steps: int) 
         peer_name="goal, against the same schedule without the protocol",
         ratio=(1 + GOAL) / (1 + overhead),
         unit="share of the step time",
-        layout=f"{pools} x {members}",
+        layout=f"{stages} x {members}",
         step_ms=round(1000 * statistics.median(own for own, _ in seconds) / steps, 1),
         straight_step_ms=round(1000 * statistics.median(other for _, other in seconds) / steps, 1),
         shares=sorted(round(share, 3) for share in shares),
@@ -219,7 +224,7 @@ def measure_buddies(nodes: list[str], turns: int, steps: int) -> None:
             folder = Path(name) / str(has_buddies)
             folder.mkdir()
             spec = job(
-                folder, steps=10_000, strategy="uniform", pools=2, members_per_pool=1, buddies=has_buddies
+                folder, steps=10_000, strategy="uniform", stages=2, members_per_stage=1, buddies=has_buddies
             )
             sides[has_buddies] = Ours(spec, folder, nodes, [1.0] * len(nodes))
             crews.callback(sides[has_buddies].close)
@@ -259,8 +264,8 @@ def main() -> None:
     """Measure and print."""
     options = arguments(__doc__ or "")
     with cluster(2) as nodes:
-        for pools, members in LAYOUTS:
-            measure(nodes, pools, members, options.blocks, options.steps)
+        for stages, members in LAYOUTS:
+            measure(nodes, stages, members, options.blocks, options.steps)
         measure_buddies(nodes, options.blocks, options.steps)
 
 

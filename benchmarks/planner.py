@@ -21,7 +21,7 @@ import numpy as np
 
 from share_compute.planning.bound import lower_bound_s
 from share_compute.planning.cost import TrainingCost
-from share_compute.planning.layout import Layout, PoolLayout
+from share_compute.planning.layout import Layout, StageLayout
 from share_compute.planning.limits import LIMITS as LIMITS_OF_MORE
 from share_compute.planning.limits import LIMITS_BEYOND, MANY
 from share_compute.planning.network import Network
@@ -174,14 +174,14 @@ class Baselines:
                         cost.num_layers,
                         cost.workload.microbatches,
                     )
-                    pools = []
-                    for pool, members in zip(layout.pools, chosen, strict=True):
-                        shares = cost.shares(members, pool.start, pool.stop)
+                    built = []
+                    for stage, members in zip(layout.stages, chosen, strict=True):
+                        shares = cost.shares(members, stage.start, stage.stop)
                         if shares is None:
                             break
-                        pools.append(PoolLayout(pool.start, pool.stop, members, shares))
+                        built.append(StageLayout(stage.start, stage.stop, members, shares))
                     else:
-                        yield Layout(tuple(pools))
+                        yield Layout(tuple(built))
 
     def _alike(self, order: Sequence[int], size: int) -> list[tuple[int, ...]]:
         groups: list[tuple[int, ...]] = []
@@ -310,7 +310,7 @@ def _plan_large(where: str, seed: int, layers: int, machines: int, end: Connecti
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     layout = found[0].layout
     end.send(
-        (seconds, peak, len(layout.pools), len(layout.machines), found[0].step_s / lower_bound_s(cost) - 1)
+        (seconds, peak, len(layout.stages), len(layout.machines), found[0].step_s / lower_bound_s(cost) - 1)
     )
 
 
@@ -331,7 +331,7 @@ def measure_large(machines: int, seed: int) -> Iterator[dict[str, Any]]:
                 f"the process that plans on {machines} machines ({where}) ended with exit code {process.exitcode}"
             ) from None
         process.join()
-    seconds, peaks, pools, used, gaps = zip(*done.values(), strict=True)
+    seconds, peaks, stages, used, gaps = zip(*done.values(), strict=True)
     yield {
         "figure": f"seconds_128x{machines}",
         "ours": max(seconds),
@@ -343,7 +343,7 @@ def measure_large(machines: int, seed: int) -> Iterator[dict[str, Any]]:
         "each": {
             where: {
                 "seconds": round(seconds[place], 2),
-                "pools": pools[place],
+                "stages": stages[place],
                 "machines_used": used[place],
                 "gap_to_bound": round(gaps[place], 3),
             }

@@ -58,12 +58,12 @@ class Case(NamedTuple):
 
 
 CASES = (
-    Case("even split", (0, 1, 2), {"strategy": "uniform", "pools": 3}),
-    Case("by speed", (0, 1, 2), {"strategy": "compute_weighted", "pools": 3}),
-    Case("fastest alone", (0,), {"pools": 1}),
-    Case("second alone", (1,), {"pools": 1}),
-    Case("two near ones", (0, 1), {"pools": 2}),
-    Case("two far ones", (0, 2), {"pools": 2}),
+    Case("even split", (0, 1, 2), {"strategy": "uniform", "stages": 3}),
+    Case("by speed", (0, 1, 2), {"strategy": "compute_weighted", "stages": 3}),
+    Case("fastest alone", (0,), {"stages": 1}),
+    Case("second alone", (1,), {"stages": 1}),
+    Case("two near ones", (0, 1), {"stages": 2}),
+    Case("two far ones", (0, 2), {"stages": 2}),
     Case("the planner's choice", (0, 1, 2), {}),
 )
 
@@ -210,7 +210,7 @@ class Bench:
         return solve(spec, topology, self.profile, 0, timings)
 
     def _spec(self, case: Case) -> TrainJob:
-        parallelism = self.spec.parallelism.model_copy(update={"members_per_pool": 1, **case.parallelism})
+        parallelism = self.spec.parallelism.model_copy(update={"members_per_stage": 1, **case.parallelism})
         return self.spec.model_copy(update={"parallelism": parallelism})
 
     def run(self, solution: Solution, steps: int) -> Run:
@@ -277,7 +277,9 @@ def compare(bench: Bench, steps: int) -> None:
             unit="s/step",
             plan=case.name,
             layers={
-                member.name: f"{pool.start}-{pool.stop - 1}" for pool in plan.pools for member in pool.members
+                member.name: f"{stage.start}-{stage.stop - 1}"
+                for stage in plan.stages
+                for member in stage.members
             },
             before_correction=raw.prediction.step_s,
         )

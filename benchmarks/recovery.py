@@ -55,15 +55,15 @@ TORCHFT = "installed, but has no side here" if importlib.util.find_spec("torchft
 class Layout(NamedTuple):
     """Layout of stages with equal numbers of members."""
 
-    pools: int
+    stages: int
     members: int
 
     def __str__(self) -> str:
-        return f"{self.pools} x {self.members}"
+        return f"{self.stages} x {self.members}"
 
     def job(self, folder: Path) -> TrainJob:
         """Return the job to train."""
-        spec = job(folder, STEPS, strategy="uniform", pools=self.pools, members_per_pool=self.members)
+        spec = job(folder, STEPS, strategy="uniform", stages=self.stages, members_per_stage=self.members)
         training = spec.training.model_copy(update={"checkpoint_every": CHECKPOINT_EVERY})
         return spec.model_copy(update={"training": training})
 
@@ -136,13 +136,13 @@ class Bench:
         waiting = dict(zip(KILLED_IN, kills, strict=False))
         killed_s = computed_s = 0.0
         reformed: Reformed | None = None
-        pools: list[set[str]] = []
+        stages: list[set[str]] = []
         for event, now_s in Attempt(assignment).events():
             match event:
                 case Planned():
-                    pools = _pools(event)
+                    stages = _stages(event)
                 case Reformed():
-                    pools = _pools(event)
+                    stages = _stages(event)
                     if event.lost:
                         reformed, computed_s = event, now_s
                 case StepCommitted():
@@ -162,7 +162,7 @@ class Bench:
                     pace.seconds.append(event.seconds)
                     if event.step + 1 in waiting:
                         # The only member of a stage is spared, because no other member could take over from it.
-                        victims = sorted(worker for pool in pools if len(pool) > 1 for worker in pool)
+                        victims = sorted(worker for stage in stages if len(stage) > 1 for worker in stage)
                         killed_s = self._kill(self._chance.choice(victims), waiting[event.step + 1], pace)
         self._machines.bury()
         found.digest = digest(assignment.folder)
@@ -207,10 +207,10 @@ class Bench:
         folder = self._folder / f"job-{self._jobs}"
         shutil.copytree(self._folder / "data", folder / "data")
         return Assignment(
-            job_id=f"recovery-{self.layout.pools}-{self._jobs}",
+            job_id=f"recovery-{self.layout.stages}-{self._jobs}",
             attempt=1,
             spec=self._spec,
-            topology=self._machines.topology(self.layout.pools * self.layout.members),
+            topology=self._machines.topology(self.layout.stages * self.layout.members),
             folder=folder,
         )
 
@@ -223,8 +223,8 @@ class Bench:
         return now_s
 
 
-def _pools(event: Planned | Reformed) -> list[set[str]]:
-    return [{member.contributor_id for member in pool.members} for pool in event.plan.pools]
+def _stages(event: Planned | Reformed) -> list[set[str]]:
+    return [{member.contributor_id for member in stage.members} for stage in event.plan.stages]
 
 
 def repeated(run: Disturbed) -> int:

@@ -28,8 +28,8 @@ from share_compute.data.tokenization import train_tokenizer
 from share_compute.serving.states import DeploymentState
 from share_compute_actors.machine.run_folders import close_run_folder, open_run_folder
 from share_compute_api.client import Client
+from share_compute_api.demonstration.cluster import LocalCluster
 from share_compute_api.demonstration.corpus import gather_corpus
-from share_compute_api.demonstration.pool import LocalPool
 
 CLIENTS = {"many": 150, "few": 50}
 LENT = "600MiB"
@@ -166,18 +166,18 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         make_folder(folder / "tiny")
-        pool = LocalPool(roster, folder / "server", [folder / "tiny"])
+        cluster = LocalCluster(roster, folder / "server", [folder / "tiny"])
         try:
-            with pool.start() as control:
-                pool.join(control, "machine", memory=LENT)
-                pool.wait_until_ready(control, lambda _machines: None)
+            with cluster.start() as control:
+                cluster.join(control, "machine", memory=LENT)
+                cluster.wait_until_ready(control, lambda _machines: None)
                 keys = {owner: control.create_key(owner).key for owner in CLIENTS}
                 control.deploy({"name": "tiny", "model": {"path": str(folder / "tiny")}})
                 wait_until_ready(control)
-                told, warm_s = asyncio.run(load(pool.url, keys, seconds))
+                told, warm_s = asyncio.run(load(cluster.url, keys, seconds))
                 (status,) = control.deployment_status("tiny").replicas
         finally:
-            pool.close()
+            cluster.close()
             close_run_folder(roster)
     wrong = {what: count for what, count in told.answers.items() if what not in ("200", "429")}
     few, many = told.tokens["few"], told.tokens["many"]

@@ -59,15 +59,15 @@ class Killer(threading.Thread):
 
     Args:
         machines: machines of the members.
-        pools: ids of the members of each stage; the caller keeps this list up to date.
+        stages: ids of the members of each stage; the caller keeps this list up to date.
         until_s: deadline (monotonic clock, in seconds).
         seed: seed of the random moments and victims.
     """
 
-    def __init__(self, machines: Machines, pools: list[set[str]], until_s: float, seed: int) -> None:
+    def __init__(self, machines: Machines, stages: list[set[str]], until_s: float, seed: int) -> None:
         super().__init__(daemon=True)
         self._machines = machines
-        self._pools = pools
+        self._stages = stages
         self._until_s = until_s
         self._chance = random.Random(seed)
         self._over = threading.Event()
@@ -79,7 +79,7 @@ class Killer(threading.Thread):
         """Kill a random member, unless fewer than two are alive; repeat after random times."""
         while not self._over.wait(self._chance.expovariate(1 / MEAN_S)):
             members = sorted(
-                worker for pool in list(self._pools) for worker in pool if worker not in self.missed
+                worker for stage in list(self._stages) for worker in stage if worker not in self.missed
             )
             if time.monotonic() > self._until_s:
                 return
@@ -137,20 +137,20 @@ class Scale(threading.Thread):
 def train(assignment: Assignment, machines: Machines | None, until_s: float) -> Soaked:
     """Train a job, and kill members of ``machines``, if given, until ``until_s``; return the results."""
     found = Soaked()
-    pools: list[set[str]] = []
-    killer = Killer(machines, pools, until_s, seed=0) if machines is not None else None
+    stages: list[set[str]] = []
+    killer = Killer(machines, stages, until_s, seed=0) if machines is not None else None
     wanted, short_since_s = 0, None
     for event, now_s in Attempt(assignment).events():
-        count = sum(map(len, pools))
+        count = sum(map(len, stages))
         plan = getattr(event, "plan", None)
         if plan is not None and event.type in ("planned", "reformed"):
-            pools[:] = [{member.contributor_id for member in pool.members} for pool in plan.pools]
+            stages[:] = [{member.contributor_id for member in stage.members} for stage in plan.stages]
         if event.type == "started" and killer is not None:
             killer.start()
         elif isinstance(event, Reformed):
             if killer is not None:
                 killer.missed -= set(event.lost)
-            if sum(map(len, pools)) < count and short_since_s is None:
+            if sum(map(len, stages)) < count and short_since_s is None:
                 wanted, short_since_s = count, now_s - event.seconds
             if event.joined:
                 found.stalls_s.append(event.seconds)
@@ -201,7 +201,7 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name, start_cluster() as cluster:
         folder = Path(name)
-        spec = job(folder, options.steps, pools=1)
+        spec = job(folder, options.steps, stages=1)
         training = spec.training.model_copy(update={"checkpoint_every": options.checkpoint_every})
         spec = spec.model_copy(update={"training": training})
         prepare(spec, folder / "data")

@@ -15,9 +15,9 @@ import psutil
 from _harness import print_figure
 
 from share_compute_actors.machine.run_folders import close_run_folder, open_run_folder
+from share_compute_api.demonstration.cluster import LocalCluster
 from share_compute_api.demonstration.corpus import gather_corpus
 from share_compute_api.demonstration.job import write_job
-from share_compute_api.demonstration.pool import LocalPool
 
 GOAL_S = 60.0
 GOAL_BYTES = 500 * 2**20
@@ -43,24 +43,24 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         texts = Path(folder) / "texts"
         texts.mkdir()
-        pool = LocalPool(roster, Path(folder) / "server", [texts])
+        cluster = LocalCluster(roster, Path(folder) / "server", [texts])
         try:
             begin = time.monotonic()
-            client = pool.start()
+            client = cluster.start()
             up = time.monotonic()
             for name in names:
-                pool.join(client, name, memory="1GiB")
-            pool.wait_until_ready(client, lambda _machines: None)
+                cluster.join(client, name, memory="1GiB")
+            cluster.wait_until_ready(client, lambda _machines: None)
             ready = time.monotonic()
             idle = [memory_of(name) for name in names]
             measured = time.monotonic() - ready
             corpus = texts / "corpus.txt"
             gather_corpus(corpus)
-            job = client.submit(write_job(Path(folder), corpus, pools=len(names), steps=2).read_text())
+            job = client.submit(write_job(Path(folder), corpus, stages=len(names), steps=2).read_text())
             next(event for event in client.follow(job.id) if event.kind == "step")
             total = time.monotonic() - begin - measured
         finally:
-            pool.close()
+            cluster.close()
             close_run_folder(roster)
     print_figure(
         "startup_first_step",

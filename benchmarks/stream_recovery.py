@@ -27,7 +27,7 @@ from share_compute.serving.events import Finished
 from share_compute.topology import Topology
 
 STREAMS, PROMPT, NEW, KILLED_AT = 8, 32, 128, 64
-POOLS, MACHINES = 2, 3
+STAGES, MACHINES = 2, 3
 MEDIAN_GOAL_MS = 2500.0
 
 
@@ -51,7 +51,7 @@ def prompts(chance: random.Random) -> list[list[int]]:
 
 def disturbed(served: Served, wanted: list[list[int]], texts: list[list[int]], stage: int) -> Round:
     """Generate, and kill a stage when all streams have some tokens; return the results."""
-    while (doomed := served.wait_for(POOLS).pools[stage].process_id) is None:
+    while (doomed := served.wait_for(STAGES).stages[stage].process_id) is None:
         time.sleep(0.1)  # it has not reported yet
     streams = served.submit(wanted, NEW)
     served.follow(streams, lambda: all(len(text) >= KILLED_AT for text in streams.texts))
@@ -76,7 +76,7 @@ def _intervals(streams: Streams, count: int) -> list[float]:
 
 def restarted(folder: Path, topology: Topology, wanted: list[list[int]]) -> float:
     """Return the seconds in which a new deployment generates the tokens up to the kill again."""
-    served = Served(folder, topology, WINDOW, parallelism={"pools": POOLS}, max_concurrent=STREAMS)
+    served = Served(folder, topology, WINDOW, parallelism={"stages": STAGES}, max_concurrent=STREAMS)
     streams = served.follow(served.submit(wanted, KILLED_AT))
     served.close()
     return streams.seconds
@@ -95,11 +95,11 @@ def main() -> None:
         folder = Path(name) / "model"
         make_model(folder, **CONFIG)
         topology = Machines(cluster).topology(MACHINES)
-        served = Served(folder, topology, WINDOW, parallelism={"pools": POOLS}, max_concurrent=STREAMS)
+        served = Served(folder, topology, WINDOW, parallelism={"stages": STAGES}, max_concurrent=STREAMS)
         wanted = prompts(chance)
-        served.wait_for(POOLS)
+        served.wait_for(STAGES)
         texts = served.follow(served.submit(wanted, NEW)).texts
-        rounds = [disturbed(served, wanted, texts, number % POOLS) for number in range(deaths)]
+        rounds = [disturbed(served, wanted, texts, number % STAGES) for number in range(deaths)]
         recoveries = served.status().recoveries
         served.close()
         restart_s = statistics.median(

@@ -64,7 +64,7 @@ def main() -> None:
     options = arguments(__doc__ or "")
     with tempfile.TemporaryDirectory() as name, cluster(2) as nodes:
         folder = Path(name)
-        spec = job(folder, steps=10_000, pools=1, members_per_pool=2)
+        spec = job(folder, steps=10_000, stages=1, members_per_stage=2)
         ours = Ours(spec, folder, nodes, [1.0, 1.0])
         rival = Rival(worker, 2, str(folder), spec.model_dump_json(), ours.config)
         try:

@@ -1,4 +1,4 @@
-"""Takes the README's pictures: a pool of three machines on this one, training and serving, in a real browser.
+"""Takes the README's pictures: a cluster of three machines on this one, training and serving, in a real browser.
 
 ``python web/screenshots.py`` writes ``docs/images``. Needs Chromium; takes about four minutes on two cores.
 """
@@ -17,9 +17,9 @@ from playwright.sync_api import Page, expect, sync_playwright
 from share_compute.store.records import ContributorRecord
 from share_compute_actors.machine.run_folders import close_run_folder, open_run_folder, sweep
 from share_compute_api.client import Client
+from share_compute_api.demonstration.cluster import LocalCluster
 from share_compute_api.demonstration.corpus import gather_corpus
 from share_compute_api.demonstration.job import write_job
-from share_compute_api.demonstration.pool import LocalPool
 
 IMAGES = Path(__file__).parents[1] / "docs" / "images"
 MACHINES = ("ann", "bob", "eve")
@@ -42,10 +42,10 @@ def tour(page: Page, client: Client, url: str, job_file: Path) -> None:
     shoot(page, "job")
     page.goto(f"{url}/")
     expect(page.get_by_text(MACHINES[0]).first).to_be_visible()
-    shoot(page, "pool")
+    shoot(page, "machines")
     for _ in client.follow(job.id):
         pass
-    client.deploy({"name": "poet", "model": {"job": job.id}, "parallelism": {"pools": 2}})
+    client.deploy({"name": "poet", "model": {"job": job.id}, "parallelism": {"stages": 2}})
     page.goto(f"{url}/deployments/poet")
     expect(page.get_by_text("ready", exact=True)).to_be_visible(timeout=LONG_MS)
     page.goto(f"{url}/playground?with=poet")
@@ -77,23 +77,23 @@ def main() -> None:
             folder = Path(name)
             (folder / "texts").mkdir()
             gather_corpus(folder / "texts" / "corpus.txt")
-            pool = LocalPool(roster, folder / "server", [folder / "texts"])
+            cluster = LocalCluster(roster, folder / "server", [folder / "texts"])
             try:
-                with pool.start() as client:
+                with cluster.start() as client:
                     for machine in MACHINES:
-                        pool.join(client, machine, memory="1GiB")
-                    pool.wait_until_ready(client, ignore)
+                        cluster.join(client, machine, memory="1GiB")
+                    cluster.wait_until_ready(client, ignore)
                     browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
                     page = browser.new_page(viewport=SIZE, color_scheme="light")
-                    page.goto(pool.sign_in_link())
-                    page.get_by_role("heading", name="Pool", level=1).wait_for()
+                    page.goto(cluster.sign_in_link())
+                    page.get_by_role("heading", name="Machines", level=1).wait_for()
                     job_file = write_job(
-                        folder, folder / "texts" / "corpus.txt", pools=len(MACHINES), steps=STEPS
+                        folder, folder / "texts" / "corpus.txt", stages=len(MACHINES), steps=STEPS
                     )
-                    tour(page, client, pool.url, job_file)
+                    tour(page, client, cluster.url, job_file)
                     browser.close()
             finally:
-                pool.close()
+                cluster.close()
     finally:
         close_run_folder(roster)
         sweep()

@@ -45,7 +45,7 @@ class Label(NamedTuple):
     cargo: Literal["hello", "key", "activation", "gradient", "tied", "log", "logged", "token"]
     microbatch: Annotated[int, Field(ge=-1, lt=2**53)]
     """Microbatch id; -1 if the tensor belongs to no microbatch."""
-    pool: Natural
+    stage: Natural
     """Index of the stage that sent the tensor."""
 
     @property
@@ -60,7 +60,7 @@ class Label(NamedTuple):
         assert self.cargo != "key"
         assert self.cargo != "logged"
         assert self.cargo != "token"
-        return ProtocolLabel(self.step, self.cargo, self.microbatch, self.pool)
+        return ProtocolLabel(self.step, self.cargo, self.microbatch, self.stage)
 
     @property
     def is_of_step(self) -> bool:

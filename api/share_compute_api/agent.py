@@ -276,7 +276,7 @@ class Agent:
         self._view = replace(self._view, work=work)
         idle = {
             ContributorState.ready: "ready",
-            ContributorState.quarantined: "quarantined: it made wrong numbers; ask the pool's operator",
+            ContributorState.quarantined: "quarantined: it made wrong numbers; ask the operator of the cluster",
         }.get(work.state, "being measured")
         self._show("working" if work.job or work.deployment else idle)
 

@@ -61,7 +61,7 @@ def create_app(
     """
     app = FastAPI(
         title="share-compute",
-        summary="Pools lent machines into one cluster that trains and serves models.",
+        summary="Joins lent machines into one cluster that trains and serves models.",
         version=__version__,
         lifespan=_lifespan,
         openapi_url=f"{PREFIX}/openapi.json",

@@ -17,7 +17,7 @@ from share_compute.jobs.states import ContributorState
 from share_compute.planning.network import Network
 from share_compute.planning.regions import complete
 from share_compute.store import ContributorRecord, Store
-from share_compute_api.pool_schemas import Island, IslandLink, Islands
+from share_compute_api.cluster_schemas import Island, IslandLink, Islands
 from share_compute_api.supervision.live_topology import live_topology
 
 _HERE = (ContributorState.ready, ContributorState.draining)
@@ -45,7 +45,7 @@ class IslandMap:
 
     async def get(self) -> Islands:
         """Return the islands; if `Islands.is_current` is false, newer ones are being computed, or will be later."""
-        found = await run_in_threadpool(self._store.pool.links, _HERE)
+        found = await run_in_threadpool(self._store.cluster.links, _HERE)
         if found == self._key:
             return self._known
         is_rested = len(found) <= _AT_ONCE or time.monotonic() >= self._rests_until

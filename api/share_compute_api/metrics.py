@@ -25,9 +25,9 @@ _REPLICA = {
     "predicted_time_to_first_token_seconds": "Time to the first token on paper.",
     "predicted_inter_token_latency_seconds": "Time from token to token on paper.",
 }
-_POOL = {
-    "pool_busy_ratio": "Share of the last seconds in which a pool's machine computed.",
-    "predicted_pool_busy_ratio": "The same on paper, with all requests in flight.",
+_STAGE = {
+    "stage_busy_ratio": "Share of the last seconds in which a stage's machine computed.",
+    "predicted_stage_busy_ratio": "The same on paper, with all requests in flight.",
 }
 
 
@@ -79,18 +79,18 @@ class _Gauges:
                 counts.add_metric([one.name, state], getattr(one.counts, state))
         yield from (counts, waiting)
         families = {name: _family(name, text, "replica") for name, text in _REPLICA.items()}
-        pools = {name: _family(name, text, "replica", "pool", "machine") for name, text in _POOL.items()}
+        stages = {name: _family(name, text, "replica", "stage", "machine") for name, text in _STAGE.items()}
         for one in self._deployments:
             for number, status in one.replicas.items():
                 for name, value in _of_replica(status).items():
                     if value is not None:
                         families[name].add_metric([one.name, str(number)], value)
-                for index, pool in enumerate(status.pools):
-                    measured = (pool.busy_fraction, pool.predicted_busy_fraction)
-                    for family, share in zip(pools.values(), measured, strict=True):
+                for index, stage in enumerate(status.stages):
+                    measured = (stage.busy_fraction, stage.predicted_busy_fraction)
+                    for family, share in zip(stages.values(), measured, strict=True):
                         if share is not None:
-                            family.add_metric([one.name, str(number), str(index), pool.name], share)
-        yield from (*families.values(), *pools.values())
+                            family.add_metric([one.name, str(number), str(index), stage.name], share)
+        yield from (*families.values(), *stages.values())
 
 
 def _family(name: str, text: str, *labels: str) -> GaugeMetricFamily:

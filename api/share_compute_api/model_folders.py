@@ -190,13 +190,13 @@ def check_token_ids(largest: int | None, vocab_size: int | None, field: str) -> 
         )
 
 
-def check_pools(pools: int | None, layers: int | None) -> None:
-    """Raise UserError if a job asks for more stages (`parallelism.pools`) than the model has layers."""
-    if pools is not None and layers is not None and pools > layers:
+def check_stages(stages: int | None, layers: int | None) -> None:
+    """Raise UserError if a job asks for more stages (`parallelism.stages`) than the model has layers."""
+    if stages is not None and layers is not None and stages > layers:
         raise refused(
-            "parallelism.pools",
-            f"{pools} pools cannot share {layers} layers: each needs at least one",
-            f"ask for at most {layers} pools",
+            "parallelism.stages",
+            f"{stages} stages cannot share {layers} layers: each needs at least one",
+            f"ask for at most {layers} stages",
         )
 
 

@@ -22,7 +22,7 @@ _TAGS = [
     {"name": "uploads", "description": "Data and models that jobs name."},
     {"name": "keys", "description": "Keys that open this API."},
     {"name": "invites", "description": "Codes that let one machine join, once."},
-    {"name": "contributors", "description": "Machines of the pool."},
+    {"name": "contributors", "description": "Machines of the cluster."},
     {"name": "agents", "description": "What a contributor's own agent calls."},
     {"name": "deployments", "description": "Models that are served: deploy, watch, take down."},
     {"name": "openai", "description": "The OpenAI API: what clients of served models call."},

@@ -125,7 +125,7 @@ class PlanProcesses:
                 ) from None
             raise Unavailable(
                 f"no plan was found within {self._timeout_s:g} s",
-                hint=f"ask for fewer machines or pools, or {_ALONE}",
+                hint=f"ask for fewer machines or stages, or {_ALONE}",
             ) from None
         if status != 0:
             _log.error("a plan failed with status %d: %s", status, complaints[-_SHOWN_CHARACTERS:])

@@ -12,7 +12,7 @@ from share_compute_api.model_folders import (
     LAYER_KEYS,
     Problems,
     check_model_folder,
-    check_pools,
+    check_stages,
     check_token_ids,
     largest_token_id,
     looking,
@@ -83,8 +83,8 @@ def check_model(spec: TrainJob, processes: IsolatedProcesses) -> None:
             _check_vocabulary(spec, config, processes)
         with problems.noted():
             layers = whole_number(config, *LAYER_KEYS)
-            check_pools(
-                spec.parallelism.pools, layers if spec.model.layers is None else len(spec.model.layers)
+            check_stages(
+                spec.parallelism.stages, layers if spec.model.layers is None else len(spec.model.layers)
             )
     problems.require_none()
 

@@ -1,4 +1,4 @@
-"""share-compute: pool lent machines into one elastic cluster that trains and serves models none could hold alone."""
+"""share-compute: join lent machines into one elastic cluster that trains and serves models none could hold alone."""
 
 __version__ = "0.1.0"
 

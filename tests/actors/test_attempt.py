@@ -28,7 +28,7 @@ def spec(**training: Any) -> TrainJob:
             "model": {"layers": [layer.model_dump() for layer in LAYERS]},
             "data": {"dataset": "digits"},
             "training": {"batch_size": 32, **training},
-            "parallelism": {"pools": 2, "members_per_pool": 1},
+            "parallelism": {"stages": 2, "members_per_stage": 1},
         }
     )
 
@@ -44,8 +44,8 @@ def layers_of(attempt: TrainingAttempt, microbatches: int | None) -> dict[str, i
         runs=None,
         notes=(),
     )
-    pools = attempt._plan(facts, TOPOLOGY).plan.pools
-    return {pool.members[0].name: pool.stop - pool.start for pool in pools}
+    stages = attempt._plan(facts, TOPOLOGY).plan.stages
+    return {stage.members[0].name: stage.stop - stage.start for stage in stages}
 
 
 @pytest.mark.parametrize(

@@ -15,14 +15,14 @@ class Watched:
 
     def __init__(self, *shares: tuple[int, ...]) -> None:
         self.balancer = Balancer()
-        pools = tuple(
+        stages = tuple(
             tuple(f"{'abc'[place]}{member}" for member in range(len(own))) for place, own in enumerate(shares)
         )
-        owners = tuple(dealt(pool, own) for pool, own in zip(pools, shares, strict=True))
+        owners = tuple(dealt(stage, own) for stage, own in zip(stages, shares, strict=True))
         self.roster = Roster(
             epoch=1,
-            shards=tuple((place, place + 1) for place in range(len(pools))),
-            pools=pools,
+            shards=tuple((place, place + 1) for place in range(len(stages))),
+            stages=stages,
             owners=owners,
             step=1,
             tasks=fresh(owners),
@@ -37,8 +37,8 @@ class Watched:
         for _ in range(count):
             self.step += 1
             figures = {}
-            for pool, owners in zip(self.roster.pools, self.roster.owners, strict=True):
-                for worker in pool:
+            for stage, owners in zip(self.roster.stages, self.roster.owners, strict=True):
+                for worker in stage:
                     busy_s = owners.count(worker) * cell_s.get(worker, usual_s)
                     figures[worker] = StepFigures(targets=1, seconds=busy_s + 5.0, waited_s=5.0)
             found = self.balancer.observe(self.step, figures, left)
@@ -65,7 +65,7 @@ def test_one_slow_step_is_no_straggler() -> None:
     assert watched.steps(5, {}) is None
 
 
-def test_only_a_pool_that_holds_the_others_up_is_worth_an_epoch() -> None:
+def test_only_a_stage_that_holds_the_others_up_is_worth_an_epoch() -> None:
     watched = Watched((4, 4), (4, 4))
     slow = {"a0": 10.0, "a1": 10.0, "b1": 3.0}
     assert watched.steps(6, slow) is None

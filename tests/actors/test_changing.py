@@ -74,9 +74,9 @@ def test_who_stays_a_member_over_many_epochs_has_been_one_since_the_first() -> N
 def test_copies_that_were_lost_are_begun_anew_later_each_time_they_do_not_last() -> None:
     clock = Clock()
     fleet = Topology(tuple(machine(worker, 1e9) for worker in "abc"))
-    pools = (("a",), ("b",), ("c",))
+    stages = (("a",), ("b",), ("c",))
     recopying = Recopying(clock)
-    first = recopying.buddies(pools, fleet)
+    first = recopying.buddies(stages, fleet)
     for rest_s in (10.0, 20.0, 40.0):
         assert not recopying.is_due
         recopying.lost("b", lacks_room=False)
@@ -86,7 +86,7 @@ def test_copies_that_were_lost_are_begun_anew_later_each_time_they_do_not_last()
         clock.now_s += 0.2
         assert recopying.is_due
         recopying.begun()
-        assert recopying.buddies(pools, fleet) == first
+        assert recopying.buddies(stages, fleet) == first
     clock.now_s += 3600.0
     recopying.lost("b", lacks_room=False)
     clock.now_s += 5.1
@@ -109,20 +109,20 @@ def test_another_one_is_asked_for_the_copy_that_found_no_room() -> None:
     assert recopying.buddies((("a",), ("b", "c")), fleet)["a"] == ({"b", "c"} - {before}).pop()
 
 
-def roster(*pools: tuple[tuple[int, int], tuple[str, ...]]) -> Roster:
-    shards, members = zip(*pools, strict=True)
-    owners = tuple((pool[0],) * 4 for pool in members)
+def roster(*stages: tuple[tuple[int, int], tuple[str, ...]]) -> Roster:
+    shards, members = zip(*stages, strict=True)
+    owners = tuple((stage[0],) * 4 for stage in members)
     return Roster(1, shards, members, owners, 3, fresh(owners))
 
 
-def plan(*pools: tuple[tuple[int, int], tuple[str, ...]]) -> Any:
+def plan(*stages: tuple[tuple[int, int], tuple[str, ...]]) -> Any:
     found = [
         SimpleNamespace(
             start=start, stop=stop, members=[SimpleNamespace(contributor_id=name) for name in names]
         )
-        for (start, stop), names in pools
+        for (start, stop), names in stages
     ]
-    return SimpleNamespace(plan=SimpleNamespace(pools=found))
+    return SimpleNamespace(plan=SimpleNamespace(stages=found))
 
 
 def alike(_: str) -> str:
@@ -170,14 +170,14 @@ LAN = {names: lan(*map(machine, names)) for names in ("a", "ab", "ac", "abc")}
 
 
 def solution(names: str) -> Solution:
-    return solve(job(pools=1, members_per_pool=len(names)), LAN[names], PROFILE, 0, {})
+    return solve(job(stages=1, members_per_stage=len(names)), LAN[names], PROFILE, 0, {})
 
 
 class Story:
     """The changes of a job that runs on one machine, a, and is to run on others as well; nothing of it is started."""
 
     def __init__(self, folder: Path) -> None:
-        assignment = Assignment(job_id="job", attempt=1, spec=job(pools=1), topology=LAN["a"], folder=folder)
+        assignment = Assignment(job_id="job", attempt=1, spec=job(stages=1), topology=LAN["a"], folder=folder)
         self.crew = Crew(assignment, NOBODY, NOBODY, NOBODY, threading.Event(), (4,), None, print)
         self.crew._actors["a"] = NOBODY
         self.wishes = Wishes()

@@ -15,10 +15,10 @@ PAIR = ("b", "c")
 
 
 def roster(*stages: str, **more: Any) -> Roster:
-    pools = tuple(tuple(stage) for stage in stages)
-    owners = tuple((stage[0],) for stage in pools)
-    shards = tuple((place, place + 1) for place in range(len(pools)))
-    return Roster(epoch=1, shards=shards, pools=pools, owners=owners, step=1, tasks=fresh(owners), **more)
+    members = tuple(tuple(stage) for stage in stages)
+    owners = tuple((stage[0],) for stage in members)
+    shards = tuple((place, place + 1) for place in range(len(stages)))
+    return Roster(epoch=1, shards=shards, stages=members, owners=owners, step=1, tasks=fresh(owners), **more)
 
 
 class Handle:

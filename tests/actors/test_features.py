@@ -38,7 +38,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def job(
-    corpus: Path, *, pools: int = 2, members: int = 1, model: Path | None = None, **training: Any
+    corpus: Path, *, stages: int = 2, members: int = 1, model: Path | None = None, **training: Any
 ) -> dict[str, Any]:
     return {
         "model": {"config": LLAMA} if model is None else {"path": str(model)},
@@ -52,7 +52,7 @@ def job(
             "optimizer": {"learning_rate": 0.01},
             **training,
         },
-        "parallelism": {"pools": pools, "members_per_pool": members},
+        "parallelism": {"stages": stages, "members_per_stage": members},
     }
 
 
@@ -130,25 +130,25 @@ def test_weights_decay_but_those_of_norms_do_not(attempt: Attempt, corpus: Path,
 
 
 @pytest.mark.parametrize(
-    ("pools", "members", "frozen", "trained_layers"),
+    ("stages", "members", "frozen", "trained_layers"),
     [
         (3, 1, ["model.embed_tokens.*", "layers[:4]"], {4, 5}),
         pytest.param(2, 2, ["layers[3:]", "model.norm.*"], {0, 1, 2}, marks=pytest.mark.thorough),
         pytest.param(2, 1, ["model.embed_tokens.*"], set(range(6)), marks=pytest.mark.thorough),
     ],
-    ids=["two-pools-train-nothing", "the-end", "a-shared-parameter"],
+    ids=["two-stages-train-nothing", "the-end", "a-shared-parameter"],
 )
 def test_what_is_frozen_stays(
     attempt: Attempt,
     corpus: Path,
     tmp_path: Path,
-    pools: int,
+    stages: int,
     members: int,
     frozen: Sequence[str],
     trained_layers: set[int],
 ) -> None:
-    alone = succeeded(attempt(job(corpus, pools=1, freeze=frozen), folder=tmp_path / "alone"))
-    spread = succeeded(attempt(job(corpus, pools=pools, members=members, freeze=frozen), number=2))
+    alone = succeeded(attempt(job(corpus, stages=1, freeze=frozen), folder=tmp_path / "alone"))
+    spread = succeeded(attempt(job(corpus, stages=stages, members=members, freeze=frozen), number=2))
     assert losses_of(spread) == pytest.approx(losses_of(alone), abs=1e-5)
     artifact = tmp_path / "artifacts" / "model"
     trained, first = tensors_in(artifact), started(artifact).state_dict()
@@ -172,7 +172,7 @@ def test_adapters_are_trained_saved_and_resumed(
     attempt: Attempt, corpus: Path, base: Path, tmp_path: Path
 ) -> None:
     lora = {"rank": 4, "dropout": 0.1, "targets": ["q_proj", "up_proj"]}
-    document = job(corpus, model=base, pools=2, lora=lora, checkpoint_every=3)
+    document = job(corpus, model=base, stages=2, lora=lora, checkpoint_every=3)
     straight = succeeded(attempt(document, number=2))
     artifact = tmp_path / "artifacts" / "model"
     assert {"adapter_config.json", "adapter_model.safetensors"} <= {file.name for file in artifact.iterdir()}
@@ -195,7 +195,7 @@ def test_adapters_are_trained_saved_and_resumed(
     # On other machines, from the checkpoint, the job learns the same.
     resumed = succeeded(
         attempt(
-            {**document, "parallelism": {"pools": 3, "members_per_pool": 1}},
+            {**document, "parallelism": {"stages": 3, "members_per_stage": 1}},
             checkpoint=checkpoint_of(straight, 3),
             number=3,
             folder=tmp_path / "second",
@@ -209,7 +209,7 @@ def test_adapters_are_trained_saved_and_resumed(
 def test_merged_adapters_make_a_whole_model(
     attempt: Attempt, corpus: Path, base: Path, tmp_path: Path
 ) -> None:
-    document = job(corpus, model=base, pools=2, lora={"rank": 2, "alpha": 8, "merge": True})
+    document = job(corpus, model=base, stages=2, lora={"rank": 2, "alpha": 8, "merge": True})
     events = succeeded(attempt(document, number=2))
     artifact = tmp_path / "artifacts" / "model"
     saved = tensors_in(checkpoint_of(events, 6))
@@ -279,13 +279,18 @@ def test_a_skipped_step_leaves_the_weights(attempt: Attempt, corpus: Path, tmp_p
     assert not differing(tensors_in(after, "optimizer"), tensors_in(saved, "optimizer"))
 
 
-@pytest.mark.parametrize(("pools", "members"), [pytest.param(1, 1, marks=pytest.mark.thorough), (2, 2)])
+@pytest.mark.parametrize(("stages", "members"), [pytest.param(1, 1, marks=pytest.mark.thorough), (2, 2)])
 def test_numbers_that_are_not_finite_are_traced(
-    attempt: Attempt, corpus: Path, pools: int, members: int
+    attempt: Attempt, corpus: Path, stages: int, members: int
 ) -> None:
     optimizer = {"name": "sgd", "learning_rate": 1e30}
     document = job(
-        corpus, pools=pools, members=members, max_gradient_norm=None, optimizer=optimizer, checkpoint_every=1
+        corpus,
+        stages=stages,
+        members=members,
+        max_gradient_norm=None,
+        optimizer=optimizer,
+        checkpoint_every=1,
     )
     events = attempt(document)
     assert events[-1].type == "ended"
@@ -319,7 +324,7 @@ def test_a_job_ends_when_validations_get_no_better_also_after_it_was_resumed(
 
 def test_samples_are_what_the_model_says(attempt: Attempt, corpus: Path, tmp_path: Path) -> None:
     prompts = ["The License", "You may not"]
-    document = job(corpus, pools=3, steps=20, samples={"every": 10, "prompts": prompts, "max_tokens": 12})
+    document = job(corpus, stages=3, steps=20, samples={"every": 10, "prompts": prompts, "max_tokens": 12})
     events = succeeded(attempt(document))
     told = [event for event in events if event.type == "sampled"]
     assert [(event.step, event.prompt) for event in told] == [

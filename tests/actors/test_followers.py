@@ -529,17 +529,17 @@ def test_buddies_are_near_alike_and_not_all_the_same() -> None:
 
 def test_buddies_reach_each_other() -> None:
     machines = tuple(machine(name) for name in "abc")
-    pools = (("a",), ("b",), ("c",))
-    assert buddies_of(pools, Topology(machines))["c"] == "a"
+    stages = (("a",), ("b",), ("c",))
+    assert buddies_of(stages, Topology(machines))["c"] == "a"
     apart = Topology(machines, (Link.dead("a", "c"),))
-    assert buddies_of(pools, apart) == {"a": "b", "b": "a", "c": "b"}
+    assert buddies_of(stages, apart) == {"a": "b", "b": "a", "c": "b"}
     alone = Topology(machines, (Link.dead("a", "c"), Link.dead("c", "b")))
-    assert "c" not in buddies_of(pools, alone)
+    assert "c" not in buddies_of(stages, alone)
 
 
 def test_buddies_are_those_that_have_room_if_there_are_any() -> None:
     fleet = Topology((machine("a"), machine("b"), machine("c", "cuda"), machine("d")))
-    pools = (("a",), ("b", "c", "d"))
-    assert buddies_of(pools, fleet, cramped={"b"}) == {"a": "d"}
-    assert buddies_of(pools, fleet, cramped={"b", "d"}) == {"a": "c"}
-    assert buddies_of(pools, fleet, cramped={"b", "c", "d"}) == {"a": "b"}
+    stages = (("a",), ("b", "c", "d"))
+    assert buddies_of(stages, fleet, cramped={"b"}) == {"a": "d"}
+    assert buddies_of(stages, fleet, cramped={"b", "d"}) == {"a": "c"}
+    assert buddies_of(stages, fleet, cramped={"b", "c", "d"}) == {"a": "b"}

@@ -87,7 +87,7 @@ def job(corpus: Path, pretrained: Path, *, members: int = 1, **training: Any) ->
             "checkpoint_every": 4,
             **training,
         },
-        "parallelism": {"pools": 2, "members_per_pool": members, "strategy": "uniform"},
+        "parallelism": {"stages": 2, "members_per_stage": members, "strategy": "uniform"},
     }
 
 
@@ -174,9 +174,9 @@ def test_a_member_that_dies_before_all_is_fetched_costs_one_checkpoint(
         if event.type == "reformed":
             disk.let_go(disk.wait_for_reader())
 
-    first_of_pools = Failure(FailureKind.kill, Point.cell_starting, worker="c0", step=6)
+    first_of_stages = Failure(FailureKind.kill, Point.cell_starting, worker="c0", step=6)
     events = succeeded(
-        attempt(job(corpus, pretrained, members=2), on_event=on_event, failures=[first_of_pools])
+        attempt(job(corpus, pretrained, members=2), on_event=on_event, failures=[first_of_stages])
     )
     assert any("what step 4 left could not be saved whole" in note for note in notes_of(events))
     assert list(checkpoints_of(events)) == [8, 10]

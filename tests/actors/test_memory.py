@@ -52,7 +52,7 @@ def test_peak_memory_of_a_member_is_its_shard_and_the_process(
             "data": {"files": [str(text)]},
             "tokenizer": {"vocab_size": 300},
             "training": {"sequence_length": 8, "optimizer": {"name": "sgd"}},
-            "parallelism": {"pools": 4},
+            "parallelism": {"stages": 4},
         }
     )
     assignment = Assignment(job_id="job-memory", attempt=1, spec=spec, topology=topology, folder=tmp_path)
@@ -68,7 +68,7 @@ def test_peak_memory_of_a_member_is_its_shard_and_the_process(
     crew = Crew(assignment, facts, library, mailbox, threading.Event(), runs, profile.tied_name, print)
     try:
         crew.load(solution.plan)
-        holders = [pool.members[0].contributor_id for pool in solution.plan.pools]
+        holders = [stage.members[0].contributor_id for stage in solution.plan.stages]
         crew.gather(
             FLAG,
             {

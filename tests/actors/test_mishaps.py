@@ -123,7 +123,7 @@ def test_what_only_the_simulated_world_knows_is_refused() -> None:
 ROSTER = Roster(
     epoch=3,
     shards=((0, 1), (1, 2)),
-    pools=((ANN, BOB, CAT), ("c-dan",)),
+    stages=((ANN, BOB, CAT), ("c-dan",)),
     owners=((ANN, BOB), ("c-dan", "c-dan")),
     step=1,
     tasks=fresh(((ANN, BOB), ("c-dan", "c-dan"))),

@@ -35,8 +35,8 @@ class Run:
         topology: Topology = TOPOLOGY,
         **layout: Any,
     ) -> None:
-        layout.setdefault("pools", 2)
-        spec = job(members_per_pool=1, training={"steps": 1000}, **layout)
+        layout.setdefault("stages", 2)
+        spec = job(members_per_stage=1, training={"steps": 1000}, **layout)
         self.solution: Solution = solve(spec, topology, PROFILE, 0, known)
         assert self.solution.timeline is not None
         self.batch_size = spec.training.batch_size
@@ -73,27 +73,27 @@ class Run:
                     targets=1,
                     seconds=seconds,
                     waited_s=seconds / 4,
-                    layer_timings=(timings or {}).get(pool),
+                    layer_timings=(timings or {}).get(stage),
                 )
-                for pool, holders in enumerate(self.solution.layout.pools)
+                for stage, holders in enumerate(self.solution.layout.stages)
             }
             self.reality.observe(self.step, seconds, results)
 
     def slow_layers(self, factor: float) -> dict[int, dict[int, LayerTiming]]:
-        """Timings as if the machine of the first pool were slower than it said."""
+        """Timings as if the machine of the first stage were slower than it said."""
         cost = self.solution.cost
         return {
             place: {
                 layer: LayerTiming(
                     *(
                         (factor if place == 0 else 1.0)
-                        * float(table[pool.members[0], layer + 1] - table[pool.members[0], layer])
+                        * float(table[stage.members[0], layer + 1] - table[stage.members[0], layer])
                         for table in (cost.forward_s, cost.backward_s)
                     )
                 )
-                for layer in range(pool.start, pool.stop)
+                for layer in range(stage.start, stage.stop)
             }
-            for place, pool in enumerate(self.solution.layout.pools)
+            for place, stage in enumerate(self.solution.layout.stages)
         }
 
 
@@ -113,10 +113,10 @@ def test_ten_steps_after_the_first_are_measured_beside_the_prediction(run: Run) 
     assert isinstance(event, Measured)
     assert (event.step, event.measured_step_s) == (11, 2.0)
     assert event.predicted_step_s == run.predicted_s
-    assert [pool.measured_busy_s for pool in event.pools] == [1.5, 1.5]
-    for pool in event.pools:
-        assert pool.predicted_busy_s is not None
-        assert 0 < pool.predicted_busy_s <= run.predicted_s
+    assert [stage.measured_busy_s for stage in event.stages] == [1.5, 1.5]
+    for stage in event.stages:
+        assert stage.predicted_busy_s is not None
+        assert 0 < stage.predicted_busy_s <= run.predicted_s
 
 
 def test_reports_keep_a_distance(run: Run) -> None:
@@ -130,8 +130,8 @@ def test_a_slow_machine_leads_to_a_better_plan_once(run: Run) -> None:
     run.steps(40, 2.5 * run.predicted_s)
     while not isinstance(event := run.told.get(timeout=WAIT_S), ReplanProposed):
         pass
-    held = {pool.members[0].name: pool.stop - pool.start for pool in event.plan.pools}
-    (slow,) = (member.name for member in run.solution.plan.pools[0].members)
+    held = {stage.members[0].name: stage.stop - stage.start for stage in event.plan.stages}
+    (slow,) = (member.name for member in run.solution.plan.stages[0].members)
     assert held[slow] < 6
     assert event.gain_s > event.move_cost_s
     assert run.proposed.get(timeout=WAIT_S).plan == event.plan
@@ -143,8 +143,8 @@ def test_times_of_layers_are_told_as_soon_as_they_are_known(run: Run) -> None:
     event = run.told.get_nowait()
     assert isinstance(event, LayersTimed)
     assert event.step == 1
-    for place, pool in enumerate(run.solution.plan.pools):
-        machine = TOPOLOGY[pool.members[0].contributor_id]
+    for place, stage in enumerate(run.solution.plan.stages):
+        machine = TOPOLOGY[stage.members[0].contributor_id]
         told = event.machines[machine.id]
         assert (told.layers, told.device) == (timings[place], machine.device)
         assert told.microbatch_size * 4 == run.batch_size
@@ -157,7 +157,7 @@ def test_what_earlier_attempts_timed_counts_when_the_job_is_planned_again(tmp_pa
     resumed = Run(tmp_path, known)
     new = {0: {0: LayerTiming(0.03, 0.04)}}
     resumed.steps(1, 1.0, new)
-    (first,) = (member.name for member in resumed.solution.plan.pools[0].members)
+    (first,) = (member.name for member in resumed.solution.plan.stages[0].members)
     timings = resumed.reality.timings()
     assert timings[first][0] == LayerTiming(0.03, 0.04)
     assert timings["a"][11] == LayerTiming(0.01, 0.02)
@@ -171,14 +171,14 @@ def test_steps_as_predicted_lead_to_nothing(run: Run) -> None:
 
 
 def test_a_machine_that_comes_is_looked_at_once(tmp_path: Path) -> None:
-    run = Run(tmp_path, pools=None)
+    run = Run(tmp_path, stages=None)
     with run.reality:
         run.steps(3, run.predicted_s)
         assert run.reality._planner is None
         run.usable = lan(machine("a", 50), machine("b", 50), machine("c", 50), bytes_per_s=1e9)
         run.steps(1, run.predicted_s)
         better = run.proposed.get(timeout=WAIT_S)
-        assert {member.name for pool in better.plan.pools for member in pool.members} == {"a", "b", "c"}
+        assert {member.name for stage in better.plan.stages for member in stage.members} == {"a", "b", "c"}
         run.steps(5, run.predicted_s)
         run.reality._planner.join(WAIT_S)
         assert run.proposed.empty()
@@ -192,7 +192,7 @@ def test_a_plan_that_is_under_way_is_not_given_up_for_one_that_is_hardly_better(
         run.reality.give_up()
         assert run.proposed.empty()
         run.steps(1, 2.5 * run.predicted_s, run.slow_layers(factor))
-    assert run.proposed.get(timeout=WAIT_S).plan.pools != run.under_way.plan.pools
+    assert run.proposed.get(timeout=WAIT_S).plan.stages != run.under_way.plan.stages
 
 
 def test_a_plan_that_was_given_up_is_proposed_again(run: Run) -> None:
@@ -202,7 +202,7 @@ def test_a_plan_that_was_given_up_is_proposed_again(run: Run) -> None:
         run.reality.give_up()
         run.reality._planner.join(WAIT_S)
         run.steps(1, 2.5 * run.predicted_s)
-        assert run.proposed.get(timeout=WAIT_S).plan.pools == first.plan.pools
+        assert run.proposed.get(timeout=WAIT_S).plan.stages == first.plan.stages
     run.steps(1, 2.5 * run.predicted_s)
     run.reality._planner.join(WAIT_S)
     assert run.proposed.empty()
@@ -260,7 +260,7 @@ def test_layers_that_share_cores_are_told_as_on_cores_of_their_own(tmp_path: Pat
     timed = shared.slow_layers(1.0)
     shared.steps(2, 1.0, timed)
     learned = shared.reality.timings()
-    for place, pool in enumerate(shared.solution.layout.pools):
-        slowdown = slowdowns[pool.members[0]]
-        for layer, timing in learned[shared.usable.contributors[pool.members[0]].id].items():
+    for place, stage in enumerate(shared.solution.layout.stages):
+        slowdown = slowdowns[stage.members[0]]
+        for layer, timing in learned[shared.usable.contributors[stage.members[0]].id].items():
             assert timing.forward_s == pytest.approx(timed[place][layer].forward_s / slowdown)

@@ -19,7 +19,7 @@ from share_compute.topology import Contributor, Device, Topology
 from share_compute.training.loss_scale import LossScale
 from share_compute_actors.coordinator.library import TrainingState
 from share_compute_actors.coordinator.record import FILE, CrewFacts, Standing, StepFacts, StepRecord
-from share_compute_actors.coordinator.rosters import owners_of, pools_of, shards_of
+from share_compute_actors.coordinator.rosters import owners_of, shards_of, stages_of
 from share_compute_actors.coordinator.takeover import (
     Takeover,
     fits,
@@ -48,7 +48,7 @@ def roster(epoch: int) -> Roster:
     return Roster(
         epoch=epoch,
         shards=((0, 2), (2, 5)),
-        pools=(("a", "b"), ("c",)),
+        stages=(("a", "b"), ("c",)),
         owners=owners,
         step=3,
         tasks=fresh(owners),
@@ -213,7 +213,7 @@ def test_what_is_left_of_a_crew_is_a_plan() -> None:
         "model": {"layers": [{"type": "linear", "options": {"in_features": 64, "out_features": 64}}] * 4},
         "data": {"dataset": "digits"},
         "training": {"batch_size": 64, "microbatches": 8},
-        "parallelism": {"pools": 2, "members_per_pool": 2, "strategy": "uniform"},
+        "parallelism": {"stages": 2, "members_per_stage": 2, "strategy": "uniform"},
     }
     spec, device = parse_job(source), Device("cpu", "cpu", 2**31, {"float32": 1e10})
     machines = tuple(
@@ -223,14 +223,14 @@ def test_what_is_left_of_a_crew_is_a_plan() -> None:
     profile = dissect(blueprint_of(spec, None))
     plan = solve(spec, Topology(machines), profile, 0, {}).plan
     owners = owners_of(plan)
-    laid_out = Roster(1, shards_of(plan), pools_of(plan), owners, step=3, tasks=fresh(owners))
-    gone = laid_out.pools[1][0]
+    laid_out = Roster(1, shards_of(plan), stages_of(plan), owners, step=3, tasks=fresh(owners))
+    gone = laid_out.stages[1][0]
     left = {worker: object() for worker in laid_out.workers if worker != gone}
     takeover = Takeover(CrewFacts(laid_out, plan, (8,), attempt=1), left)
     topology = Topology(tuple(machine for machine in machines if machine.id in left))
     solution = solution_of(takeover, spec, topology, profile, {})
-    assert pools_of(solution.plan) == (laid_out.pools[0], laid_out.pools[1][1:])
-    assert [sum(pool.shares) for pool in solution.layout.pools] == [8, 8]
+    assert stages_of(solution.plan) == (laid_out.stages[0], laid_out.stages[1][1:])
+    assert [sum(stage.shares) for stage in solution.layout.stages] == [8, 8]
     assert solution.timeline is not None
     assert solution.timeline.step_s > 0
 

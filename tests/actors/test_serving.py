@@ -118,14 +118,16 @@ class Served:
                 else:
                     self.ends[event.sequence] = event
 
-    def wait_for_pools(self, pools: int) -> ServingStatus:
+    def wait_for_stages(self, stages: int) -> ServingStatus:
         deadline = time.monotonic() + DEADLINE_S
         while True:
             status = self.status()
             if (
                 status.state is DeploymentState.ready
-                and len(status.pools) == pools
-                and all(pool.process_id is not None for pool in status.pools)  # a pool's first pulse tells it
+                and len(status.stages) == stages
+                and all(
+                    stage.process_id is not None for stage in status.stages
+                )  # a stage's first pulse tells it
             ):
                 return status
             assert time.monotonic() < deadline, status
@@ -172,16 +174,16 @@ def test_the_tokens_are_those_of_transformers_whatever_dies_on_the_way(
     topology: Topology,
     expected: Callable[[list[int], int], list[int]],
 ) -> None:
-    served = serve({"parallelism": {"pools": 3}, "new_tokens": 8})  # caches grow again and again
-    # Asked for before there are any pools.
+    served = serve({"parallelism": {"stages": 3}, "new_tokens": 8})  # caches grow again and again
+    # Asked for before there are any stages.
     first = served.submit(0, PROMPTS, 24)
     with pytest.raises(TooLong):
         served.submit(10, [[1] * WINDOW], 1)
     served.pull_until(lambda: served.have_ended(first))
     for sequence in first:
         assert served.tokens[sequence] == expected(PROMPTS[sequence], 24)
-    status = served.wait_for_pools(3)
-    assert (status.pools[0].start, status.pools[-1].stop) == (0, LAYERS)
+    status = served.wait_for_stages(3)
+    assert (status.stages[0].start, status.stages[-1].stop) == (0, LAYERS)
     assert status.prediction is not None
     drawn = served.submit(20, PROMPTS[:1], 30, temperature=0.9)
     served.pull_until(lambda: served.have_ended(drawn))
@@ -190,10 +192,12 @@ def test_the_tokens_are_those_of_transformers_whatever_dies_on_the_way(
     count = 160
     four = served.submit(30, PROMPTS, count)
     served.pull_until(lambda: served.has(30, 40))
-    killed = served.status().pools[1]
+    killed = served.status().stages[1]
     assert killed.process_id is not None
     left = tuple(
-        topology[pool.contributor_id] for pool in status.pools if pool.contributor_id != killed.contributor_id
+        topology[stage.contributor_id]
+        for stage in status.stages
+        if stage.contributor_id != killed.contributor_id
     )
     os.kill(killed.process_id, signal.SIGKILL)
     ray.get(served.server.offer.remote(topologies.dump_json(Topology(left)).decode()))
@@ -205,19 +209,19 @@ def test_the_tokens_are_those_of_transformers_whatever_dies_on_the_way(
         assert (end.reason, end.new_tokens) == ("length", count)
         assert served.tokens[sequence] == expected(prompt, count)
     assert served.tokens[40] == served.tokens[20]
-    status = served.wait_for_pools(2)
+    status = served.wait_for_stages(2)
     _went_on_without(status, killed.name)
-    assert killed.contributor_id not in {pool.contributor_id for pool in status.pools}
+    assert killed.contributor_id not in {stage.contributor_id for stage in status.stages}
 
     # One stands still: nobody waits for it.
     long = served.submit(50, PROMPTS[1:3], 120)
     served.pull_until(lambda: served.has(50, 30))
-    silent = status.pools[0].process_id
+    silent = status.stages[0].process_id
     assert silent is not None
     os.kill(silent, signal.SIGSTOP)
     try:
         served.pull_until(lambda: served.have_ended(long))
-        status = served.wait_for_pools(1)
+        status = served.wait_for_stages(1)
     finally:
         os.kill(silent, signal.SIGCONT)
     for sequence, prompt in zip(long, PROMPTS[1:3], strict=True):
@@ -234,7 +238,7 @@ def test_the_tokens_are_those_of_transformers_whatever_dies_on_the_way(
     assert served.status().queue.kv_tokens_used == 0
 
 
-def test_weights_in_int8_are_loaded_as_such_and_give_the_same_tokens_over_pools(
+def test_weights_in_int8_are_loaded_as_such_and_give_the_same_tokens_over_stages(
     serve: Callable[..., Served], topology: Topology, folder: Path
 ) -> None:
     stage = ServingStage(
@@ -242,11 +246,11 @@ def test_weights_in_int8_are_loaded_as_such_and_give_the_same_tokens_over_pools(
     )
     stage.load(folder)
     alone = Serving([stage])
-    served = serve({"dtype": "int8", "parallelism": {"pools": 2}})
-    status = served.wait_for_pools(2)
+    served = serve({"dtype": "int8", "parallelism": {"stages": 2}})
+    status = served.wait_for_stages(2)
     first = served.submit(0, PROMPTS, 120)
     served.pull_until(lambda: served.has(0, 20))
-    killed = status.pools[1]
+    killed = status.stages[1]
     assert killed.process_id is not None
     os.kill(killed.process_id, signal.SIGKILL)
     left = [machine for machine in topology.contributors if machine.id != killed.contributor_id]
@@ -276,10 +280,13 @@ def test_the_vectors_are_those_of_transformers_whatever_dies_on_the_way(
     model = BertModel(config).eval()
     model.save_pretrained(tmp_path)
     served = serve(
-        {"parallelism": {"pools": 3}}, folder=tmp_path, window_tokens=128, pooling=Pooling(is_normalized=True)
+        {"parallelism": {"stages": 3}},
+        folder=tmp_path,
+        window_tokens=128,
+        pooling=Pooling(is_normalized=True),
     )
-    status = served.wait_for_pools(3)
-    killed = status.pools[1]
+    status = served.wait_for_stages(3)
+    killed = status.stages[1]
     assert killed.process_id is not None
     with pytest.raises(TooLong):
         served.submit(0, [[1] * 129], 0)
@@ -293,7 +300,9 @@ def test_the_vectors_are_those_of_transformers_whatever_dies_on_the_way(
         lambda: served.status().recoveries == 1
     )  # else the offer may come first, and nobody is missed
     left = tuple(
-        topology[pool.contributor_id] for pool in status.pools if pool.contributor_id != killed.contributor_id
+        topology[stage.contributor_id]
+        for stage in status.stages
+        if stage.contributor_id != killed.contributor_id
     )
     ray.get(served.server.offer.remote(topologies.dump_json(Topology(left)).decode()))
     served.pull_until(lambda: served.have_ended(asked))
@@ -305,6 +314,6 @@ def test_the_vectors_are_those_of_transformers_whatever_dies_on_the_way(
         expected = torch.nn.functional.normalize(mean, dim=0).numpy()
         np.testing.assert_allclose(np.frombuffer(end.vector, "<f4"), expected, atol=1e-5, rtol=0)
     assert {type(end) for end in served.ends.values()} == {Embedded}
-    status = served.wait_for_pools(2)
+    status = served.wait_for_stages(2)
     assert status.recoveries == 1
-    assert killed.contributor_id not in {pool.contributor_id for pool in status.pools}
+    assert killed.contributor_id not in {stage.contributor_id for stage in status.stages}

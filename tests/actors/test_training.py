@@ -53,7 +53,7 @@ def job(
             "sequence_length": 32,
             **(training or {}),
         },
-        "parallelism": {"members_per_pool": 1, **parallelism},
+        "parallelism": {"members_per_stage": 1, **parallelism},
     }
 
 
@@ -102,14 +102,14 @@ def ending(events: list[AttemptEvent]) -> Any:
 @pytest.mark.parametrize(
     ("tied", "parallelism"),
     [
-        pytest.param(True, {"pools": 1}, marks=pytest.mark.thorough),
-        (True, {"pools": 2}),
-        pytest.param(True, {"pools": 3}, marks=pytest.mark.thorough),
-        pytest.param(True, {"pools": 1, "members_per_pool": 2}, marks=pytest.mark.thorough),
-        (False, {"pools": 3, "channel": "ray"}),
-        pytest.param(True, {"pools": 2, "channel": "direct"}, marks=pytest.mark.thorough),
+        pytest.param(True, {"stages": 1}, marks=pytest.mark.thorough),
+        (True, {"stages": 2}),
+        pytest.param(True, {"stages": 3}, marks=pytest.mark.thorough),
+        pytest.param(True, {"stages": 1, "members_per_stage": 2}, marks=pytest.mark.thorough),
+        (False, {"stages": 3, "channel": "ray"}),
+        pytest.param(True, {"stages": 2, "channel": "direct"}, marks=pytest.mark.thorough),
     ],
-    ids=["one-pool", "two-pools", "three-pools", "two-members", "three-pools-untied-ray-calls", "direct"],
+    ids=["one-stage", "two-stages", "three-stages", "two-members", "three-stages-untied-ray-calls", "direct"],
 )
 def test_loss_equals_a_single_process_at_every_step(
     attempt: Attempt, corpus: Path, tmp_path: Path, tied: bool, parallelism: dict[str, Any]
@@ -135,10 +135,10 @@ def test_loss_equals_a_single_process_at_every_step(
     assert written.shape[1] > 8
 
 
-def test_two_pools_of_two_members_equal_one_machine(attempt: Attempt, corpus: Path) -> None:
+def test_two_stages_of_two_members_equal_one_machine(attempt: Attempt, corpus: Path) -> None:
     training = {"steps": 8, "microbatches": 8}
-    alone = losses_of(attempt(job(corpus, training=training, pools=1)))
-    hybrid = losses_of(attempt(job(corpus, training=training, pools=2, members_per_pool=2)))
+    alone = losses_of(attempt(job(corpus, training=training, stages=1)))
+    hybrid = losses_of(attempt(job(corpus, training=training, stages=2, members_per_stage=2)))
     assert hybrid == pytest.approx(alone, abs=1e-5)
 
 
@@ -156,16 +156,16 @@ def test_members_of_unequal_speed_share_unequally_and_learn_the_same(
     attempt: Attempt, corpus: Path, topology: Topology
 ) -> None:
     training = {"steps": 8, "microbatches": 8}
-    alone = losses_of(attempt(job(corpus, training=training, pools=1)))
+    alone = losses_of(attempt(job(corpus, training=training, stages=1)))
     unequal = attempt(
-        job(corpus, training=training, strategy="compute_weighted", pools=2, members_per_pool=2),
+        job(corpus, training=training, strategy="compute_weighted", stages=2, members_per_stage=2),
         machines=with_speeds(topology, 30, 30, 10, 10),
         number=2,
     )
     plan = next(event.plan for event in unequal if event.type == "planned")
     assert sorted(share for shares in plan.shares for share in shares) == [4, 4, 4, 4]
     lopsided = attempt(
-        job(corpus, training=training, pools=1, members_per_pool=2),
+        job(corpus, training=training, stages=1, members_per_stage=2),
         machines=with_speeds(topology, 30, 10),
         number=3,
     )
@@ -179,7 +179,7 @@ def test_the_planner_cuts_the_batch_and_a_resumed_job_keeps_to_it(
     attempt: Attempt, corpus: Path, topology: Topology
 ) -> None:
     training: dict[str, Any] = {"steps": 14, "microbatches": None, "batch_size": 8, "checkpoint_every": 12}
-    first = attempt(job(corpus, training=training, pools=2))
+    first = attempt(job(corpus, training=training, stages=2))
     assert ending(first).outcome == "succeeded", ending(first).reason
     plan = next(event.plan for event in first if event.type == "planned")
     saved = next(event for event in first if event.type == "checkpoint" and event.step == 12)
@@ -188,10 +188,10 @@ def test_the_planner_cuts_the_batch_and_a_resumed_job_keeps_to_it(
     assert measured
     assert measured[-1].predicted_step_s == plan.prediction.step_s
     assert measured[-1].measured_step_s > 0
-    assert len(measured[-1].pools) == 2
+    assert len(measured[-1].stages) == 2
     # One machine alone would take the whole batch at once; the order of sums must stay what it was.
     resumed = attempt(
-        job(corpus, training=training, pools=1),
+        job(corpus, training=training, stages=1),
         checkpoint=saved.path,
         number=2,
         machines=with_speeds(topology, 10),
@@ -201,14 +201,14 @@ def test_the_planner_cuts_the_batch_and_a_resumed_job_keeps_to_it(
 
 
 def test_a_resumed_job_goes_on_exactly(attempt: Attempt, corpus: Path) -> None:
-    document = job(corpus, training={"steps": 12, "checkpoint_every": 6}, pools=2)
+    document = job(corpus, training={"steps": 12, "checkpoint_every": 6}, stages=2)
     straight = attempt(document)
     saved = next(event for event in straight if event.type == "checkpoint" and event.step == 6)
     (timed,) = (event.machines for event in straight if event.type == "layers-timed")
     layers = sorted(layer for machine in timed.values() for layer in machine.layers)
     assert layers == list(range(plan_of(straight).num_layers))
     resumed = attempt(
-        job(corpus, training={"steps": 12}, pools=3), checkpoint=saved.path, number=2, known=6, timings=timed
+        job(corpus, training={"steps": 12}, stages=3), checkpoint=saved.path, number=2, known=6, timings=timed
     )
     assert ending(resumed).outcome == "succeeded", ending(resumed).reason
     notes = [event.message for event in resumed if event.type == "note"]
@@ -224,7 +224,7 @@ def test_a_resumed_job_goes_on_exactly(attempt: Attempt, corpus: Path) -> None:
 def test_resuming_after_the_last_step_saves_the_result(
     attempt: Attempt, corpus: Path, tmp_path: Path
 ) -> None:
-    document = job(corpus, training={"steps": 3}, pools=2)
+    document = job(corpus, training={"steps": 3}, stages=2)
     saved = next(event for event in attempt(document) if event.type == "checkpoint")
     shutil.rmtree(tmp_path / "artifacts")
     resumed = attempt(document, checkpoint=saved.path, number=2)
@@ -238,15 +238,15 @@ def test_a_checkpoint_of_other_data_is_refused(attempt: Attempt, tmp_path: Path)
     text = tmp_path / "text.txt"
     text.write_text("one two three four five six seven\n" * 400)
     saved = next(
-        event for event in attempt(job(text, training={"steps": 2}, pools=1)) if event.type == "checkpoint"
+        event for event in attempt(job(text, training={"steps": 2}, stages=1)) if event.type == "checkpoint"
     )
     text.write_text("one two three four five six seven\n" * 900)
-    resumed = attempt(job(text, training={"steps": 4}, pools=1), checkpoint=saved.path, number=2)
+    resumed = attempt(job(text, training={"steps": 4}, stages=1), checkpoint=saved.path, number=2)
     assert "the data has changed" in ending(resumed).reason
 
 
 def test_a_pretrained_folder_is_trained_further(attempt: Attempt, corpus: Path, tmp_path: Path) -> None:
-    first = job(corpus, training={"steps": 6}, pools=2)
+    first = job(corpus, training={"steps": 6}, stages=2)
     assert ending(attempt(first)).outcome == "succeeded"
     folder = tmp_path / "pretrained"
     shutil.copytree(tmp_path / "artifacts" / "model", folder)
@@ -277,7 +277,7 @@ def test_digits_are_learned(attempt: Attempt, tmp_path: Path) -> None:
                 "microbatches": 2,
                 "optimizer": {"learning_rate": 0.01},
             },
-            "parallelism": {"pools": 4, "members_per_pool": 1},
+            "parallelism": {"stages": 4, "members_per_stage": 1},
         }
     )
     assert ending(events).outcome == "succeeded", ending(events).reason
@@ -292,7 +292,7 @@ def test_cancelling_ends_the_attempt_soon(attempt: Attempt, corpus: Path) -> Non
         if event.type == "step" and event.step == 3:
             coordinator.cancel.remote()
 
-    events = attempt(job(corpus, training={"steps": 5000}, pools=2), on_event=cancel)
+    events = attempt(job(corpus, training={"steps": 5000}, stages=2), on_event=cancel)
     assert ending(events).outcome == "cancelled"
 
 
@@ -306,7 +306,7 @@ def test_a_dead_member_is_named_and_its_checkpoint_stays(
             assert pid is not None
             os.kill(pid, signal.SIGKILL)
 
-    document = job(corpus, training={"steps": 5000, "checkpoint_every": 10}, pools=2, buddies=False)
+    document = job(corpus, training={"steps": 5000, "checkpoint_every": 10}, stages=2, buddies=False)
     events = attempt(document, on_event=kill)
     assert ending(events).outcome == "failed"
     assert "machine-1" in ending(events).reason
@@ -334,7 +334,7 @@ def test_a_member_that_dies_before_the_first_step_is_done_without(
             killed.append(pid)
             os.kill(pid, signal.SIGKILL)
 
-    events = attempt(job(corpus, training={"steps": 20}, pools=2, buddies=False), on_event=kill)
+    events = attempt(job(corpus, training={"steps": 20}, stages=2, buddies=False), on_event=kill)
     assert killed or moment == "planned"  # then the process may not have been there yet
     assert ending(events).outcome == "succeeded", ending(events).reason
     notes = [event.message for event in events if event.type == "note"]
@@ -353,7 +353,7 @@ def test_a_silent_member_is_named(attempt: Attempt, corpus: Path, nodes: list[An
             os.kill(pid, signal.SIGSTOP)
             stopped.append(pid)
 
-    events = attempt(job(corpus, training={"steps": 5000}, pools=2, buddies=False), on_event=stop)
+    events = attempt(job(corpus, training={"steps": 5000}, stages=2, buddies=False), on_event=stop)
     os.kill(stopped[0], signal.SIGCONT)
     assert ending(events).outcome == "failed"
     assert ending(events).error["machine"] == "machine-1"
@@ -366,7 +366,7 @@ def test_the_librarys_death_is_not_blamed_on_a_machine(attempt: Attempt, corpus:
             (pid,) = filter(None, (_process_on(node, "Library") for node in cluster.list_all_nodes()))
             os.kill(pid, signal.SIGKILL)
 
-    events = attempt(job(corpus, training={"steps": 5000}, pools=2), on_event=kill)
+    events = attempt(job(corpus, training={"steps": 5000}, stages=2), on_event=kill)
     assert ending(events).outcome == "failed"
     assert "library" in ending(events).reason
     assert "machine" not in ending(events).error
@@ -378,19 +378,19 @@ def _process_on(node: Any, actor: str) -> int | None:
 
 
 def test_too_few_machines_are_said_so(attempt: Attempt, corpus: Path) -> None:
-    events = attempt(job(corpus, pools=5))
+    events = attempt(job(corpus, stages=5))
     assert ending(events).outcome == "failed"
     assert ending(events).error["code"] == "plan-infeasible"
     assert ending(events).error["details"] == {"machines_needed": 5, "machines_ready": 4}
 
 
-def test_more_pools_than_layers_are_refused(attempt: Attempt, corpus: Path) -> None:
-    events = attempt(job(corpus, pools=7))
-    assert "7 pools cannot share 6 layers" in ending(events).reason
+def test_more_stages_than_layers_are_refused(attempt: Attempt, corpus: Path) -> None:
+    events = attempt(job(corpus, stages=7))
+    assert "7 stages cannot share 6 layers" in ending(events).reason
 
 
 def test_a_model_larger_than_all_memory_says_what_is_missing(attempt: Attempt, corpus: Path) -> None:
-    large = job(corpus, pools=3)
+    large = job(corpus, stages=3)
     large["model"]["config"].update(hidden_size=8192, intermediate_size=28672, num_hidden_layers=80)
     events = attempt(large)
     assert ending(events).error["code"] == "plan-infeasible"
@@ -401,7 +401,7 @@ def test_a_model_larger_than_all_memory_says_what_is_missing(attempt: Attempt, c
 def test_a_diverging_loss_ends_the_job_with_its_step(attempt: Attempt, corpus: Path) -> None:
     wild = job(
         corpus,
-        pools=1,
+        stages=1,
         training={
             "steps": 50,
             "max_gradient_norm": None,
@@ -416,7 +416,7 @@ def test_a_diverging_loss_ends_the_job_with_its_step(attempt: Attempt, corpus: P
 def test_an_undisturbed_job_stays_in_its_first_epoch(attempt: Attempt, corpus: Path, tmp_path: Path) -> None:
     """No message is lost or damaged, so no step is begun again: as the demonstration is laid out, with its steps."""
     steps = 150
-    document = job(corpus, pools=3, training={"steps": steps, "batch_size": 16, "sequence_length": 64})
+    document = job(corpus, stages=3, training={"steps": steps, "batch_size": 16, "sequence_length": 64})
     events = attempt(document, drift=1e9)  # nothing but trouble begins another epoch
     assert ending(events).outcome == "succeeded", ending(events).reason
     assert not [event.sentence for event in events if event.type == "reformed"]

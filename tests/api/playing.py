@@ -1,4 +1,4 @@
-"""A pool without machines: a store, the supervisor of jobs, and attempts that play declared events."""
+"""A cluster without machines: a store, the supervisor of jobs, and attempts that play declared events."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from share_compute.jobs.events import (
     StepCommitted,
 )
 from share_compute.jobs.states import ContributorState
-from share_compute.planning.plan import MemberPlan, Plan, PoolPlan
+from share_compute.planning.plan import MemberPlan, Plan, StagePlan
 from share_compute.specification import parse_job
 from share_compute.store import JobRecord, Store
 from share_compute.topology import Device, Link
@@ -96,7 +96,7 @@ class Attempt:
         self.killed.set()
 
 
-class Pool:
+class Cluster:
     """A store, a supervisor, and the attempts that it started."""
 
     def __init__(self, store: Store, folder: Path, patience: Patience) -> None:
@@ -170,8 +170,8 @@ def laid(*contributor_ids: str) -> Plan:
         MemberPlan(contributor_id=one, name=one, microbatches=(0,), memory_bytes=1, reason="")
         for one in contributor_ids
     )
-    pool = PoolPlan(start=0, stop=1, parameters=1, members=members)
-    return Plan(epoch=0, strategy="uniform", num_layers=1, parameters=1, pools=(pool,), microbatches=1)
+    stage = StagePlan(start=0, stop=1, parameters=1, members=members)
+    return Plan(epoch=0, strategy="uniform", num_layers=1, parameters=1, stages=(stage,), microbatches=1)
 
 
 def planned(*contributor_ids: str) -> Planned:
@@ -205,13 +205,13 @@ def step(number: int) -> StepCommitted:
 def run(
     store: Store,
     tmp_path: Path,
-    story: Callable[[Pool], Awaitable[None]],
+    story: Callable[[Cluster], Awaitable[None]],
     patience: Patience = AT_ONCE,
 ) -> None:
-    pool = Pool(store, tmp_path / "jobs", patience)
+    cluster = Cluster(store, tmp_path / "jobs", patience)
 
     async def main() -> None:
-        async with pool.running():
-            await story(pool)
+        async with cluster.running():
+            await story(cluster)
 
     asyncio.run(main())

@@ -29,7 +29,7 @@ from share_compute_api.versions import local_versions
 CLUSTER = SimpleNamespace(info=ClusterInfo("192.0.2.1:6379", "token", "ab", "192.0.2.1"), trouble=None)
 
 
-class Pool:
+class Cluster:
     """A store whose clock the test moves, under a server with a cluster."""
 
     def __init__(self, folder: Path) -> None:
@@ -60,143 +60,143 @@ class Pool:
 
 
 @pytest.fixture
-def pool(tmp_path: Path) -> Iterator[Pool]:
-    pool = Pool(tmp_path)
-    yield pool
-    pool.store.close()
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    cluster = Cluster(tmp_path)
+    yield cluster
+    cluster.store.close()
 
 
-def test_a_pool_that_is_well_has_none(pool: Pool) -> None:
-    pool.join("ash")
-    assert pool.kinds() == []
+def test_a_cluster_that_is_well_has_none(cluster: Cluster) -> None:
+    cluster.join("ash")
+    assert cluster.kinds() == []
 
 
-def test_a_lost_machine_is_told_for_an_hour_or_until_it_is_back(pool: Pool) -> None:
+def test_a_lost_machine_is_told_for_an_hour_or_until_it_is_back(cluster: Cluster) -> None:
     for name in ("ash", "birch"):
-        pool.store.contributors.set_state(pool.join(name), ContributorState.lost, "its node died")
-    pool.join("birch")
-    (alert,) = find_alerts(pool.context)
+        cluster.store.contributors.set_state(cluster.join(name), ContributorState.lost, "its node died")
+    cluster.join("birch")
+    (alert,) = find_alerts(cluster.context)
     assert (alert.kind, alert.text) == ("machine-lost", "machine ash was lost: its node died")
-    assert alert.since == pool.now
-    pool.wait(REMEMBERED)
-    assert "machine-lost" not in pool.kinds()
+    assert alert.since == cluster.now
+    cluster.wait(REMEMBERED)
+    assert "machine-lost" not in cluster.kinds()
 
 
-def test_a_machine_that_left_is_not_missed(pool: Pool) -> None:
-    machine = pool.join("ash")
-    pool.store.contributors.leave(machine.id)
-    pool.store.contributors.set_state(
-        pool.store.contributors.get(machine.id), ContributorState.left, "its owner takes it back"
+def test_a_machine_that_left_is_not_missed(cluster: Cluster) -> None:
+    machine = cluster.join("ash")
+    cluster.store.contributors.leave(machine.id)
+    cluster.store.contributors.set_state(
+        cluster.store.contributors.get(machine.id), ContributorState.left, "its owner takes it back"
     )
-    assert pool.kinds() == []
+    assert cluster.kinds() == []
 
 
-def test_a_silent_machine_is_told_until_it_speaks(pool: Pool) -> None:
-    machine = pool.join("ash")
-    heard_at = pool.now
-    pool.wait(SILENCE)
-    (alert,) = find_alerts(pool.context)
+def test_a_silent_machine_is_told_until_it_speaks(cluster: Cluster) -> None:
+    machine = cluster.join("ash")
+    heard_at = cluster.now
+    cluster.wait(SILENCE)
+    (alert,) = find_alerts(cluster.context)
     assert (alert.kind, alert.contributor_id, alert.since) == ("machine-silent", machine.id, heard_at)
-    pool.store.contributors.seen(machine.id)
-    assert pool.kinds() == []
+    cluster.store.contributors.seen(machine.id)
+    assert cluster.kinds() == []
 
 
-def test_nobody_is_silent_before_a_server_that_just_began_could_hear(pool: Pool) -> None:
-    pool.join("ash")
-    pool.wait(SILENCE)
-    pool.context.started_at = pool.now
-    assert pool.kinds() == []
+def test_nobody_is_silent_before_a_server_that_just_began_could_hear(cluster: Cluster) -> None:
+    cluster.join("ash")
+    cluster.wait(SILENCE)
+    cluster.context.started_at = cluster.now
+    assert cluster.kinds() == []
 
 
-def test_versions_that_do_not_work_together_are_told_and_others_are_not(pool: Pool) -> None:
-    pool.join("ash", torch="0.1.0")
-    pool.join("birch", share_compute=local_versions().share_compute + "+local")
-    (alert,) = find_alerts(pool.context)
+def test_versions_that_do_not_work_together_are_told_and_others_are_not(cluster: Cluster) -> None:
+    cluster.join("ash", torch="0.1.0")
+    cluster.join("birch", share_compute=local_versions().share_compute + "+local")
+    (alert,) = find_alerts(cluster.context)
     assert alert.kind == "versions-differ"
     assert "machine ash does not fit: the server runs torch" in alert.text
     assert alert.hint
 
 
-def test_a_job_that_waits_is_told_with_its_reason(pool: Pool, digits: dict[str, Any]) -> None:
-    job = pool.store.jobs.create(parse_job(digits))
-    submitted_at = pool.now
-    assert pool.kinds() == []
-    pool.wait(HELD_UP)
-    pool.store.jobs.explain(job.id, "waiting for contributors: needs 1, none is ready")
-    (alert,) = find_alerts(pool.context)
+def test_a_job_that_waits_is_told_with_its_reason(cluster: Cluster, digits: dict[str, Any]) -> None:
+    job = cluster.store.jobs.create(parse_job(digits))
+    submitted_at = cluster.now
+    assert cluster.kinds() == []
+    cluster.wait(HELD_UP)
+    cluster.store.jobs.explain(job.id, "waiting for contributors: needs 1, none is ready")
+    (alert,) = find_alerts(cluster.context)
     assert alert.text == "job digits waits: waiting for contributors: needs 1, none is ready"
     assert (alert.since, alert.job_id) == (submitted_at, job.id)
-    pool.store.jobs.cancel(job.id)
-    assert pool.kinds() == []
+    cluster.store.jobs.cancel(job.id)
+    assert cluster.kinds() == []
 
 
-def test_a_job_waits_since_it_was_put_back(pool: Pool, digits: dict[str, Any]) -> None:
-    job = pool.store.jobs.create(parse_job(digits))
-    pool.wait(HELD_UP)
-    pool.store.jobs.begin(job.id, [])
-    pool.store.jobs.requeue(job.id, "a machine was lost", attempt=1)
-    assert pool.kinds() == []
-    pool.wait(HELD_UP)
-    assert pool.kinds() == ["job-waits"]
+def test_a_job_waits_since_it_was_put_back(cluster: Cluster, digits: dict[str, Any]) -> None:
+    job = cluster.store.jobs.create(parse_job(digits))
+    cluster.wait(HELD_UP)
+    cluster.store.jobs.begin(job.id, [])
+    cluster.store.jobs.requeue(job.id, "a machine was lost", attempt=1)
+    assert cluster.kinds() == []
+    cluster.wait(HELD_UP)
+    assert cluster.kinds() == ["job-waits"]
 
 
-def test_a_job_that_is_lost_again_and_again_is_told_at_once(pool: Pool, digits: dict[str, Any]) -> None:
-    job = pool.store.jobs.create(parse_job(digits))
-    pool.store.jobs.begin(job.id, [])
-    pool.store.jobs.requeue(job.id, "a machine was lost", attempt=1, fruitless_attempts=2)
-    assert pool.kinds() == ["job-fruitless"]
+def test_a_job_that_is_lost_again_and_again_is_told_at_once(cluster: Cluster, digits: dict[str, Any]) -> None:
+    job = cluster.store.jobs.create(parse_job(digits))
+    cluster.store.jobs.begin(job.id, [])
+    cluster.store.jobs.requeue(job.id, "a machine was lost", attempt=1, fruitless_attempts=2)
+    assert cluster.kinds() == ["job-fruitless"]
 
 
-def test_a_failed_job_is_told_first_and_for_an_hour(pool: Pool, digits: dict[str, Any]) -> None:
-    pool.store.contributors.set_state(pool.join("ash"), ContributorState.lost, "its node died")
-    job = pool.store.jobs.create(parse_job(digits))
-    begun = pool.store.jobs.begin(job.id, [])
+def test_a_failed_job_is_told_first_and_for_an_hour(cluster: Cluster, digits: dict[str, Any]) -> None:
+    cluster.store.contributors.set_state(cluster.join("ash"), ContributorState.lost, "its node died")
+    job = cluster.store.jobs.create(parse_job(digits))
+    begun = cluster.store.jobs.begin(job.id, [])
     ended = AttemptEnded(outcome="failed", reason="the loss is not finite", error={"hint": "lower the rate"})
-    pool.store.progress.record(job.id, begun.attempt, [ended])
-    first, second = find_alerts(pool.context)
+    cluster.store.progress.record(job.id, begun.attempt, [ended])
+    first, second = find_alerts(cluster.context)
     assert (first.kind, first.severity, first.hint) == ("job-failed", "error", "lower the rate")
     assert second.kind == "machine-lost"
-    pool.wait(REMEMBERED)
-    assert pool.kinds() == []
+    cluster.wait(REMEMBERED)
+    assert cluster.kinds() == []
 
 
-def test_deployments_that_fail_lose_a_part_or_wait_are_told(pool: Pool, tmp_path: Path) -> None:
+def test_deployments_that_fail_lose_a_part_or_wait_are_told(cluster: Cluster, tmp_path: Path) -> None:
     spec = {"name": "llama", "model": {"path": str(tmp_path)}, "max_seq": 64}
-    deployments = pool.store.deployments
+    deployments = cluster.store.deployments
     one = deployments.create(parse_deployment(spec), reason="submitted")
-    assert pool.kinds() == []
-    pool.wait(HELD_UP)
-    assert pool.kinds() == ["deployment-waits"]
+    assert cluster.kinds() == []
+    cluster.wait(HELD_UP)
+    assert cluster.kinds() == ["deployment-waits"]
     deployments.set_state(one.id, DeploymentState.loading, "loading")
     deployments.set_state(one.id, DeploymentState.degraded, "a machine was lost")
-    assert pool.kinds() == ["deployment-degraded"]
+    assert cluster.kinds() == ["deployment-degraded"]
     deployments.set_state(one.id, DeploymentState.failed, "its folder is gone")
-    assert pool.kinds() == ["deployment-failed"]
+    assert cluster.kinds() == ["deployment-failed"]
 
 
-def test_changes_are_told_by_an_event_and_nothing_else_is(pool: Pool) -> None:
-    pool.store.contributors.set_state(pool.join("ash"), ContributorState.lost, "its node died")
-    watch, start = AlertWatch(pool.context), pool.store.events.last_seq()
+def test_changes_are_told_by_an_event_and_nothing_else_is(cluster: Cluster) -> None:
+    cluster.store.contributors.set_state(cluster.join("ash"), ContributorState.lost, "its node died")
+    watch, start = AlertWatch(cluster.context), cluster.store.events.last_seq()
     watch.look()
     watch.look()
-    assert pool.store.events.last_seq() == start
-    pool.wait(REMEMBERED)
+    assert cluster.store.events.last_seq() == start
+    cluster.wait(REMEMBERED)
     watch.look()
-    (event,) = pool.store.events.after(start)
+    (event,) = cluster.store.events.after(start)
     assert event.kind == "alerts"
     assert event.data == {"began": [], "ended": ["machine ash was lost: its node died"]}
     assert (event.job_id, event.contributor_id) == (None, None)
 
 
 def test_a_cluster_that_cannot_be_used_is_told_until_it_can(
-    pool: Pool, monkeypatch: pytest.MonkeyPatch
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(CLUSTER, "trouble", "the Ray head ended with status -9")
-    (alert,) = find_alerts(pool.context)
+    (alert,) = find_alerts(cluster.context)
     assert (alert.kind, alert.severity) == ("no-cluster", "error")
     assert "the Ray head ended with status -9" in alert.text
     monkeypatch.undo()
-    assert pool.kinds() == []
+    assert cluster.kinds() == []
 
 
 def test_a_server_without_a_cluster_says_so_everywhere(

@@ -20,7 +20,7 @@ from share_compute_api.client import Client
 from share_compute_api.storm import Hit, Restart, assess, compare, gusts, pace, restarts
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
-PLAN = Plan(epoch=0, strategy="uniform", num_layers=1, parameters=650, pools=(), microbatches=1)
+PLAN = Plan(epoch=0, strategy="uniform", num_layers=1, parameters=650, stages=(), microbatches=1)
 RUNS = Planned(plan=PLAN)
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
 

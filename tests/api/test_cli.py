@@ -75,7 +75,7 @@ def test_a_jobs_life_from_the_terminal(plane: Any, run: Run, job_file: Path, tmp
     result.mkdir(parents=True)
     (result / "model.safetensors").write_bytes(b"weights")
     saved = ArtifactSaved(name="model", path=result, size_bytes=7)
-    plan = Plan(epoch=0, strategy="uniform", num_layers=1, parameters=650, pools=(), microbatches=1)
+    plan = Plan(epoch=0, strategy="uniform", num_layers=1, parameters=650, stages=(), microbatches=1)
     play(
         plane,
         job_id,

@@ -59,7 +59,7 @@ class Played:
         self.is_dead = True
 
 
-class Pool:
+class Cluster:
     """A store, measurements, and the machines that they started."""
 
     def __init__(self, settings: Settings) -> None:
@@ -146,48 +146,48 @@ class Pool:
         return record
 
 
-def run(settings: Settings, story: Callable[[Pool], Awaitable[None]]) -> None:
+def run(settings: Settings, story: Callable[[Cluster], Awaitable[None]]) -> None:
     async def main() -> None:
-        pool = Pool(settings)
+        cluster = Cluster(settings)
         try:
             async with asyncio.timeout(20):
-                await story(pool)
+                await story(cluster)
         finally:
-            await pool.measurements.close()
-            pool.store.close()
+            await cluster.measurements.close()
+            cluster.store.close()
 
     asyncio.run(main())
 
 
 def test_a_contributor_is_measured_and_ready(settings: Settings) -> None:
-    async def story(pool: Pool) -> None:
-        ada = pool.arrive("ada")
-        first = await pool.machine(ada)
-        grace = pool.arrive("grace")
+    async def story(cluster: Cluster) -> None:
+        ada = cluster.arrive("ada")
+        first = await cluster.machine(ada)
+        grace = cluster.arrive("grace")
         first.devices.set_result((CPU,))
-        assert (await pool.until(ada, "ready")).capacity == (CPU,)
+        assert (await cluster.until(ada, "ready")).capacity == (CPU,)
         # Of one host, so the second is started only when the first is done.
-        second = await pool.machine(grace)
+        second = await cluster.machine(grace)
         second.devices.set_result((CPU,))
-        await pool.until(grace, "ready")
+        await cluster.until(grace, "ready")
         assert sorted(second.peers) == sorted([ada, HEAD])
 
     run(settings, story)
 
 
 def test_of_two_measurements_of_one_machine_the_later_counts(settings: Settings) -> None:
-    async def story(pool: Pool) -> None:
-        ada = pool.arrive("ada")
-        first = await pool.machine(ada)
-        pool.online(ada, "cd")
-        second = await pool.machine(ada, 2)
+    async def story(cluster: Cluster) -> None:
+        ada = cluster.arrive("ada")
+        first = await cluster.machine(ada)
+        cluster.online(ada, "cd")
+        second = await cluster.machine(ada, 2)
         assert (first.is_dead, second.node_id) == (True, "cd")
         first.devices.set_result(())
         second.devices.set_result((CPU,))
-        assert (await pool.until(ada, "ready")).capacity == (CPU,)
+        assert (await cluster.until(ada, "ready")).capacity == (CPU,)
         assert not second.is_dead
-        await pool.supervisor.look()
-        assert pool.store.contributors.get(ada).state == "ready"
+        await cluster.supervisor.look()
+        assert cluster.store.contributors.get(ada).state == "ready"
 
     run(settings, story)
 
@@ -200,22 +200,22 @@ def test_of_two_measurements_of_one_machine_the_later_counts(settings: Settings)
     ],
 )
 def test_who_cannot_be_measured_is_given_up(settings: Settings, failure: Exception, reason: str) -> None:
-    async def story(pool: Pool) -> None:
-        ada = pool.arrive("ada")
-        machine = await pool.machine(ada)
+    async def story(cluster: Cluster) -> None:
+        ada = cluster.arrive("ada")
+        machine = await cluster.machine(ada)
         machine.devices.set_exception(failure)
-        assert (await pool.until(ada, "lost")).reason == reason
+        assert (await cluster.until(ada, "lost")).reason == reason
         assert machine.is_dead
 
     run(settings, story)
 
 
 def test_who_measures_what_no_machine_can_have_is_given_up(settings: Settings) -> None:
-    async def story(pool: Pool) -> None:
-        ada = pool.arrive("ada")
-        machine = await pool.machine(ada)
+    async def story(cluster: Cluster) -> None:
+        ada = cluster.arrive("ada")
+        machine = await cluster.machine(ada)
         machine.devices.set_result((Device("cpu", "odd", 2**30, {"float32": float("nan")}),))
-        lost = await pool.until(ada, "lost")
+        lost = await cluster.until(ada, "lost")
         assert "flops_per_s.float32 of odd" in lost.reason
         assert lost.capacity is None
 
@@ -223,186 +223,186 @@ def test_who_measures_what_no_machine_can_have_is_given_up(settings: Settings) -
 
 
 def test_who_cannot_be_started_is_given_up(settings: Settings) -> None:
-    async def story(pool: Pool) -> None:
-        pool.refusal = ContributorLost("its node is gone", hint="join again")
-        assert (await pool.until(pool.arrive("ada"), "lost")).reason == "its node is gone"
+    async def story(cluster: Cluster) -> None:
+        cluster.refusal = ContributorLost("its node is gone", hint="join again")
+        assert (await cluster.until(cluster.arrive("ada"), "lost")).reason == "its node is gone"
 
     run(settings, story)
 
 
 def test_who_could_not_even_be_given_up_does_not_stay_in_probing(settings: Settings) -> None:
-    async def story(pool: Pool) -> None:
-        ada = pool.arrive("ada")
-        machine = await pool.machine(ada)
-        writing = pool.store._database._writing_engine
+    async def story(cluster: Cluster) -> None:
+        ada = cluster.arrive("ada")
+        machine = await cluster.machine(ada)
+        writing = cluster.store._database._writing_engine
         with writing.begin() as connection:
             connection.exec_driver_sql("ALTER TABLE events RENAME TO away")
         machine.devices.set_exception(ValueError())
-        while pool.measurements.is_measuring(ada):  # noqa: ASYNC110 - tells nobody
+        while cluster.measurements.is_measuring(ada):  # noqa: ASYNC110 - tells nobody
             await asyncio.sleep(0.01)
         with writing.begin() as connection:
             connection.exec_driver_sql("ALTER TABLE away RENAME TO events")
-        await pool.supervisor.look()
-        assert pool.store.contributors.get(ada).state == "probing"
-        pool.now += timedelta(seconds=31)
-        pool.store.contributors.seen(ada)
-        await pool.supervisor.look()
-        assert pool.store.contributors.get(ada).reason == "the server did not measure it"
+        await cluster.supervisor.look()
+        assert cluster.store.contributors.get(ada).state == "probing"
+        cluster.now += timedelta(seconds=31)
+        cluster.store.contributors.seen(ada)
+        await cluster.supervisor.look()
+        assert cluster.store.contributors.get(ada).reason == "the server did not measure it"
 
     run(settings, story)
 
 
 def test_the_wait_for_ones_turn_is_no_part_of_the_time_to_measure(settings: Settings) -> None:
-    async def story(pool: Pool) -> None:
-        pool.measurements = Measurements(pool.store, pool._start, timeout_s=1.0)
-        both = [pool.arrive("ada"), pool.arrive("grace")]
-        async with pool.news:
-            await pool.news.wait_for(lambda: pool.started)
-        silent = pool.started[0].id
+    async def story(cluster: Cluster) -> None:
+        cluster.measurements = Measurements(cluster.store, cluster._start, timeout_s=1.0)
+        both = [cluster.arrive("ada"), cluster.arrive("grace")]
+        async with cluster.news:
+            await cluster.news.wait_for(lambda: cluster.started)
+        silent = cluster.started[0].id
         (other,) = set(both) - {silent}
-        (await pool.machine(other)).devices.set_result((CPU,))
-        await pool.until(other, "ready")
-        assert "within 1 s" in (await pool.until(silent, "lost")).reason
+        (await cluster.machine(other)).devices.set_result((CPU,))
+        await cluster.until(other, "ready")
+        assert "within 1 s" in (await cluster.until(silent, "lost")).reason
 
     run(settings, story)
 
 
 def test_a_dead_head_is_replaced(settings: Settings) -> None:
-    async def story(pool: Pool) -> None:
-        ada = pool.arrive("ada")
-        (await pool.machine(ada)).devices.set_result((CPU,))
-        await pool.until(ada, "ready")
-        (await pool.machine(HEAD)).is_dead = True
-        grace = pool.arrive("grace")
-        machine = await pool.machine(grace)
+    async def story(cluster: Cluster) -> None:
+        ada = cluster.arrive("ada")
+        (await cluster.machine(ada)).devices.set_result((CPU,))
+        await cluster.until(ada, "ready")
+        (await cluster.machine(HEAD)).is_dead = True
+        grace = cluster.arrive("grace")
+        machine = await cluster.machine(grace)
         machine.devices.set_result((CPU,))
-        await pool.until(grace, "ready")
+        await cluster.until(grace, "ready")
         assert HEAD in machine.peers
-        assert not (await pool.machine(HEAD, 2)).is_dead
+        assert not (await cluster.machine(HEAD, 2)).is_dead
 
     run(settings, story)
 
 
 def test_who_is_gone_is_missed(settings: Settings, caplog: pytest.LogCaptureFixture) -> None:
-    async def story(pool: Pool) -> None:
-        dead, leaving, waiting = pool.join("dead"), pool.join("leaving"), pool.join("waiting")
-        pool.store.contributors.online(dead, node_id="cd", address="192.0.2.7")
-        pool.store.contributors.online(leaving, node_id="ab", address="192.0.2.7")
-        pool.store.contributors.leave(leaving)
-        pool.alive = {"ab"}
-        await pool.supervisor.look()
-        states = [pool.store.contributors.get(one).state for one in (dead, leaving, waiting)]
+    async def story(cluster: Cluster) -> None:
+        dead, leaving, waiting = cluster.join("dead"), cluster.join("leaving"), cluster.join("waiting")
+        cluster.store.contributors.online(dead, node_id="cd", address="192.0.2.7")
+        cluster.store.contributors.online(leaving, node_id="ab", address="192.0.2.7")
+        cluster.store.contributors.leave(leaving)
+        cluster.alive = {"ab"}
+        await cluster.supervisor.look()
+        states = [cluster.store.contributors.get(one).state for one in (dead, leaving, waiting)]
         assert states == ["lost", "left", "joining"]
         told = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
         assert told == ["contributor dead is lost: its Ray node is dead or does not answer"]
-        pool.now += timedelta(seconds=181)
-        await pool.supervisor.look()
-        assert "did not come up" in pool.store.contributors.get(waiting).reason
+        cluster.now += timedelta(seconds=181)
+        await cluster.supervisor.look()
+        assert "did not come up" in cluster.store.contributors.get(waiting).reason
 
     run(settings, story)
 
 
-async def two_ready(pool: Pool) -> tuple[str, str]:
-    ada, grace = pool.join("ada"), pool.join("grace")
+async def two_ready(cluster: Cluster) -> tuple[str, str]:
+    ada, grace = cluster.join("ada"), cluster.join("grace")
     for name, contributor_id in (("ab", ada), ("cd", grace)):
-        pool.alive.add(name)
-        pool.store.contributors.online(contributor_id, node_id=name, address=NOWHERE)
-        pool.store.contributors.ready(contributor_id, capacity=(CPU,), links=())
-    await pool.supervisor.look()
+        cluster.alive.add(name)
+        cluster.store.contributors.online(contributor_id, node_id=name, address=NOWHERE)
+        cluster.store.contributors.ready(contributor_id, capacity=(CPU,), links=())
+    await cluster.supervisor.look()
     return ada, grace
 
 
 def test_dead_links_are_measured_again(settings: Settings) -> None:
-    async def story(pool: Pool) -> None:
-        pool.measurements = Measurements(pool.store, pool._start, relink_s=0)
-        pool.supervisor = ContributorSupervisor(pool.store, pool.measurements, pool._nodes)
-        ada, grace = pool.arrive("ada"), pool.arrive("grace")
+    async def story(cluster: Cluster) -> None:
+        cluster.measurements = Measurements(cluster.store, cluster._start, relink_s=0)
+        cluster.supervisor = ContributorSupervisor(cluster.store, cluster.measurements, cluster._nodes)
+        ada, grace = cluster.arrive("ada"), cluster.arrive("grace")
         for contributor_id in (ada, grace):
-            (await pool.machine(contributor_id)).devices.set_result((CPU,))
-            await pool.until(contributor_id, "ready")
-        linked, other = (grace, ada) if ada in (await pool.machine(grace)).peers else (ada, grace)
-        pool.store.contributors.relink(linked, [Link.dead(linked, other)])
-        pool.alive.add("ab")
-        while any(link.is_dead for link in pool.store.contributors.get(linked).links or ()):
-            await pool.supervisor.look()
+            (await cluster.machine(contributor_id)).devices.set_result((CPU,))
+            await cluster.until(contributor_id, "ready")
+        linked, other = (grace, ada) if ada in (await cluster.machine(grace)).peers else (ada, grace)
+        cluster.store.contributors.relink(linked, [Link.dead(linked, other)])
+        cluster.alive.add("ab")
+        while any(link.is_dead for link in cluster.store.contributors.get(linked).links or ()):
+            await cluster.supervisor.look()
             await asyncio.sleep(0.01)
-        links = pool.store.contributors.get(linked).links
+        links = cluster.store.contributors.get(linked).links
         assert links is not None
         assert sorted(link.target for link in links) == sorted([HEAD, other])
 
     run(settings, story)
 
 
-def states(pool: Pool, *contributors: str) -> list[str]:
-    return [pool.store.contributors.get(one).state.value for one in contributors]
+def states(cluster: Cluster, *contributors: str) -> list[str]:
+    return [cluster.store.contributors.get(one).state.value for one in contributors]
 
 
 def test_who_alone_is_silent_is_lost(settings: Settings) -> None:
-    async def story(pool: Pool) -> None:
-        ada, grace = await two_ready(pool)
-        pool.address = NOWHERE
-        pool.now += SILENCE + timedelta(seconds=1)
-        pool.store.contributors.seen(grace)
-        await pool.supervisor.look()
-        assert states(pool, ada, grace) == ["lost", "ready"]
+    async def story(cluster: Cluster) -> None:
+        ada, grace = await two_ready(cluster)
+        cluster.address = NOWHERE
+        cluster.now += SILENCE + timedelta(seconds=1)
+        cluster.store.contributors.seen(grace)
+        await cluster.supervisor.look()
+        assert states(cluster, ada, grace) == ["lost", "ready"]
 
     run(settings, story)
 
 
 def test_a_server_that_hears_and_reaches_nobody_suspects_its_own_network(settings: Settings) -> None:
-    async def story(pool: Pool) -> None:
-        ada, grace = await two_ready(pool)
-        pool.address = NOWHERE
-        pool.now += timedelta(minutes=5)
-        await pool.supervisor.look()
-        assert states(pool, ada, grace) == ["ready", "ready"]
-        pool.now += SILENCE
-        pool.store.contributors.seen(grace)  # it is back; who was not heard yet has as long as always
-        await pool.supervisor.look()
-        assert states(pool, ada, grace) == ["ready", "ready"]
-        pool.now += timedelta(seconds=1)
-        await pool.supervisor.look()
-        assert states(pool, ada, grace) == ["lost", "ready"]
+    async def story(cluster: Cluster) -> None:
+        ada, grace = await two_ready(cluster)
+        cluster.address = NOWHERE
+        cluster.now += timedelta(minutes=5)
+        await cluster.supervisor.look()
+        assert states(cluster, ada, grace) == ["ready", "ready"]
+        cluster.now += SILENCE
+        cluster.store.contributors.seen(grace)  # it is back; who was not heard yet has as long as always
+        await cluster.supervisor.look()
+        assert states(cluster, ada, grace) == ["ready", "ready"]
+        cluster.now += timedelta(seconds=1)
+        await cluster.supervisor.look()
+        assert states(cluster, ada, grace) == ["lost", "ready"]
 
     run(settings, story)
 
 
 def test_machines_fall_silent_one_after_another_when_the_server_is_cut_off(settings: Settings) -> None:
-    async def story(pool: Pool) -> None:
-        ada, grace = await two_ready(pool)
-        pool.address = NOWHERE
-        pool.now += timedelta(seconds=2)
-        pool.store.contributors.seen(grace)  # its last call before the cut
-        pool.now += SILENCE - timedelta(seconds=1)
-        await pool.supervisor.look()
-        assert states(pool, ada, grace) == ["ready", "ready"]
+    async def story(cluster: Cluster) -> None:
+        ada, grace = await two_ready(cluster)
+        cluster.address = NOWHERE
+        cluster.now += timedelta(seconds=2)
+        cluster.store.contributors.seen(grace)  # its last call before the cut
+        cluster.now += SILENCE - timedelta(seconds=1)
+        await cluster.supervisor.look()
+        assert states(cluster, ada, grace) == ["ready", "ready"]
 
     run(settings, story)
 
 
 def test_a_machine_beside_the_server_tells_nothing_of_the_network(settings: Settings) -> None:
-    async def story(pool: Pool) -> None:
-        ada, grace = await two_ready(pool)
-        mary = pool.join("mary")
-        pool.store.contributors.online(mary, node_id="ef", address=ADDRESS)
-        pool.store.contributors.ready(mary, capacity=(CPU,), links=())
-        pool.alive |= {"ef", "head"}
-        pool.heads.add("head")
-        pool.addresses |= {"ab": NOWHERE, "cd": "192.0.2.9"}
-        pool.now += SILENCE + timedelta(seconds=1)
-        pool.store.contributors.seen(mary)
-        await pool.supervisor.look()
-        assert states(pool, ada, grace, mary) == ["ready", "ready", "ready"]
+    async def story(cluster: Cluster) -> None:
+        ada, grace = await two_ready(cluster)
+        mary = cluster.join("mary")
+        cluster.store.contributors.online(mary, node_id="ef", address=ADDRESS)
+        cluster.store.contributors.ready(mary, capacity=(CPU,), links=())
+        cluster.alive |= {"ef", "head"}
+        cluster.heads.add("head")
+        cluster.addresses |= {"ab": NOWHERE, "cd": "192.0.2.9"}
+        cluster.now += SILENCE + timedelta(seconds=1)
+        cluster.store.contributors.seen(mary)
+        await cluster.supervisor.look()
+        assert states(cluster, ada, grace, mary) == ["ready", "ready", "ready"]
 
     run(settings, story)
 
 
 def test_machines_that_are_reached_but_silent_are_lost(settings: Settings) -> None:
-    async def story(pool: Pool) -> None:
-        ada, grace = await two_ready(pool)
-        pool.now += SILENCE + timedelta(seconds=1)
-        await pool.supervisor.look()
-        assert states(pool, ada, grace) == ["lost", "lost"]
+    async def story(cluster: Cluster) -> None:
+        ada, grace = await two_ready(cluster)
+        cluster.now += SILENCE + timedelta(seconds=1)
+        await cluster.supervisor.look()
+        assert states(cluster, ada, grace) == ["lost", "lost"]
 
     run(settings, story)
 
@@ -410,41 +410,41 @@ def test_machines_that_are_reached_but_silent_are_lost(settings: Settings) -> No
 def test_what_an_earlier_server_knew_is_away_until_it_comes_back(
     settings: Settings, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def story(pool: Pool) -> None:
-        ada = pool.join("ada")
-        pool.store.contributors.online(ada, node_id="ab", address="192.0.2.7")
-        supervising = asyncio.create_task(pool.supervisor.run())
-        assert (await pool.until(ada, "lost")).reason == AWAY
+    async def story(cluster: Cluster) -> None:
+        ada = cluster.join("ada")
+        cluster.store.contributors.online(ada, node_id="ab", address="192.0.2.7")
+        supervising = asyncio.create_task(cluster.supervisor.run())
+        assert (await cluster.until(ada, "lost")).reason == AWAY
         assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
-        pool.store.contributors.rejoin(ada)
-        pool.online(ada)
-        (await pool.machine(ada)).devices.set_result((CPU,))
-        assert (await pool.until(ada, "ready")).state is ContributorState.ready
+        cluster.store.contributors.rejoin(ada)
+        cluster.online(ada)
+        (await cluster.machine(ada)).devices.set_result((CPU,))
+        assert (await cluster.until(ada, "ready")).state is ContributorState.ready
         supervising.cancel()
 
     run(settings, story)
 
 
 def test_one_that_is_back_at_once_is_measured(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def story(pool: Pool) -> None:
-        ada = pool.arrive("ada")
-        await pool.machine(ada)
-        pool.alive.clear()
-        set_state, loop = pool.store.contributors.set_state, asyncio.get_running_loop()
+    async def story(cluster: Cluster) -> None:
+        ada = cluster.arrive("ada")
+        await cluster.machine(ada)
+        cluster.alive.clear()
+        set_state, loop = cluster.store.contributors.set_state, asyncio.get_running_loop()
 
         async def come_back() -> None:
-            pool.store.contributors.rejoin(ada)
-            pool.online(ada, "cd")
+            cluster.store.contributors.rejoin(ada)
+            cluster.online(ada, "cd")
 
         def set_state_slowly(*changes: Any) -> ContributorRecord | None:
             changed = set_state(*changes)
             asyncio.run_coroutine_threadsafe(come_back(), loop).result()
             return changed
 
-        monkeypatch.setattr(pool.store.contributors, "set_state", set_state_slowly)
-        await pool.supervisor.look()
-        (await pool.machine(ada, 2)).devices.set_result((CPU,))
-        await pool.until(ada, "ready")
+        monkeypatch.setattr(cluster.store.contributors, "set_state", set_state_slowly)
+        await cluster.supervisor.look()
+        (await cluster.machine(ada, 2)).devices.set_result((CPU,))
+        await cluster.until(ada, "ready")
 
     run(settings, story)
 
@@ -461,12 +461,12 @@ def answer_anew(machine: Played, answer: tuple[Device, ...] | Exception) -> None
         machine.devices.set_result(answer)
 
 
-def work(pool: Pool, contributor_id: str, *, busy_s: float) -> str:
+def work(cluster: Cluster, contributor_id: str, *, busy_s: float) -> str:
     """Lease a machine to a job that measures how long it computes; its plan says 1 s."""
     layers = [{"type": "linear", "options": {"in_features": 64, "out_features": 10}}]
-    job = pool.store.jobs.create(parse_job({"model": {"layers": layers}, "data": {"dataset": "digits"}}))
+    job = cluster.store.jobs.create(parse_job({"model": {"layers": layers}, "data": {"dataset": "digits"}}))
     plan = laid(contributor_id)
-    (stage,) = plan.pools
+    (stage,) = plan.stages
     member = stage.members[0].model_copy(update={"busy_fraction": 0.5})
     bottleneck = Bottleneck(kind="compute", where="it", sentence="it computes")
     prediction = Prediction(
@@ -474,63 +474,63 @@ def work(pool: Pool, contributor_id: str, *, busy_s: float) -> str:
         formula_s=2.0, samples_per_s=1.0, tokens_per_s=1.0,
     )  # fmt: skip
     stage = stage.model_copy(update={"members": (member,)})
-    planned = Planned(plan=plan.model_copy(update={"pools": (stage,), "prediction": prediction}))
-    pool.store.jobs.begin(job.id, [contributor_id])
+    planned = Planned(plan=plan.model_copy(update={"stages": (stage,), "prediction": prediction}))
+    cluster.store.jobs.begin(job.id, [contributor_id])
     measured = Measured(
-        step=20, predicted_step_s=2.0, measured_step_s=2.0, pools=(), machines={contributor_id: busy_s}
+        step=20, predicted_step_s=2.0, measured_step_s=2.0, stages=(), machines={contributor_id: busy_s}
     )
-    pool.store.progress.record(job.id, 1, [planned, measured])
+    cluster.store.progress.record(job.id, 1, [planned, measured])
     return job.id
 
 
 def test_an_idle_machine_is_measured_again_when_its_figures_are_old(settings: Settings) -> None:
-    async def story(pool: Pool) -> None:
-        ada, machine = await pool.ready("ada")
+    async def story(cluster: Cluster) -> None:
+        ada, machine = await cluster.ready("ada")
         answer_anew(machine, (FASTER,))
-        pool.now += AGAIN - timedelta(seconds=1)
-        await pool.look()
-        assert pool.store.contributors.get(ada).capacity == (CPU,)
-        pool.now += timedelta(seconds=1)
-        await pool.look()
-        record = pool.store.contributors.get(ada)
-        assert (record.state, record.capacity, record.measured_at) == ("ready", (FASTER,), pool.now)
+        cluster.now += AGAIN - timedelta(seconds=1)
+        await cluster.look()
+        assert cluster.store.contributors.get(ada).capacity == (CPU,)
+        cluster.now += timedelta(seconds=1)
+        await cluster.look()
+        record = cluster.store.contributors.get(ada)
+        assert (record.state, record.capacity, record.measured_at) == ("ready", (FASTER,), cluster.now)
         assert not machine.is_dead
 
     run(settings, story)
 
 
 def test_a_machine_is_measured_again_on_request_but_not_while_it_works(settings: Settings) -> None:
-    async def story(pool: Pool) -> None:
-        ada, machine = await pool.ready("ada")
+    async def story(cluster: Cluster) -> None:
+        ada, machine = await cluster.ready("ada")
         answer_anew(machine, (FASTER,))
-        job_id = work(pool, ada, busy_s=1.0)
-        pool.measurements.want(ada)
-        await pool.look()
+        job_id = work(cluster, ada, busy_s=1.0)
+        cluster.measurements.want(ada)
+        await cluster.look()
         assert len(machine.asked) == 1
-        pool.store.jobs.move(job_id, JobState.failed, "it failed", attempt=1)
-        await pool.look()
-        assert pool.store.contributors.get(ada).capacity == (FASTER,)
-        await pool.look()
+        cluster.store.jobs.move(job_id, JobState.failed, "it failed", attempt=1)
+        await cluster.look()
+        assert cluster.store.contributors.get(ada).capacity == (FASTER,)
+        await cluster.look()
         assert len(machine.asked) == 2  # once is enough
 
     run(settings, story)
 
 
 def test_what_cannot_be_measured_again_keeps_its_figures(settings: Settings) -> None:
-    async def story(pool: Pool) -> None:
-        ada, machine = await pool.ready("ada")
+    async def story(cluster: Cluster) -> None:
+        ada, machine = await cluster.ready("ada")
         answer_anew(machine, ContributorLost("its actor died", hint="none"))
-        pool.measurements.want(ada)
-        await pool.look()
-        record = pool.store.contributors.get(ada)
+        cluster.measurements.want(ada)
+        await cluster.look()
+        record = cluster.store.contributors.get(ada)
         assert (record.state, record.capacity) == ("ready", (CPU,))
-        await pool.look()
-        assert len(pool.started) == 2  # ada and the head: it is not tried without a pause
-        pool.now += timedelta(minutes=1)
-        trying = asyncio.create_task(pool.look())
-        (await pool.machine(ada, 2)).devices.set_result((FASTER,))
+        await cluster.look()
+        assert len(cluster.started) == 2  # ada and the head: it is not tried without a pause
+        cluster.now += timedelta(minutes=1)
+        trying = asyncio.create_task(cluster.look())
+        (await cluster.machine(ada, 2)).devices.set_result((FASTER,))
         await trying
-        assert pool.store.contributors.get(ada).capacity == (FASTER,)
+        assert cluster.store.contributors.get(ada).capacity == (FASTER,)
 
     run(settings, story)
 
@@ -547,13 +547,13 @@ def test_what_cannot_be_measured_again_keeps_its_figures(settings: Settings) -> 
 def test_a_machine_whose_job_disagrees_with_its_figures_is_measured_again(
     settings: Settings, busy_s: float, again: bool
 ) -> None:
-    async def story(pool: Pool) -> None:
-        ada, machine = await pool.ready("ada")
-        job_id = work(pool, ada, busy_s=busy_s)
-        await pool.look()
+    async def story(cluster: Cluster) -> None:
+        ada, machine = await cluster.ready("ada")
+        job_id = work(cluster, ada, busy_s=busy_s)
+        await cluster.look()
         assert len(machine.asked) == 1
-        pool.store.jobs.move(job_id, JobState.failed, "it failed", attempt=1)
-        await pool.look()
+        cluster.store.jobs.move(job_id, JobState.failed, "it failed", attempt=1)
+        await cluster.look()
         assert len(machine.asked) == 1 + again
 
     run(settings, story)
@@ -562,16 +562,16 @@ def test_a_machine_whose_job_disagrees_with_its_figures_is_measured_again(
 def test_machines_of_one_host_share_its_processors(settings: Settings) -> None:
     """The first is measured alone with all threads, and again with half of them when another has joined."""
 
-    async def story(pool: Pool) -> None:
-        ada, first = await pool.ready("ada", **ONE_OF_A_HOST)
-        assert pool.store.contributors.get(ada).machine().cpu_threads == 4
-        grace, second = await pool.ready("grace", **ONE_OF_A_HOST)
-        await pool.ready("elsewhere", **{**ONE_OF_A_HOST, "host_id": "ef01"})
-        await pool.look()
-        await pool.look()
+    async def story(cluster: Cluster) -> None:
+        ada, first = await cluster.ready("ada", **ONE_OF_A_HOST)
+        assert cluster.store.contributors.get(ada).machine().cpu_threads == 4
+        grace, second = await cluster.ready("grace", **ONE_OF_A_HOST)
+        await cluster.ready("elsewhere", **{**ONE_OF_A_HOST, "host_id": "ef01"})
+        await cluster.look()
+        await cluster.look()
         assert first.asked == [(4, 0), (2, 2)]
         assert second.asked == [(2, 2)]
-        machines = live_topology(pool.store.contributors.list()).contributors
+        machines = live_topology(cluster.store.contributors.list()).contributors
         found = {
             machine.id: (machine.cpu_threads, machine.host, machine.host_threads) for machine in machines
         }
@@ -594,11 +594,11 @@ def test_machines_of_one_host_share_its_processors(settings: Settings) -> None:
 def test_a_share_is_an_equal_part_of_the_processors(
     settings: Settings, threads: tuple[int, ...], processors: int, expected: tuple[int, int]
 ) -> None:
-    async def story(pool: Pool) -> None:
+    async def story(cluster: Cluster) -> None:
         for index, lent in enumerate(threads):
             limits = {"host_id": "abcd", "host_threads": processors, "cpu_threads": lent, "gpus": 0}
-            pool.join(f"machine-{index}", **limits)
-        here = pool.store.contributors.list()
+            cluster.join(f"machine-{index}", **limits)
+        here = cluster.store.contributors.list()
         assert share_of(here[0], here) == expected
 
     run(settings, story)

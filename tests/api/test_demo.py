@@ -29,9 +29,9 @@ def test_its_text_is_real_and_the_same_each_time(tmp_path: Path):
 
 
 def test_its_job_is_valid(tmp_path: Path):
-    file = write_job(tmp_path, tmp_path / "corpus.txt", pools=3, steps=70)
+    file = write_job(tmp_path, tmp_path / "corpus.txt", stages=3, steps=70)
     job = parse_job(file.read_text())
-    assert job.parallelism.pools == 3
+    assert job.parallelism.stages == 3
     assert job.training.steps == 70
 
 
@@ -58,7 +58,7 @@ def traces(folder: Path) -> list[str]:
 
 def require_learned(result: Any) -> None:
     assert result["prediction_error"] > -1
-    assert len(result["plan"]["pools"]) == 2
+    assert len(result["plan"]["stages"]) == 2
     assert result["loss_last"] < result["loss_first"]
     assert (Path(result["artifact"]) / "config.json").exists()
 

@@ -1,4 +1,4 @@
-"""Deployments with replicas that play pools: machines, restarts, and streams that go on when a server dies."""
+"""Deployments with replicas that play stages: machines, restarts, and streams that go on when a server dies."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from tests.api.playing import Pool, laid
+from tests.api.playing import Cluster, laid
 from tests.api.speaking import shared_processes
 from tests.api.test_deployments import CONFIG
-from tests.platform.serving.pools import Row, reference
+from tests.platform.serving.hashed_stages import Row, reference
 
 from share_compute.errors import ContributorLost, Unavailable, UserError
 from share_compute.jobs.states import ContributorState
@@ -39,11 +39,11 @@ from share_compute_api.supervision.patience import Patience
 from share_compute_api.supervision.replicas import Slot
 
 WINDOW = 128
-LIMITS = Limits(window_tokens=WINDOW, kv_tokens=1000, max_sequences=4, turn_tokens=64, pools=1, max_queued=8)
+LIMITS = Limits(window_tokens=WINDOW, kv_tokens=1000, max_sequences=4, turn_tokens=64, stages=1, max_queued=8)
 
 
 class Replica:
-    """A server whose pool is a hash."""
+    """A server whose cluster is a hash."""
 
     def __init__(self, assignment: ServingAssignment) -> None:
         self.assignment = assignment
@@ -164,7 +164,7 @@ class House:
     """A store, a supervisor, and the replicas that it started."""
 
     store: Store
-    pool: Pool
+    cluster: Cluster
     folder: Path
     bell: Bell = field(default_factory=Bell)
     engines: Engines = field(default_factory=lambda: Engines(shared_processes()))
@@ -218,7 +218,7 @@ def run(store: Store, tmp_path: Path, story: Callable[[House], Awaitable[None]])
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
 
     async def main() -> None:
-        house = House(store, Pool(store, tmp_path, Patience()), tmp_path)
+        house = House(store, Cluster(store, tmp_path, Patience()), tmp_path)
         async with house.running():
             await story(house)
 
@@ -244,7 +244,7 @@ def test_a_stream_goes_on_when_its_server_dies(store: Store, tmp_path: Path) -> 
         record = house.deploy()
         first = await house.replicas.get()
         assert first.assignment.topology.contributors == ()
-        ada, grace = house.pool.contributor("ada"), house.pool.contributor("grace")
+        ada, grace = house.cluster.contributor("ada"), house.cluster.contributor("grace")
         await house.until(lambda: house.leased() == {ada, grace})
         await house.until(lambda: len(first.topologies[-1].contributors) == 2)
         first.serve(ada)
@@ -284,7 +284,7 @@ def test_a_client_that_vanishes_while_its_request_is_placed_leaves_nothing(
     store: Store, tmp_path: Path
 ) -> None:
     async def story(house: House) -> None:
-        ada = house.pool.contributor("ada")
+        ada = house.cluster.contributor("ada")
         record = house.deploy()
         replica = await house.replicas.get()
         replica.serve(ada)
@@ -307,7 +307,7 @@ def test_a_client_that_vanishes_while_its_request_is_placed_leaves_nothing(
 
 def test_machines_that_a_replica_loses_are_events(store: Store, tmp_path: Path) -> None:
     async def story(house: House) -> None:
-        house.pool.contributor("ada")
+        house.cluster.contributor("ada")
         record = house.deploy()
         replica = await house.replicas.get()
         replica.serve("con-1")
@@ -328,7 +328,7 @@ def test_machines_that_a_replica_loses_are_events(store: Store, tmp_path: Path) 
 
 def test_who_takes_it_down_frees_its_machines(store: Store, tmp_path: Path) -> None:
     async def story(house: House) -> None:
-        ada = house.pool.contributor("ada")
+        ada = house.cluster.contributor("ada")
         record = house.deploy()
         replica = await house.replicas.get()
         await house.until(lambda: house.leased() == {ada})
@@ -349,7 +349,7 @@ def test_who_takes_it_down_frees_its_machines(store: Store, tmp_path: Path) -> N
 
 def test_a_deployment_comes_back_with_the_next_server(store: Store, tmp_path: Path) -> None:
     async def story(house: House) -> None:
-        ada = house.pool.contributor("ada")
+        ada = house.cluster.contributor("ada")
         record = house.deploy()
         (await house.replicas.get()).serve(ada)
         await house.until(lambda: house.state(record) is DeploymentState.ready)
@@ -367,7 +367,7 @@ def test_a_deployment_comes_back_with_the_next_server(store: Store, tmp_path: Pa
 
 def test_what_can_never_be_served_fails(store: Store, tmp_path: Path) -> None:
     async def story(house: House) -> None:
-        house.pool.contributor("ada")
+        house.cluster.contributor("ada")
         record = house.deploy()
         replica = await house.replicas.get()
         replica.fail("no such architecture", UserError.code)
@@ -384,14 +384,14 @@ def test_what_can_never_be_served_fails(store: Store, tmp_path: Path) -> None:
 
 
 def test_a_replica_gives_back_what_it_does_not_use(store: Store, tmp_path: Path) -> None:
-    pool = Pool(store, tmp_path, Patience())
-    ada, grace, alan = (pool.contributor(name) for name in ("ada", "grace", "alan"))
+    cluster = Cluster(store, tmp_path, Patience())
+    ada, grace, alan = (cluster.contributor(name) for name in ("ada", "grace", "alan"))
 
     def present() -> dict[str, ContributorRecord]:
         states = (ContributorState.ready, ContributorState.draining)
         return {machine.id: machine for machine in store.contributors.list(states)}
 
-    slot = Slot(pools=2)
+    slot = Slot(stages=2)
     assert slot.wants(present().values())
     slot.give([ada, grace, alan], -100.0)
     # However long it looks at its model: nothing was tried with them before it knows that.
@@ -407,7 +407,7 @@ def test_a_replica_gives_back_what_it_does_not_use(store: Store, tmp_path: Path)
     assert slot.machines == {ada, grace}
     assert slot.settle(present(), 41.0) == {alan}
     assert not slot.wants(present().values())
-    barbara = pool.contributor("barbara")
+    barbara = cluster.contributor("barbara")
     assert slot.wants(present().values())
     # Who wants its machine back waits for the handover, but not for ever.
     slot.give([barbara], 42.0)

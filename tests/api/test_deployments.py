@@ -26,7 +26,7 @@ from typer.testing import CliRunner, Result
 from share_compute.errors import Busy, Conflict, NotFound, Unavailable, UserError
 from share_compute.jobs.events import ArtifactSaved
 from share_compute.serving.states import DeploymentState
-from share_compute.serving.status import LatencyStatus, PoolStatus, QueueStatus, ServingStatus
+from share_compute.serving.status import LatencyStatus, QueueStatus, ServingStatus, StageStatus
 from share_compute.specification import parse_deployment, parse_job
 from share_compute_api.cli import make_app
 from share_compute_api.client import Client
@@ -190,8 +190,8 @@ def test_prometheus_is_told_the_same(plane: Plane) -> None:
     assert values("num_requests_waiting") == [2]
     assert values("kv_cache_usage_perc") == [0.25]
     assert values("predicted_time_to_first_token_seconds") == [0.15]
-    assert values("pool_busy_ratio", machine="ada", pool="0") == [0.5]
-    assert values("predicted_pool_busy_ratio", machine="ada") == [0.8]
+    assert values("stage_busy_ratio", machine="ada", stage="0") == [0.5]
+    assert values("predicted_stage_busy_ratio", machine="ada") == [0.8]
     assert all(family.documentation for family in families.values())
 
 
@@ -202,8 +202,8 @@ class Supervised:
         state=DeploymentState.ready,
         reason="ada holds layers 0-1",
         window_tokens=128,
-        pools=(
-            PoolStatus(
+        stages=(
+            StageStatus(
                 contributor_id="con-1", name="ada", start=0, stop=2, is_alive=True, busy_fraction=0.5,
                 predicted_busy_fraction=0.8, resident_bytes=2**30, cache_bytes=2**29,
             ),
@@ -302,9 +302,9 @@ def test_more_than_the_model_has_is_refused(client: Client, model: Path) -> None
     wanted = {"name": "llama", "model": {"path": str(model)}}
     with pytest.raises(UserError, match="max_seq: 129 tokens are more than the 128"):
         client.deploy({**wanted, "max_seq": 129})
-    with pytest.raises(UserError, match="3 pools cannot share 2 layers"):
-        client.deploy({**wanted, "parallelism": {"pools": 3}})
-    assert client.deploy({**wanted, "max_seq": 128, "parallelism": {"pools": 2}}).state == "pending"
+    with pytest.raises(UserError, match="3 stages cannot share 2 layers"):
+        client.deploy({**wanted, "parallelism": {"stages": 3}})
+    assert client.deploy({**wanted, "max_seq": 128, "parallelism": {"stages": 2}}).state == "pending"
 
 
 def test_encoders_are_not_served_in_int8(served: Plane, model: Path) -> None:

@@ -11,13 +11,13 @@ from share_compute.jobs.events import (
     AttemptEvent,
     LayersTimed,
     Measured,
-    PoolTiming,
     Reformed,
     ReplanAbandoned,
     ReplanProposed,
     Sampled,
+    StageTiming,
 )
-from share_compute.planning.plan import Bottleneck, IdleMachine, MemberPlan, Plan, PoolPlan, Prediction
+from share_compute.planning.plan import Bottleneck, IdleMachine, MemberPlan, Plan, Prediction, StagePlan
 from share_compute.planning.timings import LayerTiming, MachineTimings
 from share_compute.store.records import EventRecord
 from share_compute.topology import Device
@@ -42,7 +42,7 @@ def plan(*, predicted: bool = True) -> Plan:
         strategy="auto",
         num_layers=4,
         parameters=9,
-        pools=(PoolPlan(start=0, stop=4, parameters=9, members=(member,)),),
+        stages=(StagePlan(start=0, stop=4, parameters=9, members=(member,)),),
         microbatches=2,
         idle=(IdleMachine(contributor_id="b", name="bob", reason="its link carries 3.0 MB/s"),),
         prediction=prediction if predicted else None,
@@ -55,7 +55,7 @@ def measured(predicted_step_s: float | None) -> Measured:
         step=20,
         predicted_step_s=predicted_step_s,
         measured_step_s=1.5,
-        pools=(PoolTiming(predicted_busy_s=busy, measured_busy_s=1.4),),
+        stages=(StageTiming(predicted_busy_s=busy, measured_busy_s=1.4),),
     )
 
 
@@ -75,7 +75,7 @@ def test_samples_that_are_no_text_are_not_called_tokens(tokens: int, unit: str) 
 
 def test_measured_steps_stand_beside_predicted_ones() -> None:
     assert step_times(measured(1.2)) == (
-        "step 1.50 s, predicted 1.20 s (+25%); pools busy 93% (predicted 92%) of it"
+        "step 1.50 s, predicted 1.20 s (+25%); stages busy 93% (predicted 92%) of it"
     )
     assert "measured at step 20" in line(measured(1.2))
 

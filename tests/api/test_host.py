@@ -144,7 +144,7 @@ JOB = {
     },
     "data": {"dataset": "digits"},
     "training": {"steps": 5, "batch_size": 64, "microbatches": 8},
-    "parallelism": {"pools": 2, "members_per_pool": 1, "strategy": "uniform"},
+    "parallelism": {"stages": 2, "members_per_stage": 1, "strategy": "uniform"},
 }
 
 
@@ -159,7 +159,7 @@ def trained(client: Client, wait_for: Any) -> tuple[str, set[str]]:
     job = wait_for(ended, "the end of the job")
     assert job.state is JobState.succeeded, job.reason
     (model,) = client.artifacts(job_id)
-    members = {member.contributor_id for pool in job.plan.pools for member in pool.members}
+    members = {member.contributor_id for stage in job.plan.stages for member in stage.members}
     return WeightFolder(model.path).digest(), members
 
 

@@ -29,9 +29,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def processes() -> Iterator[IsolatedProcesses]:
-    pool = IsolatedProcesses(Limits(processes=1, time_s=3.0, waiting_per_source=1))
-    yield pool
-    pool.close()
+    stage = IsolatedProcesses(Limits(processes=1, time_s=3.0, waiting_per_source=1))
+    yield stage
+    stage.close()
 
 
 def test_answers_are_those_of_the_tokenizer_itself(processes: IsolatedProcesses, folder: Path) -> None:
@@ -70,8 +70,8 @@ def test_who_waits_for_too_many_is_told(processes: IsolatedProcesses, folder: Pa
     (endless / "chat_template.jinja").write_text(ENDLESS)
     question = Chat(folder=endless, version=1, messages=HELLO, window_tokens=99)
     processes.ask(Describe(folder=folder, version=1))
-    with ThreadPoolExecutor(2) as pool:
-        asked = [pool.submit(processes.ask, question) for _ in range(2)]
+    with ThreadPoolExecutor(2) as executor:
+        asked = [executor.submit(processes.ask, question) for _ in range(2)]
         other = Encode(folder=folder, version=1, texts=("fox",), window_tokens=99)
         wait_until(lambda: processes.waiting == 1)
         with pytest.raises(Busy) as caught:
@@ -89,8 +89,8 @@ def test_what_waits_when_the_server_ends_is_told(tmp_path: Path) -> None:
     (endless / "chat_template.jinja").write_text(ENDLESS)
     question = Chat(folder=endless, version=1, messages=HELLO, window_tokens=99)
     processes.ask(Describe(folder=endless, version=1))
-    with ThreadPoolExecutor(2) as pool:
-        asked = [pool.submit(processes.ask, question) for _ in range(2)]
+    with ThreadPoolExecutor(2) as executor:
+        asked = [executor.submit(processes.ask, question) for _ in range(2)]
         wait_until(lambda: processes.waiting == 1)
         processes.close()
         for one in asked:

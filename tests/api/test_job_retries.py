@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.api.playing import Attempt, Pool, planned, run, step
+from tests.api.playing import Attempt, Cluster, planned, run, step
 
 from share_compute.errors import ContributorLost, LibraryLost, ShareComputeError, Unavailable
 from share_compute.jobs.events import AttemptEnded, CheckpointSaved, LayersTimed
@@ -30,15 +30,15 @@ DIED = ContributorLost("the job's coordinator died", hint="resume it")
 
 
 def test_a_job_that_lost_its_machines_continues_from_its_checkpoint(store: Store, tmp_path: Path) -> None:
-    async def story(pool: Pool) -> None:
-        ada, job_id = pool.contributor("ada"), pool.submit()
-        attempt = await pool.attempts.get()
+    async def story(cluster: Cluster) -> None:
+        ada, job_id = cluster.contributor("ada"), cluster.submit()
+        attempt = await cluster.attempts.get()
         saved = CheckpointSaved(step=2, path=tmp_path / "checkpoint", size_bytes=1)
         device = attempt.assignment.topology[ada].device
         timed = {ada: MachineTimings(microbatch_size=1, device=device, layers={0: LayerTiming(0.1, 0.2)})}
         assert attempt.assignment.timings == {}
         await attempt.tell(planned(ada), LayersTimed(step=1, machines=timed), step(2), saved, step(3), LOST)
-        again = await pool.attempts.get()
+        again = await cluster.attempts.get()
         assert attempt.killed.is_set()
         assert (again.assignment.attempt, again.assignment.checkpoint) == (2, tmp_path / "checkpoint")
         assert again.assignment.timings == timed
@@ -55,13 +55,13 @@ def test_a_job_that_lost_its_machines_continues_from_its_checkpoint(store: Store
 
 @pytest.mark.parametrize("failure", [DIED, Unavailable("Ray does not answer", hint="resume it")])
 def test_a_job_outlives_its_coordinator(store: Store, tmp_path: Path, failure: ShareComputeError) -> None:
-    async def story(pool: Pool) -> None:
-        ada, job_id = pool.contributor("ada"), pool.submit()
-        attempt = await pool.attempts.get()
+    async def story(cluster: Cluster) -> None:
+        ada, job_id = cluster.contributor("ada"), cluster.submit()
+        attempt = await cluster.attempts.get()
         await attempt.tell(planned(ada))
-        await pool.until(job_id, lambda job: job.state is JobState.running)
+        await cluster.until(job_id, lambda job: job.state is JobState.running)
         await attempt.die(failure)
-        assert (await pool.attempts.get()).assignment.attempt == 2
+        assert (await cluster.attempts.get()).assignment.attempt == 2
 
     run(store, tmp_path, story)
 
@@ -78,8 +78,8 @@ LIBRARY_DIED = {"code": LibraryLost.code, "hint": "resume it"}
     ],
 )
 def test_members_that_live_do_not_wait(store: Store, failure: Failure, *, rests: bool) -> None:
-    pool = Pool(store, Path(), Patience())
-    job = store.jobs.get(pool.submit())
+    cluster = Cluster(store, Path(), Patience())
+    job = store.jobs.get(cluster.submit())
     first = sequel(job, failure, has_committed=False, others_run=False)
     assert first is not None
     assert (first.rests, first.fruitless_attempts) == (rests, 1)
@@ -91,51 +91,55 @@ def test_members_that_live_do_not_wait(store: Store, failure: Failure, *, rests:
 
 
 def test_machines_whose_members_live_are_kept_for_the_takeover(store: Store, tmp_path: Path) -> None:
-    async def story(pool: Pool) -> None:
-        ada, first, second = pool.contributor("ada"), pool.submit("first", pools=2), pool.submit("second")
-        attempt = await pool.attempts.get()
+    async def story(cluster: Cluster) -> None:
+        ada, first, second = (
+            cluster.contributor("ada"),
+            cluster.submit("first", stages=2),
+            cluster.submit("second"),
+        )
+        attempt = await cluster.attempts.get()
         await attempt.tell(planned(ada), step(1))
-        await pool.until(second, lambda job: job.step == 1)
-        pool.members[ada] = {second}
+        await cluster.until(second, lambda job: job.step == 1)
+        cluster.members[ada] = {second}
         await attempt.die(DIED)
-        again = await pool.attempts.get()
+        again = await cluster.attempts.get()
         assert (again.assignment.job_id, again.assignment.attempt) == (second, 2)
         # There are as many machines now as the job needs that came first, but one is not for it.
-        grace = pool.contributor("grace")
+        grace = cluster.contributor("grace")
         await again.die(DIED)
-        last = await pool.attempts.get()
+        last = await cluster.attempts.get()
         assert (last.assignment.job_id, last.assignment.attempt) == (second, 3)
         assert {one.id for one in last.assignment.topology.contributors} == {ada, grace}
         reasons = [event.data.get("reason") for event in store.events.after(0, job_id=first)]
         held = "needs 2, 1 is ready (1 more holds members of another job)"
         assert f"waiting for contributors: {held}" in reasons
-        pool.members.clear()
+        cluster.members.clear()
         await last.tell(planned(ada), AttemptEnded(outcome="succeeded", reason="done"))
-        assert (await pool.attempts.get()).assignment.job_id == first
+        assert (await cluster.attempts.get()).assignment.job_id == first
 
     run(store, tmp_path, story)
 
 
 def test_the_next_attempt_is_told_which_steps_are_known(store: Store, tmp_path: Path) -> None:
-    async def story(pool: Pool) -> None:
-        ada = pool.contributor("ada")
-        pool.submit()
-        attempt = await pool.attempts.get()
+    async def story(cluster: Cluster) -> None:
+        ada = cluster.contributor("ada")
+        cluster.submit()
+        attempt = await cluster.attempts.get()
         assert attempt.assignment.told == 0
         saved = CheckpointSaved(step=2, path=tmp_path / "checkpoint", size_bytes=1)
         await attempt.tell(planned(ada), step(1), step(2), saved, step(3))
-        await pool.until(attempt.assignment.job_id, lambda job: job.step == 3)
+        await cluster.until(attempt.assignment.job_id, lambda job: job.step == 3)
         await attempt.die(DIED)
-        again = (await pool.attempts.get()).assignment
+        again = (await cluster.attempts.get()).assignment
         assert (again.told, again.checkpoint) == (3, tmp_path / "checkpoint")
 
     run(store, tmp_path, story, Patience(retry_s=3600))
 
 
 def test_members_of_jobs_that_are_over_are_ended(store: Store) -> None:
-    pool = Pool(store, Path(), Patience())
-    waits, runs, cancelled = (pool.submit(name) for name in ("waits", "runs", "cancelled"))
-    store.jobs.begin(runs, [pool.contributor("ada")])
+    cluster = Cluster(store, Path(), Patience())
+    waits, runs, cancelled = (cluster.submit(name) for name in ("waits", "runs", "cancelled"))
+    store.jobs.begin(runs, [cluster.contributor("ada")])
     store.jobs.cancel(cancelled)
     ended = []
 
@@ -151,16 +155,16 @@ def test_members_of_jobs_that_are_over_are_ended(store: Store) -> None:
 
 
 def test_attempts_that_get_nowhere_end(store: Store, tmp_path: Path) -> None:
-    async def story(pool: Pool) -> None:
-        ada, job_id = pool.contributor("ada"), pool.submit()
-        first = await pool.attempts.get()
+    async def story(cluster: Cluster) -> None:
+        ada, job_id = cluster.contributor("ada"), cluster.submit()
+        first = await cluster.attempts.get()
         await first.tell(planned(ada), step(1), LOST)
         for _ in range(4):
-            await (await pool.attempts.get()).tell(planned(ada), LOST)
-        sixth = await pool.attempts.get()
+            await (await cluster.attempts.get()).tell(planned(ada), LOST)
+        sixth = await cluster.attempts.get()
         assert store.jobs.get(job_id).fruitless_attempts == 4
         await sixth.tell(planned(ada), LOST)
-        failed = await pool.until(job_id, lambda job: job.state is JobState.failed)
+        failed = await cluster.until(job_id, lambda job: job.state is JobState.failed)
         assert (failed.attempt, failed.reason, failed.error) == (6, LOST.reason, LOST.error)
         assert store.events.after(0, job_id=job_id)[-2].kind == "ended"
         resumed = await asyncio.to_thread(store.jobs.resume, job_id)
@@ -170,47 +174,47 @@ def test_attempts_that_get_nowhere_end(store: Store, tmp_path: Path) -> None:
 
 
 def test_a_coordinator_that_stays_silent_is_given_up_in_the_end(store: Store, tmp_path: Path) -> None:
-    async def story(pool: Pool) -> None:
-        pool.contributor("ada")
-        job_id = pool.submit("silent")
-        job = await pool.until(job_id, lambda job: job.state is JobState.failed)
+    async def story(cluster: Cluster) -> None:
+        cluster.contributor("ada")
+        job_id = cluster.submit("silent")
+        job = await cluster.until(job_id, lambda job: job.state is JobState.failed)
         assert (job.attempt, job.reason) == (5, "the job's coordinator does not answer")
-        assert (await pool.attempts.get()).killed.is_set()
+        assert (await cluster.attempts.get()).killed.is_set()
 
     run(store, tmp_path, story, Patience(answer_s=0.05, retry_s=0))
 
 
-async def too_large_now(pool: Pool, attempt: Attempt, job_id: str) -> str:
+async def too_large_now(cluster: Cluster, attempt: Attempt, job_id: str) -> str:
     """An attempt finds that its machines cannot hold the job; returns what the job waits for."""
     await attempt.tell(TOO_LARGE)
-    waiting = await pool.until(
+    waiting = await cluster.until(
         job_id, lambda job: job.state is JobState.queued and job.attempt > attempt.assignment.attempt
     )
     return waiting.reason
 
 
 def test_a_job_that_ran_waits_for_the_memory_that_was_lost(store: Store, tmp_path: Path) -> None:
-    async def story(pool: Pool) -> None:
-        ada, grace = pool.contributor("ada"), pool.contributor("grace")
-        job_id = pool.submit()
-        attempt = await pool.attempts.get()
+    async def story(cluster: Cluster) -> None:
+        ada, grace = cluster.contributor("ada"), cluster.contributor("grace")
+        job_id = cluster.submit()
+        attempt = await cluster.attempts.get()
         await attempt.tell(planned(ada, grace), step(1))
-        await pool.until(job_id, lambda job: job.step == 1)
-        pool.lose(grace, "its Ray node is dead")
+        await cluster.until(job_id, lambda job: job.step == 1)
+        cluster.lose(grace, "its Ray node is dead")
         await attempt.tell(LOST)
-        reason = await too_large_now(pool, await pool.attempts.get(), job_id)
+        reason = await too_large_now(cluster, await cluster.attempts.get(), job_id)
         assert reason == (
             "waiting for contributors: needs about 1.2 GiB more memory: let another machine join; "
             "continuing from the start (it has no checkpoint) as soon as enough machines are there"
         )
-        edsger = pool.contributor("edsger")
-        another = await pool.attempts.get()
+        edsger = cluster.contributor("edsger")
+        another = await cluster.attempts.get()
         assert {one.id for one in another.assignment.topology.contributors} == {ada, edsger}
-        await too_large_now(pool, another, job_id)
-        pool.lose(edsger, "its Ray node is dead")
+        await too_large_now(cluster, another, job_id)
+        cluster.lose(edsger, "its Ray node is dead")
         store.contributors.rejoin(grace)
-        pool.arrive(grace)
-        last = await pool.attempts.get()
+        cluster.arrive(grace)
+        last = await cluster.attempts.get()
         assert {one.id for one in last.assignment.topology.contributors} == {ada, grace}
         assert store.jobs.get(job_id).fruitless_attempts == 0
 
@@ -218,11 +222,11 @@ def test_a_job_that_ran_waits_for_the_memory_that_was_lost(store: Store, tmp_pat
 
 
 def test_a_job_that_never_fitted_fails(store: Store, tmp_path: Path) -> None:
-    async def story(pool: Pool) -> None:
-        pool.contributor("ada")
-        job_id = pool.submit()
-        await (await pool.attempts.get()).tell(TOO_LARGE)
-        failed = await pool.until(job_id, lambda job: job.state is JobState.failed)
+    async def story(cluster: Cluster) -> None:
+        cluster.contributor("ada")
+        job_id = cluster.submit()
+        await (await cluster.attempts.get()).tell(TOO_LARGE)
+        failed = await cluster.until(job_id, lambda job: job.state is JobState.failed)
         assert (failed.attempt, failed.error) == (1, LACKING)
 
     run(store, tmp_path, story)
@@ -232,14 +236,14 @@ def test_a_job_that_never_fitted_fails(store: Store, tmp_path: Path) -> None:
 def test_a_job_that_was_asked_to_stop_is_not_tried_again(
     store: Store, tmp_path: Path, *, is_told: bool
 ) -> None:
-    async def story(pool: Pool) -> None:
-        ada, job_id = pool.contributor("ada"), pool.submit()
-        attempt = await pool.attempts.get()
+    async def story(cluster: Cluster) -> None:
+        ada, job_id = cluster.contributor("ada"), cluster.submit()
+        attempt = await cluster.attempts.get()
         await attempt.tell(planned(ada))
         await asyncio.to_thread(store.jobs.cancel, job_id)
         await attempt.cancelled.wait()
         await (attempt.tell(LOST) if is_told else attempt.die(DIED))
-        over = await pool.until(job_id, lambda job: job.state.is_final)
+        over = await cluster.until(job_id, lambda job: job.state.is_final)
         assert (over.state, over.error, over.attempt) == (JobState.cancelled, None, 1)
         reason = LOST.reason if is_told else DIED.message
         assert over.reason == f"cancelled; its attempt ended on its own: {reason}"
@@ -248,8 +252,8 @@ def test_a_job_that_was_asked_to_stop_is_not_tried_again(
 
 
 def test_a_mistake_is_no_loss(store: Store) -> None:
-    pool = Pool(store, Path(), Patience())
-    job = store.jobs.get(pool.submit())
+    cluster = Cluster(store, Path(), Patience())
+    job = store.jobs.get(cluster.submit())
     mistake = Failure.told("no such file", {"code": "not-found"})
     assert sequel(job, mistake, has_committed=True, others_run=True) is None
 
@@ -269,8 +273,8 @@ class TestResting:
     def test_it_rests_longer_each_time(
         self, store: Store, now: list[float], fruitless: int, pause_s: float
     ) -> None:
-        pool, waiting = Pool(store, Path(), Patience()), Waiting(Patience(), clock=lambda: now[0])
-        ada, job_id = pool.contributor("ada"), pool.submit()
+        cluster, waiting = Cluster(store, Path(), Patience()), Waiting(Patience(), clock=lambda: now[0])
+        ada, job_id = cluster.contributor("ada"), cluster.submit()
         store.jobs.begin(job_id, [ada])
         job = store.jobs.requeue(job_id, "ada is gone", attempt=1, fruitless_attempts=fruitless)
         waiting.rest(job)
@@ -281,13 +285,13 @@ class TestResting:
         assert self.look(store, waiting).why_not(job) is None
 
     def test_its_machines_are_kept_for_it(self, store: Store, tmp_path: Path) -> None:
-        async def story(pool: Pool) -> None:
-            ada, first = pool.contributor("ada"), pool.submit("first")
-            attempt = await pool.attempts.get()
+        async def story(cluster: Cluster) -> None:
+            ada, first = cluster.contributor("ada"), cluster.submit("first")
+            attempt = await cluster.attempts.get()
             await attempt.tell(planned(ada), LOST)
-            await pool.until(first, lambda job: job.attempt == 2)
-            second = pool.submit("second")
-            await pool.until(second, lambda job: "none is ready (1 more works" in job.reason)
-            assert (await pool.attempts.get()).assignment.job_id == first
+            await cluster.until(first, lambda job: job.attempt == 2)
+            second = cluster.submit("second")
+            await cluster.until(second, lambda job: "none is ready (1 more works" in job.reason)
+            assert (await cluster.attempts.get()).assignment.job_id == first
 
         run(store, tmp_path, story, Patience(retry_s=0.3))

@@ -17,8 +17,8 @@ from share_compute.planning.plan import (
     IdleMachine,
     MemberPlan,
     Plan,
-    PoolPlan,
     Prediction,
+    StagePlan,
 )
 from share_compute.planning.report import Alternative, PlanReport, ServingPrediction, TimelineCell
 from share_compute.topology import Device, Link
@@ -118,7 +118,7 @@ def test_planning_with_the_server(plane: Any, run: Run, tmp_path: Path) -> None:
     planned = run("plan", str(TINY))
     assert planned.returncode == 0, planned.stderr
     assert "ada" in planned.stdout
-    file = tmp_path / "pool.yaml"
+    file = tmp_path / "cluster.yaml"
     written = run("topology", "--output", str(file))
     assert written.returncode == 0, written.stderr
     assert "1 machine and 1 links written" in written.stdout
@@ -126,7 +126,7 @@ def test_planning_with_the_server(plane: Any, run: Run, tmp_path: Path) -> None:
     kept = read_topology(file.read_text())
     assert read_topology(printed.stdout) == kept
     assert kept.contributors[0].name == "ada"
-    unwritable = run("topology", "-o", str(tmp_path / "no" / "pool.json"))
+    unwritable = run("topology", "-o", str(tmp_path / "no" / "stage.json"))
     assert (unwritable.returncode, "Traceback" in unwritable.stderr) == (2, False)
 
 
@@ -168,23 +168,23 @@ def test_strategies_are_completed() -> None:
     assert "auto" in complete_strategy("")
 
 
-def plan(pools: int, members: int = 1, *, names: str = "machine") -> Plan:
+def plan(stages: int, members: int = 1, *, names: str = "machine") -> Plan:
     return Plan(
         epoch=0,
         model_id="m",
         strategy="auto",
-        num_layers=2 * pools,
+        num_layers=2 * stages,
         parameters=10,
         microbatches=2,
-        pools=tuple(
-            PoolPlan(
-                start=2 * pool,
-                stop=2 * pool + 2,
+        stages=tuple(
+            StagePlan(
+                start=2 * stage,
+                stop=2 * stage + 2,
                 parameters=5,
                 members=tuple(
                     MemberPlan(
-                        contributor_id=f"{pool}-{member}",
-                        name=f"{names}-{pool}-{member}",
+                        contributor_id=f"{stage}-{member}",
+                        name=f"{names}-{stage}-{member}",
                         microbatches=(member,),
                         memory_bytes=2**30,
                         lent_bytes=2**31,
@@ -194,7 +194,7 @@ def plan(pools: int, members: int = 1, *, names: str = "machine") -> Plan:
                     for member in range(members)
                 ),
             )
-            for pool in range(pools)
+            for stage in range(stages)
         ),
         idle=(IdleMachine(contributor_id="x", name="slow[1]", reason="it would slow the job down"),),
         prediction=Prediction(
@@ -210,14 +210,19 @@ def plan(pools: int, members: int = 1, *, names: str = "machine") -> Plan:
     )
 
 
-def cells(pools: int, members: int = 1) -> list[TimelineCell]:
+def cells(stages: int, members: int = 1) -> list[TimelineCell]:
     return [
         TimelineCell(
-            pool=pool, member=member, microbatch=0, kind=kind, start_s=pool + shift, stop_s=pool + shift + 0.9
+            stage=stage,
+            member=member,
+            microbatch=0,
+            kind=kind,
+            start_s=stage + shift,
+            stop_s=stage + shift + 0.9,
         )
-        for pool in range(pools)
+        for stage in range(stages)
         for member in range(members)
-        for kind, shift in (("F", 0.0), ("B", 2.0 * pools))
+        for kind, shift in (("F", 0.0), ("B", 2.0 * stages))
     ]
 
 
@@ -225,11 +230,11 @@ class TestPictures:
     """What is drawn fits the terminal and says what it should."""
 
     @pytest.mark.parametrize("width", [60, 80, 120])
-    @pytest.mark.parametrize(("pools", "members"), [(1, 1), (3, 2), (5, 9), (60, 1), (300, 1)])
-    def test_everything_fits(self, width: int, pools: int, members: int) -> None:
+    @pytest.mark.parametrize(("stages", "members"), [(1, 1), (3, 2), (5, 9), (60, 1), (300, 1)])
+    def test_everything_fits(self, width: int, stages: int, members: int) -> None:
         console = Console(width=width)
-        made = plan(pools, members, names="a-machine-with-quite-a-long-name")
-        for picture in (layers_over_machines(made, console), timeline(made, cells(pools, members), console)):
+        made = plan(stages, members, names="a-machine-with-quite-a-long-name")
+        for picture in (layers_over_machines(made, console), timeline(made, cells(stages, members), console)):
             assert max(len(line.rstrip()) for line in picture.plain.splitlines()) <= width
 
     def test_a_step(self) -> None:
@@ -283,7 +288,7 @@ class TestPictures:
         console = Console(width=80)
         monkeypatch.setattr(reports, "console", console)
         rows = (
-            Alternative(strategy="uniform", step_s=1.0, samples_per_s=16.0, pools=2, machines=2),
+            Alternative(strategy="uniform", step_s=1.0, samples_per_s=16.0, stages=2, machines=2),
             Alternative(strategy="memory_weighted", problem="laptop [x] lacks 3 bytes"),
         )
         with console.capture() as capture:
@@ -345,7 +350,7 @@ def test_a_placement_of_many_stays_one_line() -> None:
     text = placement(plan(500, members=9))
     assert text.startswith("layers 0-1: machine-0-0 + machine-0-1 + ")
     assert "machine-0-5 + 3 more; layers 2-3: " in text
-    assert "; ... and 492 more pools; idle: slow[1]" in text
+    assert "; ... and 492 more stages; idle: slow[1]" in text
     assert len(text) < 1000
 
 

@@ -98,8 +98,8 @@ def test_a_dry_run_on_paper(client: Client) -> None:
         llama(), topology=TopologyDocument.model_validate(machines()), compare=True, serving=ServingRequest()
     )
     assert report.plan.num_layers == 8
-    assert report.plan.pools[0].start == 0
-    assert report.plan.pools[-1].stop == 8
+    assert report.plan.stages[0].start == 0
+    assert report.plan.stages[-1].stop == 8
     prediction = report.plan.prediction
     assert prediction is not None
     assert 0 < prediction.lower_bound_s <= prediction.step_s
@@ -114,7 +114,7 @@ def test_a_dry_run_on_the_live_machines(plane: Any, client: Client) -> None:
     ada = arrive(plane, "ada")
     arrive(plane, "grace", links=[Link("grace", HEAD, 1e-3, 1e8), Link("x", ada, 1e-3, 1e8)])
     report = client.plan(llama(), strategy="uniform")
-    names = {member.name for pool in report.plan.pools for member in pool.members}
+    names = {member.name for stage in report.plan.stages for member in stage.members}
     assert names == {"ada", "grace"}
     assert report.plan.strategy == "uniform"
 
@@ -132,11 +132,11 @@ def test_one_step_of_a_jobs_own_plan(plane: Any, http: httpx.Client, client: Cli
     timeline = PlanTimeline.model_validate(answer.json())
     assert http.get(f"/jobs/{job_id}/timeline").content == answer.content, "the same again"
     assert timeline.step_s == pytest.approx(plan.prediction.step_s)
-    members = {(place, seat) for place, pool in enumerate(plan.pools) for seat in range(len(pool.members))}
-    assert {(cell.pool, cell.member) for cell in timeline.cells} == members
-    assert {(update.pool, update.member) for update in timeline.updates} == members
-    assert timeline.cell_count == len(timeline.cells) == 2 * plan.microbatches * len(plan.pools)
-    assert len(timeline.transfers) == 2 * plan.microbatches * (len(plan.pools) - 1)
+    members = {(place, seat) for place, stage in enumerate(plan.stages) for seat in range(len(stage.members))}
+    assert {(cell.stage, cell.member) for cell in timeline.cells} == members
+    assert {(update.stage, update.member) for update in timeline.updates} == members
+    assert timeline.cell_count == len(timeline.cells) == 2 * plan.microbatches * len(plan.stages)
+    assert len(timeline.transfers) == 2 * plan.microbatches * (len(plan.stages) - 1)
 
     plane.store.contributors.ready(ada, capacity=[Device("cpu", "unmeasured", 2**33)], links=[])
     unknown = PlanTimeline.model_validate(http.get(f"/jobs/{job_id}/timeline").json())
@@ -179,23 +179,23 @@ class TestOnPaper:
 
     def test_a_disconnected_topology_has_a_plan_on_one_machine(self) -> None:
         plan = self.plan(llama(), machines(2, bytes_per_s=0))
-        assert sum(plan.pool_sizes) == 1
+        assert sum(plan.stage_sizes) == 1
         assert len(plan.idle) == 1
         assert plan.idle[0].reason
 
     def test_a_disconnected_topology_cannot_hold_what_needs_both(self) -> None:
-        need = self.plan(llama(), machines(1)).pools[0].members[0].memory_bytes
+        need = self.plan(llama(), machines(1)).stages[0].members[0].memory_bytes
         with pytest.raises(PlanInfeasible) as error:
             self.plan(llama(), machines(2, memory_bytes=round(0.9 * need), bytes_per_s=0))
         assert error.value.hint
         joined = self.plan(llama(), machines(2, memory_bytes=round(0.9 * need)))
-        assert sum(joined.pool_sizes) == 2
+        assert sum(joined.stage_sizes) == 2
 
     def test_a_model_with_one_layer(self) -> None:
         layer = {"type": "linear", "options": {"in_features": 64, "out_features": 10}}
         plan = self.plan({"model": {"layers": [layer]}, "data": {"dataset": "digits"}}, machines(3))
         assert plan.num_layers == 1
-        assert len(plan.pools) == 1
+        assert len(plan.stages) == 1
 
     def test_a_tokenizer_that_is_to_be_trained_gives_the_vocabulary(self) -> None:
         small = self.plan({**llama(), "tokenizer": {"vocab_size": 1000}}, machines(1))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests.api.test_deployment_supervision import WINDOW, House, Replica, read, run, wanted
-from tests.platform.serving.pools import reference
+from tests.platform.serving.hashed_stages import reference
 
 from share_compute.errors import Busy, Unavailable
 from share_compute.serving.options import Generation
@@ -47,7 +47,7 @@ async def answered(house: House, generation: Generation) -> None:
 
 def test_a_request_at_zero_is_answered_after_a_cold_start(store: Store, tmp_path: Path) -> None:
     async def story(house: House) -> None:
-        ada = house.pool.contributor("ada")
+        ada = house.cluster.contributor("ada")
         record = house.deploy(replicas={"min": 0, "max": 2, **AT_ONCE})
         first = await served(house, ada)
         await house.until(lambda: first.is_closed and not house.leased())
@@ -70,7 +70,7 @@ def test_a_request_at_zero_is_answered_after_a_cold_start(store: Store, tmp_path
 
 def test_at_zero_it_stays_with_the_next_server(store: Store, tmp_path: Path) -> None:
     async def story(house: House) -> None:
-        ada = house.pool.contributor("ada")
+        ada = house.cluster.contributor("ada")
         record = house.deploy(replicas={"min": 0, "max": 1, **AT_ONCE})
         first = await served(house, ada)
         await house.until(lambda: first.is_closed)
@@ -121,7 +121,7 @@ def test_only_so_many_wait_for_a_cold_start(store: Store, tmp_path: Path) -> Non
 
 def test_more_are_started_for_more_and_who_goes_ends_what_it_has(store: Store, tmp_path: Path) -> None:
     async def story(house: House) -> None:
-        ada, grace = house.pool.contributor("ada"), house.pool.contributor("grace")
+        ada, grace = house.cluster.contributor("ada"), house.cluster.contributor("grace")
         never = {**AT_ONCE, "downscale_delay_s": 3600}
         record = house.deploy(replicas={"max": 2, "target_ongoing_requests": 2, **never})
         first = await house.replicas.get()
@@ -176,7 +176,7 @@ def test_another_replica_goes_on_with_what_one_cannot(
     monkeypatch.setattr(ray_engine, "_MOVES_AFTER_S", 0.2)
 
     async def story(house: House) -> None:
-        ada, grace = house.pool.contributor("ada"), house.pool.contributor("grace")
+        ada, grace = house.cluster.contributor("ada"), house.cluster.contributor("grace")
         house.deploy(replicas=2)
         first, second = await house.replicas.get(), await house.replicas.get()
         first.serve(ada)
@@ -203,7 +203,7 @@ def test_who_has_all_that_they_want_did_not_break_off(
 ) -> None:
     async def story(house: House) -> None:
         house.deploy()
-        replica = await served(house, house.pool.contributor("ada"))
+        replica = await served(house, house.cluster.contributor("ada"))
         replica.take_turns(2)
         await house.until(lambda: house.engines.find("llama") is not None)
         (stream,) = await house.engine().generate([wanted(1)])

@@ -340,17 +340,17 @@ def test_what_can_be_seen_on_disk_is_checked_at_once(
     small = hugging_face_folder(tmp_path / "small", vocab_size=8, token_ids=9)
     assert "9 ids, the model only 8" in refused({"path": str(small)})
     assert "400 ids does not fit a model of 300" in refused(llama, tokenizer={"vocab_size": 400})
-    assert "3 pools cannot share 2 layers" in refused(
-        {"config": {"model_type": "llama", "num_hidden_layers": 2}}, parallelism={"pools": 3}
+    assert "3 stages cannot share 2 layers" in refused(
+        {"config": {"model_type": "llama", "num_hidden_layers": 2}}, parallelism={"stages": 3}
     )
     (small / "config.json").write_text(
         json.dumps({"model_type": "llama", "num_hidden_layers": 2, "vocab_size": 99})
     )
-    assert "3 pools cannot share 2 layers" in refused({"path": str(small)}, parallelism={"pools": 3})
+    assert "3 stages cannot share 2 layers" in refused({"path": str(small)}, parallelism={"stages": 3})
     layers = [{"type": "linear", "options": {"in_features": 64, "out_features": 10}}]
-    declared = {"model": {"layers": layers}, "data": {"dataset": "digits"}, "parallelism": {"pools": 2}}
+    declared = {"model": {"layers": layers}, "data": {"dataset": "digits"}, "parallelism": {"stages": 2}}
     assert (
-        "2 pools cannot share 1 layers"
+        "2 stages cannot share 1 layers"
         in problem(http.post("/jobs", json=declared), 422, "invalid-request")["detail"]
     )
     (small / "tokenizer.json").write_text("{}")
@@ -394,14 +394,14 @@ def test_all_that_is_wrong_with_a_job_is_told_at_once(http: httpx.Client, tmp_pa
         "model": {"config": {**config, "num_hidden_layers": 2}},
         "data": {"files": [str(rows)]},
         "tokenizer": {"vocab_size": 400},
-        "parallelism": {"strategy": "unifrom", "pools": 3},
+        "parallelism": {"strategy": "unifrom", "stages": 3},
     }
     expected = [
         "parallelism.strategy",
         "data.text_column",
         "model.config",
         "tokenizer.vocab_size",
-        "parallelism.pools",
+        "parallelism.stages",
     ]
     document = problem(http.post("/jobs", json=job), 422, "invalid-request")
     assert [one["field"] for one in document["details"]["fields"]] == expected

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from tests.api.playing import AT_ONCE, Pool
+from tests.api.playing import AT_ONCE, Cluster
 
 from share_compute.jobs.states import ContributorState
 from share_compute.settings import Settings
@@ -29,19 +29,21 @@ class Token:
 
 def test_machines_in_every_state_are_called_back(store: Store, tmp_path: Path) -> None:
     async def story() -> None:
-        pool, token = Pool(store, tmp_path / "jobs", AT_ONCE), Token()
-        joining = pool.join("joining")
-        probing, ready, leaving, gone = (pool.join(name) for name in ("probing", "ready", "leaving", "gone"))
+        cluster, token = Cluster(store, tmp_path / "jobs", AT_ONCE), Token()
+        joining = cluster.join("joining")
+        probing, ready, leaving, gone = (
+            cluster.join(name) for name in ("probing", "ready", "leaving", "gone")
+        )
         store.contributors.online(probing, node_id="aa", address="192.0.2.7")
         for machine in (ready, leaving):
-            pool.arrive(machine)
+            cluster.arrive(machine)
         store.contributors.leave(leaving)
         store.contributors.leave(gone)
-        quarantined = pool.contributor("quarantined")
+        quarantined = cluster.contributor("quarantined")
         seen = store.contributors.get(quarantined)
         store.contributors.set_state(seen, ContributorState.quarantined, "it made wrong numbers")
         token.may_end.set()
-        await TokenRotation(token, pool.supervisor, store, asyncio.create_task).begin()
+        await TokenRotation(token, cluster.supervisor, store, asyncio.create_task).begin()
         for machine in (joining, probing, ready, quarantined):
             assert store.contributors.get(machine).state is ContributorState.lost
         for machine in (leaving, gone):
@@ -55,8 +57,8 @@ def test_a_change_of_the_token_ends_with_the_server(store: Store, tmp_path: Path
     async def story() -> None:
         app = create_app(Settings(data_folder=tmp_path / "data", database_url=None), store)
         context: Context = app.state.context
-        pool, token = Pool(store, tmp_path / "jobs", AT_ONCE), Token()
-        rotation = TokenRotation(token, pool.supervisor, store, context.spawn)
+        cluster, token = Cluster(store, tmp_path / "jobs", AT_ONCE), Token()
+        rotation = TokenRotation(token, cluster.supervisor, store, context.spawn)
         async with app.router.lifespan_context(app):
             under_way = rotation.begin()
             await token.asked.wait()

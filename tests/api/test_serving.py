@@ -64,7 +64,7 @@ def test_text_goes_on_when_a_machine_dies(
         server.client() as client,
         OpenAI(base_url=f"{server.url}/v1", api_key=server.api_key, max_retries=0, timeout=90) as openai,
     ):
-        client.deploy({"name": "llama", "model": {"path": str(folder)}, "parallelism": {"pools": 2}})
+        client.deploy({"name": "llama", "model": {"path": str(folder)}, "parallelism": {"stages": 2}})
         wait_for(lambda: [model.id for model in openai.models.list()] == ["llama"], "the model")
         # It is asked for before its machines are ready.
         stream = openai.completions.create(
@@ -81,7 +81,7 @@ def test_text_goes_on_when_a_machine_dies(
             pieces += [choice.text for choice in chunk.choices]
             if not is_killed and len(pieces) > 20:
                 deployed = client.deployment("llama")
-                assert (deployed.state, len(deployed.plans[0].pools)) == (DeploymentState.ready, 2)
+                assert (deployed.state, len(deployed.plans[0].stages)) == (DeploymentState.ready, 2)
                 assert {one.deployment_id for one in client.contributors(state=ready)} == {deployed.id}
                 (member,) = members(machines[0].command.process.pid)
                 os.kill(member.pid, signal.SIGKILL)
@@ -94,14 +94,14 @@ def test_text_goes_on_when_a_machine_dies(
         assert openai.models.list().data == []
 
         # The same machines turn texts into vectors.
-        client.deploy({"name": "bert", "model": {"path": str(encoder)}, "parallelism": {"pools": 2}})
+        client.deploy({"name": "bert", "model": {"path": str(encoder)}, "parallelism": {"stages": 2}})
         wait_for(lambda: [model.id for model in openai.models.list()] == ["bert"], "the encoder")
         texts = [TEXT, *(f"the quick brown fox and {number} lazy dogs" for number in range(60))]
         answer = openai.embeddings.create(model="bert", input=texts)
         np.testing.assert_allclose(
             [one.embedding for one in answer.data], encoded(encoder, texts), atol=1e-5, rtol=0
         )
-        assert len(client.deployment("bert").plans[0].pools) == 2
+        assert len(client.deployment("bert").plans[0].stages) == 2
         with pytest.raises(BadRequestError, match="turns text into vectors"):
             openai.completions.create(model="bert", prompt=PROMPT)
         client.undeploy("bert")
@@ -148,7 +148,7 @@ def test_replicas_share_what_is_asked_and_one_leaves_without_a_word(
     with (
         server.client() as client,
         OpenAI(base_url=f"{server.url}/v1", api_key=server.api_key, max_retries=0, timeout=240) as openai,
-        ThreadPoolExecutor(12) as pool,
+        ThreadPoolExecutor(12) as executor,
     ):
         client.deploy({"name": "llama", "model": {"path": str(folder)}, "replicas": 2, "max_concurrent": 4})
 
@@ -167,14 +167,14 @@ def test_replicas_share_what_is_asked_and_one_leaves_without_a_word(
             return answer.choices[0].text
 
         wait_for(lambda: are_ready(2), "two replicas")
-        assert set(pool.map(ask, range(24))) == {expected}
+        assert set(executor.map(ask, range(24))) == {expected}
 
         def emitted() -> list[int]:  # as it was seen last
             return [status.queue.emitted_tokens for status in client.deployment_status("llama").replicas]
 
         wait_for(lambda: sum(emitted()) == 24 * TOKENS, "all tokens")
         assert min(emitted()) > 24 * TOKENS / 4
-        asking = [pool.submit(ask, number) for number in range(24)]
+        asking = [executor.submit(ask, number) for number in range(24)]
         client.scale("llama", 1)
         assert {each.result() for each in asking} == {expected}
         wait_for(lambda: are_ready(1), "one replica")

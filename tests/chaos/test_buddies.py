@@ -1,4 +1,4 @@
-"""The only member of a pool dies, and nothing is lost: another machine has a copy of what it held."""
+"""The only member of a stage dies, and nothing is lost: another machine has a copy of what it held."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def calm(attempt: Attempt, topology: Topology, tmp_path_factory: pytest.TempPath
         (
             Point.prepared_sending,
             "c1",
-        ),  # the first pool says that it is prepared, and then becomes the last one
+        ),  # the first stage says that it is prepared, and then becomes the last one
         pytest.param(Point.log_sending, "c1", marks=pytest.mark.thorough),
         pytest.param(Point.log_heard, "c0", marks=pytest.mark.thorough),
         pytest.param(Point.commit_heard, "c1", marks=pytest.mark.thorough),
@@ -50,7 +50,7 @@ def calm(attempt: Attempt, topology: Topology, tmp_path_factory: pytest.TempPath
     ],
     ids=lambda value: value.name if isinstance(value, Point) else value,
 )
-def test_the_only_member_of_a_pool_is_killed(
+def test_the_only_member_of_a_stage_is_killed(
     attempt: Attempt, topology: Topology, tmp_path: Path, calm: Calm, point: Point, worker: str
 ) -> None:
     failures = [Failure(FailureKind.kill, point, worker=worker, step=STEP)]
@@ -72,7 +72,7 @@ def test_a_stage_without_parameters_is_lost(attempt: Attempt, topology: Topology
     weights, curve, events = train(attempt, tmp_path / "lost", document, [death], machines=machines)
     (change,) = (event for event in events if isinstance(event, Reformed))
     assert change.lost == ("c1",)
-    assert len({member.name for pool in change.plan.pools for member in pool.members}) == 2
+    assert len({member.name for stage in change.plan.stages for member in stage.members}) == 2
     assert curve == calm_curve
     assert weights == calm_weights
 

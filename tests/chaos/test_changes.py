@@ -1,4 +1,4 @@
-"""Machines come and go while a job runs, shards move, pools change their number: the weights come out the same."""
+"""Machines come and go while a job runs, shards move, stages change their number: the weights come out the same."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def reformed(events: list[AttemptEvent]) -> list[Reformed]:
 
 
 def sizes(event: Reformed) -> list[int]:
-    return [len(pool.members) for pool in event.plan.pools]
+    return [len(stage.members) for stage in event.plan.stages]
 
 
 def slow(topology: Topology, count: int) -> Topology:
@@ -53,7 +53,7 @@ def offer(coordinator: Any, machines: Topology, answers: int | None = None) -> N
     coordinator.offer.remote(Offer(topology=machines, answers=answers).model_dump_json())
 
 
-def test_what_a_pool_of_one_holds_moves_to_others_when_it_leaves(
+def test_what_a_stage_of_one_holds_moves_to_others_when_it_leaves(
     attempt: Attempt, topology: Topology, tmp_path: Path
 ) -> None:
     def leave(event: AttemptEvent, coordinator: Any) -> None:
@@ -71,7 +71,7 @@ def test_what_a_pool_of_one_holds_moves_to_others_when_it_leaves(
 
 @pytest.mark.parametrize(
     ("parallelism", "count"),
-    [({"pools": 1}, 1), pytest.param({"members_per_pool": 1}, 2, marks=pytest.mark.thorough)],
+    [({"stages": 1}, 1), pytest.param({"members_per_stage": 1}, 2, marks=pytest.mark.thorough)],
     ids=["more members", "other cuts"],
 )
 def test_machines_that_come_are_used(
@@ -105,7 +105,7 @@ def test_a_loss_just_after_cuts_moved_loses_no_step(
     attempt: Attempt, topology: Topology, tmp_path: Path
 ) -> None:
     document = job(1, 1, steps=MANY_STEPS, validate_every=None, checkpoint_every=None)
-    document["parallelism"] = {"members_per_pool": 1}
+    document["parallelism"] = {"members_per_stage": 1}
     machines = slow(topology, 2)
     calm_weights, calm_curve, _ = train(attempt, tmp_path / "calm", document, machines=machines)
 
@@ -145,8 +145,8 @@ def test_a_machine_that_says_it_is_faster_than_it_is_gets_what_it_can_do(
         )
 
     def shares(event: Planned | Reformed) -> dict[str, int]:
-        (pool,) = event.plan.pools
-        return {member.contributor_id: len(member.microbatches) for member in pool.members}
+        (stage,) = event.plan.stages
+        return {member.contributor_id: len(member.microbatches) for member in stage.members}
 
     def end(event: AttemptEvent, coordinator: Any) -> None:
         if isinstance(event, Reformed):
@@ -154,7 +154,7 @@ def test_a_machine_that_says_it_is_faster_than_it_is_gets_what_it_can_do(
 
     # So many that it pays on machines of any speed.
     document = job(1, 1, steps=30_000, batch_size=1024, validate_every=None, checkpoint_every=None)
-    document["parallelism"] = {"pools": 1, "members_per_pool": 2}
+    document["parallelism"] = {"stages": 1, "members_per_stage": 2}
     honest, liar = topology.contributors[:2]
     machines = Topology((measured(honest, 1), measured(liar, 3)))
     events = attempt(document, folder=tmp_path, machines=machines, on_event=end)
@@ -169,7 +169,7 @@ def test_members_end_with_the_plan_that_they_were_started_for(
     attempt: Attempt, topology: Topology, tmp_path: Path
 ) -> None:
     document = job(1, 1, steps=MANY_STEPS, validate_every=None, checkpoint_every=None)
-    document["parallelism"] = {"pools": 1}
+    document["parallelism"] = {"stages": 1}
 
     def come(event: AttemptEvent, coordinator: Any) -> None:
         match event.type:

@@ -37,7 +37,7 @@ FORMING = {
 PAUSING = {Point.applied_sending, Point.proceed_heard}
 
 
-def job(pools: int, members: int, **training: Any) -> dict[str, Any]:
+def job(stages: int, members: int, **training: Any) -> dict[str, Any]:
     layers = [
         {"type": "linear", "options": {"in_features": 64, "out_features": 48}},
         {"type": "dropout", "options": {"p": 0.1}},
@@ -57,7 +57,7 @@ def job(pools: int, members: int, **training: Any) -> dict[str, Any]:
             "checkpoint_every": 2,
             **training,
         },
-        "parallelism": {"pools": pools, "members_per_pool": members, "strategy": "uniform"},
+        "parallelism": {"stages": stages, "members_per_stage": members, "strategy": "uniform"},
     }
 
 
@@ -112,7 +112,7 @@ def calm(attempt: Attempt, tmp_path_factory: pytest.TempPathFactory) -> Calm:
 def test_members_killed_at_any_point(
     attempt: Attempt, tmp_path: Path, calm: Calm, first: Point, second: Point
 ) -> None:
-    """One in each pool: two points for the price of one start."""
+    """One in each stage: two points for the price of one start."""
     failures = [
         Failure(FailureKind.kill, point, worker=worker, step=1 if point in FORMING else step)
         # Members pause after steps 2 and 4.
@@ -134,7 +134,7 @@ def test_what_is_told_of_two_deaths(attempt: Attempt, tmp_path: Path, calm: Calm
     weights, curve, events = train(attempt, tmp_path, job(2, 2), failures)
     reformed = [event for event in events if event.type == "reformed"]
     assert {worker for event in reformed for worker in event.lost} == {"c0", "c3"}
-    assert [len(pool.members) for pool in reformed[-1].plan.pools] == [1, 1]
+    assert [len(stage.members) for stage in reformed[-1].plan.stages] == [1, 1]
     assert curve == calm.losses
     assert weights == calm.digest
 
@@ -167,14 +167,14 @@ def test_a_silent_member_is_done_without(attempt: Attempt, tmp_path: Path, calm:
 
 
 @pytest.mark.parametrize(
-    ("pools", "members"),
+    ("stages", "members"),
     [pytest.param(1, 1, marks=pytest.mark.thorough), pytest.param(1, 3, marks=pytest.mark.thorough), (4, 1)],
 )
-def test_a_job_goes_on_with_other_pools_from_a_checkpoint(
-    attempt: Attempt, tmp_path: Path, calm: Calm, pools: int, members: int
+def test_a_job_goes_on_with_other_stages_from_a_checkpoint(
+    attempt: Attempt, tmp_path: Path, calm: Calm, stages: int, members: int
 ) -> None:
     checkpoint = calm.folder / "checkpoints" / "step-00000002"
-    weights, curve, _ = train(attempt, tmp_path, job(pools, members), checkpoint=checkpoint, number=2)
+    weights, curve, _ = train(attempt, tmp_path, job(stages, members), checkpoint=checkpoint, number=2)
     assert curve == calm.losses[2:]
     assert weights == calm.digest
 

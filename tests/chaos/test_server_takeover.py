@@ -29,7 +29,7 @@ JOB = {
     "data": {"dataset": "digits"},
     # Without a checkpoint whoever does not go on with the members begins with step 1 again.
     "training": {"steps": 100_000, "batch_size": 1024, "microbatches": 16},
-    "parallelism": {"pools": 1, "members_per_pool": 2, "strategy": "uniform"},
+    "parallelism": {"stages": 1, "members_per_stage": 2, "strategy": "uniform"},
 }
 
 

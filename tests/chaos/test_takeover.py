@@ -134,12 +134,12 @@ def test_a_member_died_with_the_coordinator(attempt: Attempt, tmp_path: Path, ca
     assert after[-1].outcome == "succeeded", after[-1].reason
     (note,) = [note for note in notes(after) if note.startswith("continues at step 3")]
     assert note.endswith("attempt 1: machine-0, machine-1 and machine-3")
-    assert [len(pool.members) for pool in last(after, "planned").plan.pools] == [2, 1]
+    assert [len(stage.members) for stage in last(after, "planned").plan.stages] == [2, 1]
     assert losses(before) + losses(after) == calm.losses
     assert digest(tmp_path) == calm.digest
 
 
-def test_a_whole_pool_died_with_the_coordinator(attempt: Attempt, tmp_path: Path, calm: Calm) -> None:  # noqa: F811
+def test_a_whole_stage_died_with_the_coordinator(attempt: Attempt, tmp_path: Path, calm: Calm) -> None:  # noqa: F811
     before = attempt(job(2, 2), folder=tmp_path, failures=[kill(Point.prepared_heard, 5)])
     end(of("c2"))
     end(of("c3"))

@@ -37,14 +37,14 @@ JOB: dict[str, Any] = {
     },
     "data": {"dataset": "digits"},
     "training": {"steps": STEPS, "batch_size": 64, "checkpoint_every": 100},
-    "parallelism": {"pools": 2},
+    "parallelism": {"stages": 2},
 }
 PROMPT, TOKENS = "the quick brown fox", 240
 _START_S = 600.0
 
 
 @dataclass(frozen=True)
-class Pool:
+class Cluster:
     """What `compose up` made."""
 
     engine: Engine
@@ -77,7 +77,7 @@ class Pool:
 
 
 @pytest.fixture(scope="module")
-def pool() -> Iterator[Pool]:
+def cluster() -> Iterator[Cluster]:
     with ExitStack() as stack:
         runs = stack.enter_context(engine())
         image = f"localhost/share-compute-test-{secrets.token_hex(3)}"
@@ -92,29 +92,29 @@ def pool() -> Iterator[Pool]:
             "PORT": f"127.0.0.1:{port}",
             "MEMORY": "700MiB",
         }
-        pool = Pool(runs, f"sc{secrets.token_hex(3)}", variables, f"https://127.0.0.1:{port}")
-        stack.callback(pool.compose, "down", "-v")
-        pool.compose("up", "-d", "--no-build")
-        wait_for(lambda: has_ready(pool, 2), "two contributors", _START_S)
-        yield pool
+        cluster = Cluster(runs, f"sc{secrets.token_hex(3)}", variables, f"https://127.0.0.1:{port}")
+        stack.callback(cluster.compose, "down", "-v")
+        cluster.compose("up", "-d", "--no-build")
+        wait_for(lambda: has_ready(cluster, 2), "two contributors", _START_S)
+        yield cluster
 
 
-def has_ready(pool: Pool, number: int) -> bool:
+def has_ready(cluster: Cluster, number: int) -> bool:
     try:
-        with pool.client() as client:
+        with cluster.client() as client:
             return len(client.contributors(state=[ContributorState.ready])) == number
     except (RuntimeError, Unavailable):  # it starts
         return False
 
 
 def train(
-    pool: Pool,
+    cluster: Cluster,
     folder: Path,
     disturb: Callable[[Client, str], None] = lambda _client, _job: None,
 ) -> tuple[str, list[int]]:
     """Run the job; ``disturb`` is called when it has taken some steps. Return the weights' digest and all steps."""
-    wait_for(lambda: has_ready(pool, 2), "two contributors", _START_S)
-    with pool.client() as client:
+    wait_for(lambda: has_ready(cluster, 2), "two contributors", _START_S)
+    with cluster.client() as client:
         job_id = client.submit(JOB).id
 
         def ended() -> JobRecord | None:
@@ -133,28 +133,28 @@ def train(
         return WeightFolder(client.download(job_id, model.name, folder)).digest(), steps
 
 
-def test_a_job_outlives_its_containers(pool: Pool, tmp_path: Path) -> None:
-    undisturbed = train(pool, tmp_path / "undisturbed")
+def test_a_job_outlives_its_containers(cluster: Cluster, tmp_path: Path) -> None:
+    undisturbed = train(cluster, tmp_path / "undisturbed")
     assert undisturbed[1] == list(range(1, STEPS + 1))
 
     def disturb(client: Client, job_id: str) -> None:
-        pool.kill("contributor")
+        cluster.kill("contributor")
         wait_for(lambda: "reformed" in {one.kind for one in client.events(job_id).events}, "a smaller group")
         assert not client.job(job_id).state.is_final
-        pool.engine.run("restart", pool.container("server"))
+        cluster.engine.run("restart", cluster.container("server"))
 
-    assert train(pool, tmp_path / "disturbed", disturb) == undisturbed
-    with pool.client() as client:
+    assert train(cluster, tmp_path / "disturbed", disturb) == undisturbed
+    with cluster.client() as client:
         (invite,) = (one for one in client.invites() if one.label == "compose")
         assert len(invite.used_by) == 2  # the contributor that was killed came back with its own key
 
 
-def test_a_stream_outlives_the_container_of_a_contributor(pool: Pool, tmp_path: Path) -> None:
+def test_a_stream_outlives_the_container_of_a_contributor(cluster: Cluster, tmp_path: Path) -> None:
     folder = make_llama(tmp_path, window=512, hidden_size=64, num_hidden_layers=4)
-    wait_for(lambda: has_ready(pool, 2), "two contributors", _START_S)
-    with pool.client() as client:
+    wait_for(lambda: has_ready(cluster, 2), "two contributors", _START_S)
+    with cluster.client() as client:
         upload = client.upload(folder)
-        served = {"name": "llama", "model": {"path": f"upload:{upload.id}"}, "parallelism": {"pools": 2}}
+        served = {"name": "llama", "model": {"path": f"upload:{upload.id}"}, "parallelism": {"stages": 2}}
         client.deploy(served)
         wait_for(lambda: client.deployment("llama").state is DeploymentState.ready, "the model", _START_S)
 
@@ -164,23 +164,23 @@ def test_a_stream_outlives_the_container_of_a_contributor(pool: Pool, tmp_path: 
         undisturbed = "".join(said())
         pieces = said()
         text = "".join(next(pieces) for _ in range(20))
-        killing = threading.Thread(target=pool.kill, args=("contributor", 2))
+        killing = threading.Thread(target=cluster.kill, args=("contributor", 2))
         killing.start()
         assert text + "".join(pieces) == undisturbed
         killing.join()
         client.undeploy("llama")
 
 
-def test_each_container_may_do_only_what_it_needs(pool: Pool) -> None:
+def test_each_container_may_do_only_what_it_needs(cluster: Cluster) -> None:
     for service, user in (("server", "0"), ("contributor", "1000")):
-        name = pool.container(service)
-        told = pool.engine.run("exec", name, "sh", "-c", "id -u; cat /proc/self/status")
+        name = cluster.container(service)
+        told = cluster.engine.run("exec", name, "sh", "-c", "id -u; cat /proc/self/status")
         assert told.split()[0] == user
         facts = dict(line.split(":\t", 1) for line in told.splitlines()[1:])
         assert facts["NoNewPrivs"] == "1"
         assert (int(facts["CapBnd"], 16) == 0) == (service == "contributor")
     head = "for p in /proc/[0-9]*; do grep -qsx gcs_server $p/comm && stat -c %U $p; done"
-    server = pool.container("server")
-    assert pool.engine.run("exec", server, "sh", "-c", head).split() == ["share-compute"]
-    health = pool.engine.run("exec", server, "share-compute", "status")
+    server = cluster.container("server")
+    assert cluster.engine.run("exec", server, "sh", "-c", head).split() == ["share-compute"]
+    health = cluster.engine.run("exec", server, "share-compute", "status")
     assert "postgresql" in health

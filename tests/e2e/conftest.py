@@ -66,7 +66,7 @@ class Server:
 
 
 @dataclass(frozen=True)
-class Pool:
+class Cluster:
     """A running control plane without a cluster; tests write into its store what a supervisor would."""
 
     server: Server
@@ -80,7 +80,9 @@ class Pool:
 
 
 @contextmanager
-def open_pool(folder: Path, make_server: Callable[[Settings, Store], Server] = Server) -> Iterator[Pool]:
+def open_cluster(
+    folder: Path, make_server: Callable[[Settings, Store], Server] = Server
+) -> Iterator[Cluster]:
     """Run a control plane over an empty store inside the block."""
     require_dashboard()
     settings = Settings(data_folder=folder, data_roots=(folder.parent,))
@@ -88,7 +90,7 @@ def open_pool(folder: Path, make_server: Callable[[Settings, Store], Server] = S
     store = Store(settings.resolved_database_url)
     server = make_server(settings, store)
     try:
-        yield Pool(server, store.keys.create("browser", [Scope.admin])[1], store, folder)
+        yield Cluster(server, store.keys.create("browser", [Scope.admin])[1], store, folder)
     finally:
         server.stop()
         store.close()
@@ -101,9 +103,9 @@ def require_dashboard() -> None:
 
 
 @pytest.fixture
-def pool(tmp_path: Path) -> Iterator[Pool]:
-    with open_pool(tmp_path) as pool:
-        yield pool
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    with open_cluster(tmp_path) as cluster:
+        yield cluster
 
 
 @pytest.fixture(scope="module")
@@ -142,10 +144,10 @@ def context(browser: Browser) -> Iterator[BrowserContext]:
 
 
 @pytest.fixture
-def page(pool: Pool, context: BrowserContext, complaints: Complaints) -> Page:
+def page(cluster: Cluster, context: BrowserContext, complaints: Complaints) -> Page:
     """The dashboard, signed in by the link that ``share-compute up`` prints."""
     page = context.new_page()
     complaints.listen(page)
-    page.goto(f"{pool.url}/#key={pool.key}")
-    page.get_by_role("heading", name="Pool", level=1).wait_for()
+    page.goto(f"{cluster.url}/#key={cluster.key}")
+    page.get_by_role("heading", name="Machines", level=1).wait_for()
     return page

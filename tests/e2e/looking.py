@@ -48,7 +48,7 @@ class Looks:
 
     def take(self, name: str) -> None:
         """Keep a picture of what the window shows and what axe finds there; it must not be wider than the window."""
-        picture = re.sub(r"\W+", "-", name).strip("-") or "pool"
+        picture = re.sub(r"\W+", "-", name).strip("-") or "cluster"
         self.page.screenshot(path=self.folder / f"{picture}.png", full_page=True)
         self.found[name] = violations(self.page)
         assert self.page.evaluate("document.documentElement.scrollWidth <= innerWidth"), f"{name} is too wide"

@@ -1,4 +1,4 @@
-"""What happens in a pool, written into the store as the supervisors write it."""
+"""What happens in a cluster, written into the store as the supervisors write it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from share_compute.jobs.events import (
     Validated,
 )
 from share_compute.jobs.states import ContributorState
-from share_compute.planning.plan import MemberPlan, Plan, PoolPlan
+from share_compute.planning.plan import MemberPlan, Plan, StagePlan
 from share_compute.specification import TrainJob, parse_job
 from share_compute.store import ContributorRecord, JobRecord, Store
 from share_compute.topology import Device, Link
@@ -58,7 +58,7 @@ def measure(store: Store, machine: ContributorRecord, flops_per_s: float) -> Con
 
 
 def start(store: Store, job: JobRecord, machines: list[ContributorRecord]) -> None:
-    """An attempt begins on these machines, one pool each."""
+    """An attempt begins on these machines, one stage each."""
     store.jobs.begin(job.id, [machine.id for machine in machines])
     note = Note(message="elm would slow the job down; it gets no layers", level="warning")
     started = Started(first_step=1, total_steps=40)
@@ -72,8 +72,8 @@ def reform(store: Store, job: JobRecord, machines: list[ContributorRecord], sent
 
 
 def _laid(machines: list[ContributorRecord]) -> Plan:
-    pools = tuple(
-        PoolPlan(
+    stages = tuple(
+        StagePlan(
             start=index,
             stop=index + 1 if machine is not machines[-1] else 3,
             parameters=2_000,
@@ -93,8 +93,8 @@ def _laid(machines: list[ContributorRecord]) -> Plan:
         epoch=0,
         strategy="compute_weighted",
         num_layers=3,
-        parameters=2_000 * len(pools),
-        pools=pools,
+        parameters=2_000 * len(stages),
+        stages=stages,
         microbatches=4,
     )
 

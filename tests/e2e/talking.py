@@ -19,7 +19,7 @@ from tests.e2e.conftest import Server
 
 from share_compute.models.configuration import declared_config
 from share_compute.planning.partitioning import Shard
-from share_compute.planning.plan import Bottleneck, MemberPlan, Plan, PoolPlan
+from share_compute.planning.plan import Bottleneck, MemberPlan, Plan, StagePlan
 from share_compute.planning.report import ServingPrediction
 from share_compute.serving.events import SequenceEvent
 from share_compute.serving.limits import Limits
@@ -167,7 +167,7 @@ class Talker:
             stage.load(folder)
         self._fed_back.clear()
         limits = Limits(
-            window_tokens=window, kv_tokens=4 * window, max_sequences=4, turn_tokens=256, pools=1,
+            window_tokens=window, kv_tokens=4 * window, max_sequences=4, turn_tokens=256, stages=1,
             max_queued=64, run_ahead=0,
         )  # fmt: skip
         self._desk.reform(self._epoch, limits)
@@ -177,8 +177,8 @@ class Talker:
         self._news.notify_all()
 
     def _prediction(self, cuts: list[int]) -> ServingPrediction:
-        pools = tuple(
-            PoolPlan(
+        stages = tuple(
+            StagePlan(
                 start=start,
                 stop=stop,
                 parameters=12_000 * (stop - start),
@@ -192,7 +192,7 @@ class Talker:
             for worker, (start, stop) in zip(self._workers, pairwise(cuts), strict=True)
         )  # fmt: skip
         plan = Plan(
-            epoch=self._epoch, strategy="serving", num_layers=LAYERS, parameters=12_000 * LAYERS, pools=pools,
+            epoch=self._epoch, strategy="serving", num_layers=LAYERS, parameters=12_000 * LAYERS, stages=stages,
             microbatches=1,
         )  # fmt: skip
         first = self._names[self._workers[0]]

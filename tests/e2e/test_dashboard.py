@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, expect
-from tests.e2e.conftest import Complaints, Pool
+from tests.e2e.conftest import Cluster, Complaints
 from tests.e2e.looking import looking, looks
 from tests.e2e.scenes import digits, finish, join, lose, measure, reform, start, train
 
@@ -17,75 +17,75 @@ pytestmark = pytest.mark.browser
 FIRST_LOAD_BYTES = 250_000
 
 
-def test_the_link_of_up_signs_in_and_leaves_no_key_in_the_address_bar(page: Page, pool: Pool) -> None:
-    assert page.url == f"{pool.url}/"
+def test_the_link_of_up_signs_in_and_leaves_no_key_in_the_address_bar(page: Page, cluster: Cluster) -> None:
+    assert page.url == f"{cluster.url}/"
     expect(page.get_by_role("heading", name="No machine has joined yet")).to_be_visible()
     page.get_by_role("button", name="Sign out").click()
     expect(page.get_by_label("API key")).to_be_visible()
 
 
 def test_a_wrong_key_is_refused_and_a_right_one_leads_where_one_wanted_to_go(
-    pool: Pool, context: BrowserContext
+    cluster: Cluster, context: BrowserContext
 ) -> None:
     page = context.new_page()
-    page.goto(f"{pool.url}/jobs")
+    page.goto(f"{cluster.url}/jobs")
     page.get_by_label("API key").fill("sck-wrong")
     page.get_by_role("button", name="Sign in").click()
     expect(page.get_by_text("The server does not know this key.")).to_be_visible()
-    page.get_by_label("API key").fill(pool.key)
+    page.get_by_label("API key").fill(cluster.key)
     page.get_by_role("button", name="Sign in").click()
     expect(page.get_by_role("heading", name="Jobs", level=1)).to_be_visible()
     expect(page.get_by_role("heading", name="No job yet")).to_be_visible()
 
 
-def test_machines_appear_as_they_join(page: Page, pool: Pool) -> None:
-    page.goto(f"{pool.url}/?view=table")
-    machine = join(pool.store, "birch")
+def test_machines_appear_as_they_join(page: Page, cluster: Cluster) -> None:
+    page.goto(f"{cluster.url}/?view=table")
+    machine = join(cluster.store, "birch")
     row = page.get_by_role("row", name=re.compile("birch"))
     expect(row).to_contain_text("joining")
-    measure(pool.store, machine, 51e9)
+    measure(cluster.store, machine, 51e9)
     expect(row).to_contain_text("ready")
     expect(row).to_contain_text("51.0 GFLOP/s")
     expect(row).to_contain_text("0.23 ms · 1.20 GB/s")
 
 
-def test_a_job_is_submitted_watched_and_its_result_fetched(page: Page, pool: Pool) -> None:
-    machines = [measure(pool.store, join(pool.store, name), 51e9) for name in ("ash", "birch")]
+def test_a_job_is_submitted_watched_and_its_result_fetched(page: Page, cluster: Cluster) -> None:
+    machines = [measure(cluster.store, join(cluster.store, name), 51e9) for name in ("ash", "birch")]
     page.get_by_role("link", name="Submit").click()
     page.get_by_role("button", name="Submit").click()
     expect(page.get_by_role("heading", name="digits", level=1)).to_be_visible()
-    job = pool.store.jobs.queued()[0]
+    job = cluster.store.jobs.queued()[0]
     assert page.url.endswith(f"/jobs/{job.id}")
 
-    start(pool.store, job, machines)
+    start(cluster.store, job, machines)
     placement = page.get_by_role("figure", name=re.compile("Placement of 3 layers"))
     expect(placement).to_contain_text("ash")
     expect(placement).to_contain_text("layers 1\N{EN DASH}2")
-    train(pool.store, job, 1, 10)
+    train(cluster.store, job, 1, 10)
     expect(page.get_by_text("Step 10 of 200 · checkpoint at 10")).to_be_visible()
     curve = page.get_by_role("img", name=re.compile("Loss over steps"))
     expect(curve).to_have_accessible_name(re.compile(r"2\.300 at step 1, 0\.2300 at step 10"))
-    train(pool.store, job, 11, 20)
+    train(cluster.store, job, 11, 20)
     expect(curve).to_have_accessible_name(re.compile("at step 20"))
     expect(page.get_by_role("log")).to_contain_text("elm would slow the job down")
 
-    finish(pool.store, job, pool.folder / "jobs" / job.id / "artifacts" / "model")
+    finish(cluster.store, job, cluster.folder / "jobs" / job.id / "artifacts" / "model")
     expect(page.get_by_text("All 40 steps are done.", exact=True)).to_be_visible()
     with page.expect_download() as download:
         page.get_by_role("button", name="Download config.json").click()
     assert download.value.path().read_text() == '{"model_type": "layers"}'
 
 
-def test_the_placement_follows_machines_that_come_and_go(page: Page, pool: Pool) -> None:
+def test_the_placement_follows_machines_that_come_and_go(page: Page, cluster: Cluster) -> None:
     ash, birch, cedar = (
-        measure(pool.store, join(pool.store, name), 51e9) for name in ("ash", "birch", "cedar")
+        measure(cluster.store, join(cluster.store, name), 51e9) for name in ("ash", "birch", "cedar")
     )
-    job = pool.store.jobs.create(digits())
-    page.goto(f"{pool.url}/jobs/{job.id}")
-    start(pool.store, job, [ash, birch])
+    job = cluster.store.jobs.create(digits())
+    page.goto(f"{cluster.url}/jobs/{job.id}")
+    start(cluster.store, job, [ash, birch])
     placement = page.get_by_role("figure", name=re.compile("Placement of 3 layers"))
     expect(placement).to_contain_text("birch")
-    reform(pool.store, job, [ash, cedar], "birch was lost, cedar joined")
+    reform(cluster.store, job, [ash, cedar], "birch was lost, cedar joined")
     expect(placement).to_contain_text("cedar")
     expect(placement).not_to_contain_text("birch")
     expect(page.get_by_role("log")).to_contain_text(
@@ -93,14 +93,14 @@ def test_the_placement_follows_machines_that_come_and_go(page: Page, pool: Pool)
     )
 
 
-def test_a_lost_machine_ends_the_job_and_resume_queues_it_again(page: Page, pool: Pool) -> None:
-    machines = [measure(pool.store, join(pool.store, name), 51e9) for name in ("ash", "birch")]
-    job = pool.store.jobs.create(digits())
-    page.goto(f"{pool.url}/jobs/{job.id}")
-    start(pool.store, job, machines)
-    train(pool.store, job, 1, 10)
+def test_a_lost_machine_ends_the_job_and_resume_queues_it_again(page: Page, cluster: Cluster) -> None:
+    machines = [measure(cluster.store, join(cluster.store, name), 51e9) for name in ("ash", "birch")]
+    job = cluster.store.jobs.create(digits())
+    page.goto(f"{cluster.url}/jobs/{job.id}")
+    start(cluster.store, job, machines)
+    train(cluster.store, job, 1, 10)
     expect(page.get_by_text("Step 10 of 40")).to_be_visible()
-    lose(pool.store, job, machines[1])
+    lose(cluster.store, job, machines[1])
     expect(page.get_by_text("Contributor birch was lost.", exact=True)).to_be_visible()
     expect(page.get_by_text(f"share-compute resume {job.id} continues from step 10.")).to_be_visible()
     page.get_by_role("button", name="Resume from step 10").click()
@@ -148,20 +148,22 @@ def test_an_invite_is_made_copied_and_revoked(page: Page) -> None:
     expect(row).to_contain_text("revoked")
 
 
-def test_a_dropped_stream_goes_on_where_it_stopped(page: Page, pool: Pool, complaints: Complaints) -> None:
-    page.goto(f"{pool.url}/?view=table")
+def test_a_dropped_stream_goes_on_where_it_stopped(
+    page: Page, cluster: Cluster, complaints: Complaints
+) -> None:
+    page.goto(f"{cluster.url}/?view=table")
     expect(page.get_by_text("Live", exact=True)).to_be_visible()
-    machine = join(pool.store, "birch")
+    machine = join(cluster.store, "birch")
     row = page.get_by_role("row", name=re.compile("birch"))
     expect(row).to_contain_text("joining")
-    seen = str(pool.store.events.last_seq())
-    pool.server.stop()
+    seen = str(cluster.store.events.last_seq())
+    cluster.server.stop()
     expect(page.get_by_text("Reconnecting")).to_be_visible()
-    measure(pool.store, machine, 51e9)
+    measure(cluster.store, machine, 51e9)
     with page.expect_request(
         lambda one: "/api/v1/events?" in one.url and one.headers.get("last-event-id") == seen
     ):
-        pool.server.start()
+        cluster.server.start()
     expect(page.get_by_text("Live", exact=True)).to_be_visible()
     expect(row).to_contain_text("ready")
     # The browser itself reports what it cannot reach.
@@ -169,22 +171,22 @@ def test_a_dropped_stream_goes_on_where_it_stopped(page: Page, pool: Pool, compl
     complaints.clear()
 
 
-def test_the_first_load_is_small_and_stays_on_this_host(pool: Pool, context: BrowserContext) -> None:
+def test_the_first_load_is_small_and_stays_on_this_host(cluster: Cluster, context: BrowserContext) -> None:
     page = context.new_page()
     sizes: dict[str, int] = {}
     page.on("requestfinished", lambda one: sizes.update({one.url: one.sizes()["responseBodySize"]}))
-    page.goto(f"{pool.url}/#key={pool.key}")
-    page.get_by_role("heading", name="Pool", level=1).wait_for()
+    page.goto(f"{cluster.url}/#key={cluster.key}")
+    page.get_by_role("heading", name="Machines", level=1).wait_for()
     page.wait_for_load_state("load")
-    assert all(url.startswith(pool.url) for url in sizes)
+    assert all(url.startswith(cluster.url) for url in sizes)
     assert sum(sizes.values()) <= FIRST_LOAD_BYTES
 
 
 @looks("phone")
 def test_every_page_is_accessible_and_fits(
-    pool: Pool, browser: Browser, tmp_path: Path, scheme: Any, width: int, complaints: Complaints
+    cluster: Cluster, browser: Browser, tmp_path: Path, scheme: Any, width: int, complaints: Complaints
 ) -> None:
-    store = pool.store
+    store = cluster.store
     machines = [measure(store, join(store, name), 51e9) for name in ("ash", "birch", "cedar", "doug")]
     running, failed = store.jobs.create(digits()), store.jobs.create(digits())
     start(store, running, machines[:2])
@@ -193,12 +195,12 @@ def test_every_page_is_accessible_and_fits(
     lose(store, failed, machines[2])
     with looking(browser, tmp_path, complaints, scheme=scheme, width=width) as seen:
         page = seen.page
-        page.goto(f"{pool.url}/")
+        page.goto(f"{cluster.url}/")
         page.get_by_label("API key").wait_for()
         seen.take("sign-in")
-        page.goto(f"{pool.url}/#key={pool.key}")
+        page.goto(f"{cluster.url}/#key={cluster.key}")
         for path in ("", "jobs", f"jobs/{running.id}", f"jobs/{failed.id}", "submit", "invites", "nowhere"):
-            page.goto(f"{pool.url}/{path}")
+            page.goto(f"{cluster.url}/{path}")
             page.get_by_role("heading", level=1).wait_for()
             expect(page.get_by_label("Loading")).to_have_count(0)
             seen.take(path)

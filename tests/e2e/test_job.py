@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, Page, Route, expect
-from tests.e2e.conftest import Complaints, Pool
+from tests.e2e.conftest import Cluster, Complaints
 from tests.e2e.looking import looking, looks
 from tests.e2e.scenes import digits, join, measure, start, train
 
@@ -18,14 +18,14 @@ from share_compute.jobs.events import (
     LayersTimed,
     Measured,
     Note,
-    PoolTiming,
     Reformed,
     RowsDone,
     Sampled,
+    StageTiming,
     StepCommitted,
     Validated,
 )
-from share_compute.planning.plan import Bottleneck, IdleMachine, MemberPlan, Plan, PoolPlan, Prediction
+from share_compute.planning.plan import Bottleneck, IdleMachine, MemberPlan, Plan, Prediction, StagePlan
 from share_compute.planning.timings import LayerTiming, MachineTimings
 from share_compute.specification import parse_any_job
 from share_compute.store import ContributorRecord, JobRecord, Store
@@ -40,17 +40,17 @@ def machines(store: Store, *names: str) -> list[ContributorRecord]:
     return [measure(store, join(store, name), 51e9) for name in names]
 
 
-def laid(epoch: int, *pools: list[ContributorRecord]) -> Plan:
-    """A predicted plan of three layers: the members of a pool share its four microbatches."""
-    cuts = [0, *range(1, len(pools)), 3]
+def laid(epoch: int, *stages: list[ContributorRecord]) -> Plan:
+    """A predicted plan of three layers: the members of a stage share its four microbatches."""
+    cuts = [0, *range(1, len(stages)), 3]
     return Plan(
         epoch=epoch,
         strategy="auto",
         num_layers=3,
         parameters=2_410,
         microbatches=4,
-        pools=tuple(
-            PoolPlan(
+        stages=tuple(
+            StagePlan(
                 start=cuts[place],
                 stop=cuts[place + 1],
                 parameters=2_080,
@@ -58,16 +58,16 @@ def laid(epoch: int, *pools: list[ContributorRecord]) -> Plan:
                     MemberPlan(
                         contributor_id=machine.id,
                         name=machine.name,
-                        microbatches=tuple(range(4))[seat * 4 // len(pool) : (seat + 1) * 4 // len(pool)],
+                        microbatches=tuple(range(4))[seat * 4 // len(stage) : (seat + 1) * 4 // len(stage)],
                         memory_bytes=1 << (20 + place),
                         lent_bytes=4 << 30,
                         busy_fraction=0.62 - 0.2 * place,
                         reason="the fastest machine that is free",
                     )
-                    for seat, machine in enumerate(pool)
+                    for seat, machine in enumerate(stage)
                 ),
             )
-            for place, pool in enumerate(pools)
+            for place, stage in enumerate(stages)
         ),
         idle=(IdleMachine(contributor_id="c-elm", name="elm", reason="it would slow the job down by 12%"),),
         prediction=Prediction(
@@ -88,24 +88,24 @@ def tell(store: Store, job: JobRecord, *events: AttemptEvent) -> None:
     store.progress.record(job.id, job.attempt, events)
 
 
-def running(pool: Pool, *names: str) -> tuple[JobRecord, list[ContributorRecord]]:
-    """A job that runs on these machines, a pool each, and has done ten steps."""
-    found = machines(pool.store, *names)
-    job = pool.store.jobs.create(digits())
-    start(pool.store, job, found)
+def running(cluster: Cluster, *names: str) -> tuple[JobRecord, list[ContributorRecord]]:
+    """A job that runs on these machines, a stage each, and has done ten steps."""
+    found = machines(cluster.store, *names)
+    job = cluster.store.jobs.create(digits())
+    start(cluster.store, job, found)
     plan = laid(1, *([machine] for machine in found))
     tell(
-        pool.store,
+        cluster.store,
         job,
         Reformed(epoch=1, step=1, plan=plan, seconds=0, recomputed=0, sentence="planned again"),
     )
-    train(pool.store, job, 1, 10)
+    train(cluster.store, job, 1, 10)
     return job, found
 
 
-def test_curves_are_zoomed_by_dragging_and_by_keys(page: Page, pool: Pool) -> None:
-    job, _ = running(pool, "ash", "birch")
-    page.goto(f"{pool.url}/jobs/{job.id}")
+def test_curves_are_zoomed_by_dragging_and_by_keys(page: Page, cluster: Cluster) -> None:
+    job, _ = running(cluster, "ash", "birch")
+    page.goto(f"{cluster.url}/jobs/{job.id}")
     curve = page.get_by_role("img", name=re.compile("Loss over steps"))
     over = curve.locator(".u-over")
     over.scroll_into_view_if_needed()
@@ -129,9 +129,9 @@ def test_curves_are_zoomed_by_dragging_and_by_keys(page: Page, pool: Pool) -> No
     )
 
 
-def test_curves_show_other_figures_smooth_and_logarithmic(page: Page, pool: Pool) -> None:
-    job, _ = running(pool, "ash")
-    page.goto(f"{pool.url}/jobs/{job.id}")
+def test_curves_show_other_figures_smooth_and_logarithmic(page: Page, cluster: Cluster) -> None:
+    job, _ = running(cluster, "ash")
+    page.goto(f"{cluster.url}/jobs/{job.id}")
     page.get_by_label("Log scale").check()
     expect(page).to_have_url(re.compile("scale=log"))
     page.get_by_label("Smoothing").fill("0.9")
@@ -141,13 +141,13 @@ def test_curves_show_other_figures_smooth_and_logarithmic(page: Page, pool: Pool
     expect(page).to_have_url(re.compile("curve=seconds"))
 
 
-def test_curves_of_jobs_lie_side_by_side(page: Page, pool: Pool) -> None:
-    store = pool.store
-    job, _ = running(pool, "ash")
+def test_curves_of_jobs_lie_side_by_side(page: Page, cluster: Cluster) -> None:
+    store = cluster.store
+    job, _ = running(cluster, "ash")
     other = store.jobs.create(digits())
     start(store, other, machines(store, "birch"))
     train(store, other, 1, 5)
-    page.goto(f"{pool.url}/jobs/{job.id}")
+    page.goto(f"{cluster.url}/jobs/{job.id}")
     page.get_by_label("Compare with").select_option(other.id)
     expect(page).to_have_url(re.compile(f"with={other.id}"))
     legend = page.get_by_role("img", name=re.compile(f"Beside it: digits {other.id[-4:]}"))
@@ -156,8 +156,8 @@ def test_curves_of_jobs_lie_side_by_side(page: Page, pool: Pool) -> None:
     expect(page).not_to_have_url(re.compile("with="))
 
 
-def test_a_long_run_is_told_by_few_steps_and_closer_where_it_is_zoomed(page: Page, pool: Pool) -> None:
-    job, _ = running(pool, "ash")
+def test_a_long_run_is_told_by_few_steps_and_closer_where_it_is_zoomed(page: Page, cluster: Cluster) -> None:
+    job, _ = running(cluster, "ash")
     steps = [
         StepCommitted(
             step=step,
@@ -171,26 +171,26 @@ def test_a_long_run_is_told_by_few_steps_and_closer_where_it_is_zoomed(page: Pag
         )
         for step in range(11, 6001)
     ]
-    tell(pool.store, job, *steps)
+    tell(cluster.store, job, *steps)
     with page.expect_response(re.compile(r"metrics\?most")) as answer:
-        page.goto(f"{pool.url}/jobs/{job.id}")
+        page.goto(f"{cluster.url}/jobs/{job.id}")
     told = [row["step"] for row in answer.value.json()["metrics"] if row["split"] == "train"]
     assert len(told) < 2100
     assert 4321 in told
     with page.expect_response(re.compile("until_step")) as closer:
-        page.goto(f"{pool.url}/jobs/{job.id}?steps=4300-4400")
+        page.goto(f"{cluster.url}/jobs/{job.id}?steps=4300-4400")
     assert len(closer.value.json()["metrics"]) == 101
 
 
-def test_the_placement_tells_its_figures_and_marks_who_was_lost(page: Page, pool: Pool) -> None:
-    job, (ash, birch) = running(pool, "ash", "birch")
-    (cedar,) = machines(pool.store, "cedar")
-    page.goto(f"{pool.url}/jobs/{job.id}")
+def test_the_placement_tells_its_figures_and_marks_who_was_lost(page: Page, cluster: Cluster) -> None:
+    job, (ash, birch) = running(cluster, "ash", "birch")
+    (cedar,) = machines(cluster.store, "cedar")
+    page.goto(f"{cluster.url}/jobs/{job.id}")
     placement = page.get_by_role("figure", name=re.compile("Placement of 3 layers"))
     placement.get_by_role("listbox").focus()
     page.keyboard.press("ArrowRight")
     expect(placement.get_by_role("option", selected=True)).to_have_accessible_name(
-        re.compile("birch: pool 2")
+        re.compile("birch: stage 2")
     )
     expect(placement).to_contain_text("microbatches 0\N{EN DASH}3 (4 of 4)")
     expect(placement).to_contain_text("computes 42 % of a step")
@@ -210,29 +210,31 @@ def test_the_placement_tells_its_figures_and_marks_who_was_lost(page: Page, pool
         recomputed=1,
         sentence="birch was lost, cedar joined",
     )
-    tell(pool.store, job, lost)
+    tell(cluster.store, job, lost)
     expect(placement).to_contain_text("birch · lost")
     expect(placement.get_by_role("option", name=re.compile("^cedar"))).to_be_visible()
     expect(placement).not_to_contain_text("birch")
 
 
-def test_what_was_predicted_stands_beside_what_was_measured(page: Page, pool: Pool) -> None:
-    job, _ = running(pool, "ash", "birch")
-    page.goto(f"{pool.url}/jobs/{job.id}")
+def test_what_was_predicted_stands_beside_what_was_measured(page: Page, cluster: Cluster) -> None:
+    job, _ = running(cluster, "ash", "birch")
+    page.goto(f"{cluster.url}/jobs/{job.id}")
     placement = page.get_by_role("region", name="Placement")
     expect(placement).to_contain_text("The latency between ash and birch.")
     expect(placement).to_contain_text("12.4 ms")
-    pools = tuple(PoolTiming(predicted_busy_s=0.007, measured_busy_s=busy) for busy in (0.008, 0.0065))
-    tell(pool.store, job, Measured(step=10, predicted_step_s=0.0124, measured_step_s=0.0155, pools=pools))
+    stages = tuple(StageTiming(predicted_busy_s=0.007, measured_busy_s=busy) for busy in (0.008, 0.0065))
+    tell(
+        cluster.store, job, Measured(step=10, predicted_step_s=0.0124, measured_step_s=0.0155, stages=stages)
+    )
     expect(placement).to_contain_text("15.5 ms")
     expect(placement).to_contain_text("+25%")
     placement.get_by_text("How long each machine computes in a step").click()
     expect(placement.get_by_role("row", name=re.compile("birch"))).to_contain_text("6.5 ms")
 
 
-def test_one_step_is_laid_out_cell_by_cell(page: Page, pool: Pool) -> None:
-    job, (ash, birch) = running(pool, "ash", "birch")
-    page.goto(f"{pool.url}/jobs/{job.id}")
+def test_one_step_is_laid_out_cell_by_cell(page: Page, cluster: Cluster) -> None:
+    job, (ash, birch) = running(cluster, "ash", "birch")
+    page.goto(f"{cluster.url}/jobs/{job.id}")
     section = page.get_by_role("region", name="One step")
     section.scroll_into_view_if_needed()
     picture = section.get_by_role("img", name=re.compile("4 microbatches over 2 machines"))
@@ -245,7 +247,7 @@ def test_one_step_is_laid_out_cell_by_cell(page: Page, pool: Pool) -> None:
     picture.locator("rect[data-kind=B]").first.dispatch_event("pointermove")
     expect(section).to_contain_text(re.compile("ash: B0, "))
     section.get_by_text("The same as a table").click()
-    expect(section.get_by_role("row", name=re.compile("birch · pool 2"))).to_be_visible()
+    expect(section.get_by_role("row", name=re.compile("birch · stage 2"))).to_be_visible()
     # What is measured later is what it is laid out by.
     second = LayerTiming(1.0, 1.0)
     timed = {
@@ -253,16 +255,16 @@ def test_one_step_is_laid_out_cell_by_cell(page: Page, pool: Pool) -> None:
         for machine in (ash, birch)
         for device in machine.capacity or ()
     }
-    tell(pool.store, job, LayersTimed(step=4, machines=timed))
+    tell(cluster.store, job, LayersTimed(step=4, machines=timed))
     expect(section).to_contain_text(re.compile(r"Predicted: \d\d\.\d\d s"), timeout=PLANNING_S)
 
 
-def test_samples_come_while_it_trains(page: Page, pool: Pool) -> None:
-    job, _ = running(pool, "ash")
-    page.goto(f"{pool.url}/jobs/{job.id}")
+def test_samples_come_while_it_trains(page: Page, cluster: Cluster) -> None:
+    job, _ = running(cluster, "ash")
+    page.goto(f"{cluster.url}/jobs/{job.id}")
     expect(page.get_by_role("heading", name="Artifacts")).to_be_visible()
     samples = [Sampled(step=step, prompt="The sea", text=f" is wide {step}") for step in range(10, 70, 10)]
-    tell(pool.store, job, *samples)
+    tell(cluster.store, job, *samples)
     section = page.get_by_role("region", name="Samples")
     expect(section.get_by_role("listitem").first).to_contain_text("step 60")
     expect(section.get_by_role("listitem").first).to_contain_text("The sea is wide 60")
@@ -271,14 +273,14 @@ def test_samples_come_while_it_trains(page: Page, pool: Pool) -> None:
     expect(section.get_by_role("listitem")).to_have_count(6)
 
 
-def test_checkpoints_are_listed_and_one_is_exported(page: Page, pool: Pool) -> None:
-    job, _ = running(pool, "ash")
-    folder = pool.folder / "jobs" / job.id
+def test_checkpoints_are_listed_and_one_is_exported(page: Page, cluster: Cluster) -> None:
+    job, _ = running(cluster, "ash")
+    folder = cluster.folder / "jobs" / job.id
     for step in (5, 10):
         checkpoint = folder / "checkpoints" / f"step-{step:08}"
         checkpoint.mkdir(parents=True)
         (checkpoint / "weights.safetensors").write_bytes(bytes(2048))
-    page.goto(f"{pool.url}/jobs/{job.id}")
+    page.goto(f"{cluster.url}/jobs/{job.id}")
     section = page.get_by_role("region", name="Checkpoints")
     expect(section.get_by_role("listitem").first).to_contain_text(
         "step 10 \N{MIDDLE DOT} the job goes on from here"
@@ -290,7 +292,7 @@ def test_checkpoints_are_listed_and_one_is_exported(page: Page, pool: Pool) -> N
         made.mkdir(parents=True)
         (made / "config.json").write_text("{}")
         saved = ArtifactSaved(name="step-00000005", path=made, size_bytes=2)
-        record = pool.store.progress.add_artifact(job.id, saved)
+        record = cluster.store.progress.add_artifact(job.id, saved)
         route.fulfill(status=201, content_type="application/json", body=record.model_dump_json())
 
     page.route("**/checkpoints/5/export", export)
@@ -299,11 +301,11 @@ def test_checkpoints_are_listed_and_one_is_exported(page: Page, pool: Pool) -> N
     expect(page.get_by_role("button", name="Download config.json")).to_be_visible()
 
 
-def test_the_log_is_filtered_and_ten_thousand_events_stay_fast(page: Page, pool: Pool) -> None:
-    job, _ = running(pool, "ash")
+def test_the_log_is_filtered_and_ten_thousand_events_stay_fast(page: Page, cluster: Cluster) -> None:
+    job, _ = running(cluster, "ash")
     notes = [Note(message=f"note {number}", level="info") for number in range(10_000)]
-    tell(pool.store, job, *notes)
-    page.goto(f"{pool.url}/jobs/{job.id}")
+    tell(cluster.store, job, *notes)
+    page.goto(f"{cluster.url}/jobs/{job.id}")
     log = page.get_by_role("log")
     expect(log).to_contain_text("note 9999", timeout=30_000)
     expect(log.get_by_role("definition")).to_have_count(200)
@@ -311,7 +313,7 @@ def test_the_log_is_filtered_and_ten_thousand_events_stay_fast(page: Page, pool:
         "the end is in view"
     )
     log.scroll_into_view_if_needed()
-    tell(pool.store, job, Note(message="the newest"))
+    tell(cluster.store, job, Note(message="the newest"))
     expect(log.get_by_text("the newest")).to_be_in_viewport()
     log.evaluate("one => { one.scrollTop = 0; }")
     expect(page.get_by_label("Follow the end")).not_to_be_checked()
@@ -323,42 +325,42 @@ def test_the_log_is_filtered_and_ten_thousand_events_stay_fast(page: Page, pool:
     expect(page).to_have_url(re.compile("events=results"))
 
 
-def test_a_job_is_cloned_by_the_form(page: Page, pool: Pool) -> None:
-    job, _ = running(pool, "ash")
-    page.goto(f"{pool.url}/jobs/{job.id}")
+def test_a_job_is_cloned_by_the_form(page: Page, cluster: Cluster) -> None:
+    job, _ = running(cluster, "ash")
+    page.goto(f"{cluster.url}/jobs/{job.id}")
     clone = page.get_by_role("link", name="Clone")
     expect(clone).to_have_attribute("href", f"/submit?from={job.id}")
 
 
-def batch(pool: Pool) -> JobRecord:
+def batch(cluster: Cluster) -> JobRecord:
     spec = {
         "kind": "generate",
         "name": "answers",
         "deployment": "tiny",
         "data": {"files": ["/srv/questions.jsonl"], "prompt": "question"},
     }
-    job = pool.store.jobs.create(parse_any_job(spec))
-    pool.store.jobs.begin(job.id, [])
-    tell(pool.store, job, RowsDone(done=30, total=120, failed=2, rows_per_s=4.5, tokens_per_s=90.0))
+    job = cluster.store.jobs.create(parse_any_job(spec))
+    cluster.store.jobs.begin(job.id, [])
+    tell(cluster.store, job, RowsDone(done=30, total=120, failed=2, rows_per_s=4.5, tokens_per_s=90.0))
     return job
 
 
-def test_a_batch_has_a_page_of_its_own(page: Page, pool: Pool) -> None:
-    job = batch(pool)
-    page.goto(f"{pool.url}/jobs/{job.id}")
+def test_a_batch_has_a_page_of_its_own(page: Page, cluster: Cluster) -> None:
+    job = batch(cluster)
+    page.goto(f"{cluster.url}/jobs/{job.id}")
     expect(page.get_by_text("Rows: 30 of 120 · 2 with an error")).to_be_visible()
     expect(page.get_by_text("20 s", exact=True)).to_be_visible()
     expect(page.get_by_text("The column question of each row is answered by tiny.")).to_be_visible()
     expect(page.get_by_text("/srv/questions.jsonl")).to_be_visible()
     expect(page.get_by_role("heading", name="Curves")).to_have_count(0)
-    tell(pool.store, job, RowsDone(done=60, total=120, failed=2, rows_per_s=4.5, tokens_per_s=90.0))
+    tell(cluster.store, job, RowsDone(done=60, total=120, failed=2, rows_per_s=4.5, tokens_per_s=90.0))
     expect(page.get_by_text("Rows: 60 of 120 · 2 with an error")).to_be_visible()
 
 
-def test_jobs_are_filtered_by_state_kind_and_name(page: Page, pool: Pool) -> None:
-    running(pool, "ash")
-    batch(pool)
-    page.goto(f"{pool.url}/jobs")
+def test_jobs_are_filtered_by_state_kind_and_name(page: Page, cluster: Cluster) -> None:
+    running(cluster, "ash")
+    batch(cluster)
+    page.goto(f"{cluster.url}/jobs")
     rows = page.get_by_role("row")
     expect(rows).to_have_count(3)
     page.get_by_label("Kind of job").select_option("answers of a model")
@@ -375,13 +377,13 @@ def test_jobs_are_filtered_by_state_kind_and_name(page: Page, pool: Pool) -> Non
 
 @looks("desk")
 def test_the_pages_of_jobs_are_accessible_and_fit(
-    pool: Pool, browser: Browser, tmp_path: Path, scheme: Any, width: int, complaints: Complaints
+    cluster: Cluster, browser: Browser, tmp_path: Path, scheme: Any, width: int, complaints: Complaints
 ) -> None:
-    job, (ash, birch, cedar) = running(pool, "ash", "birch", "cedar")
-    crowd = machines(pool.store, *(f"machine-{number:02}" for number in range(12)))
+    job, (ash, birch, cedar) = running(cluster, "ash", "birch", "cedar")
+    crowd = machines(cluster.store, *(f"machine-{number:02}" for number in range(12)))
     plan = laid(2, [ash, *crowd], [birch], [cedar])
     tell(
-        pool.store,
+        cluster.store,
         job,
         Reformed(epoch=2, step=11, plan=plan, seconds=0.8, recomputed=0, sentence="twelve joined"),
         Sampled(step=10, prompt="The sea", text=" is wide"),
@@ -390,16 +392,16 @@ def test_the_pages_of_jobs_are_accessible_and_fit(
             step=10,
             predicted_step_s=0.0124,
             measured_step_s=0.0155,
-            pools=tuple(PoolTiming(predicted_busy_s=0.007, measured_busy_s=0.008) for _ in range(3)),
+            stages=tuple(StageTiming(predicted_busy_s=0.007, measured_busy_s=0.008) for _ in range(3)),
         ),
     )
-    rows = batch(pool)
+    rows = batch(cluster)
     with looking(browser, tmp_path, complaints, scheme=scheme, width=width) as seen:
         page = seen.page
-        page.goto(f"{pool.url}/#key={pool.key}")
-        page.get_by_role("heading", name="Pool", level=1).wait_for()
+        page.goto(f"{cluster.url}/#key={cluster.key}")
+        page.get_by_role("heading", name="Machines", level=1).wait_for()
         for path in ("jobs", f"jobs/{job.id}?smooth=0.5", f"jobs/{rows.id}"):
-            page.goto(f"{pool.url}/{path}")
+            page.goto(f"{cluster.url}/{path}")
             page.get_by_role("heading", level=1).wait_for()
             expect(page.get_by_label("Loading")).to_have_count(0, timeout=PLANNING_S)
             if "smooth" in path:

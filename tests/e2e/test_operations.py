@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
-from tests.e2e.conftest import Complaints, Pool
+from tests.e2e.conftest import Cluster, Complaints
 from tests.e2e.looking import LOCALES, looking, looks
 from tests.e2e.scenes import digits, join, lose, measure, start
 
@@ -39,34 +39,34 @@ def operations(page: Page) -> Page:
     return page
 
 
-def test_alerts_and_the_queue_follow_what_happens(operations: Page, pool: Pool) -> None:
+def test_alerts_and_the_queue_follow_what_happens(operations: Page, cluster: Cluster) -> None:
     alerts, queue = part(operations, "Alerts"), part(operations, "Queue of jobs")
     expect(alerts).to_contain_text("The server runs without a cluster")
     expect(queue).to_contain_text("No job waits.")
-    first, second = (pool.store.jobs.create(digits()) for _ in range(2))
-    pool.store.jobs.explain(second.id, "waiting for contributors: needs 2, none is ready")
+    first, second = (cluster.store.jobs.create(digits()) for _ in range(2))
+    cluster.store.jobs.explain(second.id, "waiting for contributors: needs 2, none is ready")
     row = queue.get_by_role("row").nth(2)
     expect(row).to_contain_text("Waiting for contributors: needs 2, none is ready.")
-    machine = join_as(pool.store, "ash")
-    start(pool.store, first, [machine])
+    machine = join_as(cluster.store, "ash")
+    start(cluster.store, first, [machine])
     expect(queue.get_by_role("row")).to_have_count(2)
-    lose(pool.store, first, machine)
+    lose(cluster.store, first, machine)
     expect(alerts.get_by_role("listitem")).to_have_count(3)
     expect(alerts.get_by_role("listitem").nth(0)).to_contain_text(
         "Job digits failed: contributor ash was lost."
     )
     expect(alerts).to_contain_text("Machine ash was lost: its Ray node died.")
     alerts.get_by_role("link", name="Open the job").click()
-    expect(operations).to_have_url(f"{pool.url}/jobs/{first.id}")
+    expect(operations).to_have_url(f"{cluster.url}/jobs/{first.id}")
 
 
 def test_machines_that_differ_from_the_server_are_marked_and_can_be_sent_away(
-    operations: Page, pool: Pool
+    operations: Page, cluster: Cluster
 ) -> None:
     machines = part(operations, "Machines")
     expect(machines).to_contain_text("No machine is here.")
-    join_as(pool.store, "ash")
-    birch = join_as(pool.store, "birch", torch="1.0.0")
+    join_as(cluster.store, "ash")
+    birch = join_as(cluster.store, "birch", torch="1.0.0")
     expect(machines.get_by_role("row", name=re.compile("ash"))).to_contain_text("as the server's")
     row = machines.get_by_role("row", name=re.compile("birch"))
     expect(row).to_contain_text(f"torch 1.0.0, the server has {local_versions().torch}")
@@ -74,17 +74,17 @@ def test_machines_that_differ_from_the_server_are_marked_and_can_be_sent_away(
     row.get_by_role("button", name="Send away: birch").click()
     operations.get_by_role("dialog").get_by_role("button", name="Send away").click()
     expect(row).to_contain_text("draining")
-    assert pool.store.contributors.get(birch.id).sent_away_at is not None
+    assert cluster.store.contributors.get(birch.id).sent_away_at is not None
 
 
-def test_a_key_is_made_shown_once_and_revoked(operations: Page, pool: Pool) -> None:
+def test_a_key_is_made_shown_once_and_revoked(operations: Page, cluster: Cluster) -> None:
     keys = part(operations, "API keys")
     expect(keys.get_by_role("row", name=re.compile("browser"))).to_contain_text("you are signed in with it")
     keys.get_by_label("For whom or what").fill("Ada's scripts")
     keys.get_by_role("button", name="Create key").click()
     line = keys.get_by_label("New API key")
     bearer = {"Authorization": f"Bearer {line.inner_text()}"}
-    assert httpx.get(f"{pool.url}/v1/models", headers=bearer).status_code == 200
+    assert httpx.get(f"{cluster.url}/v1/models", headers=bearer).status_code == 200
     keys.get_by_role("button", name="Copy").click()
     assert operations.evaluate("navigator.clipboard.readText()") == line.inner_text()
     keys.get_by_role("button", name="Revoke the key Ada's scripts").click()
@@ -92,11 +92,11 @@ def test_a_key_is_made_shown_once_and_revoked(operations: Page, pool: Pool) -> N
     expect(keys.get_by_role("row", name=re.compile("Ada"))).to_have_count(0)
     keys.get_by_label("Show the revoked (1)").check()
     expect(keys.get_by_role("row", name=re.compile("Ada"))).to_contain_text("revoked")
-    assert [record.name for record in pool.store.keys.list() if record.revoked_at] == ["Ada's scripts"]
+    assert [record.name for record in cluster.store.keys.list() if record.revoked_at] == ["Ada's scripts"]
 
 
-def test_revoking_the_own_key_signs_out(operations: Page, pool: Pool, complaints: Complaints) -> None:
-    pool.store.keys.create("another operator", [Scope.admin])
+def test_revoking_the_own_key_signs_out(operations: Page, cluster: Cluster, complaints: Complaints) -> None:
+    cluster.store.keys.create("another operator", [Scope.admin])
     keys = part(operations, "API keys")
     keys.get_by_role("button", name="Revoke the key browser").click()
     expect(operations.get_by_role("dialog")).to_contain_text("you are signed out too")
@@ -107,33 +107,33 @@ def test_revoking_the_own_key_signs_out(operations: Page, pool: Pool, complaints
     complaints.clear()
 
 
-def test_the_server_is_described(operations: Page, pool: Pool) -> None:
+def test_the_server_is_described(operations: Page, cluster: Cluster) -> None:
     server = part(operations, "Server")
     for text in (
-        pool.url,
+        cluster.url,
         "SQLite",
-        str(pool.folder),
+        str(cluster.folder),
         f"Ray {local_versions().ray}",
         "none: machines cannot",
     ):
         expect(server).to_contain_text(text)
 
 
-def test_an_invite_says_who_joined_with_it_and_when_it_is_over(page: Page, pool: Pool) -> None:
-    pool.store.invites.create("late", expires_in_s=0.001)
+def test_an_invite_says_who_joined_with_it_and_when_it_is_over(page: Page, cluster: Cluster) -> None:
+    cluster.store.invites.create("late", expires_in_s=0.001)
     page.get_by_role("link", name="Invite", exact=True).click()
     page.get_by_role("button", name="Create invite").click()
     line = page.get_by_label("Command to join")
     code = line.inner_text().split()[0].removeprefix("SHARE_COMPUTE_INVITE=")
     versions = local_versions().model_dump()
-    pool.store.contributors.join(code, name="ash", host="h", versions=versions, limits={})
+    cluster.store.contributors.join(code, name="ash", host="h", versions=versions, limits={})
     expect(page.get_by_text("ash joined with it.")).to_be_visible()
     expect(line).to_have_count(0)
     expect(page.get_by_role("row", name=re.compile("by ash"))).to_contain_text("used")
     expect(page.get_by_role("row", name=re.compile("late"))).to_contain_text("expired")
 
 
-def test_an_invite_of_several_uses_stays_open_until_all_are_used(page: Page, pool: Pool) -> None:
+def test_an_invite_of_several_uses_stays_open_until_all_are_used(page: Page, cluster: Cluster) -> None:
     page.get_by_role("link", name="Invite", exact=True).click()
     page.get_by_label("Machines", exact=True).fill("2")
     page.get_by_role("button", name="Create invite").click()
@@ -142,14 +142,14 @@ def test_an_invite_of_several_uses_stays_open_until_all_are_used(page: Page, poo
     code = line.inner_text().split()[0].removeprefix("SHARE_COMPUTE_INVITE=")
     row = page.get_by_role("row", name=re.compile("inv-"))
     for name, words in (("ash", "1 of 2 uses"), ("birch", "by ash, birch")):
-        pool.store.contributors.join(code, name=name, host="h", versions={}, limits={})
+        cluster.store.contributors.join(code, name=name, host="h", versions={}, limits={})
         expect(row).to_contain_text(words)
     expect(line).to_have_count(0)
 
 
 @looks("phone", ("en", "zh"))
 def test_the_operators_pages_are_accessible_and_fit(
-    pool: Pool,
+    cluster: Cluster,
     browser: Browser,
     tmp_path: Path,
     language: str,
@@ -157,7 +157,7 @@ def test_the_operators_pages_are_accessible_and_fit(
     width: int,
     complaints: Complaints,
 ) -> None:
-    store = pool.store
+    store = cluster.store
     machines = [join_as(store, "ash"), join_as(store, "birch", torch="1.0.0"), join(store, "cedar")]
     failed, waiting = store.jobs.create(digits()), store.jobs.create(digits())
     start(store, failed, machines[:1])
@@ -172,30 +172,30 @@ def test_the_operators_pages_are_accessible_and_fit(
     locale = LOCALES[language]
     with looking(browser, tmp_path, complaints, scheme=scheme, width=width, locale=locale) as seen:
         page = seen.page
-        page.goto(f"{pool.url}/#key={pool.key}")
+        page.goto(f"{cluster.url}/#key={cluster.key}")
         page.get_by_role("heading", level=1).wait_for()
         for path in ("operations", "invites", "nowhere"):
-            page.goto(f"{pool.url}/{path}")
+            page.goto(f"{cluster.url}/{path}")
             page.get_by_role("heading", level=1).wait_for()
             expect(page.locator(".mantine-Skeleton-root")).to_have_count(0)
             seen.take(path)
 
 
-def test_a_page_shows_what_its_key_may_do(page: Page, pool: Pool, complaints: Complaints) -> None:
-    reader = pool.store.keys.create("reader", [Scope.read])[1]
-    chatter = pool.store.keys.create("chatter", [Scope.chat])[1]
-    join(pool.store, "ash")
-    page.goto(f"{pool.url}/operations#key={reader}")
+def test_a_page_shows_what_its_key_may_do(page: Page, cluster: Cluster, complaints: Complaints) -> None:
+    reader = cluster.store.keys.create("reader", [Scope.read])[1]
+    chatter = cluster.store.keys.create("chatter", [Scope.chat])[1]
+    join(cluster.store, "ash")
+    page.goto(f"{cluster.url}/operations#key={reader}")
     expect(page.get_by_role("link", name="Jobs", exact=True)).to_be_visible()
     expect(page.get_by_role("link", name="Invite", exact=True)).to_have_count(0)
     expect(page.get_by_role("heading", name="Server", exact=True)).to_be_visible()
     expect(page.get_by_text("ash").first).to_be_visible()
     expect(page.get_by_role("heading", name="API keys")).to_have_count(0)
     expect(page.get_by_role("button", name=re.compile("Send away"))).to_have_count(0)
-    page.goto(f"{pool.url}/invites")
+    page.goto(f"{cluster.url}/invites")
     expect(page.get_by_role("heading", name="This key may not see this page")).to_be_visible()
     expect(page.get_by_text("needs the scope admin; the key reader has read")).to_be_visible()
-    page.goto(f"{pool.url}/jobs#key={chatter}")
+    page.goto(f"{cluster.url}/jobs#key={chatter}")
     expect(page.get_by_text("needs the scope read; the key chatter has chat")).to_be_visible()
     page.get_by_role("main").get_by_role("link", name="Talk to the models").click()
     expect(page.get_by_role("heading", level=1, name="Playground")).to_be_visible()

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from playwright.sync_api import BrowserContext, Page, expect
-from tests.e2e.conftest import Complaints, Pool
+from tests.e2e.conftest import Cluster, Complaints
 from tests.e2e.scenes import join
 
 from share_compute.scopes import Scope
@@ -21,21 +21,23 @@ KEPT = (
 )
 
 
-def test_no_script_can_read_the_key_nor_the_session(page: Page, pool: Pool, context: BrowserContext) -> None:
+def test_no_script_can_read_the_key_nor_the_session(
+    page: Page, cluster: Cluster, context: BrowserContext
+) -> None:
     (cookie,) = context.cookies()
     assert (cookie["httpOnly"], cookie["sameSite"], cookie["path"]) == (True, "Strict", "/")
     assert cookie["expires"] == -1
     kept = page.evaluate(KEPT)
-    assert pool.key not in kept + str(cookie)
+    assert cluster.key not in kept + str(cookie)
     assert str(cookie.get("value")) not in kept
 
 
 def test_the_session_is_every_tabs_and_signing_out_ends_all(
-    page: Page, pool: Pool, context: BrowserContext, complaints: Complaints
+    page: Page, cluster: Cluster, context: BrowserContext, complaints: Complaints
 ) -> None:
     other = context.new_page()
     complaints.listen(other)
-    other.goto(f"{pool.url}/jobs")
+    other.goto(f"{cluster.url}/jobs")
     expect(other.get_by_role("heading", name="Jobs", level=1)).to_be_visible()
     page.get_by_role("button", name="Sign out").click()
     for tab in (page, other):
@@ -45,24 +47,26 @@ def test_the_session_is_every_tabs_and_signing_out_ends_all(
     expect(page.get_by_label("API key")).to_be_visible()
 
 
-def test_a_session_outlives_a_reload_and_the_server(page: Page, pool: Pool, complaints: Complaints) -> None:
+def test_a_session_outlives_a_reload_and_the_server(
+    page: Page, cluster: Cluster, complaints: Complaints
+) -> None:
     page.reload()
     expect(page.get_by_role("heading", name="No machine has joined yet")).to_be_visible()
-    pool.server.stop()
+    cluster.server.stop()
     expect(page.get_by_text("Reconnecting")).to_be_visible()
-    pool.server.start()
+    cluster.server.start()
     expect(page.get_by_text("Live", exact=True)).to_be_visible()
-    join(pool.store, "birch")
+    join(cluster.store, "birch")
     expect(page.get_by_role("heading", name="No machine has joined yet")).to_have_count(0)
     # The browser itself reports what it cannot reach.
     complaints.clear()
 
 
-def test_a_revoked_key_ends_the_session(page: Page, pool: Pool, complaints: Complaints) -> None:
-    browsers = pool.store.keys.list()
-    pool.store.keys.create("another operator", [Scope.admin])
+def test_a_revoked_key_ends_the_session(page: Page, cluster: Cluster, complaints: Complaints) -> None:
+    browsers = cluster.store.keys.list()
+    cluster.store.keys.create("another operator", [Scope.admin])
     for record in browsers:
-        pool.store.keys.revoke(record.id)
+        cluster.store.keys.revoke(record.id)
     page.get_by_role("link", name="Jobs").click()
     expect(page.get_by_text("Your session is over.")).to_be_visible()
     # The browser itself reports every refusal.
@@ -70,11 +74,11 @@ def test_a_revoked_key_ends_the_session(page: Page, pool: Pool, complaints: Comp
     complaints.clear()
 
 
-def test_a_link_whose_key_is_unknown_says_so(pool: Pool, context: BrowserContext) -> None:
+def test_a_link_whose_key_is_unknown_says_so(cluster: Cluster, context: BrowserContext) -> None:
     page = context.new_page()
-    page.goto(f"{pool.url}/#key=sck_wrong")
+    page.goto(f"{cluster.url}/#key=sck_wrong")
     expect(page.get_by_text("This link is used already, over, or not of this server.")).to_be_visible()
-    assert page.url == f"{pool.url}/"
+    assert page.url == f"{cluster.url}/"
 
 
 class _Elsewhere(BaseHTTPRequestHandler):
@@ -101,7 +105,7 @@ def elsewhere() -> Iterator[str]:
 
 
 def test_a_page_of_another_port_can_do_nothing_with_the_session(
-    page: Page, pool: Pool, elsewhere: str
+    page: Page, cluster: Cluster, elsewhere: str
 ) -> None:
     other = page.context.new_page()
     other.goto(elsewhere)
@@ -111,7 +115,7 @@ def test_a_page_of_another_port_can_do_nothing_with_the_session(
       return answer.type;
     }"""
     with other.expect_event("response", lambda one: one.url.endswith("/invites")) as answer:
-        assert other.evaluate(ask, f"{pool.url}/api/v1/invites") == "opaque"
+        assert other.evaluate(ask, f"{cluster.url}/api/v1/invites") == "opaque"
     # It came with the cookie, else it were 401.
     assert answer.value.status == 403
-    assert pool.store.invites.list() == []
+    assert cluster.store.invites.list() == []

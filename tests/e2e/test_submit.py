@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, Locator, Page, Route, expect
-from tests.e2e.conftest import Complaints, Pool
+from tests.e2e.conftest import Cluster, Complaints
 from tests.e2e.looking import looking, looks
 from tests.e2e.scenes import digits, join, measure
 
@@ -25,13 +25,13 @@ PLAN_TIMEOUT_MS = 180_000
 TEXT = "a line of text\n" * 2000
 
 
-def form(page: Page, pool: Pool, search: str = "") -> None:
-    page.goto(f"{pool.url}/submit{search}")
+def form(page: Page, cluster: Cluster, search: str = "") -> None:
+    page.goto(f"{cluster.url}/submit{search}")
     expect(page.get_by_role("heading", name="Submit a job", level=1)).to_be_visible()
 
 
-def submitted(pool: Pool) -> TrainJob:
-    (job,) = pool.store.jobs.queued()
+def submitted(cluster: Cluster) -> TrainJob:
+    (job,) = cluster.store.jobs.queued()
     assert isinstance(job.spec, TrainJob)
     return job.spec
 
@@ -51,8 +51,8 @@ def to_form(page: Page) -> None:
     page.get_by_text("Form", exact=True).click()
 
 
-def test_a_job_is_submitted_by_the_form(page: Page, pool: Pool) -> None:
-    form(page, pool)
+def test_a_job_is_submitted_by_the_form(page: Page, cluster: Cluster) -> None:
+    form(page, cluster)
     expect(page.get_by_text("The server would take it as it stands.")).to_be_visible()
     page.get_by_label("Name", exact=True).fill("my digits")
     page.get_by_label("Steps", exact=True).fill("12")
@@ -68,7 +68,7 @@ def test_a_job_is_submitted_by_the_form(page: Page, pool: Pool) -> None:
     page.get_by_text("What is trained").click()
     page.get_by_label("Frozen").fill("layers[:1]")
     submit(page)
-    spec = submitted(pool)
+    spec = submitted(cluster)
     assert (spec.name, spec.training.steps, spec.training.microbatches) == ("my digits", 12, 8)
     assert (spec.training.optimizer.name.value, spec.training.optimizer.learning_rate) == ("sgd", 0.002)
     assert spec.training.activation_checkpointing
@@ -76,8 +76,8 @@ def test_a_job_is_submitted_by_the_form(page: Page, pool: Pool) -> None:
     assert [layer.type for layer in spec.model.layers or ()] == ["linear", "relu", "linear", "tanh", "linear"]
 
 
-def test_form_and_yaml_show_each_others_changes(page: Page, pool: Pool) -> None:
-    form(page, pool)
+def test_form_and_yaml_show_each_others_changes(page: Page, cluster: Cluster) -> None:
+    form(page, cluster)
     page.get_by_label("Steps", exact=True).fill("77")
     editor = to_yaml(page)
     assert page.url.endswith("view=yaml")
@@ -97,8 +97,8 @@ def test_form_and_yaml_show_each_others_changes(page: Page, pool: Pool) -> None:
     expect(page.get_by_label("Job as YAML")).to_have_value(re.compile("kind: train"))
 
 
-def test_a_wrong_value_is_marked_at_its_field_as_one_types(page: Page, pool: Pool) -> None:
-    form(page, pool)
+def test_a_wrong_value_is_marked_at_its_field_as_one_types(page: Page, cluster: Cluster) -> None:
+    form(page, cluster)
     steps = page.get_by_label("Steps", exact=True)
     steps.fill("0")
     expect(steps).to_have_accessible_description(re.compile("greater than or equal to 1"))
@@ -118,8 +118,10 @@ def test_a_wrong_value_is_marked_at_its_field_as_one_types(page: Page, pool: Poo
     expect(steps).to_have_accessible_description(re.compile("valid integer"))
 
 
-def test_what_only_submitting_finds_is_marked_too(page: Page, pool: Pool, complaints: Complaints) -> None:
-    form(page, pool, "?start=language")
+def test_what_only_submitting_finds_is_marked_too(
+    page: Page, cluster: Cluster, complaints: Complaints
+) -> None:
+    form(page, cluster, "?start=language")
     # An example that cannot be submitted as it stands blames nobody before they try.
     files = page.get_by_role("textbox", name="Files", exact=True)
     expect(page.get_by_role("button", name="Upload files")).to_be_visible()
@@ -129,9 +131,9 @@ def test_what_only_submitting_finds_is_marked_too(page: Page, pool: Pool, compla
     complaints.clear()
 
 
-def test_an_earlier_job_is_started_from_without_its_defaults(page: Page, pool: Pool) -> None:
-    job = pool.store.jobs.create(digits())
-    form(page, pool, f"?from={job.id}&view=yaml")
+def test_an_earlier_job_is_started_from_without_its_defaults(page: Page, cluster: Cluster) -> None:
+    job = cluster.store.jobs.create(digits())
+    form(page, cluster, f"?from={job.id}&view=yaml")
     editor = page.get_by_label("Job as YAML")
     expect(editor).to_have_value(re.compile(f"# From {job.id}"))
     assert "shuffle" not in editor.input_value()
@@ -139,7 +141,7 @@ def test_an_earlier_job_is_started_from_without_its_defaults(page: Page, pool: P
     expect(page.get_by_label("Steps", exact=True)).to_have_value("40")
     page.get_by_label("Name", exact=True).fill("again")
     submit(page)
-    fresh = pool.store.jobs.queued()[-1]
+    fresh = cluster.store.jobs.queued()[-1]
     assert fresh.spec == digits().model_copy(update={"name": "again"})
 
 
@@ -165,10 +167,10 @@ def held(page: Page) -> Iterator[Callable[[], None]]:
     page.unroute("**/api/v1/uploads/*/files/**")
 
 
-def test_a_file_is_sent_with_progress_and_trained_on(page: Page, pool: Pool, tmp_path: Path) -> None:
+def test_a_file_is_sent_with_progress_and_trained_on(page: Page, cluster: Cluster, tmp_path: Path) -> None:
     corpus = tmp_path / "my corpus.txt"
     corpus.write_text(TEXT)
-    form(page, pool, "?start=language")
+    form(page, cluster, "?start=language")
     with held(page) as let_go:
         page.get_by_label("Files for Files").set_input_files(corpus)
         expect(
@@ -181,11 +183,11 @@ def test_a_file_is_sent_with_progress_and_trained_on(page: Page, pool: Pool, tmp
     expect(files).to_have_value(re.compile(r"^upload:up-\w+/my corpus\.txt$"))
     expect(page.get_by_text("The server would take it as it stands.")).to_be_visible()
     submit(page)
-    (file,) = submitted(pool).data.files or ()
+    (file,) = submitted(cluster).data.files or ()
     assert file.read_text() == TEXT
 
     # The next job takes it without sending it again; while a job uses it, it stays.
-    form(page, pool, "?start=language")
+    form(page, cluster, "?start=language")
     page.get_by_role("combobox", name="Earlier uploads for Files").select_option(
         label="my corpus.txt · 29.3 KiB"
     )
@@ -193,18 +195,18 @@ def test_a_file_is_sent_with_progress_and_trained_on(page: Page, pool: Pool, tmp
 
 
 def test_what_a_job_uses_is_not_removed(
-    page: Page, pool: Pool, tmp_path: Path, complaints: Complaints
+    page: Page, cluster: Cluster, tmp_path: Path, complaints: Complaints
 ) -> None:
     (tmp_path / "corpus.txt").write_text(TEXT)
-    form(page, pool, "?start=language")
+    form(page, cluster, "?start=language")
     page.get_by_label("Files for Files").set_input_files(tmp_path / "corpus.txt")
     expect(page.get_by_text("corpus.txt is on the server.")).to_be_visible()
     submit(page)
-    job = pool.store.jobs.queued()[0]
-    form(page, pool)
+    job = cluster.store.jobs.queued()[0]
+    form(page, cluster)
     page.get_by_role("button", name="Remove corpus.txt").click()
     expect(page.get_by_text(re.compile(f"is used by {job.id}"))).to_be_visible()
-    pool.store.jobs.cancel(job.id)
+    cluster.store.jobs.cancel(job.id)
     # The first form's plan may still be worked out, which refuses the removal for some seconds.
     uploads = page.get_by_role("region", name="Uploads")
     removal = page.get_by_role("button", name="Remove corpus.txt")
@@ -218,21 +220,21 @@ def test_what_a_job_uses_is_not_removed(
     complaints.clear()
 
 
-def test_a_cancelled_upload_leaves_nothing(page: Page, pool: Pool, tmp_path: Path) -> None:
+def test_a_cancelled_upload_leaves_nothing(page: Page, cluster: Cluster, tmp_path: Path) -> None:
     (tmp_path / "corpus.txt").write_text(TEXT)
-    form(page, pool, "?start=language")
+    form(page, cluster, "?start=language")
     with held(page):
         page.get_by_label("Files for Files").set_input_files(tmp_path / "corpus.txt")
         page.get_by_role("button", name="Cancel upload").click()
         expect(page.get_by_text("The upload was cancelled; nothing of it is kept.")).to_be_visible()
     expect(page.get_by_role("region", name="Uploads")).to_have_count(0)
-    assert [*(pool.folder / "uploads").iterdir()] == []
+    assert [*(cluster.folder / "uploads").iterdir()] == []
 
 
 def test_the_folder_of_a_model_is_dropped_and_pickles_say_why_they_are_refused(
-    page: Page, pool: Pool, complaints: Complaints
+    page: Page, cluster: Cluster, complaints: Complaints
 ) -> None:
-    form(page, pool, "?start=serve")
+    form(page, cluster, "?start=serve")
     drop(page, {"pytorch_model.bin": "x", "config.json": "{}"})
     expect(page.get_by_text(re.compile("which could run code when it is read"))).to_be_visible()
     assert [text for text in complaints if "422" not in text] == []
@@ -252,12 +254,14 @@ def drop(page: Page, files: dict[str, str]) -> None:
     page.get_by_text(re.compile("^or drop")).first.dispatch_event("drop", {"dataTransfer": transfer})
 
 
-def test_the_plan_is_shown_before_anything_is_queued(page: Page, pool: Pool, complaints: Complaints) -> None:
-    form(page, pool)
+def test_the_plan_is_shown_before_anything_is_queued(
+    page: Page, cluster: Cluster, complaints: Complaints
+) -> None:
+    form(page, cluster)
     plan = page.get_by_role("region", name="Plan")
     expect(plan).to_contain_text("No machine is ready")
     for name in ("ash", "birch"):
-        measure(pool.store, join(pool.store, name), 51e9)
+        measure(cluster.store, join(cluster.store, name), 51e9)
     # It comes by itself, as machines do.
     placement = plan.get_by_role("figure", name=re.compile("Placement of 5 layers"))
     expect(placement).to_be_visible(timeout=PLAN_TIMEOUT_MS)
@@ -265,25 +269,25 @@ def test_the_plan_is_shown_before_anything_is_queued(page: Page, pool: Pool, com
     expect(plan).to_contain_text("All 200 steps")
     expect(plan).to_contain_text("Bottleneck")
     page.get_by_text("How the model is laid over the machines").click()
-    page.get_by_label("Pools", exact=True).fill("3")
+    page.get_by_label("Stages", exact=True).fill("3")
     expect(plan).to_contain_text(re.compile("machines", re.IGNORECASE), timeout=PLAN_TIMEOUT_MS)
     alert = plan.get_by_role("alert")
     expect(alert).to_contain_text(re.compile("3"), timeout=PLAN_TIMEOUT_MS)
-    assert pool.store.jobs.queued() == []
+    assert cluster.store.jobs.queued() == []
     assert [text for text in complaints if "Failed to load resource" not in text] == []
     complaints.clear()
 
 
 @looks("desk")
 def test_the_form_is_accessible_and_fits(
-    pool: Pool, browser: Browser, tmp_path: Path, scheme: Any, width: int, complaints: Complaints
+    cluster: Cluster, browser: Browser, tmp_path: Path, scheme: Any, width: int, complaints: Complaints
 ) -> None:
     with looking(browser, tmp_path, complaints, scheme=scheme, width=width) as seen:
         page = seen.page
-        page.goto(f"{pool.url}/#key={pool.key}")
+        page.goto(f"{cluster.url}/#key={cluster.key}")
         page.get_by_role("heading", level=1).wait_for()
         for search in ("", "?start=language", "?start=generate", "?start=serve", "?view=yaml"):
-            form(page, pool, search)
+            form(page, cluster, search)
             expect(page.get_by_label("Loading")).to_have_count(0)
             page.evaluate("document.querySelectorAll('details').forEach(one => { one.open = true })")
             seen.take(f"submit{search}")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
 from tests.api.conftest import wait_until
-from tests.e2e.conftest import Complaints, Pool, open_pool
+from tests.e2e.conftest import Cluster, Complaints, open_cluster
 from tests.e2e.looking import looking, looks
 from tests.e2e.scenes import join, measure
 from tests.e2e.talking import TalkingServer, make_model
@@ -34,28 +34,28 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def pool(tmp_path: Path) -> Iterator[Pool]:
-    with open_pool(tmp_path, TalkingServer) as pool:
-        yield pool
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    with open_cluster(tmp_path, TalkingServer) as cluster:
+        yield cluster
 
 
-def talking(pool: Pool) -> TalkingServer:
-    assert isinstance(pool.server, TalkingServer)
-    return pool.server
+def talking(cluster: Cluster) -> TalkingServer:
+    assert isinstance(cluster.server, TalkingServer)
+    return cluster.server
 
 
-def machines(pool: Pool, *names: str) -> list[ContributorRecord]:
-    return [measure(pool.store, join(pool.store, name), 51e9) for name in names]
+def machines(cluster: Cluster, *names: str) -> list[ContributorRecord]:
+    return [measure(cluster.store, join(cluster.store, name), 51e9) for name in names]
 
 
-def deploy(pool: Pool, name: str, folder: Path) -> None:
+def deploy(cluster: Cluster, name: str, folder: Path) -> None:
     spec = ServeJob.model_validate({"name": name, "model": {"path": str(folder)}})
-    pool.store.deployments.create(spec, reason="submitted")
+    cluster.store.deployments.create(spec, reason="submitted")
 
 
-def open_playground(page: Page, pool: Pool, names: str = "poet") -> None:
+def open_playground(page: Page, cluster: Cluster, names: str = "poet") -> None:
     """Wait until it answers, and go there."""
-    page.goto(f"{pool.url}/playground?with={names}")
+    page.goto(f"{cluster.url}/playground?with={names}")
     for name in names.split(","):
         button = page.get_by_role("group", name="Models").get_by_role("button", name=name, exact=True)
         expect(button).to_have_attribute("aria-pressed", "true", timeout=20_000)
@@ -92,8 +92,10 @@ def limit(page: Page, **numbers: str) -> None:
         page.get_by_label(label.replace("_", " "), exact=True).fill(value)
 
 
-def test_a_model_is_deployed_looked_at_scaled_and_taken_down(page: Page, pool: Pool, poet: Path) -> None:
-    machines(pool, "ash", "birch")
+def test_a_model_is_deployed_looked_at_scaled_and_taken_down(
+    page: Page, cluster: Cluster, poet: Path
+) -> None:
+    machines(cluster, "ash", "birch")
     page.get_by_role("link", name="Deployments").click()
     expect(page.get_by_role("heading", name="No model is served")).to_be_visible()
     page.get_by_role("link", name="Deploy a model").first.click()
@@ -104,13 +106,13 @@ def test_a_model_is_deployed_looked_at_scaled_and_taken_down(page: Page, pool: P
     expect(page.get_by_text("ready", exact=True)).to_be_visible(timeout=20_000)
     placement = page.get_by_role("figure", name=re.compile("Placement of 4 layers"))
     expect(placement).to_contain_text("birch")
-    pools = page.get_by_role("group", name="Pools")
-    expect(pools.get_by_role("row", name=re.compile("ash"))).to_contain_text("alive")
+    stages = page.get_by_role("group", name="Stages")
+    expect(stages.get_by_role("row", name=re.compile("ash"))).to_contain_text("alive")
     expect(page.get_by_text("Ash computes most of a token.")).to_be_visible()
     snippet = page.get_by_label("Example", exact=True)
-    expect(snippet).to_contain_text(f'base_url="{pool.url}/v1"')
+    expect(snippet).to_contain_text(f'base_url="{cluster.url}/v1"')
     page.get_by_text("curl", exact=True).click()
-    expect(snippet).to_contain_text(f"curl -N {pool.url}/v1/chat/completions")
+    expect(snippet).to_contain_text(f"curl -N {cluster.url}/v1/chat/completions")
 
     page.get_by_role("button", name="Scale").click()
     dialog = page.get_by_role("dialog")
@@ -128,20 +130,22 @@ def test_a_model_is_deployed_looked_at_scaled_and_taken_down(page: Page, pool: P
     expect(page.get_by_role("row", name=re.compile("poet"))).to_contain_text("stopped")
 
 
-def test_what_cannot_be_deployed_is_said_at_its_field(page: Page, pool: Pool, complaints: Complaints) -> None:
-    page.goto(f"{pool.url}/deployments?new=true&path=/nowhere/poet")
+def test_what_cannot_be_deployed_is_said_at_its_field(
+    page: Page, cluster: Cluster, complaints: Complaints
+) -> None:
+    page.goto(f"{cluster.url}/deployments?new=true&path=/nowhere/poet")
     page.get_by_role("button", name="Deploy", exact=True).click()
     expect(page.get_by_label(re.compile("^Model"))).to_have_attribute("aria-invalid", "true")
     assert [said for said in complaints if "422" not in said] == []
     complaints.clear()
 
 
-def test_answers_stream_stop_and_stay(page: Page, pool: Pool, poet: Path) -> None:
-    machines(pool, "ash", "birch")
-    deploy(pool, "poet", poet)
-    open_playground(page, pool)
+def test_answers_stream_stop_and_stay(page: Page, cluster: Cluster, poet: Path) -> None:
+    machines(cluster, "ash", "birch")
+    deploy(cluster, "poet", poet)
+    open_playground(page, cluster)
     limit(page, Most_tokens="400", Seed="7")
-    talking(pool).talkers["poet"].allow(30)
+    talking(cluster).talkers["poet"].allow(30)
     say(page, "Sing of the sea.")
     expect(text(page, "poet")).not_to_be_empty()
     expect(answer(page, "poet")).to_contain_text("first token")
@@ -157,7 +161,7 @@ def test_answers_stream_stop_and_stay(page: Page, pool: Pool, poet: Path) -> Non
     page.reload()
     expect(text(page, "poet")).not_to_be_empty()
 
-    talking(pool).talkers["poet"].allow(float("inf"))
+    talking(cluster).talkers["poet"].allow(float("inf"))
     limit(page, Most_tokens="20")
     answer(page, "poet").get_by_role("button", name="Regenerate").click()
     expect(answer(page, "poet")).to_contain_text("20 tokens")
@@ -184,16 +188,16 @@ def test_answers_stream_stop_and_stay(page: Page, pool: Pool, poet: Path) -> Non
 
 
 def test_two_models_answer_side_by_side_one_of_them_without_a_template(
-    page: Page, pool: Pool, poet: Path, base: Path, complaints: Complaints
+    page: Page, cluster: Cluster, poet: Path, base: Path, complaints: Complaints
 ) -> None:
     # Each gets a machine: the first takes all that are there when it begins.
-    machines(pool, "ash")
-    deploy(pool, "poet", poet)
-    open_playground(page, pool)
+    machines(cluster, "ash")
+    deploy(cluster, "poet", poet)
+    open_playground(page, cluster)
     expect(page.get_by_role("button", name="poet", exact=True)).to_be_visible(timeout=20_000)
-    machines(pool, "birch")
-    deploy(pool, "base", base)
-    open_playground(page, pool, "poet,base")
+    machines(cluster, "birch")
+    deploy(cluster, "base", base)
+    open_playground(page, cluster, "poet,base")
     limit(page, Most_tokens="24", Temperature="0")  # drawn tokens may end an answer earlier
     say(page, "the quick brown")
     expect(answer(page, "poet")).to_contain_text("24 tokens", timeout=20_000)
@@ -213,14 +217,14 @@ def test_two_models_answer_side_by_side_one_of_them_without_a_template(
 
 
 def test_a_machine_dies_and_the_answer_goes_on_with_a_mark_where_it_happened(
-    page: Page, pool: Pool, poet: Path
+    page: Page, cluster: Cluster, poet: Path
 ) -> None:
-    ash, birch = machines(pool, "ash", "birch")
+    ash, birch = machines(cluster, "ash", "birch")
     del ash
-    deploy(pool, "poet", poet)
-    open_playground(page, pool)
+    deploy(cluster, "poet", poet)
+    open_playground(page, cluster)
     limit(page, Most_tokens="120", Seed="3", Temperature="0.8")
-    talker = talking(pool).talkers["poet"]
+    talker = talking(cluster).talkers["poet"]
     # What it says when nothing happens.
     say(page, "Sing of the sea.")
     expect(answer(page, "poet")).to_contain_text("120 tokens")
@@ -231,12 +235,12 @@ def test_a_machine_dies_and_the_answer_goes_on_with_a_mark_where_it_happened(
     expect(text(page, "poet")).not_to_be_empty()
     wait_for_text(page, 20)
     talker.lose("birch")
-    pool.store.contributors.set_state(
-        pool.store.contributors.get(birch.id), ContributorState.lost, "its Ray node died"
+    cluster.store.contributors.set_state(
+        cluster.store.contributors.get(birch.id), ContributorState.lost, "its Ray node died"
     )
     mark = answer(page, "poet").get_by_role("note")
     expect(mark).to_have_text("birch was lost here")
-    expect(answer(page, "poet")).to_contain_text("paused while the pool re-forms")
+    expect(answer(page, "poet")).to_contain_text("paused while the stages re-form")
     before = text(page, "poet").inner_text()
     talker.allow(float("inf"))
     talker.go_on()
@@ -248,7 +252,7 @@ def test_a_machine_dies_and_the_answer_goes_on_with_a_mark_where_it_happened(
     # It stands where the text paused.
     assert bare(whole.split(written)[0]) == bare(before.replace("birch was lost here", ""))
 
-    page.goto(f"{pool.url}/deployments/poet")
+    page.goto(f"{cluster.url}/deployments/poet")
     log = page.get_by_role("log")
     expect(log).to_contain_text("birch was lost; its requests wait.")
     expect(log).to_contain_text("Its requests go on, after")
@@ -257,32 +261,32 @@ def test_a_machine_dies_and_the_answer_goes_on_with_a_mark_where_it_happened(
 
 
 def test_an_answer_that_breaks_off_is_kept_and_continued(
-    page: Page, pool: Pool, poet: Path, complaints: Complaints
+    page: Page, cluster: Cluster, poet: Path, complaints: Complaints
 ) -> None:
-    machines(pool, "ash")
-    deploy(pool, "poet", poet)
-    open_playground(page, pool)
+    machines(cluster, "ash")
+    deploy(cluster, "poet", poet)
+    open_playground(page, cluster)
     limit(page, Most_tokens="60", Seed="3")
-    talking(pool).talkers["poet"].allow(25)
+    talking(cluster).talkers["poet"].allow(25)
     say(page, "Sing of the sea.")
     wait_for_text(page, 12)
-    pool.server.stop()
+    cluster.server.stop()
     expect(answer(page, "poet")).to_contain_text("The server ends.")
     kept = text(page, "poet").inner_text()
     assert bare(kept)
     # Another server, another process that speaks: the same request with the same seed gives the same text.
-    pool.server.start()
-    wait_until(lambda: "poet" in talking(pool).talkers)
+    cluster.server.start()
+    wait_until(lambda: "poet" in talking(cluster).talkers)
     expect(page.get_by_text("Live", exact=True)).to_be_visible(timeout=30_000)
-    wait_until(lambda: pool.store.deployments.get("poet").state is DeploymentState.ready)
-    talking(pool).talkers["poet"].allow(30)
+    wait_until(lambda: cluster.store.deployments.get("poet").state is DeploymentState.ready)
+    talking(cluster).talkers["poet"].allow(30)
     answer(page, "poet").get_by_role("button", name="Continue").click()
     expect(answer(page, "poet")).to_contain_text("about 2")
     # A reload in the midst of an answer breaks it off, too.
     page.reload()
     expect(answer(page, "poet")).to_contain_text("The page was left while it was written.")
     assert bare(text(page, "poet").inner_text()).startswith(bare(kept))
-    talking(pool).talkers["poet"].allow(float("inf"))
+    talking(cluster).talkers["poet"].allow(float("inf"))
     answer(page, "poet").get_by_role("button", name="Continue").click()
     expect(answer(page, "poet")).to_contain_text("60 tokens")
     whole = bare(text(page, "poet").inner_text())
@@ -294,25 +298,31 @@ def test_an_answer_that_breaks_off_is_kept_and_continued(
 
 @looks("phone")
 def test_the_pages_are_accessible_and_fit(
-    pool: Pool, browser: Browser, tmp_path: Path, poet: Path, scheme: Any, width: int, complaints: Complaints
+    cluster: Cluster,
+    browser: Browser,
+    tmp_path: Path,
+    poet: Path,
+    scheme: Any,
+    width: int,
+    complaints: Complaints,
 ) -> None:
-    machines(pool, "ash", "birch")
-    deploy(pool, "poet", poet)
-    failed = pool.store.deployments.create(
+    machines(cluster, "ash", "birch")
+    deploy(cluster, "poet", poet)
+    failed = cluster.store.deployments.create(
         ServeJob.model_validate({"name": "lost", "model": {"path": "/gone"}}), reason="submitted"
     )
-    wait_until(lambda: pool.store.deployments.get(failed.id).state is DeploymentState.failed)
+    wait_until(lambda: cluster.store.deployments.get(failed.id).state is DeploymentState.failed)
     with looking(browser, tmp_path, complaints, scheme=scheme, width=width) as seen:
         page = seen.page
-        page.goto(f"{pool.url}/#key={pool.key}")
-        page.get_by_role("heading", name="Pool", level=1).wait_for()
-        open_playground(page, pool)
+        page.goto(f"{cluster.url}/#key={cluster.key}")
+        page.get_by_role("heading", name="Machines", level=1).wait_for()
+        open_playground(page, cluster)
         page.locator("summary").click()
         limit(page, Most_tokens="60")
-        talking(pool).talkers["poet"].allow(30)
+        talking(cluster).talkers["poet"].allow(30)
         say(page, "Sing of the sea.")
         expect(text(page, "poet")).not_to_be_empty()
-        talking(pool).talkers["poet"].lose("birch")
+        talking(cluster).talkers["poet"].lose("birch")
         expect(answer(page, "poet").get_by_role("note")).to_be_visible()
         for path in (
             "playground",
@@ -322,7 +332,7 @@ def test_the_pages_are_accessible_and_fit(
             f"deployments/{failed.id}",
         ):
             if path != "playground":
-                page.goto(f"{pool.url}/{path}")
+                page.goto(f"{cluster.url}/{path}")
             page.get_by_role("heading", level=1).wait_for()
             expect(page.get_by_label("Loading")).to_have_count(0)
             seen.take(path.replace(failed.id, "failed"))

@@ -1,15 +1,15 @@
-"""A pool on several hosts."""
+"""A cluster on several hosts."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 import pytest
-from tests.hosts.pool import Pool, run_pool
+from tests.hosts.cluster import Cluster, run_cluster
 
 
 @pytest.fixture(scope="module")
-def pool() -> Iterator[Pool]:
+def cluster() -> Iterator[Cluster]:
     """A server on one host and machines on three others."""
-    with run_pool() as pool:
-        yield pool
+    with run_cluster() as cluster:
+        yield cluster

@@ -7,8 +7,8 @@ from contextlib import ExitStack
 
 import pytest
 from tests.conftest import wait_for
+from tests.hosts.cluster import Cluster
 from tests.hosts.network import Direction
-from tests.hosts.pool import Pool
 from tests.hosts.training import Result, train, train_undisturbed
 from tests.thoroughly import thoroughly
 
@@ -16,8 +16,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.chaos]
 
 
 @pytest.fixture(scope="module")
-def undisturbed(pool: Pool) -> Result:
-    return train_undisturbed(pool)
+def undisturbed(cluster: Cluster) -> Result:
+    return train_undisturbed(cluster)
 
 
 @pytest.mark.parametrize(
@@ -25,13 +25,13 @@ def undisturbed(pool: Pool) -> Result:
     thoroughly([(4, "both"), (4, "in"), (4, "out"), (30, "both"), (300, "both")], quick=1),
 )
 def test_a_server_that_is_cut_off_loses_nothing(
-    pool: Pool, undisturbed: Result, seconds: float, direction: Direction
+    cluster: Cluster, undisturbed: Result, seconds: float, direction: Direction
 ) -> None:
     def cut() -> None:
-        with pool.host.cut_from(list(pool.machines.values()), direction):
+        with cluster.host.cut_from(list(cluster.machines.values()), direction):
             time.sleep(seconds)
 
-    assert train(pool, f"server-{direction}-{seconds}", cut) == undisturbed
+    assert train(cluster, f"server-{direction}-{seconds}", cut) == undisturbed
 
 
 @pytest.mark.parametrize(
@@ -39,31 +39,31 @@ def test_a_server_that_is_cut_off_loses_nothing(
     thoroughly([(5, "both"), (5, "in"), (5, "out"), (1, "both"), (30, "both"), (120, "both")], quick=1),
 )
 def test_a_machine_that_is_cut_off_loses_nothing(
-    pool: Pool, undisturbed: Result, seconds: float, direction: Direction
+    cluster: Cluster, undisturbed: Result, seconds: float, direction: Direction
 ) -> None:
     def cut() -> None:
-        host = pool.machines["machine-1"]
-        with host.cut_from(pool.others(host), direction):
+        host = cluster.machines["machine-1"]
+        with host.cut_from(cluster.others(host), direction):
             time.sleep(seconds)
 
-    assert train(pool, f"machine-{direction}-{seconds}", cut) == undisturbed
+    assert train(cluster, f"machine-{direction}-{seconds}", cut) == undisturbed
 
 
 @pytest.mark.parametrize("direction", thoroughly(["both", "in", "out"], quick=1))
 def test_two_machines_that_are_cut_from_each_other_lose_nothing(
-    pool: Pool, undisturbed: Result, direction: Direction
+    cluster: Cluster, undisturbed: Result, direction: Direction
 ) -> None:
     with ExitStack() as stack:
-        cut = pool.machines["machine-1"].cut_from([pool.machines["machine-2"]], direction)
+        cut = cluster.machines["machine-1"].cut_from([cluster.machines["machine-2"]], direction)
         name = f"pair-{direction}"
-        assert train(pool, name, lambda: stack.enter_context(cut)) == undisturbed
-        with pool.server.client() as client:
+        assert train(cluster, name, lambda: stack.enter_context(cut)) == undisturbed
+        with cluster.server.client() as client:
             (job,) = (job for job in client.jobs().jobs if job.name == name)
             assert job.plan is not None
-            assert job.plan.pools[1].members[0].name == "machine-0", "both others reach it"
+            assert job.plan.stages[1].members[0].name == "machine-0", "both others reach it"
 
     def is_known_to_be_over() -> bool:
-        with pool.server.client() as client:
+        with cluster.server.client() as client:
             return all(link.bytes_per_s > 0 for link in client.topology().links)
 
     wait_for(is_known_to_be_over, "a new measurement of the link")

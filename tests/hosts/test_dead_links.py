@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 from tests.conftest import run_contributor, wait_for
+from tests.hosts.cluster import Cluster, run_cluster
 from tests.hosts.network import Direction
-from tests.hosts.pool import Pool, run_pool
 
 from share_compute.errors import PlanInfeasible
 from share_compute.planning.plan import Plan
@@ -35,14 +35,14 @@ NEW = "machine-new"
 
 def neighbours(plan: Plan) -> set[frozenset[str]]:
     """Return the pairs of machines that send to each other."""
-    stages = [[member.name for member in stage.members] for stage in plan.pools]
+    stages = [[member.name for member in stage.members] for stage in plan.stages]
     return {
         frozenset({one, other}) for before, after in pairwise(stages) for one in before for other in after
     }
 
 
-def run_job(pool: Pool, **changes: Any) -> JobRecord:
-    with pool.server.client() as client:
+def run_job(cluster: Cluster, **changes: Any) -> JobRecord:
+    with cluster.server.client() as client:
         job_id = client.submit({**JOB, **changes}).id
 
         def ended() -> JobRecord | None:
@@ -53,23 +53,23 @@ def run_job(pool: Pool, **changes: Any) -> JobRecord:
 
 
 @pytest.fixture(
-    scope="module", params=["both", pytest.param("in", marks=pytest.mark.thorough)], name="cut_pool"
+    scope="module", params=["both", pytest.param("in", marks=pytest.mark.thorough)], name="cut_cluster"
 )
-def cut_pool_fixture(request: pytest.FixtureRequest) -> Iterator[Pool]:
+def cut_cluster_fixture(request: pytest.FixtureRequest) -> Iterator[Cluster]:
     """Three machines, of which machine-1 and machine-new do not reach each other since before the latter joined."""
     direction: Direction = request.param
-    with run_pool(2) as pool:
-        host = pool.network.add()
+    with run_cluster(2) as cluster:
+        host = cluster.network.add()
         joining = ("--address", host.address, "--insecure")
         with (
-            host.cut_from([pool.machines["machine-1"]], direction),
-            run_contributor(pool.server, NEW, *joining, inside=host.inside),
+            host.cut_from([cluster.machines["machine-1"]], direction),
+            run_contributor(cluster.server, NEW, *joining, inside=host.inside),
         ):
-            yield pool
+            yield cluster
 
 
-def test_the_links_of_a_machine_that_others_cannot_reach_are_dead(cut_pool: Pool) -> None:
-    with cut_pool.server.client() as client:
+def test_the_links_of_a_machine_that_others_cannot_reach_are_dead(cut_cluster: Cluster) -> None:
+    with cut_cluster.server.client() as client:
         topology = client.topology()
     names = {HEAD: HEAD, **{machine.key: machine.name for machine in topology.contributors}}
     links = {(names[link.source], names[link.target]): link.bytes_per_s for link in topology.links}
@@ -79,8 +79,8 @@ def test_the_links_of_a_machine_that_others_cannot_reach_are_dead(cut_pool: Pool
         own_command("contributors", "--links"),
         env={
             **os.environ,
-            "SHARE_COMPUTE_URL": cut_pool.server.url,
-            "SHARE_COMPUTE_API_KEY": cut_pool.server.api_key,
+            "SHARE_COMPUTE_URL": cut_cluster.server.url,
+            "SHARE_COMPUTE_API_KEY": cut_cluster.server.api_key,
         },
         capture_output=True,
         text=True,
@@ -90,17 +90,17 @@ def test_the_links_of_a_machine_that_others_cannot_reach_are_dead(cut_pool: Pool
     assert cut_off.split()[:2] == [NEW, "machine-1"]
 
 
-def test_jobs_are_planned_around_a_dead_link(cut_pool: Pool) -> None:
-    job = run_job(cut_pool, parallelism={"pools": 3})
+def test_jobs_are_planned_around_a_dead_link(cut_cluster: Cluster) -> None:
+    job = run_job(cut_cluster, parallelism={"stages": 3})
     assert job.state.value == "succeeded", job.reason
     assert job.plan is not None
     assert {pair for pair in neighbours(job.plan) if NEW in pair} == {frozenset({NEW, "machine-0"})}
 
 
-def test_a_job_that_cannot_be_planned_around_it_is_refused_with_the_pair(cut_pool: Pool) -> None:
-    together = {"pools": 1, "members_per_pool": 3}
-    with cut_pool.server.client() as client, pytest.raises(PlanInfeasible, match=f"machine-1 - {NEW}"):
+def test_a_job_that_cannot_be_planned_around_it_is_refused_with_the_pair(cut_cluster: Cluster) -> None:
+    together = {"stages": 1, "members_per_stage": 3}
+    with cut_cluster.server.client() as client, pytest.raises(PlanInfeasible, match=f"machine-1 - {NEW}"):
         client.plan({**JOB, "parallelism": together})
-    job = run_job(cut_pool, parallelism=together)
+    job = run_job(cut_cluster, parallelism=together)
     assert job.state.value == "failed"
     assert f"machine-1 - {NEW}" in job.reason

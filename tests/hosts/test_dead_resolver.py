@@ -9,24 +9,24 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from tests.hosts.pool import Pool, run_pool
+from tests.hosts.cluster import Cluster, run_cluster
 from tests.hosts.training import train, train_undisturbed
 
 pytestmark = [pytest.mark.slow, pytest.mark.thorough]
 CUT_S = 5.0
 
 
-@pytest.fixture(scope="module", name="pool")
-def pool_fixture() -> Iterator[Pool]:
-    with run_pool(is_resolver_dead=True) as pool:
-        yield pool
+@pytest.fixture(scope="module", name="cluster")
+def cluster_fixture() -> Iterator[Cluster]:
+    with run_cluster(is_resolver_dead=True) as cluster:
+        yield cluster
 
 
-def test_a_machine_that_is_cut_off_loses_nothing(pool: Pool) -> None:
+def test_a_machine_that_is_cut_off_loses_nothing(cluster: Cluster) -> None:
     def cut() -> None:
-        host = pool.machines["machine-1"]
-        with host.cut_from(pool.others(host)):
+        host = cluster.machines["machine-1"]
+        with host.cut_from(cluster.others(host)):
             time.sleep(CUT_S)
 
-    undisturbed = train_undisturbed(pool)
-    assert train(pool, "cut", cut) == undisturbed
+    undisturbed = train_undisturbed(cluster)
+    assert train(cluster, "cut", cut) == undisturbed

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 from tests.conftest import run_command, run_contributor, wait_for
+from tests.hosts.cluster import Cluster, run_cluster
 from tests.hosts.network import Host
-from tests.hosts.pool import Pool, run_pool
 
 from share_compute_actors.machine.ports import DEFAULT_RANGE
 
@@ -17,20 +17,20 @@ pytestmark = [pytest.mark.slow]
 RANGE = (DEFAULT_RANGE.first, DEFAULT_RANGE.last)
 
 
-@pytest.fixture(scope="module", name="small_pool")
-def small_pool_fixture() -> Iterator[Pool]:
+@pytest.fixture(scope="module", name="small_cluster")
+def small_cluster_fixture() -> Iterator[Cluster]:
     """A server and one machine."""
-    with run_pool(1) as pool:
-        yield pool
+    with run_cluster(1) as cluster:
+        yield cluster
 
 
-def last_words(pool: Pool, host: Host, name: str) -> str:
+def last_words(cluster: Cluster, host: Host, name: str) -> str:
     """Let a host join that others do not reach; return what it printed until it ended."""
-    with pool.server.client() as client:
+    with cluster.server.client() as client:
         code = client.create_invite(label=name).code
     lent = ("--memory", "600MiB", "--cpu-threads", "1", "--device", "cpu")
-    joining = ("join", pool.server.url, "--invite", code, "--name", name, "--address", host.address, *lent)
-    folder = pool.server.data_folder
+    joining = ("join", cluster.server.url, "--invite", code, "--name", name, "--address", host.address, *lent)
+    folder = cluster.server.data_folder
     own = str(folder / "contributors")
     with run_command(
         folder, *joining, "--insecure", "--json", inside=host.inside, SHARE_COMPUTE_DATA_FOLDER=own
@@ -40,38 +40,38 @@ def last_words(pool: Pool, host: Host, name: str) -> str:
         return command.text()
 
 
-def test_a_machine_behind_a_firewall_names_its_closed_ports_and_ends(small_pool: Pool) -> None:
-    host = small_pool.network.add()
+def test_a_machine_behind_a_firewall_names_its_closed_ports_and_ends(small_cluster: Cluster) -> None:
+    host = small_cluster.network.add()
     with host.firewall(open_ports=(22, 22)):
-        text = last_words(small_pool, host, "walled")
+        text = last_words(small_cluster, host, "walled")
     assert f"TCP ports of this machine ({host.address}) cannot be reached: {RANGE[0] + 1}-" in text
     assert "from the server and" in text
     assert "from machine-0" in text
     assert f"open TCP ports {DEFAULT_RANGE} of this machine" in text
     assert "; trying again" in text
-    with small_pool.server.client() as client:
+    with small_cluster.server.client() as client:
         states = {one.name: one.state.value for one in client.contributors()}
     assert states.get("walled", "left") == "left"
 
 
-def test_a_machine_behind_nat_is_told_that_it_needs_an_overlay(small_pool: Pool) -> None:
-    host = small_pool.network.add(behind_nat=True)
-    text = last_words(small_pool, host, "behind")
+def test_a_machine_behind_nat_is_told_that_it_needs_an_overlay(small_cluster: Cluster) -> None:
+    host = small_cluster.network.add(behind_nat=True)
+    text = last_words(small_cluster, host, "behind")
     assert "cannot be reached" in text
     assert "behind NAT, connect the machines by an overlay network" in text
 
 
-def test_the_range_is_all_that_a_firewall_has_to_open(small_pool: Pool) -> None:
+def test_the_range_is_all_that_a_firewall_has_to_open(small_cluster: Cluster) -> None:
     """Both hosts let in nothing else, and a job trains over them."""
-    host = small_pool.network.add()
+    host = small_cluster.network.add()
     names = {"machine-0", "open"}
     with (
         host.firewall(open_ports=RANGE),
-        small_pool.machines["machine-0"].firewall(open_ports=RANGE),
+        small_cluster.machines["machine-0"].firewall(open_ports=RANGE),
         run_contributor(
-            small_pool.server, "open", "--address", host.address, "--insecure", inside=host.inside
+            small_cluster.server, "open", "--address", host.address, "--insecure", inside=host.inside
         ),
-        small_pool.server.client() as client,
+        small_cluster.server.client() as client,
     ):
         document: dict[str, Any] = {
             "model": {
@@ -82,7 +82,7 @@ def test_the_range_is_all_that_a_firewall_has_to_open(small_pool: Pool) -> None:
             },
             "data": {"dataset": "digits"},
             "training": {"steps": 20, "batch_size": 64},
-            "parallelism": {"pools": 2, "channel": "direct"},
+            "parallelism": {"stages": 2, "channel": "direct"},
         }
         job_id = client.submit(document).id
         job = wait_for(
@@ -90,7 +90,7 @@ def test_the_range_is_all_that_a_firewall_has_to_open(small_pool: Pool) -> None:
         )
         assert job.state.value == "succeeded", job.reason
         assert job.plan is not None
-        assert {member.name for stage in job.plan.pools for member in stage.members} == names
+        assert {member.name for stage in job.plan.stages for member in stage.members} == names
         listening = subprocess.run(
             [*host.inside, "ss", "-Htln"], capture_output=True, text=True, check=True
         ).stdout.split("\n")

@@ -11,7 +11,7 @@ import pytest
 from openai import OpenAI
 from tests.api.speaking import make_llama
 from tests.conftest import wait_for
-from tests.hosts.pool import Pool
+from tests.hosts.cluster import Cluster
 
 pytestmark = [pytest.mark.slow, pytest.mark.chaos]
 NAME = "llama"
@@ -21,17 +21,17 @@ TOKENS = 1500
 
 
 @pytest.fixture(scope="module")
-def openai(pool: Pool) -> Iterator[OpenAI]:
+def openai(cluster: Cluster) -> Iterator[OpenAI]:
     """A model in two stages, and a client of it."""
-    folder = pool.server.data_folder.with_name("data-files") / NAME
+    folder = cluster.server.data_folder.with_name("data-files") / NAME
     make_llama(folder, window=WINDOW, hidden_size=64, num_hidden_layers=4)
     with (
-        pool.server.client() as client,
+        cluster.server.client() as client,
         OpenAI(
-            base_url=f"{pool.server.url}/v1", api_key=pool.server.api_key, max_retries=0, timeout=90
+            base_url=f"{cluster.server.url}/v1", api_key=cluster.server.api_key, max_retries=0, timeout=90
         ) as openai,
     ):
-        client.deploy({"name": NAME, "model": {"path": str(folder)}, "parallelism": {"pools": 2}})
+        client.deploy({"name": NAME, "model": {"path": str(folder)}, "parallelism": {"stages": 2}})
         wait_for(lambda: [model.id for model in openai.models.list()] == [NAME], "the model")
         yield openai
         client.undeploy(NAME)
@@ -77,16 +77,16 @@ def cut_stream(openai: OpenAI, cut: AbstractContextManager[None], seconds: float
 
 @pytest.mark.parametrize("seconds", [4, pytest.param(30, marks=pytest.mark.thorough)])
 def test_a_server_that_is_cut_off_loses_no_token(
-    pool: Pool, openai: OpenAI, undisturbed: str, seconds: float
+    cluster: Cluster, openai: OpenAI, undisturbed: str, seconds: float
 ) -> None:
-    assert cut_stream(openai, pool.host.cut_from(list(pool.machines.values())), seconds) == undisturbed
+    assert cut_stream(openai, cluster.host.cut_from(list(cluster.machines.values())), seconds) == undisturbed
 
 
 @pytest.mark.parametrize("seconds", [5, pytest.param(30, marks=pytest.mark.thorough)])
 def test_a_machine_that_is_cut_off_loses_no_token(
-    pool: Pool, openai: OpenAI, undisturbed: str, seconds: float
+    cluster: Cluster, openai: OpenAI, undisturbed: str, seconds: float
 ) -> None:
-    with pool.server.client() as client:
-        name = client.deployment(NAME).plans[0].pools[1].members[0].name
-    host = pool.machines[name]
-    assert cut_stream(openai, host.cut_from(pool.others(host)), seconds) == undisturbed
+    with cluster.server.client() as client:
+        name = client.deployment(NAME).plans[0].stages[1].members[0].name
+    host = cluster.machines[name]
+    assert cut_stream(openai, host.cut_from(cluster.others(host)), seconds) == undisturbed

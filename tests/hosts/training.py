@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tests.conftest import ready, wait_for
-from tests.hosts.pool import Pool
+from tests.hosts.cluster import Cluster
 
 from share_compute.jobs.states import JobState
 from share_compute.models.weights import WeightFolder
@@ -24,7 +24,7 @@ JOB: dict[str, Any] = {
     },
     "data": {"dataset": "digits"},
     "training": {"steps": STEPS, "batch_size": 64},
-    "parallelism": {"pools": 3},
+    "parallelism": {"stages": 3},
 }
 
 
@@ -38,17 +38,19 @@ class Result:
     """Digest of the weights."""
 
 
-def train(pool: Pool, name: str, disturb: Callable[[], None] = lambda: None, *, steps: int = STEPS) -> Result:
+def train(
+    cluster: Cluster, name: str, disturb: Callable[[], None] = lambda: None, *, steps: int = STEPS
+) -> Result:
     """Run the job once all machines are ready, and return its result.
 
     Args:
-        pool: with three machines.
+        cluster: with three machines.
         name: of the job.
         disturb: called when the job has taken some steps.
         steps: in all.
     """
-    with pool.server.client() as client:
-        wait_for(lambda: all(ready(client, each) for each in pool.machines), "all machines ready")
+    with cluster.server.client() as client:
+        wait_for(lambda: all(ready(client, each) for each in cluster.machines), "all machines ready")
         job_id = client.submit({**JOB, "name": name, "training": {**JOB["training"], "steps": steps}}).id
 
         def stepping() -> bool:
@@ -69,8 +71,8 @@ def train(pool: Pool, name: str, disturb: Callable[[], None] = lambda: None, *, 
         return Result(losses, WeightFolder(model.path).digest())
 
 
-def train_undisturbed(pool: Pool, *, steps: int = STEPS) -> Result:
+def train_undisturbed(cluster: Cluster, *, steps: int = STEPS) -> Result:
     """Run the job without disturbances; it must report each step once."""
-    result = train(pool, "undisturbed", steps=steps)
+    result = train(cluster, "undisturbed", steps=steps)
     assert [step for step, _ in result.losses] == list(range(1, steps + 1))
     return result

@@ -25,7 +25,7 @@ from share_compute.errors import Unavailable, UserError
 from share_compute.specification import TrainJob, parse_job
 
 GOLDEN_ORDER = [0, 3, 7, 5, 1, 2, 6, 4]
-SENTENCES = "".join(f"Machine {n} lends {n * 7 % 13} cores; the pool thanks it.\n" for n in range(400))
+SENTENCES = "".join(f"Machine {n} lends {n * 7 % 13} cores; the cluster thanks it.\n" for n in range(400))
 
 
 def job(file: Path | list[Path], **changes: Any) -> TrainJob:

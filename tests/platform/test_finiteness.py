@@ -31,7 +31,7 @@ def stages() -> list[Stage]:
 
 
 def findings(both: list[Stage]) -> list[Finding | None]:
-    """Look through both pools, with what crossed the boundary between them."""
+    """Look through both stages, with what crossed the boundary between them."""
     first, last = both
     crossing = first.forward(IDS).detach().requires_grad_()
     loss_of = partial(loss_sum, targets=IDS)
@@ -52,16 +52,16 @@ def test_nothing_is_found_where_all_is_finite() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "pool"),
+    ("name", "stage"),
     [("model.layers.1.mlp.up_proj", 0), ("model.layers.2.self_attn.v_proj", 1), ("lm_head", 1)],
 )
-def test_the_module_is_named_whose_output_is_not(name: str, pool: int) -> None:
+def test_the_module_is_named_whose_output_is_not(name: str, stage: int) -> None:
     both = stages()
     with torch.no_grad():
-        both[pool].parameters()[f"{name}.weight"][3] = torch.inf
+        both[stage].parameters()[f"{name}.weight"][3] = torch.inf
     cause = first_of(findings(both))
     assert cause is not None
-    assert (cause.way, cause.pool, cause.microbatch, cause.name) == ("forward", pool, 3, name)
+    assert (cause.way, cause.stage, cause.microbatch, cause.name) == ("forward", stage, 3, name)
     error = cause.error(5)
     assert error.message == f"numbers are not finite at step 5: first the output of {name} (microbatch 3)"
     assert error.hint
@@ -83,14 +83,14 @@ def test_a_gradient_that_overflows_is_found_on_the_way_back() -> None:
     found = findings(both)
     cause = first_of(found)
     assert cause is not None
-    assert (cause.way, cause.pool) == ("backward", 1)
+    assert (cause.way, cause.stage) == ("backward", 1)
     assert cause.name.startswith("model.layers.3.mlp.")
     assert found[0] is None  # what came over the boundary is not finite already: the cause is not here
 
 
 def test_forward_goes_before_backward_and_the_nearest_to_the_cause_first() -> None:
-    back = [Finding("backward", pool, 0, "a") for pool in (0, 1, 2)]
-    ahead = [Finding("forward", pool, 4, "b") for pool in (2, 1)]
+    back = [Finding("backward", stage, 0, "a") for stage in (0, 1, 2)]
+    ahead = [Finding("forward", stage, 4, "b") for stage in (2, 1)]
     assert first_of([None, *back]) == back[2]
     assert first_of([*back, None, *ahead]) == ahead[1]
     assert first_of([None]) is None

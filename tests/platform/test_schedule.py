@@ -1,4 +1,4 @@
-"""The schedule: complete, in order, the textbook's for one member a pool, and free of deadlock for any pools."""
+"""The schedule: complete, in order, the textbook's for one member a stage, and free of deadlock for any stages."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -16,30 +16,30 @@ from share_compute.training.schedule import (
     windows,
 )
 
-pool_sizes = st.lists(st.integers(1, 5), min_size=1, max_size=6)
+stage_sizes = st.lists(st.integers(1, 5), min_size=1, max_size=6)
 
 
 @st.composite
-def pool_shares(draw: st.DrawFn) -> list[tuple[int, ...]]:
-    """Pools of members with any shares of 1 to 16 microbatches."""
+def stage_shares(draw: st.DrawFn) -> list[tuple[int, ...]]:
+    """Stages of members with any shares of 1 to 16 microbatches."""
     microbatches = draw(st.integers(1, 16))
-    pools = []
+    stages = []
     for _ in range(draw(st.integers(1, 6))):
         members = draw(st.integers(1, min(5, microbatches)))
         cuts = sorted(draw(st.permutations(range(1, microbatches)))[: members - 1])
-        pools.append(tuple(stop - start for start, stop in pairwise([0, *cuts, microbatches])))
-    return pools
+        stages.append(tuple(stop - start for start, stop in pairwise([0, *cuts, microbatches])))
+    return stages
 
 
 def all_actions(shares: Sequence[Sequence[int]]) -> dict[tuple[int, int], list[Action]]:
     return {
-        (pool, member): one_forward_one_backward(shares, pool, member)
-        for pool, members in enumerate(shares)
+        (stage, member): one_forward_one_backward(shares, stage, member)
+        for stage, members in enumerate(shares)
         for member in range(len(members))
     }
 
 
-def test_two_pools_follow_the_textbook() -> None:
+def test_two_stages_follow_the_textbook() -> None:
     first, last = all_actions([[4], [4]]).values()
     assert " ".join(map(str, first)) == "0F 1F 0B 2F 1B 3F 2B 3B"
     assert " ".join(map(str, last)) == "0F 0B 1F 1B 2F 2B 3F 3B"
@@ -72,7 +72,7 @@ def test_a_faster_member_has_its_turns_evenly_spread() -> None:
     assert global_order([6, 2]) == [0, 1, 6, 2, 3, 4, 7, 5]
 
 
-@given(pool_shares())
+@given(stage_shares())
 def test_every_cell_is_computed_once_and_nobody_waits_for_ever(shares: list[tuple[int, ...]]) -> None:
     actions = all_actions(shares)
     done: set[tuple[str, int, int]] = set()
@@ -80,29 +80,29 @@ def test_every_cell_is_computed_once_and_nobody_waits_for_ever(shares: list[tupl
     moved = True
     while moved:
         moved = False
-        for (pool, member), own in actions.items():
-            while place[pool, member] < len(own):
-                action = own[place[pool, member]]
-                upstream = pool == 0 or ("F", pool - 1, action.microbatch) in done
-                downstream = pool == len(shares) - 1 or ("B", pool + 1, action.microbatch) in done
+        for (stage, member), own in actions.items():
+            while place[stage, member] < len(own):
+                action = own[place[stage, member]]
+                upstream = stage == 0 or ("F", stage - 1, action.microbatch) in done
+                downstream = stage == len(shares) - 1 or ("B", stage + 1, action.microbatch) in done
                 if not (upstream if action.kind == "F" else downstream):
                     break
-                assert (action.kind, pool, action.microbatch) not in done
-                done.add((action.kind, pool, action.microbatch))
-                place[pool, member] += 1
+                assert (action.kind, stage, action.microbatch) not in done
+                done.add((action.kind, stage, action.microbatch))
+                place[stage, member] += 1
                 moved = True
     assert len(done) == 2 * len(shares) * sum(shares[0])
 
 
-@given(pool_sizes)
-def test_windows_never_grow_towards_the_last_pool(sizes: list[int]) -> None:
+@given(stage_sizes)
+def test_windows_never_grow_towards_the_last_stage(sizes: list[int]) -> None:
     ahead = windows(sizes)
     assert ahead == sorted(ahead, reverse=True)
     assert ahead[-1] == 0
 
 
 @given(st.integers(1, 6), st.integers(1, 16))
-def test_single_members_keep_as_many_microbatches_as_pools_follow(pools: int, microbatches: int) -> None:
-    for pool in range(pools):
-        own = one_forward_one_backward([[microbatches]] * pools, pool, 0)
-        assert peak_in_flight(own) == min(pools - pool, microbatches)
+def test_single_members_keep_as_many_microbatches_as_stages_follow(stages: int, microbatches: int) -> None:
+    for stage in range(stages):
+        own = one_forward_one_backward([[microbatches]] * stages, stage, 0)
+        assert peak_in_flight(own) == min(stages - stage, microbatches)

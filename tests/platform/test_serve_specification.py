@@ -79,7 +79,7 @@ def test_a_deployment_is_no_job() -> None:
         ({"objective": "speed"}, "objective"),
         ({"first_token_limit_s": 0.5}, "first_token_limit_s"),
         ({"objective": "throughput", "first_token_limit_s": float("inf")}, "first_token_limit_s"),
-        ({"parallelism": {"pools": 0}}, "parallelism.pools"),
+        ({"parallelism": {"stages": 0}}, "parallelism.stages"),
         ({"parallelism": {"strategy": "auto"}}, "strategy"),
         ({"max_sequence": 5}, "did you mean 'max_seq'"),
     ],

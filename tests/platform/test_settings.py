@@ -23,7 +23,7 @@ def test_the_default_database_lies_in_the_data_folder(tmp_path: Path) -> None:
 
 
 def test_a_database_url_wins() -> None:
-    url = "postgresql+psycopg://pool@localhost/pool"
+    url = "postgresql+psycopg://stage@localhost/cluster"
     assert Settings(database_url=url).resolved_database_url == url
 
 

@@ -11,7 +11,7 @@ from tests.thoroughly import thoroughly
 
 from share_compute.errors import PlanInfeasible, UserError
 from share_compute.planning.cost import TrainingCost
-from share_compute.planning.layout import Layout, PoolLayout
+from share_compute.planning.layout import Layout, StageLayout
 from share_compute.planning.planner import solve
 from share_compute.planning.profile import Growth, LayerProfile, ModelProfile
 from share_compute.planning.regions import complete
@@ -163,29 +163,29 @@ def test_the_ledger_counts_every_second_and_step_once() -> None:
     assert sum(ledger.curve) == pytest.approx(4)
 
 
-def pools(*members: tuple[int, ...]) -> Layout:
+def stages(*members: tuple[int, ...]) -> Layout:
     return Layout(
-        tuple(PoolLayout(index, index + 1, each, (1,) * len(each)) for index, each in enumerate(members))
+        tuple(StageLayout(index, index + 1, each, (1,) * len(each)) for index, each in enumerate(members))
     )
 
 
-def test_the_dead_shard_comes_from_its_pool_its_buddy_or_the_checkpoint() -> None:
+def test_the_dead_shard_comes_from_its_stage_its_buddy_or_the_checkpoint() -> None:
     fleet = make_fleet(FleetName.datacentre, 6, seed=1)
     cost = TrainingCost(model(2), fleet, complete(fleet), TrainingWorkload(4, 4, optimizer_tensors=2))
     size = LAYER.parameters * 4 * 3
     moved_s = cost.network.transfer_s(1, 5, size)
-    # Another member of the pool has it; the buddy has it; nobody has it.
-    assert fetching_s(cost, pools((0, 1), (2,)), pools((5, 1), (2,)), {0}) == moved_s
-    assert fetching_s(cost, pools((0,), (1,)), pools((5,), (1,)), {0}) == moved_s
-    assert fetching_s(cost, pools((0,), (1,)), pools((5,), (4,)), {0, 1}) == pytest.approx(moved_s)
+    # Another member of the stage has it; the buddy has it; nobody has it.
+    assert fetching_s(cost, stages((0, 1), (2,)), stages((5, 1), (2,)), {0}) == moved_s
+    assert fetching_s(cost, stages((0,), (1,)), stages((5,), (1,)), {0}) == moved_s
+    assert fetching_s(cost, stages((0,), (1,)), stages((5,), (4,)), {0, 1}) == pytest.approx(moved_s)
     # Nothing moves when everybody stays.
-    assert fetching_s(cost, pools((0,), (1,)), pools((0,), (1,)), set()) == 0.0
+    assert fetching_s(cost, stages((0,), (1,)), stages((0,), (1,)), set()) == 0.0
 
 
 def test_a_death_costs_noticing_planning_and_moving() -> None:
     fleet = make_fleet(FleetName.datacentre, 6, seed=1)
     cost = TrainingCost(model(2), fleet, complete(fleet), TrainingWorkload(4, 4))
-    old, new = pools((0,), (1,)), pools((5,), (1,))
+    old, new = stages((0,), (1,)), stages((5,), (1,))
     rules = EpochRules()
     death = rules.pause(cost, Change(old, new, frozenset({0}), is_death=True, is_search=False))
     assert (death.noticing_s, death.planning_s) == (rules.noticing_s, rules.replace_s)

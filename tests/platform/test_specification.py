@@ -63,7 +63,7 @@ class TestAccepted:
         assert job.name == file.stem
 
     def test_there_are_examples(self) -> None:
-        assert {"tiny-llama", "finetune", "digits", "two-machines-per-pool"} <= {
+        assert {"tiny-llama", "finetune", "digits", "two-machines-per-stage"} <= {
             file.stem for file in EXAMPLES
         }
 
@@ -245,7 +245,7 @@ class TestRefused:
             ),
             ("name", "", "name: "),
             ("name", "../escape", "name: "),
-            ("parallelism.pools", 0, "parallelism.pools: Input should be greater than or equal to 1"),
+            ("parallelism.stages", 0, "parallelism.stages: Input should be greater than or equal to 1"),
             (
                 "parallelism.channel",
                 "pigeon",
@@ -307,8 +307,8 @@ class TestRefused:
             parse_job("name: a\nkind: train\nname: b")
 
     def test_every_member_has_a_microbatch(self) -> None:
-        with pytest.raises(UserError, match=r"members_per_pool 5 is more than training\.microbatches 4"):
-            parse_job({**changed("parallelism", {"members_per_pool": 5}), "training": {"microbatches": 4}})
+        with pytest.raises(UserError, match=r"members_per_stage 5 is more than training\.microbatches 4"):
+            parse_job({**changed("parallelism", {"members_per_stage": 5}), "training": {"microbatches": 4}})
 
     def test_the_number_of_microbatches_may_be_left_to_the_planner(self) -> None:
         job = parse_job(changed("training", {"batch_size": 12}))
@@ -319,7 +319,12 @@ class TestRefused:
 
     @pytest.mark.parametrize(
         ("parallelism", "machines"),
-        [({}, 1), ({"pools": 3}, 3), ({"members_per_pool": 2}, 2), ({"pools": 3, "members_per_pool": 2}, 6)],
+        [
+            ({}, 1),
+            ({"stages": 3}, 3),
+            ({"members_per_stage": 2}, 2),
+            ({"stages": 3, "members_per_stage": 2}, 6),
+        ],
     )
     def test_it_knows_how_many_machines_it_needs(self, parallelism: dict[str, int], machines: int) -> None:
         assert parse_job(changed("parallelism", parallelism)).parallelism.machines_needed == machines

@@ -101,7 +101,7 @@ def test_examples_are_topologies(file: Path) -> None:
     assert not network.assumed
 
 
-def test_an_empty_pool_is_a_topology() -> None:
+def test_an_empty_cluster_is_a_topology() -> None:
     assert read_topology("kind: topology\nversion: 1\n").contributors == ()
     assert read_topology(write_topology(Topology(()))) == Topology(())
 

@@ -310,10 +310,10 @@ def test_a_yaml_file_is_stopped(plane: Plane, http: httpx.Client, honest: str, k
 def test_ten_large_yaml_files_at_once_are_bounded(plane: Plane, http: httpx.Client, honest: str) -> None:
     text = "a: [" + "1, " * 349_000 + "1]"
     assert 1_000_000 < len(text) <= 1 << 20
-    with ThreadPoolExecutor(10) as pool:
+    with ThreadPoolExecutor(10) as executor:
 
         def all_at_once() -> httpx.Response:
-            answers = list(pool.map(lambda _: yaml(http, text), range(10)))
+            answers = list(executor.map(lambda _: yaml(http, text), range(10)))
             assert {answer.status_code for answer in answers} == {422}
             return answers[0]
 
@@ -379,8 +379,8 @@ def test_signs_of_life_have_threads_of_their_own(plane: Plane, http: httpx.Clien
     record, key = plane.store.contributors.join(invite, name="ada", host="host", versions={}, limits={})
     hog = Hog("hog", make_tokenizer(tmp_path), lambda _: (5, 6, 7))
     plane.app.state.context.engines.add(hog)
-    with ThreadPoolExecutor(1) as pool, httpx.Client(base_url=plane.url, timeout=10) as agent:
-        asked = pool.submit(chat, http, "hog")
+    with ThreadPoolExecutor(1) as executor, httpx.Client(base_url=plane.url, timeout=10) as agent:
+        asked = executor.submit(chat, http, "hog")
         try:
             wait_until(lambda: hog.heard)
             with Watch(plane.url, MOST_GROWTH_BYTES):
@@ -405,8 +405,8 @@ def test_a_crowd_of_submissions_is_told_to_come_again(
     }
     context, crowd = plane.app.state.context, 6
     context.checks = Budget(at_once=1, most_waiting=1)
-    with ThreadPoolExecutor(crowd) as pool, Watch(plane.url, MOST_GROWTH_BYTES):
-        answers = list(pool.map(lambda _: http.post("/api/v1/jobs", json=job), range(crowd)))
+    with ThreadPoolExecutor(crowd) as executor, Watch(plane.url, MOST_GROWTH_BYTES):
+        answers = list(executor.map(lambda _: http.post("/api/v1/jobs", json=job), range(crowd)))
         assert chat(http, honest).status_code == 200
     context.checks = Budget()
     refused = [answer for answer in answers if answer.status_code == 429]

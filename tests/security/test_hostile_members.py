@@ -90,7 +90,7 @@ def job(folder: Path, members: int) -> dict[str, Any]:
         "data": {"files": [str(text)]},
         "tokenizer": {"vocab_size": 300},
         "training": {"steps": STEPS, "batch_size": 8, "microbatches": 4, "sequence_length": 32},
-        "parallelism": {"pools": 1, "members_per_pool": members},
+        "parallelism": {"stages": 1, "members_per_stage": members},
     }
 
 
@@ -145,7 +145,7 @@ def test_a_job_that_has_only_a_hostile_machine_fails(
 def test_a_snapshot_of_a_hostile_member_is_not_saved(
     attempt: Attempt, both: Topology, hostile: Hostile, tmp_path: Path
 ) -> None:
-    """The first member of the pool is the hostile one: the library fetches the result from it."""
+    """The first member of the stage is the hostile one: the library fetches the result from it."""
 
     def look(event: AttemptEvent, _: Any) -> None:
         if event.type == "step" and event.step == STEPS:
@@ -201,7 +201,7 @@ def serve(tmp_path: Path) -> Iterator[Callable[[Topology], Any]]:
     started: list[tuple[Any, Any]] = []
 
     def start(machines: Topology) -> Any:
-        parallelism = {"parallelism": {"pools": len(machines.contributors)}}
+        parallelism = {"parallelism": {"stages": len(machines.contributors)}}
         spec = ServeJob.model_validate({"name": "tiny", "model": {"path": str(folder)}, **parallelism})
         assignment = ServingAssignment(
             deployment_id="dep-evil", spec=spec, folder=folder, window_tokens=128, topology=machines
@@ -258,11 +258,11 @@ def test_a_deployment_goes_on_without_a_hostile_member(
                 open_sequences.discard(event.sequence)
         if not is_turned and any(tokens.values()):
             is_turned = True
-            assert len(_status(server).pools) == 2
+            assert len(_status(server).stages) == 2
             hostile.turn(what)
     assert is_turned
     assert not hostile.marker.exists(), hostile.marker.read_text()
     assert set(tokens.values()) == {COUNT}
     while not (status := _status(server)).recoveries or status.state is not DeploymentState.ready:
         assert time.monotonic() < deadline, status
-    assert [pool.name for pool in status.pools] == [both.contributors[0].name]
+    assert [stage.name for stage in status.stages] == [both.contributors[0].name]

@@ -50,7 +50,7 @@ TABLE: dict[str, Scope | None] = {
     "createInvite": A,
     "listInvites": A,
     "revokeInvite": A,
-    "getPool": R,
+    "getCluster": R,
     "listContributors": R,
     "getContributor": R,
     "getContributorEvents": R,

@@ -31,7 +31,7 @@ def job(stages: int, members: int, **options: Any) -> dict[str, Any]:
         "model": {"layers": layers},
         "data": {"dataset": "digits"},
         "training": training,
-        "parallelism": {"pools": stages, "members_per_pool": members, "strategy": "uniform"},
+        "parallelism": {"stages": stages, "members_per_stage": members, "strategy": "uniform"},
     }
 
 
@@ -134,7 +134,7 @@ def test_offences_count_in_later_attempts_and_two_accusers_quarantine(
     saved = tmp_path / "wrong" / "checkpoints" / "step-00000008"
     third = train(attempt, tmp_path / "wrong", job(1, 3, steps=9), checkpoint=saved, number=3)
     plan = next(event.plan for event in third.events if event.type == "planned")
-    assert {member.contributor_id for pool in plan.pools for member in pool.members} == {"c1", "c2", "c3"}
+    assert {member.contributor_id for stage in plan.stages for member in stage.members} == {"c1", "c2", "c3"}
 
 
 def test_a_member_that_lies_about_others_costs_one_of_them_its_place_and_then_its_own(

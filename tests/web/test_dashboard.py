@@ -32,7 +32,7 @@ def client_of(folder: Path) -> httpx.AsyncClient:
         return {"status": "ok"}
 
     dashboard.mount(app, folder)
-    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://pool")
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://cluster")
 
 
 async def get(folder: Path, path: str) -> httpx.Response:

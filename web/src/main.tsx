@@ -6,7 +6,7 @@ import { StrictMode } from "react";
 import { createRoot } from "react-dom/client";
 
 import { ApiProblem } from "./api/problem";
-import { pool } from "./api/queries";
+import { cluster } from "./api/queries";
 import { may } from "./api/scopes";
 import { onSession, startSession } from "./api/session";
 import { startWords } from "./i18n";
@@ -27,7 +27,7 @@ const queries = new QueryClient({
 
 // Where most people begin: its answer comes while the frame is drawn.
 onSession((session) => {
-  if (session.state === "in" && may(session.key, "read") && location.pathname === "/") void queries.prefetchQuery(pool);
+  if (session.state === "in" && may(session.key, "read") && location.pathname === "/") void queries.prefetchQuery(cluster);
 });
 void startSession();
 

@@ -5,9 +5,9 @@ import { Shell } from "./components/Shell";
 import { NotFound } from "./pages/NotFound";
 import { jobSearch, jobsSearch } from "./pages/job/search";
 import { machineSearch } from "./pages/machine/search";
-import { Pool } from "./pages/Pool";
+import { Cluster } from "./pages/Cluster";
 import type { Start } from "./pages/submit/starts";
-import { poolSearch } from "./pool/search";
+import { clusterSearch } from "./cluster/search";
 
 /** Examples that a job can be started from; their texts come with the page. */
 const START_NAMES = ["digits", "language", "generate", "embed", "serve"] as const satisfies readonly Start[];
@@ -15,11 +15,11 @@ const START_NAMES = ["digits", "language", "generate", "embed", "serve"] as cons
 const root = createRootRoute({ component: Shell, notFoundComponent: NotFound });
 
 // Where most people begin: it comes with the frame, without another round of requests.
-const pool = createRoute({
+const cluster = createRoute({
   getParentRoute: () => root,
   path: "/",
-  validateSearch: poolSearch,
-  component: Pool,
+  validateSearch: clusterSearch,
+  component: Cluster,
 });
 
 const machine = createRoute({
@@ -94,7 +94,7 @@ const operations = createRoute({
 
 export const router = createRouter({
   routeTree: root.addChildren([
-    pool,
+    cluster,
     machine,
     jobs,
     job,

@@ -32,7 +32,7 @@ class Balancer:
     def reform(self, roster: Roster) -> None:
         """Restart the measurement, for other members or for the same members with other shares."""
         before, self._roster = self._roster, roster
-        if before is not None and before.pools != roster.pools:
+        if before is not None and before.stages != roster.stages:
             self._steps = _STEPS
         steps = self._steps
         self._cell_s = defaultdict(lambda: deque(maxlen=steps))
@@ -49,16 +49,16 @@ class Balancer:
         if roster is None or step == roster.step:
             return None  # the first step of an epoch may have begun in an earlier epoch, and includes warm-up
         shares = self._shares(roster)
-        for pool, own in zip(roster.pools, shares, strict=True):
-            for worker, share in zip(pool, own, strict=True):
+        for stage, own in zip(roster.stages, shares, strict=True):
+            for worker, share in zip(stage, own, strict=True):
                 if worker in figures and share:
                     said = figures[worker]
                     self._cell_s[worker].append((said.seconds - said.waited_s) / share)
         now_s, better_s, found = 0.0, 0.0, {}
-        for place, (pool, own) in enumerate(zip(roster.pools, shares, strict=True)):
+        for place, (stage, own) in enumerate(zip(roster.stages, shares, strict=True)):
             if not all(own):
                 continue  # a stage with fewer microbatches than members cannot be balanced
-            seen = [self._cell_s[worker] for worker in pool]
+            seen = [self._cell_s[worker] for worker in stage]
             if any(len(times) < self._steps for times in seen):
                 return None
             cell_s = [statistics.median(times) for times in seen]
@@ -78,8 +78,8 @@ class Balancer:
     @staticmethod
     def _shares(roster: Roster) -> list[tuple[int, ...]]:
         return [
-            tuple(owners.count(worker) for worker in pool)
-            for pool, owners in zip(roster.pools, roster.owners, strict=True)
+            tuple(owners.count(worker) for worker in stage)
+            for stage, owners in zip(roster.stages, roster.owners, strict=True)
         ]
 
 

@@ -10,7 +10,7 @@ from share_compute.topology import Topology
 
 
 def buddies_of(
-    pools: Sequence[Sequence[Worker]],
+    stages: Sequence[Sequence[Worker]],
     topology: Topology,
     cramped: Container[Worker] = (),
     present: Mapping[Worker, Worker] | None = None,
@@ -26,7 +26,7 @@ def buddies_of(
     5. Its machine has the most memory.
 
     Args:
-        pools: members of each stage.
+        stages: members of each stage.
         topology: machines of the members; links that were not measured count as slow as the slowest measured one.
         cramped: members that lacked the memory for a copy; they are used only if there is no other member.
         present: backup members so far, by primaries whose shards stay the same.
@@ -37,8 +37,8 @@ def buddies_of(
     slowest = min(rates.values(), default=1.0)
     follows: Counter[Worker] = Counter()
     buddies: dict[Worker, Worker] = {}
-    members = [worker for pool in pools for worker in pool]
-    for owner in (pool[0] for pool in pools if len(pool) == 1):
+    members = [worker for stage in stages for worker in stage]
+    for owner in (stage[0] for stage in stages if len(stage) == 1):
         kind = topology[owner].device.kind
 
         def cost(

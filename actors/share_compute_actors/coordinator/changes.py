@@ -17,7 +17,7 @@ from share_compute_actors.coordinator.coordinator import Wishes
 from share_compute_actors.coordinator.crew import Crew
 from share_compute_actors.coordinator.joining import Joining
 from share_compute_actors.coordinator.protection import ProtectionWatch
-from share_compute_actors.coordinator.rosters import Shares, pools_of, shards_of
+from share_compute_actors.coordinator.rosters import Shares, shards_of, stages_of
 
 _REST_S = 5.0
 """First backoff of a machine after its member was lost, in seconds."""
@@ -109,12 +109,12 @@ class Recopying:
 
     def buddies(
         self,
-        pools: Sequence[Sequence[Worker]],
+        stages: Sequence[Sequence[Worker]],
         topology: Topology,
         present: Mapping[Worker, Worker] | None = None,
     ) -> dict[Worker, Worker]:
         """Return the backup member of each member that is alone in its stage; see `buddies_of`."""
-        return buddies_of(pools, topology, self._cramped, present)
+        return buddies_of(stages, topology, self._cramped, present)
 
 
 class Changes:
@@ -343,7 +343,7 @@ class Changes:
         if self.recopying.is_due and not self.why:
             self.why = "copies of what one machine alone holds were lost: they are begun anew"
         self.recopying.begun()
-        return self._buddies(roster.shards, roster.pools, before)
+        return self._buddies(roster.shards, roster.stages, before)
 
     def heirs(self, solution: Solution, before: Roster) -> dict[Worker, tuple[tuple[int, int], ...]]:
         """Return the shards of which each member will keep a backup copy once a plan is carried out, by member.
@@ -354,26 +354,26 @@ class Changes:
         """
         if not self._can_follow:
             return {}
-        shards, pools = shards_of(solution.plan), pools_of(solution.plan)
+        shards, stages = shards_of(solution.plan), stages_of(solution.plan)
         found: dict[Worker, tuple[tuple[int, int], ...]] = {}
-        for owner, buddy in self._buddies(shards, pools, before).items():
-            shard = next(each for each, pool in zip(shards, pools, strict=True) if owner in pool)
+        for owner, buddy in self._buddies(shards, stages, before).items():
+            shard = next(each for each, stage in zip(shards, stages, strict=True) if owner in stage)
             found[buddy] = (*found.get(buddy, ()), shard)
         return found
 
     def _buddies(
         self,
         shards: Sequence[tuple[int, int]],
-        pools: Sequence[Sequence[Worker]],
+        stages: Sequence[Sequence[Worker]],
         before: Roster | None,
     ) -> dict[Worker, Worker]:
-        held = {worker: shard for shard, pool in zip(shards, pools, strict=True) for worker in pool}
+        held = {worker: shard for shard, stage in zip(shards, stages, strict=True) for worker in stage}
         present = {
             owner: buddy
             for owner, buddy in (before.buddies.items() if before is not None else ())
             if before is not None and before.shard_of(owner) == held.get(owner)
         }
-        return self.recopying.buddies(pools, self.known, present)
+        return self.recopying.buddies(stages, self.known, present)
 
     def followers(self, roster: Roster) -> dict[Worker, tuple[Worker, ...]]:
         """Return the catch-up replicas of each member's layers, in an epoch that is being formed."""

@@ -170,8 +170,8 @@ class Crew(Party):
         """
         shards = {
             member.contributor_id: plan.shard(place)
-            for place, pool in enumerate(plan.pools)
-            for member in pool.members
+            for place, stage in enumerate(plan.stages)
+            for member in stage.members
         }
         applied = self._facts.first_step - 1
         for worker in shards:

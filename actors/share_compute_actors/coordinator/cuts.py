@@ -34,9 +34,9 @@ class LinksCut(ContributorLost):
 
 def needed(roster: Roster) -> frozenset[Pair]:
     """Return the pairs of members that send to each other in an epoch, each once and sorted."""
-    within = (pair for stage in roster.pools for pair in combinations(stage, 2))
-    between = (pair for one, other in pairwise(roster.pools) for pair in product(one, other))
-    tied = product(roster.pools[0], roster.pools[-1]) if roster.is_tied else ()
+    within = (pair for stage in roster.stages for pair in combinations(stage, 2))
+    between = (pair for one, other in pairwise(roster.stages) for pair in product(one, other))
+    tied = product(roster.stages[0], roster.stages[-1]) if roster.is_tied else ()
     copies = ((owner, keeper) for owner in roster.workers for keeper in roster.keepers(owner))
     pairs = (pair for group in (within, between, tied, copies) for pair in group)
     return frozenset((min(pair), max(pair)) for pair in pairs if pair[0] != pair[1])

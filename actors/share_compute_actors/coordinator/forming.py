@@ -82,7 +82,7 @@ class Former:
         wanted = self._changes.take_solution(able)
         if before is None:
             plan = self.solution.plan
-            form = first_form(plan, asked, is_tied=self._is_tied(len(plan.pools)))
+            form = first_form(plan, asked, is_tied=self._is_tied(len(plan.stages)))
             if not able >= set(form.roster.workers):
                 form = self._without(form.roster, asked, able, leaving, None)
         else:
@@ -118,7 +118,7 @@ class Former:
     def can_do_without(self, leaving: frozenset[Worker]) -> bool:
         """Whether the other members could hold the shards of the leaving ones."""
         assert self._roster is not None
-        if all(not leaving.issuperset(pool) for pool in self._roster.pools):
+        if all(not leaving.issuperset(stage) for stage in self._roster.stages):
             return True
         try:
             self._plan(frozenset(self._roster.workers) - leaving, self._roster.epoch + 1)
@@ -135,7 +135,7 @@ class Former:
         shares: Shares | None,
     ) -> Form:
         """Continue with the members in `able`; keep the same shards if each stage has a member left."""
-        is_whole = all(not able.isdisjoint(pool) for pool in before.pools)
+        is_whole = all(not able.isdisjoint(stage) for stage in before.stages)
         if is_whole and not self._mover.is_torn:
             return next_form(before, asked, self.solution.cost, leaving, shares)
         if not able:
@@ -157,7 +157,7 @@ class Former:
         heirs = self._changes.heirs(solution, before)
         moved = self._mover.load(before, solution.plan, asked, self._scales(), heirs)
         self.solution = solution
-        tied = self._is_tied(len(solution.plan.pools))
+        tied = self._is_tied(len(solution.plan.stages))
         return moved_form(before, solution.plan, asked, moved, is_tied=tied)
 
     def _plan(self, able: frozenset[Worker], epoch: int) -> Solution:
@@ -175,5 +175,5 @@ class Former:
             in_use=len(self.solution.layout.machines),
         )
 
-    def _is_tied(self, pools: int) -> bool:
-        return pools > 1 and self.solution.cost.profile.tied_name is not None
+    def _is_tied(self, stages: int) -> bool:
+        return stages > 1 and self.solution.cost.profile.tied_name is not None

@@ -22,7 +22,7 @@ from share_compute.planning.words import listed
 from share_compute.protocol.roster import Roster, Worker
 from share_compute.topology import Topology
 from share_compute_actors.coordinator.crew import Crew, Poll
-from share_compute_actors.coordinator.rosters import pools_of, shards_of
+from share_compute_actors.coordinator.rosters import shards_of, stages_of
 
 Heirs = Mapping[Worker, Sequence[tuple[int, int]]]
 """Shards of which each member will keep a backup copy, by member."""
@@ -63,7 +63,7 @@ class Joining:
     @property
     def machines(self) -> frozenset[Worker]:
         """All machines that hold layers in the plan."""
-        return frozenset(worker for pool in pools_of(self.solution.plan) for worker in pool)
+        return frozenset(worker for stage in stages_of(self.solution.plan) for worker in stage)
 
     @property
     def why(self) -> str:
@@ -72,7 +72,7 @@ class Joining:
 
     def names(self, workers: Collection[Worker]) -> str:
         """Return the names of the plan's machines that are among `workers`, for the user."""
-        members = (member for pool in self.solution.plan.pools for member in pool.members)
+        members = (member for stage in self.solution.plan.stages for member in stage.members)
         return listed(sorted(member.name for member in members if member.contributor_id in workers))
 
     def takes(self, solution: Solution, proposed: ReplanProposed) -> bool:
@@ -101,8 +101,8 @@ class Joining:
         if missing:
             shards = {
                 member.contributor_id: self.solution.plan.shard(place)
-                for place, pool in enumerate(self.solution.plan.pools)
-                for member in pool.members
+                for place, stage in enumerate(self.solution.plan.stages)
+                for member in stage.members
             }
             self._crew.invite({worker: shards[worker] for worker in missing}, usable)
             return False
@@ -149,23 +149,23 @@ def follows(
         heirs: the backup copies that members will keep.
     """
     found: dict[Worker, tuple[Worker, ...]] = {}
-    wanted = list(zip(shards_of(solution.plan), pools_of(solution.plan), strict=True))
+    wanted = list(zip(shards_of(solution.plan), stages_of(solution.plan), strict=True))
     wanted += [
         (shard, (heir,))
         for heir, shards in (heirs or {}).items()
         for shard in shards
         if not _keeps(roster, heir, shard)
     ]
-    for held, pool in zip(roster.shards, roster.pools, strict=True):
+    for held, stage in zip(roster.shards, roster.stages, strict=True):
         comers = dict.fromkeys(
             worker
             for shard, workers in wanted
             if overlap(held, shard)
             for worker in workers
-            if worker not in pool
+            if worker not in stage
         )
         for comer in comers:
-            alike = [owner for owner in pool if kind(owner) == kind(comer)]
+            alike = [owner for owner in stage if kind(owner) == kind(comer)]
             if alike:
                 owner = min(alike, key=lambda one: len(found.get(one, ())))
                 found[owner] = (*found.get(owner, ()), comer)

@@ -174,7 +174,7 @@ class Keeper:
 
     def _begin(self, folder: str, kind: FolderKind, state: TrainingState, *, copies: bool) -> bool:
         """Have snapshots taken and fetched; return whether all are copies, so that training may go on meanwhile."""
-        first = {pool[0]: place for place, pool in enumerate(self._conductor.roster.pools)}
+        first = {stage[0]: place for place, stage in enumerate(self._conductor.roster.stages)}
         are_copies = self._crew.gather(
             FLAG,
             {

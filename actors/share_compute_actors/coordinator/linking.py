@@ -45,25 +45,25 @@ class Links:
         """Have the members of each stage form a communication group."""
         crew = self._crew
         calls = {}
-        for place, pool in enumerate(roster.pools):
-            for rank, worker in enumerate(pool):
+        for place, stage in enumerate(roster.stages):
+            for rank, worker in enumerate(stage):
                 meeting = None
-                if len(pool) > 1:
+                if len(stage) > 1:
                     meeting = Rendezvous(
                         group=f"{crew.attempt}/{roster.epoch}/{place}",
-                        members=tuple(pool),
+                        members=tuple(stage),
                         timeout_s=DEADLINE_S,
                         address=crew.topology[worker].address,
                     )
-                calls[worker] = crew.handle(worker).form.remote(roster.epoch, meeting, rank, len(pool))
+                calls[worker] = crew.handle(worker).form.remote(roster.epoch, meeting, rank, len(stage))
         crew.gather(NOTHING, calls)
 
     def _keep_copies(self, roster: Roster) -> None:
         """Tell each member the primaries whose shards it keeps copies of."""
         crew = self._crew
         followed: dict[Worker, dict[int, Followed]] = {worker: {} for worker in roster.everybody}
-        for place, pool in enumerate(roster.pools):
-            for owner in pool:
+        for place, stage in enumerate(roster.stages):
+            for owner in stage:
                 for number, keeper in enumerate(roster.keepers(owner)):
                     followed[keeper][place] = Followed(
                         owner, crew.handle(owner), roster.shards[place], number

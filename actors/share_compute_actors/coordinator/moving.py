@@ -64,8 +64,8 @@ class Mover:
         held = self._held(asked)
         wanted = {
             member.contributor_id: plan.shard(place)
-            for place, pool in enumerate(plan.pools)
-            for member in pool.members
+            for place, stage in enumerate(plan.stages)
+            for member in stage.members
         }
         moved = {
             worker: shard for worker, shard in wanted.items() if held.get(worker) != (shard.start, shard.stop)
@@ -82,8 +82,8 @@ class Mover:
 
     def _bring_to(self, before: Roster, heirs: Heirs, committed: int, scales: Mapping[int, float]) -> None:
         """Bring those copies to the committed step from which other copies will be made on the same machine."""
-        for shard, pool in zip(before.shards, before.pools, strict=True):
-            keepers = {keeper for owner in pool for keeper in before.keepers(owner)} & self._crew.workers
+        for shard, stage in zip(before.shards, before.stages, strict=True):
+            keepers = {keeper for owner in stage for keeper in before.keepers(owner)} & self._crew.workers
             calls = {
                 keeper: self._crew.handle(keeper).bring_to.remote(shard, committed, scales)
                 for keeper in keepers
@@ -123,8 +123,8 @@ class Mover:
         for worker in moved.keys() & held.keys():
             found[worker] = [self._crew.source(worker)]
             lacking[worker].difference_update(range(*held[worker]))
-        for shard, pool in zip(before.shards, before.pools, strict=True):
-            keepers = {keeper for owner in pool for keeper in before.keepers(owner)}
+        for shard, stage in zip(before.shards, before.stages, strict=True):
+            keepers = {keeper for owner in stage for keeper in before.keepers(owner)}
             calls = {
                 keeper: self._crew.handle(keeper).bring_to.remote(shard, committed, scales)
                 for keeper in keepers & moved.keys()
@@ -164,12 +164,12 @@ class Mover:
                 found.append(self._crew.source(worker))
                 covered.update(range(start, stop))
         lost: list[Worker] = []
-        for shard, pool in zip(before.shards, before.pools, strict=True):
+        for shard, stage in zip(before.shards, before.stages, strict=True):
             if covered.issuperset(range(*shard)):
                 continue
             copy = self._copy(shard, committed, scales)
             if copy is None:
-                lost += pool
+                lost += stage
             else:
                 found.append(copy)
         if not lost:

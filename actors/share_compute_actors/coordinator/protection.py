@@ -27,7 +27,7 @@ class ProtectionWatch:
 
     def reform(self, roster: Roster) -> None:
         """Start to watch an epoch; the event that reports the epoch marks the job as not protected yet."""
-        is_alone = (pool[0] not in roster.buddies for pool in roster.pools if len(pool) == 1)
+        is_alone = (stage[0] not in roster.buddies for stage in roster.stages if len(stage) == 1)
         self._roster, self._is_protected = None if any(is_alone) else roster, False
         self._poll = Poll(self._crew)
 

@@ -18,8 +18,8 @@ from share_compute.jobs.events import (
     AttemptEvent,
     LayersTimed,
     Measured,
-    PoolTiming,
     ReplanProposed,
+    StageTiming,
 )
 from share_compute.planning.drift import DriftLimits, DriftWatch, propose, seats
 from share_compute.planning.planner import Solution
@@ -91,7 +91,7 @@ class Reality:
         """Whether members were lost since the last search for a plan."""
         self._is_given_up = False
         """Whether the proposed plan was given up since the last search."""
-        self._pools = _pools(solution)
+        self._stages = _stages(solution)
 
     def __enter__(self) -> Reality:
         return self
@@ -116,7 +116,7 @@ class Reality:
         if are_lost:
             self._forget_proposal()
         self._solution = solution
-        self._pools = _pools(solution)
+        self._stages = _stages(solution)
         self._watch = DriftWatch(self._limits)
         self._step_s.clear()
         self._recent_s.clear()
@@ -189,23 +189,23 @@ class Reality:
 
     def _measured(self, step: int) -> Measured:
         timeline = self._solution.timeline
-        pools = []
-        for pool, workers in zip(self._solution.layout.pools, self._pools, strict=True):
+        stages = []
+        for stage, workers in zip(self._solution.layout.stages, self._stages, strict=True):
             predicted = None
             if timeline is not None:
                 predicted = (
-                    max(timeline.busy_fractions[machine] for machine in pool.members) * timeline.step_s
+                    max(timeline.busy_fractions[machine] for machine in stage.members) * timeline.step_s
                 )
             measured = max(
                 (statistics.median(self._busy_s[worker]) for worker in workers if self._busy_s[worker]),
                 default=0.0,
             )
-            pools.append(PoolTiming(predicted_busy_s=predicted, measured_busy_s=measured))
+            stages.append(StageTiming(predicted_busy_s=predicted, measured_busy_s=measured))
         return Measured(
             step=step,
             predicted_step_s=timeline.step_s if timeline is not None else None,
             measured_step_s=statistics.median(self._step_s),
-            pools=tuple(pools),
+            stages=tuple(stages),
             machines={worker: statistics.median(busy) for worker, busy in self._busy_s.items() if busy},
         )
 
@@ -262,10 +262,10 @@ class Reality:
             self._propose_plan(replan.solution, proposed)
 
 
-def _pools(solution: Solution) -> list[tuple[Worker, ...]]:
+def _stages(solution: Solution) -> list[tuple[Worker, ...]]:
     """Return the members of each stage that compute something."""
     machines = solution.cost.topology.contributors
-    return [tuple(machines[member].id for member in pool.members) for pool in solution.layout.pools]
+    return [tuple(machines[member].id for member in stage.members) for stage in solution.layout.stages]
 
 
 def _slowdowns(solution: Solution) -> dict[str, float]:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from share_compute.errors import ContributorLost
 from share_compute.planning import plan as plans
 from share_compute.planning.cost import TrainingCost
-from share_compute.planning.layout import Layout, PoolLayout
+from share_compute.planning.layout import Layout, StageLayout
 from share_compute.planning.planner import Solution
 from share_compute.planning.schedule_simulator import simulate_step
 from share_compute.planning.words import listed
@@ -28,7 +28,7 @@ def first_form(plan: plans.Plan, asked: Plan, *, is_tied: bool) -> Form:
     roster = Roster(
         epoch=asked.epoch,
         shards=shards_of(plan),
-        pools=pools_of(plan),
+        stages=stages_of(plan),
         owners=owners,
         step=asked.committed + 1,
         tasks=fresh(owners),
@@ -56,22 +56,22 @@ def next_form(
     Raises:
         ContributorLost: a stage has no member left.
     """
-    pools = tuple(
-        tuple(worker for worker in pool if worker in asked.reports and worker not in leaving)
-        for pool in roster.pools
+    stages = tuple(
+        tuple(worker for worker in stage if worker in asked.reports and worker not in leaving)
+        for stage in roster.stages
     )
-    if not all(pools):
-        left = frozenset(worker for pool in pools for worker in pool)
+    if not all(stages):
+        left = frozenset(worker for stage in stages for worker in stage)
         raise machines_lost(cost.topology, [worker for worker in roster.workers if worker not in left])
     owners = []
-    for place, pool in enumerate(pools):
-        if len(pool) < len(roster.pools[place]):
-            owners.append(shared(pool, roster.shards[place], cost))
+    for place, stage in enumerate(stages):
+        if len(stage) < len(roster.stages[place]):
+            owners.append(shared(stage, roster.shards[place], cost))
         elif shares is not None and place in shares:
-            owners.append(dealt(pool, shares[place]))
+            owners.append(dealt(stage, shares[place]))
         else:
             owners.append(roster.owners[place])
-    return recovered(roster.shards, pools, owners, asked, asked.reports, is_tied=roster.is_tied)
+    return recovered(roster.shards, stages, owners, asked, asked.reports, is_tied=roster.is_tied)
 
 
 def moved_form(
@@ -91,12 +91,12 @@ def moved_form(
     if before is None or before.shards != shards_of(plan):
         return first_form(plan, asked, is_tied=is_tied)
     reports = {worker: report for worker, report in asked.reports.items() if worker not in moved}
-    return recovered(before.shards, pools_of(plan), owners_of(plan), asked, reports, is_tied=is_tied)
+    return recovered(before.shards, stages_of(plan), owners_of(plan), asked, reports, is_tied=is_tied)
 
 
 def recovered(
     shards: tuple[tuple[int, int], ...],
-    pools: tuple[tuple[Worker, ...], ...],
+    stages: tuple[tuple[Worker, ...], ...],
     owners: Sequence[tuple[Worker, ...]],
     asked: Plan,
     reports: Mapping[Worker, Report],
@@ -105,12 +105,12 @@ def recovered(
 ) -> Form:
     """Return an epoch that continues the open step from the work that is finished."""
     step = asked.committed + 1
-    recovery = recover(pools, owners, reports, step)
+    recovery = recover(stages, owners, reports, step)
     return Form(
         Roster(
             epoch=asked.epoch,
             shards=shards,
-            pools=pools,
+            stages=stages,
             owners=tuple(owners),
             step=step,
             tasks=recovery.tasks,
@@ -138,32 +138,32 @@ def machines_lost(topology: Topology, workers: Iterable[Worker]) -> ContributorL
 
 def shards_of(plan: plans.Plan) -> tuple[tuple[int, int], ...]:
     """Return the layers [start, stop) of each stage."""
-    return tuple((pool.start, pool.stop) for pool in plan.pools)
+    return tuple((stage.start, stage.stop) for stage in plan.stages)
 
 
-def pools_of(plan: plans.Plan) -> tuple[tuple[Worker, ...], ...]:
+def stages_of(plan: plans.Plan) -> tuple[tuple[Worker, ...], ...]:
     """Return the members of each stage."""
-    return tuple(tuple(member.contributor_id for member in pool.members) for pool in plan.pools)
+    return tuple(tuple(member.contributor_id for member in stage.members) for stage in plan.stages)
 
 
 def owners_of(plan: plans.Plan) -> tuple[tuple[Worker, ...], ...]:
     """Return, for each stage, the member that computes each microbatch."""
-    return tuple(_owners(pool) for pool in plan.pools)
+    return tuple(_owners(stage) for stage in plan.stages)
 
 
-def _owners(pool: plans.PoolPlan) -> tuple[Worker, ...]:
+def _owners(stage: plans.StagePlan) -> tuple[Worker, ...]:
     found = {
-        microbatch: member.contributor_id for member in pool.members for microbatch in member.microbatches
+        microbatch: member.contributor_id for member in stage.members for microbatch in member.microbatches
     }
     return tuple(found[microbatch] for microbatch in sorted(found))
 
 
-def dealt(pool: Sequence[Worker], shares: Sequence[int]) -> tuple[Worker, ...]:
+def dealt(stage: Sequence[Worker], shares: Sequence[int]) -> tuple[Worker, ...]:
     """Return the member that computes each microbatch, if members get contiguous blocks of these sizes."""
-    return tuple(worker for worker, block in zip(pool, blocks(shares), strict=True) for _ in block)
+    return tuple(worker for worker, block in zip(stage, blocks(shares), strict=True) for _ in block)
 
 
-def shared(pool: Sequence[Worker], shard: tuple[int, int], cost: TrainingCost) -> tuple[Worker, ...]:
+def shared(stage: Sequence[Worker], shard: tuple[int, int], cost: TrainingCost) -> tuple[Worker, ...]:
     """Return the member that computes each microbatch of a stage, so that the last member finishes soonest.
 
     If there are fewer microbatches than members, the last members get none.
@@ -171,11 +171,11 @@ def shared(pool: Sequence[Worker], shard: tuple[int, int], cost: TrainingCost) -
     index = {machine.id: place for place, machine in enumerate(cost.topology.contributors)}
     count = cost.workload.microbatches
     shares: Sequence[int] | None = None
-    if all(worker in index for worker in pool):
-        shares = cost.shares([index[worker] for worker in pool], *shard)
+    if all(worker in index for worker in stage):
+        shares = cost.shares([index[worker] for worker in stage], *shard)
     if shares is None:
-        shares = even_shares(count, len(pool))
-    return dealt(pool, shares)
+        shares = even_shares(count, len(stage))
+    return dealt(stage, shares)
 
 
 # -- reports for the user and the planner ----------------------------------------------------------------------------
@@ -183,9 +183,9 @@ def shared(pool: Sequence[Worker], shard: tuple[int, int], cost: TrainingCost) -
 
 def plan_of(roster: Roster, plan: plans.Plan) -> plans.Plan:
     """Return a plan as an epoch carries it out, for the user: the remaining members, and the microbatches of each."""
-    pools = []
-    for pool, workers, owners in zip(plan.pools, roster.pools, roster.owners, strict=True):
-        known = {member.contributor_id: member for member in pool.members}
+    stages = []
+    for stage, workers, owners in zip(plan.stages, roster.stages, roster.owners, strict=True):
+        known = {member.contributor_id: member for member in stage.members}
         members = tuple(
             known[worker].model_copy(
                 update={
@@ -196,10 +196,10 @@ def plan_of(roster: Roster, plan: plans.Plan) -> plans.Plan:
             )
             for worker in workers
         )
-        pools.append(pool.model_copy(update={"members": members}))
-    is_as_planned = pools_of(plan) == roster.pools and owners_of(plan) == roster.owners
+        stages.append(stage.model_copy(update={"members": members}))
+    is_as_planned = stages_of(plan) == roster.stages and owners_of(plan) == roster.owners
     prediction = plan.prediction if is_as_planned else None
-    return plan.model_copy(update={"epoch": roster.epoch, "pools": tuple(pools), "prediction": prediction})
+    return plan.model_copy(update={"epoch": roster.epoch, "stages": tuple(stages), "prediction": prediction})
 
 
 def standing(roster: Roster, solution: Solution) -> Solution:
@@ -211,13 +211,13 @@ def standing(roster: Roster, solution: Solution) -> Solution:
     """
     cost = solution.cost
     index = {machine.id: place for place, machine in enumerate(cost.topology.contributors)}
-    pools = []
-    for (start, stop), workers, owners in zip(roster.shards, roster.pools, roster.owners, strict=True):
+    stages = []
+    for (start, stop), workers, owners in zip(roster.shards, roster.stages, roster.owners, strict=True):
         shares = {worker: owners.count(worker) for worker in workers if worker in owners}
-        pools.append(
-            PoolLayout(start, stop, tuple(index[worker] for worker in shares), tuple(shares.values()))
+        stages.append(
+            StageLayout(start, stop, tuple(index[worker] for worker in shares), tuple(shares.values()))
         )
-    layout = Layout(tuple(pools))
+    layout = Layout(tuple(stages))
     timeline = simulate_step(cost, layout) if solution.timeline is not None else None
     return Solution(plan_of(roster, solution.plan), cost, layout, timeline)
 
@@ -231,8 +231,8 @@ def computed_again(before: Roster, after: Roster, reports: Collection[Report]) -
     left = set(after.workers)
     again = {
         microbatch
-        for place, pool in enumerate(before.tasks_of(after.step))
-        for microbatch, task in enumerate(pool)
+        for place, stage in enumerate(before.tasks_of(after.step))
+        for microbatch, task in enumerate(stage)
         if (task.holder or task.worker) not in left and after.tasks[place][microbatch].forward
     }
     return len(again)

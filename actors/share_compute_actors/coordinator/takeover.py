@@ -99,15 +99,15 @@ def has_loaded(roster: Roster, committed: int, status: MemberStatus) -> bool:
 
 
 def _shard_of(roster: Roster, worker: Worker) -> tuple[int, int] | None:
-    shards = zip(roster.shards, roster.pools, strict=True)
-    return next((shard for shard, pool in shards if worker in pool), None)
+    shards = zip(roster.shards, roster.stages, strict=True)
+    return next((shard for shard, stage in shards if worker in stage), None)
 
 
 def is_whole(roster: Roster, usable: Mapping[Worker, object]) -> bool:
     """Whether each stage has a usable member, or a usable backup of one of its members."""
     return all(
-        any(worker in usable or roster.buddies.get(worker) in usable for worker in pool)
-        for pool in roster.pools
+        any(worker in usable or roster.buddies.get(worker) in usable for worker in stage)
+        for stage in roster.stages
     )
 
 
@@ -118,16 +118,16 @@ def solution_of(
     facts, usable = takeover.facts, with_nominal_speeds(topology)
     cost = TrainingCost(profile, usable, complete(usable), workload(spec, facts.plan.microbatches), timings)
     roster = facts.roster
-    pools = tuple(tuple(worker for worker in pool if worker in takeover.actors) for pool in roster.pools)
+    stages = tuple(tuple(worker for worker in stage if worker in takeover.actors) for stage in roster.stages)
     owners = tuple(
-        shared(pool, shard, cost) if pool and pool != before else who
-        for pool, before, shard, who in zip(pools, roster.pools, roster.shards, roster.owners, strict=True)
+        shared(stage, shard, cost) if stage and stage != before else who
+        for stage, before, shard, who in zip(stages, roster.stages, roster.shards, roster.owners, strict=True)
     )
     found = standing(
-        replace(roster, pools=pools, owners=owners),
+        replace(roster, stages=stages, owners=owners),
         Solution(facts.plan, cost, layout=Layout(()), timeline=None),
     )
-    if all(pools) and any(map(is_measured, topology.contributors)):
+    if all(stages) and any(map(is_measured, topology.contributors)):
         return replace(found, timeline=simulate_step(cost, found.layout))
     return found
 

@@ -229,7 +229,7 @@ class TrainingLoop:
         parts: list[EvaluationResult] = []
         start = 0
         while start < count:
-            at_once = _EVALUATED_AT_ONCE * max(map(len, conductor.roster.pools))
+            at_once = _EVALUATED_AT_ONCE * max(map(len, conductor.roster.stages))
             chunk = list(range(start, min(start + at_once, count)))
             parts += conductor.at_pause(partial(self._evaluate_some, split, step, chunk, conductor))
             start += len(chunk)
@@ -256,9 +256,9 @@ class TrainingLoop:
         answers = self._crew.gather(
             EVALUATION,
             {
-                worker: self._crew.handle(worker).evaluate.remote(split, step, chunk, place, roster.pools)
-                for place, pool in enumerate(roster.pools)
-                for worker in pool
+                worker: self._crew.handle(worker).evaluate.remote(split, step, chunk, place, roster.stages)
+                for place, stage in enumerate(roster.stages)
+                for worker in stage
             },
         )
         return [answer for answer in answers.values() if answer is not None]
@@ -276,7 +276,7 @@ class TrainingLoop:
             self._tell(Sampled(step=step, prompt=prompt, text=text))
 
     def _next_logits(self, step: int, ids: list[int], conductor: Conductor) -> Tensor:
-        way = [pool[0] for pool in conductor.roster.pools]
+        way = [stage[0] for stage in conductor.roster.stages]
         answers = self._crew.gather(
             LOGITS,
             {
@@ -286,5 +286,5 @@ class TrainingLoop:
         )
         logits = answers[way[-1]]
         if logits is None or not len(logits):
-            self._crew.accuse(way[-1], "no logits of the last pool")
+            self._crew.accuse(way[-1], "no logits of the last stage")
         return torch.tensor(logits)

@@ -72,6 +72,6 @@ def as_told(failure: Exception) -> ShareComputeError:
     room_bytes = torch.cuda.max_memory_reserved() if on_gpu else psutil.Process().memory_info().rss
     return OutOfMemory(
         "there was no more memory in the midst of a step",
-        hint="lend more memory there, use more pools, or smaller microbatches",
+        hint="lend more memory there, use more stages, or smaller microbatches",
         details={"room_bytes": room_bytes},
     )

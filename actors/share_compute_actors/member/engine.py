@@ -259,7 +259,7 @@ class Engine:
         if self._passes(Point.tensor_heard):
             self._reject(label, source, f"{_named(label)}: it is said to be wrong")
             return
-        place = label.pool if label.cargo == "tied" else label.microbatch
+        place = label.stage if label.cargo == "tied" else label.microbatch
         self._arrived[label.cargo, label.step, place] = tensor
         self._handle(Arrived(self.channel.epoch, label.of_protocol))
 
@@ -396,7 +396,7 @@ class Engine:
         assert self.channel is not None
         self._tie(roster, log.step)
         self.copier.require_still()
-        self._post.give(self.channel, log, roster.pool_of(self._machine.worker), self._runner)
+        self._post.give(self.channel, log, roster.stage_of(self._machine.worker), self._runner)
 
     def _apply(self, effect: Apply) -> None:
         self._runner.apply(effect.step, effect.scale)
@@ -407,7 +407,7 @@ class Engine:
 
     def _tie(self, roster: Roster, step: int) -> None:
         """Add the other stage's sum of a tied parameter's gradient, if it arrived; repeated calls are harmless."""
-        other = len(roster.pools) - 1 - roster.pool_of(self._machine.worker)
+        other = len(roster.stages) - 1 - roster.stage_of(self._machine.worker)
         theirs = self._arrived.get(("tied", step, other))
         if roster.is_tied and theirs is not None:
             self._runner.tie(theirs)

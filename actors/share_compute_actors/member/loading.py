@@ -294,5 +294,5 @@ def fits(shard: Shard, machine: str) -> Iterator[None]:
         raise PlanInfeasible(
             f"the shard of {len(shard)} layers does not fit into {machine}",
             machine=machine,
-            hint="lend more memory there, use more pools, or smaller microbatches",
+            hint="lend more memory there, use more stages, or smaller microbatches",
         ) from failure

@@ -246,8 +246,8 @@ class Member(GivesState, KeepsCopies):
         split: Literal["validation", "test"],
         step: int,
         microbatches: Sequence[int],
-        pool: int,
-        pools: Sequence[Sequence[Worker]],
+        stage: int,
+        stages: Sequence[Sequence[Worker]],
     ) -> EvaluationResult | None:
         """Evaluate this member's share of some microbatches, and return its sums; None unless it is in the last stage.
 
@@ -256,31 +256,31 @@ class Member(GivesState, KeepsCopies):
         """
         me = self._setup.worker
         return self._engine.order(
-            lambda: self._passing().evaluate(me, split, step, microbatches, pool, pools)
+            lambda: self._passing().evaluate(me, split, step, microbatches, stage, stages)
         )
 
     @ray.method(concurrency_group="orders")
     @answers(LOGITS)
     def next_logits(
-        self, step: int, ids: Sequence[int], pool: int, way: Sequence[Worker]
+        self, step: int, ids: Sequence[int], stage: int, way: Sequence[Worker]
     ) -> NDArray[np.float32] | None:
         """Return the logits of the token after a text, ``[vocabulary]``; None unless this member is in the last stage.
 
         Raises:
             StaleEpoch: a member was lost meanwhile.
         """
-        return self._engine.order(lambda: self._passing().next_logits(step, ids, pool, way))
+        return self._engine.order(lambda: self._passing().next_logits(step, ids, stage, way))
 
     def _passing(self) -> Passing:
         return Passing(self._here(), self._open_channel(), self._names, self._library, self._setup.deadline_s)
 
     @ray.method(concurrency_group="orders")
     @answers(FINDING)
-    def find_nonfinite(self, step: int, pool: int, microbatches: Sequence[int]) -> Finding | None:
+    def find_nonfinite(self, step: int, place: int, microbatches: Sequence[int]) -> Finding | None:
         """Compute some microbatches of the open step again, and return where numbers stop being finite."""
-        return self._engine.order(partial(self._find_nonfinite, step, pool, microbatches))
+        return self._engine.order(partial(self._find_nonfinite, step, place, microbatches))
 
-    def _find_nonfinite(self, step: int, pool: int, microbatches: Sequence[int]) -> Finding | None:
+    def _find_nonfinite(self, step: int, place: int, microbatches: Sequence[int]) -> Finding | None:
         runner, shard = self._here(), self._here().stage.shard
         inputs, targets = Rows(self._library, "inputs"), Rows(self._library, "targets")
         findings: list[Finding | None] = []
@@ -291,7 +291,7 @@ class Member(GivesState, KeepsCopies):
             if shard.is_last:
                 incoming = targets.take(step, microbatch)
             if entering is not None:
-                findings.append(runner.find_nonfinite(step, pool, microbatch, entering, incoming))
+                findings.append(runner.find_nonfinite(step, place, microbatch, entering, incoming))
         return first_of(findings)
 
     @ray.method(concurrency_group="orders")

@@ -47,8 +47,8 @@ class Passing:
         split: Held,
         step: int,
         microbatches: Sequence[int],
-        pool: int,
-        pools: Sequence[Sequence[Worker]],
+        stage: int,
+        stages: Sequence[Sequence[Worker]],
     ) -> EvaluationResult | None:
         """Evaluate this member's share of some microbatches, and return its sums; None unless it is in the last stage.
 
@@ -59,33 +59,33 @@ class Passing:
         """
 
         def owner(place: int, microbatch: int) -> Worker:
-            return pools[place][microbatch % len(pools[place])]
+            return stages[place][microbatch % len(stages[place])]
 
         def label(place: int, microbatch: int) -> Label:
             return Label(split, step, "activation", microbatch, place)
 
         def arriving(microbatch: int) -> Tensor:
-            return self._receive(label(pool - 1, microbatch), owner(pool - 1, microbatch))
+            return self._receive(label(stage - 1, microbatch), owner(stage - 1, microbatch))
 
         def leaving(microbatch: int, outputs: Tensor) -> None:
-            self.channel.send(owner(pool + 1, microbatch), label(pool, microbatch), outputs)
+            self.channel.send(owner(stage + 1, microbatch), label(stage, microbatch), outputs)
 
-        own = [microbatch for microbatch in microbatches if owner(pool, microbatch) == me]
-        inputs = self._samples(split, own, "inputs") if pool == 0 else {}
-        targets = self._samples(split, own, "targets") if pool == len(pools) - 1 else {}
-        result = self.runner.evaluate(own, inputs.__getitem__ if pool == 0 else arriving, leaving, targets)
+        own = [microbatch for microbatch in microbatches if owner(stage, microbatch) == me]
+        inputs = self._samples(split, own, "inputs") if stage == 0 else {}
+        targets = self._samples(split, own, "targets") if stage == len(stages) - 1 else {}
+        result = self.runner.evaluate(own, inputs.__getitem__ if stage == 0 else arriving, leaving, targets)
         self.channel.forget_evaluations()
         return result
 
     def next_logits(
-        self, step: int, ids: Sequence[int], pool: int, way: Sequence[Worker]
+        self, step: int, ids: Sequence[int], stage: int, way: Sequence[Worker]
     ) -> NDArray[np.float32] | None:
         """Return the logits of the token after a text, ``[vocabulary]``; None unless this member is in the last stage.
 
         Args:
             step: number of the last step that was applied.
             ids: token ids of the text.
-            pool: index of this member's stage.
+            stage: index of this member's stage.
             way: one member of each stage.
 
         Raises:
@@ -97,11 +97,11 @@ class Passing:
         def label(place: int) -> Label:
             return Label("sample", step, "activation", 0, place)
 
-        entering = torch.tensor([ids]) if pool == 0 else self._receive(label(pool - 1), way[pool - 1])
+        entering = torch.tensor([ids]) if stage == 0 else self._receive(label(stage - 1), way[stage - 1])
         outputs = self.runner.predict(entering)
         self.channel.forget_evaluations()
-        if pool < len(way) - 1:
-            self.channel.send(way[pool + 1], label(pool), outputs)
+        if stage < len(way) - 1:
+            self.channel.send(way[stage + 1], label(stage), outputs)
             return None
         logits: NDArray[np.float32] = outputs[0, -1].float().cpu().numpy()
         return logits

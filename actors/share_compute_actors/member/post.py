@@ -48,13 +48,13 @@ class Post:
         letter = channel.write(send.target, Label("train", *send.label), wrong_tensor(tensor, failures))
         self._post(channel, send.target, wrong_letter(letter, failures), failures)
 
-    def give(self, channel: Channel, log: Log, pool: int, runner: Runner) -> None:
+    def give(self, channel: Channel, log: Log, stage: int, runner: Runner) -> None:
         """Send a step's gradient to a backup member; send it again only after a long time.
 
         Args:
             channel: channel of the epoch.
             log: the step and the receiver.
-            pool: index of this member's stage.
+            stage: index of this member's stage.
             runner: runner with the complete gradient.
         """
         now_s = time.monotonic()
@@ -71,13 +71,13 @@ class Post:
             # The first copy may still arrive. Then the step is applied, and a tensor that is still in transit must not
             # change.
             content = tensor.clone() if is_repeated else tensor
-            letter = channel.write(log.keeper, Label("train", log.step, "log", place, pool), content)
+            letter = channel.write(log.keeper, Label("train", log.step, "log", place, stage), content)
             # Only the head is subject to faults: it does not change if the step is applied while the head is delayed.
             self._post(channel, log.keeper, letter, failures if place == HEAD else [])
 
     def thank(self, channel: Channel, followed: Followed, log: Label) -> None:
         """Acknowledge to the primary that a step's gradient arrived here."""
-        label = Label("train", log.step, "logged", followed.place, log.pool)
+        label = Label("train", log.step, "logged", followed.place, log.stage)
         channel.send(followed.owner, label, torch.zeros(1))
         channel.forget(log.step - 1)  # a machine that is not in a stage yet has no other occasion
 

@@ -17,7 +17,7 @@ from share_compute_actors.member.runner import Runner
 
 def held_by(roster: Roster, worker: Worker, step: int, tree: SummationTree) -> list[tuple[Node, ...]]:
     """Return the sums that each member of a worker's stage holds at the end of a step."""
-    return [tree.cover(ids) for ids in holders(roster, step, roster.pool_of(worker))]
+    return [tree.cover(ids) for ids in holders(roster, step, roster.stage_of(worker))]
 
 
 def reduce(
@@ -44,7 +44,7 @@ def reduce(
         if has_begun:
             runner.spoil()
         return ReduceFailed(is_spoilt=has_begun)
-    place = roster.pool_of(worker) if roster is not None else 0
+    place = roster.stage_of(worker) if roster is not None else 0
     has_it = roster is not None and effect.source is not None and worker in roster.reduced[place]
     try:
         if roster is None or group is None:
@@ -52,7 +52,7 @@ def reduce(
         elif effect.source is None:
             runner.reduce(held_by(roster, worker, effect.step, tree))
         else:
-            runner.copy(roster.pools[place].index(effect.source), has_it=has_it)
+            runner.copy(roster.stages[place].index(effect.source), has_it=has_it)
     except ContributorLost:
         if not has_it:
             runner.spoil()

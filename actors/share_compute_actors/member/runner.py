@@ -423,13 +423,13 @@ class Runner:
         return self.stage.forward(entering.to(self._device))
 
     def find_nonfinite(
-        self, step: int, pool: int, microbatch: int, entering: Tensor, incoming: Tensor | None
+        self, step: int, place: int, microbatch: int, entering: Tensor, incoming: Tensor | None
     ) -> Finding | None:
         """Run a microbatch again, and return where its numbers stop being finite.
 
         Args:
             step: number of the open step; the weights lack its update.
-            pool: index of this member's stage.
+            place: index of this member's stage.
             microbatch: id of the microbatch.
             entering: samples at the first stage, otherwise the output of the previous stage.
             incoming: targets at the last stage, otherwise the gradient of the shard's output. None if it never arrived;
@@ -441,7 +441,7 @@ class Runner:
         gradient: Tensor | Callable[[Tensor], Tensor] = known.to(self._device)
         if self.stage.shard.is_last and incoming is not None:
             gradient = partial(loss_sum, targets=incoming)
-        return find_nonfinite(self.stage, pool, microbatch, entering.to(self._device), gradient)
+        return find_nonfinite(self.stage, place, microbatch, entering.to(self._device), gradient)
 
 
 def _raise(failure: ContributorLost) -> None:

@@ -49,11 +49,11 @@ class Samples:
 
     def expect(self, roster: Roster, worker: Worker, step: int) -> None:
         """Request the samples that a member needs in a step and in the next one."""
-        pool = roster.pool_of(worker)
+        stage = roster.stage_of(worker)
         for number in (step, step + 1):
             own = [
                 microbatch
-                for microbatch, task in enumerate(roster.tasks_of(number)[pool])
+                for microbatch, task in enumerate(roster.tasks_of(number)[stage])
                 if task.worker == worker and (task.forward or task.backward)
             ]
             for rows in self._all:

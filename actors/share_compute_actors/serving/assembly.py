@@ -222,7 +222,7 @@ class Assembly:
             return
         if wanted is not None:
             coming = listed(sorted(map(self.name, self._crew.expected)))
-            loading = f"{coming} load what they are to hold" if coming else "pools are formed"
+            loading = f"{coming} load what they are to hold" if coming else "stages are formed"
             self._standing.move(DeploymentState.loading, loading)
         else:
             state = DeploymentState.degraded if self._was_ready else DeploymentState.pending
@@ -250,7 +250,7 @@ class Assembly:
         except MembersLost as loss:
             self._failed(loss.workers)
         except (ContributorLost, StaleEpoch) as failure:
-            _log.warning("these pools could not be linked: %s", failure.message)
+            _log.warning("these stages could not be linked: %s", failure.message)
             self._in_vain += 1
             self._tried = frozenset()
             if self._in_vain >= _MOST_IN_VAIN:
@@ -259,7 +259,7 @@ class Assembly:
         except UserError:
             raise
         except ShareComputeError as failure:
-            _log.warning("these pools cannot be formed: %s", failure.message)
+            _log.warning("these stages cannot be formed: %s", failure.message)
             self._give_up(workers, failure)
         else:
             self._desk.reform(self.epoch, limits)

@@ -35,12 +35,12 @@ class Planner:
         self.window_tokens = window_tokens
         self.embeds = embeds
         self._profile = profile
-        self._pool = ThreadPoolExecutor(1, "plans")
+        self._executor = ThreadPoolExecutor(1, "plans")
         self._answer: Future[Placement] | None = None
 
     def close(self) -> None:
         """Stop planning."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._executor.shutdown(wait=False, cancel_futures=True)
 
     @property
     def channel(self) -> Literal["auto", "direct", "ray"]:
@@ -58,12 +58,12 @@ class Planner:
         Raises:
             PlanInfeasible: the machines cannot hold the model.
         """
-        asked = self.spec.parallelism.pools
+        asked = self.spec.parallelism.stages
         if asked is None:
             return self._place(topology, epoch, None)
-        for pools in range(asked, 1, -1):
+        for stages in range(asked, 1, -1):
             with suppress(PlanInfeasible):
-                return self._place(topology, epoch, pools)
+                return self._place(topology, epoch, stages)
         return self._place(topology, epoch, 1)
 
     def begin(self, topology: Topology, epoch: int, *, is_first: bool) -> None:
@@ -76,9 +76,9 @@ class Planner:
         """
         assert self._answer is None
         if is_first:
-            self._answer = self._pool.submit(self._place, topology, epoch, self.spec.parallelism.pools)
+            self._answer = self._executor.submit(self._place, topology, epoch, self.spec.parallelism.stages)
         else:
-            self._answer = self._pool.submit(self.at_once, topology, epoch)
+            self._answer = self._executor.submit(self.at_once, topology, epoch)
 
     def answer(self) -> Placement | None:
         """Return the placement that `begin` started to plan, once; None while it is not known.
@@ -101,20 +101,20 @@ class Planner:
         """
         if now is None or not set(now.workers).issubset(usable):
             return True
-        asked = self.spec.parallelism.pools
+        asked = self.spec.parallelism.stages
         if asked is not None and len(wanted.workers) != len(now.workers):
             return len(wanted.workers) > len(now.workers)
         if wanted.concurrent != now.concurrent:
             return wanted.concurrent > now.concurrent
         return wanted.prediction.bounded_s < _NOTICEABLE * now.prediction.bounded_s
 
-    def _place(self, topology: Topology, epoch: int, pools: int | None) -> Placement:
+    def _place(self, topology: Topology, epoch: int, stages: int | None) -> Placement:
         return place(
             self.spec,
             topology,
             self._profile,
             window_tokens=self.window_tokens,
             epoch=epoch,
-            pools=pools,
+            stages=stages,
             embeds=self.embeds,
         )

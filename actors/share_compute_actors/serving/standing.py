@@ -17,9 +17,9 @@ from share_compute.serving.states import DeploymentState
 from share_compute.serving.status import (
     Interruption,
     LatencyStatus,
-    PoolStatus,
     QueueStatus,
     ServingStatus,
+    StageStatus,
 )
 from share_compute_actors.serving.desk import Desk
 
@@ -130,7 +130,7 @@ class Standing:
                 epoch=self._epoch,
                 window_tokens=self._window_tokens,
                 prediction=prediction,
-                pools=() if placement is None else tuple(self._pools(placement)),
+                stages=() if placement is None else tuple(self._stages(placement)),
                 queue=QueueStatus(
                     queued=stats.queued + stats.interrupted,
                     running=stats.running,
@@ -168,18 +168,18 @@ class Standing:
                 error=self._error,
             )
 
-    def _pools(self, placement: Placement) -> list[PoolStatus]:
+    def _stages(self, placement: Placement) -> list[StageStatus]:
         found = []
-        for pool in placement.plan.pools:
-            member = pool.members[0]
+        for stage in placement.plan.stages:
+            member = stage.members[0]
             seen = self._signs.get(member.contributor_id)
             last = seen[-1] if seen else None
             found.append(
-                PoolStatus(
+                StageStatus(
                     contributor_id=member.contributor_id,
                     name=member.name,
-                    start=pool.start,
-                    stop=pool.stop,
+                    start=stage.start,
+                    stop=stage.stop,
                     is_alive=member.contributor_id in self._alive,
                     busy_fraction=_busy(seen) if seen else None,
                     predicted_busy_fraction=member.busy_fraction,

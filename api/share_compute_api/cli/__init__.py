@@ -52,7 +52,7 @@ def make_app() -> typer.Typer:
     """Return the command line."""
     app = typer.Typer(
         name="share-compute",
-        help="Pool lent machines into one cluster that trains and serves models none of them could hold alone.",
+        help="Join lent machines into one cluster that trains and serves models none of them could hold alone.",
         epilog=_EPILOG,
         no_args_is_help=True,
         pretty_exceptions_enable=False,
@@ -65,7 +65,7 @@ def make_app() -> typer.Typer:
             app.command(_NAMES.get(command), rich_help_panel=panel)(command)
 
     add(
-        "Run the pool",
+        "Run the cluster",
         up,
         sign_in,
         status,
@@ -79,9 +79,9 @@ def make_app() -> typer.Typer:
         remove,
         rotate_token,
     )
-    app.add_typer(invites.app, name="invite", rich_help_panel="Run the pool")
-    app.add_typer(keys.app, name="keys", rich_help_panel="Run the pool")
-    add("Run the pool", deleting.prune, backups.backup, backups.restore)
+    app.add_typer(invites.app, name="invite", rich_help_panel="Run the cluster")
+    app.add_typer(keys.app, name="keys", rich_help_panel="Run the cluster")
+    add("Run the cluster", deleting.prune, backups.backup, backups.restore)
     add("Lend a machine", join)
     app.add_typer(service.app, name="service", rich_help_panel="Lend a machine")
     add(

@@ -158,8 +158,8 @@ class _Storm:
     def _strike(self, job: JobRecord, gust: Gust) -> None:
         from share_compute_api.storm import Hit
 
-        pools = job.plan.pools if job.plan else ()
-        names = {member.contributor_id: member.name for pool in pools for member in pool.members}
+        stages = job.plan.stages if job.plan else ()
+        names = {member.contributor_id: member.name for stage in stages for member in stage.members}
         if not names:
             self._missed += 1
             return

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from share_compute.store.records import ContributorRecord, JobRecord
     from share_compute_actors.machine.processes import Roster
     from share_compute_api.client import Client
-    from share_compute_api.demonstration.pool import LocalPool
+    from share_compute_api.demonstration.cluster import LocalCluster
 
 _COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "red")
 _BAR_WIDTH = 60
@@ -44,7 +44,7 @@ def demo(
 ) -> None:
     """Train a small model over several contributors, all on this machine, and generate text with it."""
     from share_compute_api.children import Interrupts
-    from share_compute_api.demonstration.pool import LocalPool
+    from share_compute_api.demonstration.cluster import LocalCluster
 
     console = Terminal(stderr=as_json)
     try:
@@ -58,16 +58,16 @@ def demo(
             texts.mkdir()
             # The working folder is a root too, for jobs that the user submits afterwards.
             roots = [texts] if folder.is_relative_to(here) else [texts, here]
-            pool = LocalPool(roster, folder / "server", roots)
-            stack.callback(pool.close)
+            cluster = LocalCluster(roster, folder / "server", roots)
+            stack.callback(cluster.close)
             stack.callback(console.print, "[dim]ending what the demonstration started[/]")
             stack.callback(interrupts.begin_stopping)
-            result = _run(pool, folder, contributors, steps, console)
+            result = _run(cluster, folder, contributors, steps, console)
             if as_json:
                 print_json(result, compact=True)
             if not end:
                 console.print(
-                    f"\nThe server stays up: [bold]{escape(pool.sign_in_link())}[/]\nCtrl-C ends it."
+                    f"\nThe server stays up: [bold]{escape(cluster.sign_in_link())}[/]\nCtrl-C ends it."
                 )
                 _wait_for_ever()
     except KeyboardInterrupt:
@@ -75,24 +75,26 @@ def demo(
         sys.exit(130 if end else 0)
 
 
-def _run(pool: LocalPool, folder: Path, contributors: int, steps: int, console: Terminal) -> dict[str, Any]:
+def _run(
+    cluster: LocalCluster, folder: Path, contributors: int, steps: int, console: Terminal
+) -> dict[str, Any]:
     from share_compute_api.demonstration.corpus import gather_corpus
     from share_compute_api.demonstration.job import sample, write_job
 
     begin = time.monotonic()
     with console.status("starting a server"):
-        client = pool.start()
+        client = cluster.start()
     with client:
-        console.print(f"[bold]Server[/]  {escape(pool.url)}")
+        console.print(f"[bold]Server[/]  {escape(cluster.url)}")
         for number in range(1, contributors + 1):
-            pool.join(client, f"machine-{number}", memory=_MACHINE_MEMORY)
+            cluster.join(client, f"machine-{number}", memory=_MACHINE_MEMORY)
         with Live(console=console, refresh_per_second=4) as live:
-            pool.wait_until_ready(client, lambda here: live.update(_machines(here)))
+            cluster.wait_until_ready(client, lambda here: live.update(_machines(here)))
         if not console.is_terminal:  # without a terminal, Live does not end its last line
             console.line()
         corpus = folder / "texts" / "corpus.txt"
         console.print(f"[bold]Text[/]    {bytes_text(gather_corpus(corpus))} of Python's documentation")
-        file = write_job(folder, corpus, pools=contributors, steps=steps)
+        file = write_job(folder, corpus, stages=contributors, steps=steps)
         job = client.submit(file.read_text())
         console.print(f"[bold]Job[/]     {job.id}")
         losses, seconds = _follow(client, job, steps, console)
@@ -192,13 +194,13 @@ def _placement(plan: dict[str, Any]) -> Text:
     from share_compute.planning.plan import layer_span
 
     bar, legend = Text("  "), Text()
-    for index, pool in enumerate(plan["pools"]):
+    for index, stage in enumerate(plan["stages"]):
         colour = _COLOURS[index % len(_COLOURS)]
-        layers = pool["stop"] - pool["start"]
-        names = " + ".join(member["name"] for member in pool["members"])
+        layers = stage["stop"] - stage["start"]
+        names = " + ".join(member["name"] for member in stage["members"])
         bar.append("█" * round(_BAR_WIDTH * layers / plan["num_layers"]), style=colour)
-        legend.append(f"\n  {layer_span(pool['start'], pool['stop'])}  {names}", style=colour)
-        legend.append(f"  {pool['members'][0]['reason']}", style="dim")
+        legend.append(f"\n  {layer_span(stage['start'], stage['stop'])}  {names}", style=colour)
+        legend.append(f"  {stage['members'][0]['reason']}", style="dim")
     return bar.append_text(legend)
 
 

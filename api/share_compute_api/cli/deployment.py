@@ -38,8 +38,8 @@ def print_card(view: DeploymentView, status: DeploymentStatus) -> None:
             soft_wrap=True,
         )
         console.print(_figures(replica))
-        if replica.pools:
-            console.print(_pools(replica))
+        if replica.stages:
+            console.print(_stages(replica))
 
 
 def _window(status: DeploymentStatus) -> str:
@@ -75,20 +75,20 @@ def _latency(latency: LatencyStatus) -> tuple[str, str]:
     return measured, _NOTHING if latency.predicted_s is None else seconds_text(latency.predicted_s)
 
 
-def _pools(replica: ServingStatus) -> Table:
+def _stages(replica: ServingStatus) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("pool", "machine", "layers", "busy", "predicted", "memory", "of it caches"):
+    for column in ("stage", "machine", "layers", "busy", "predicted", "memory", "of it caches"):
         table.add_column(column, no_wrap=True)
-    for index, pool in enumerate(replica.pools):
-        name = escape(pool.name) if pool.is_alive else f"[red]{escape(pool.name)} (silent)[/red]"
+    for index, stage in enumerate(replica.stages):
+        name = escape(stage.name) if stage.is_alive else f"[red]{escape(stage.name)} (silent)[/red]"
         table.add_row(
             str(index),
             name,
-            f"{pool.start}-{pool.stop - 1}",
-            _share(pool.busy_fraction),
-            _share(pool.predicted_busy_fraction),
-            bytes_text(pool.resident_bytes) if pool.resident_bytes else _NOTHING,
-            bytes_text(pool.cache_bytes) if pool.resident_bytes else _NOTHING,
+            f"{stage.start}-{stage.stop - 1}",
+            _share(stage.busy_fraction),
+            _share(stage.predicted_busy_fraction),
+            bytes_text(stage.resident_bytes) if stage.resident_bytes else _NOTHING,
+            bytes_text(stage.cache_bytes) if stage.resident_bytes else _NOTHING,
         )
     return table
 

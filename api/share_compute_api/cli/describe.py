@@ -16,7 +16,7 @@ from share_compute_api.cli.output import duration, number, rate, speed, state_te
 
 _MOST_LINES = 40
 """Largest number of lines with machines or reasons."""
-_MOST_POOLS = 8
+_MOST_STAGES = 8
 """Largest number of stages in one line."""
 _MOST_NAMES = 6
 """Largest number of machine names in a row."""
@@ -163,16 +163,16 @@ _DESCRIPTIONS: dict[str, Callable[[dict[str, Any]], str]] = {
 
 def placement(plan: Plan) -> str:
     """Return the layers and machines of each stage, in one line; long plans are cut."""
-    pools = []
-    for pool in plan.pools[:_MOST_POOLS]:
-        names = [member.name for member in pool.members[:_MOST_NAMES]]
-        if len(pool.members) > _MOST_NAMES:
-            names.append(f"{len(pool.members) - _MOST_NAMES} more")
-        pools.append(f"{layer_span(pool.start, pool.stop)}: {' + '.join(names)}")
-    if len(plan.pools) > _MOST_POOLS:
-        pools.append(f"... and {len(plan.pools) - _MOST_POOLS} more pools")
+    stages = []
+    for stage in plan.stages[:_MOST_STAGES]:
+        names = [member.name for member in stage.members[:_MOST_NAMES]]
+        if len(stage.members) > _MOST_NAMES:
+            names.append(f"{len(stage.members) - _MOST_NAMES} more")
+        stages.append(f"{layer_span(stage.start, stage.stop)}: {' + '.join(names)}")
+    if len(plan.stages) > _MOST_STAGES:
+        stages.append(f"... and {len(plan.stages) - _MOST_STAGES} more stages")
     idle = f"; idle: {listed([machine.name for machine in plan.idle], _MOST_NAMES)}" if plan.idle else ""
-    return "; ".join(pools) + idle
+    return "; ".join(stages) + idle
 
 
 def step_times(measured: Measured) -> str:
@@ -182,13 +182,13 @@ def step_times(measured: Measured) -> str:
     drift = measured.measured_step_s / measured.predicted_step_s - 1
     step_s, predicted_s = measured.measured_step_s, measured.predicted_step_s
     busy = ", ".join(
-        f"{percent_text(pool.measured_busy_s / step_s)} "
-        f"(predicted {percent_text((pool.predicted_busy_s or 0.0) / predicted_s)})"
-        for pool in measured.pools
+        f"{percent_text(stage.measured_busy_s / step_s)} "
+        f"(predicted {percent_text((stage.predicted_busy_s or 0.0) / predicted_s)})"
+        for stage in measured.stages
     )
     return (
         f"step {seconds_text(step_s)}, predicted {seconds_text(predicted_s)} ({drift:+.0%}); "
-        f"pools busy {busy} of it"
+        f"stages busy {busy} of it"
     )
 
 
@@ -199,7 +199,7 @@ def plan_lines(plan: Plan) -> list[tuple[str, str]]:
         step = f"step {seconds_text(plan.prediction.step_s)}; {bound_text(plan.prediction)}"
         lines.append(("predicted", step))
         lines.append(("bottleneck", plan.prediction.bottleneck.sentence))
-    members = [member for pool in plan.pools for member in pool.members]
+    members = [member for stage in plan.stages for member in stage.members]
     lines += [(member.name, member.reason) for member in members[:_MOST_LINES]]
     if len(members) > _MOST_LINES:
         lines.append(("...", f"and {len(members) - _MOST_LINES} more machines; --json has them all"))

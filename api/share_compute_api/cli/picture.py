@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from rich.console import Console
 from rich.text import Text
 
-from share_compute.planning.plan import Plan, PoolPlan, layer_span
+from share_compute.planning.plan import Plan, StagePlan, layer_span
 from share_compute.planning.report import TimelineCell
 from share_compute.planning.words import seconds_text
 
@@ -47,27 +47,27 @@ class Ink:
 def layers_over_machines(plan: Plan, console: Console) -> Text:
     """Draw the layers from left to right, with one row for each stage; its bar is as long as its layers."""
     ink = Ink.of(console)
-    shown = plan.pools[:_MOST_ROWS]
-    spans = [layer_span(pool.start, pool.stop) for pool in shown]
+    shown = plan.stages[:_MOST_ROWS]
+    spans = [layer_span(stage.start, stage.stop) for stage in shown]
     before = max(map(len, spans)) + 2
     names = max(
         12,
-        min(2 * _NAME_COLUMNS, (console.width - before) // 2, max(len(_names(pool, 99)) for pool in shown)),
+        min(2 * _NAME_COLUMNS, (console.width - before) // 2, max(len(_names(stage, 99)) for stage in shown)),
     )
     width = max(_LEAST_COLUMNS, console.width - before - names - 2)
     picture = Text()
-    for index, (pool, span) in enumerate(zip(shown, spans, strict=True)):
-        start = round(width * pool.start / plan.num_layers)
-        length = max(1, round(width * pool.stop / plan.num_layers) - start)
+    for index, (stage, span) in enumerate(zip(shown, spans, strict=True)):
+        start = round(width * stage.start / plan.num_layers)
+        length = max(1, round(width * stage.stop / plan.num_layers) - start)
         start = min(start, width - length)
         colour = colour_of(index)
         picture.append(span.ljust(before), style="dim")
         picture.append(" " * start).append(ink.block * length, style=colour).append(
             " " * (width - start - length)
         )
-        picture.append("  ").append(_names(pool, names), style=colour).append("\n")
-    if len(plan.pools) > len(shown):
-        picture.append(f"{ink.more} and {len(plan.pools) - len(shown)} more pools\n", style="dim")
+        picture.append("  ").append(_names(stage, names), style=colour).append("\n")
+    if len(plan.stages) > len(shown):
+        picture.append(f"{ink.more} and {len(plan.stages) - len(shown)} more stages\n", style="dim")
     picture.rstrip()
     return picture
 
@@ -80,9 +80,9 @@ def timeline(plan: Plan, cells: Sequence[TimelineCell], console: Console) -> Tex
     ink = Ink.of(console)
     rows: dict[tuple[int, int], list[TimelineCell]] = defaultdict(list)
     for cell in cells:
-        rows[cell.pool, cell.member].append(cell)
+        rows[cell.stage, cell.member].append(cell)
     keys = sorted(rows)[:_MOST_ROWS]
-    labels = [cut(plan.pools[pool].members[member].name, _NAME_COLUMNS, ink) for pool, member in keys]
+    labels = [cut(plan.stages[stage].members[member].name, _NAME_COLUMNS, ink) for stage, member in keys]
     before = max(map(len, labels), default=0) + 2
     width = max(_LEAST_COLUMNS, console.width - before)
     cells_s = max((cell.stop_s for cell in cells), default=0.0)
@@ -124,9 +124,9 @@ def _row(cells: Sequence[TimelineCell], end_s: float, width: int, colour: str, i
     return text
 
 
-def colour_of(pool: int) -> str:
+def colour_of(stage: int) -> str:
     """Return the colour of a stage, by its index."""
-    return COLOURS[pool % len(COLOURS)]
+    return COLOURS[stage % len(COLOURS)]
 
 
 def cut(text: str, columns: int, ink: Ink) -> str:
@@ -134,9 +134,9 @@ def cut(text: str, columns: int, ink: Ink) -> str:
     return text if len(text) <= columns else text[: columns - 1] + ink.more
 
 
-def _names(pool: PoolPlan, columns: int) -> str:
+def _names(stage: StagePlan, columns: int) -> str:
     """Return the names of a stage's members, as many as fit."""
-    names = [member.name for member in pool.members]
+    names = [member.name for member in stage.members]
     for count in range(len(names), 0, -1):
         more = f" + {len(names) - count} more" if count < len(names) else ""
         text = " + ".join(names[:count]) + more

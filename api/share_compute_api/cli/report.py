@@ -57,10 +57,10 @@ def _capital(text: str) -> str:
 
 
 def _size(plan: Plan) -> Text:
-    machines, pools = _count(sum(plan.pool_sizes), "machine"), _count(len(plan.pools), "pool")
+    machines, stages = _count(sum(plan.stage_sizes), "machine"), _count(len(plan.stages), "stage")
     return Text.assemble(
         (plan.model_id, "bold"),
-        f": {_count(plan.num_layers, 'layer')}, {plan.parameters:,} parameters; on {machines} in {pools}, ",
+        f": {_count(plan.num_layers, 'layer')}, {plan.parameters:,} parameters; on {machines} in {stages}, ",
         f"by strategy {plan.strategy}",
     )
 
@@ -110,8 +110,8 @@ def _machines(plan: Plan) -> Group:
     if is_wide:
         table.add_column("why", overflow="fold")
     ink, rows, reasons = Ink.of(console), 0, Text()
-    for index, pool in enumerate(plan.pools):
-        for member in pool.members:
+    for index, stage in enumerate(plan.stages):
+        for member in stage.members:
             rows += 1
             if rows > _MOST_MACHINES:
                 continue
@@ -121,7 +121,7 @@ def _machines(plan: Plan) -> Group:
                 reasons.append(member.name, style=colour_of(index)).append(f": {why}\n")
             table.add_row(
                 Text(cut(member.name, _NAME_COLUMNS, ink), style=colour_of(index)),
-                f"{pool.start}" if pool.stop == pool.start + 1 else f"{pool.start}-{pool.stop - 1}",
+                f"{stage.start}" if stage.stop == stage.start + 1 else f"{stage.start}-{stage.stop - 1}",
                 f"{bytes_text(member.memory_bytes)}{used}",
                 "-" if member.busy_fraction is None else _percent(member.busy_fraction),
                 *([escape(why)] if is_wide else []),
@@ -149,8 +149,8 @@ def _comparison(plan: Plan, alternatives: tuple[Alternative, ...]) -> Group:
                 strategy=plan.strategy,
                 step_s=plan.prediction.step_s,
                 samples_per_s=plan.prediction.samples_per_s,
-                pools=len(plan.pools),
-                machines=sum(plan.pool_sizes),
+                stages=len(plan.stages),
+                machines=sum(plan.stage_sizes),
             )
         )
     made = sorted(
@@ -158,7 +158,7 @@ def _comparison(plan: Plan, alternatives: tuple[Alternative, ...]) -> Group:
     )
     best_s = made[0].step_s if made else None
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("strategy", "a step", "x best", "samples/s", "pools", "machines", ""):
+    for column in ("strategy", "a step", "x best", "samples/s", "stages", "machines", ""):
         table.add_column(column, no_wrap=True, justify="left" if column in ("strategy", "") else "right")
     for row in made:
         assert row.step_s is not None
@@ -168,7 +168,7 @@ def _comparison(plan: Plan, alternatives: tuple[Alternative, ...]) -> Group:
             seconds_text(row.step_s),
             f"{row.step_s / best_s:.2f}" if best_s else "-",
             _per_s(row.samples_per_s),
-            str(row.pools),
+            str(row.stages),
             str(row.machines),
             "this plan" if is_this else "",
             style="bold" if is_this else "",

@@ -55,7 +55,9 @@ def serve(
     objective: Annotated[
         Objective, typer.Option(help="Shortest answer, or most tokens a second.")
     ] = "latency",
-    pools: Annotated[int | None, typer.Option(min=1, help="Machines in a row that share the layers.")] = None,
+    stages: Annotated[
+        int | None, typer.Option(min=1, help="Machines in a row that share the layers.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Serve a model to OpenAI clients. A job file of kind serve has more options: share-compute submit FILE."""
@@ -71,7 +73,7 @@ def serve(
             "max_concurrent": max_concurrent,
             "dtype": dtype,
             "objective": objective,
-            "parallelism": {"pools": pools},
+            "parallelism": {"stages": stages},
         }
         report_deployment(client.deploy(wanted), client.url, as_json=as_json)
 

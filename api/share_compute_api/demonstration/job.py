@@ -9,7 +9,7 @@ PROMPTS = ("The value of", "Return the", "This function")
 _SAMPLE_TOKENS = 32
 
 
-def write_job(folder: Path, corpus: Path, *, pools: int, steps: int) -> Path:
+def write_job(folder: Path, corpus: Path, *, stages: int, steps: int) -> Path:
     """Write the job file: a Llama of 2.8 million parameters in 6 layers on ``corpus``; return its path.
 
     The job asks for its number of stages explicitly: the planner would leave so small a model on one machine.
@@ -25,7 +25,7 @@ def write_job(folder: Path, corpus: Path, *, pools: int, steps: int) -> Path:
                 "vocab_size": 2048,
                 "hidden_size": 192,
                 "intermediate_size": 512,
-                "num_hidden_layers": max(6, pools),
+                "num_hidden_layers": max(6, stages),
                 "num_attention_heads": 6,
                 "num_key_value_heads": 2,
                 "max_position_embeddings": 256,
@@ -43,7 +43,7 @@ def write_job(folder: Path, corpus: Path, *, pools: int, steps: int) -> Path:
             "schedule": {"name": "cosine", "warmup_steps": min(5, steps // 4)},
         },
         # So small a model is fastest on one machine: only a job that asks for stages explicitly shows a split.
-        "parallelism": {"pools": pools, "members_per_pool": 1},
+        "parallelism": {"stages": stages, "members_per_stage": 1},
     }
     file = folder / "demo.yaml"
     file.write_text(yaml.safe_dump(job, sort_keys=False))

@@ -260,7 +260,7 @@ def _served_tokens_per_s(context: Context, deployed: DeploymentRecord | None) ->
 def _shard(plan: Plan | None, contributor_id: str) -> str | None:
     if plan is None:
         return None
-    for pool in plan.pools:
-        if any(member.contributor_id == contributor_id for member in pool.members):
-            return f"{layer_span(pool.start, pool.stop)} of {plan.num_layers}"
+    for stage in plan.stages:
+        if any(member.contributor_id == contributor_id for member in stage.members):
+            return f"{layer_span(stage.start, stage.stop)} of {plan.num_layers}"
     return None

@@ -14,8 +14,8 @@ from share_compute.store import ContributorRecord
 from share_compute.store.records import WorkRecord
 from share_compute_actors.machine.head import invalidate_token
 from share_compute_api.auth import ADMIN, READ
+from share_compute_api.cluster_schemas import BusyHistory, ContributorView
 from share_compute_api.context import InContext
-from share_compute_api.pool_schemas import BusyHistory, ContributorView
 from share_compute_api.problems import documented
 from share_compute_api.schemas import ContributorList, EventPage
 from share_compute_api.streams import MOST
@@ -39,7 +39,7 @@ def list_contributors(
 def get_contributor(contributor_id: str, context: InContext) -> ContributorView:
     """Return one machine with its measurements and its present work."""
     record = context.store.contributors.get(contributor_id)
-    (glance,) = context.store.pool.glance([contributor_id])
+    (glance,) = context.store.cluster.glance([contributor_id])
     return ContributorView(**dict(record), owner=glance.owner, held=glance.held)
 
 

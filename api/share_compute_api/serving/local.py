@@ -76,7 +76,7 @@ class LocalEngine:
             kv_tokens=window * max_sequences,
             max_sequences=max_sequences,
             turn_tokens=max(window, _TURN_TOKENS) if pooling else _TURN_TOKENS,
-            pools=1,
+            stages=1,
             max_queued=max_queued,
             run_ahead=0,
             embeds=pooling is not None,

@@ -14,7 +14,7 @@ from share_compute_api.isolated.pool import IsolatedProcesses
 from share_compute_api.model_folders import (
     LAYER_KEYS,
     check_model_folder,
-    check_pools,
+    check_stages,
     check_token_ids,
     check_weights,
     largest_token_id,
@@ -67,7 +67,7 @@ def check_deployment(spec: ServeJob, store: Store, processes: IsolatedProcesses)
             )
     config = read_json(folder / "config.json", field)
     check_token_ids(largest_token_id(folder, field, processes), whole_number(config, "vocab_size"), field)
-    check_pools(spec.parallelism.pools, whole_number(config, *LAYER_KEYS))
+    check_stages(spec.parallelism.stages, whole_number(config, *LAYER_KEYS))
     try:
         is_encoder = pooling_of(folder, config) is not None
     except UserError as failure:

@@ -139,7 +139,9 @@ def _takes_more(job: JobRecord) -> bool:
     if job.plan is None or job.cancel_requested_at is not None:
         return False
     asked = job.training.parallelism
-    return asked.pools is None or sum(len(pool.members) for pool in job.plan.pools) < asked.machines_needed
+    return (
+        asked.stages is None or sum(len(stage.members) for stage in job.plan.stages) < asked.machines_needed
+    )
 
 
 def _must_leave(machine: ContributorRecord, job: JobRecord) -> bool:

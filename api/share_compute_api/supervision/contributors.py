@@ -39,8 +39,8 @@ def disagrees(job: JobRecord, contributor_id: str) -> bool:
     measured_s = job.measured.machines.get(contributor_id, 0.0)
     predicted_s = job.plan.prediction.step_s * sum(
         member.busy_fraction or 0.0
-        for pool in job.plan.pools
-        for member in pool.members
+        for stage in job.plan.stages
+        for member in stage.members
         if member.contributor_id == contributor_id
     )
     if measured_s <= 0 or predicted_s <= 0:

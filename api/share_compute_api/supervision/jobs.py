@@ -141,18 +141,18 @@ class JobSupervisor:
         present = await asyncio.to_thread(self._store.contributors.list, self._waiting.states())
         # Rows before members: then no member is missed on a machine that its row says is free.
         members = await self._members()
-        pool = self._waiting.look(present, queued, members, anything_runs=bool(self._attempts))
+        supply = self._waiting.look(present, queued, members, anything_runs=bool(self._attempts))
         for job in queued:
-            reason = pool.why_not(job)
+            reason = supply.why_not(job)
             if reason is None:
-                machines = pool.take(job)
+                machines = supply.take(job)
                 if not await self._start(job, machines):
                     return  # the store changed, so the bell rang: look again
             elif self._waiting.rests(job):
-                pool.take(job)  # reserved: else a later job would get them during the pause
+                supply.take(job)  # reserved: else a later job would get them during the pause
             elif reason != job.reason:
                 await asyncio.to_thread(self._store.jobs.explain, job.id, reason)
-        self._allot(running, present, pool.spare(queued))
+        self._allot(running, present, supply.spare(queued))
 
     async def _requeue_lost(self) -> list[JobRecord]:
         """Queue active jobs again that have no attempt here; return the jobs that have one.

@@ -34,7 +34,7 @@ def nodes(machines: Iterable[ContributorRecord]) -> Nodes:
 class Slot:
     """One replica's machines and its status."""
 
-    pools: int | None
+    stages: int | None
     """Number of stages that were asked for; None leaves it open."""
     machines: set[str] = field(default_factory=set)
     """Ids of the contributors that it may use."""
@@ -54,7 +54,7 @@ class Slot:
     def is_content(self) -> bool:
         """Whether the replica is ready, with as many stages as were asked for."""
         assert self.status is not None or not self.is_ready
-        return self.is_ready and self.pools in (None, len(self.status.pools) if self.status else None)
+        return self.is_ready and self.stages in (None, len(self.status.stages) if self.status else None)
 
     @property
     def holds(self) -> frozenset[str]:

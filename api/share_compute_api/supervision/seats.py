@@ -20,12 +20,12 @@ class Seat:
 
     Args:
         number: number of the replica in its deployment.
-        pools: number of stages that were asked for; None leaves it open.
+        stages: number of stages that were asked for; None leaves it open.
     """
 
-    def __init__(self, number: int, pools: int | None) -> None:
+    def __init__(self, number: int, stages: int | None) -> None:
         self.number = number
-        self.slot = Slot(pools)
+        self.slot = Slot(stages)
         self.replica: Replica | None = None
         self.told = frozenset[tuple[str, str | None]]()
         """Machines that the replica was last offered."""
@@ -53,11 +53,11 @@ class Seats:
     """All seats of one deployment.
 
     Args:
-        pools: number of stages that were asked for, for each replica; None leaves it open.
+        stages: number of stages that were asked for, for each replica; None leaves it open.
     """
 
-    def __init__(self, pools: int | None) -> None:
-        self._pools = pools
+    def __init__(self, stages: int | None) -> None:
+        self._stages = stages
         self._seats: list[Seat] = []
 
     def __iter__(self) -> Iterator[Seat]:
@@ -91,7 +91,7 @@ class Seats:
                 back.leaves_since_s = None
                 changed.append(back)
             else:
-                self._seats.append(Seat(self._free_number(), self._pools))
+                self._seats.append(Seat(self._free_number(), self._stages))
 
         def loss(seat: Seat) -> tuple[bool, int, int]:
             has = ongoing(seat.replica) if seat.replica is not None else 0

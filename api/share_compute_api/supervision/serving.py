@@ -95,7 +95,7 @@ class Serving:
         """Reason for the present number of wanted replicas."""
         self._untold: tuple[int, Decision] | None = None
         """A change of the number of replicas that is not written down yet: the number before, and the decision."""
-        self._seats = Seats(record.spec.parallelism.pools)
+        self._seats = Seats(record.spec.parallelism.stages)
         self._folder = Path()
         self._window_tokens = 0
         self._pooling: Pooling | None = None

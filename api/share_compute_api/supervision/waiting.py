@@ -178,7 +178,7 @@ class Supply:
             return f"waiting for contributors: needs {needed}, {have} ready{others}{self._continues(job)}"
         if self._cannot_hold(job):
             return job.reason  # the reason already says what is missing
-        may_gain = parallelism.pools is None or self._lacks_members(job)
+        may_gain = parallelism.stages is None or self._lacks_members(job)
         if may_gain and self.coming and self.waiting.is_patient(job):
             return (
                 f"waiting for contributors: {free} {_be(free)} ready, "

@@ -139,7 +139,7 @@ class Sampled(StrictModel):
     """Generated text, without the prompt."""
 
 
-class PoolTiming(StrictModel):
+class StageTiming(StrictModel):
     """Predicted and measured time of one stage."""
 
     predicted_busy_s: float | None
@@ -157,7 +157,7 @@ class Measured(StrictModel):
     """Predicted seconds of a step; None if the plan has no prediction because no machine's speed was measured."""
     measured_step_s: float
     """Median seconds of the last steps."""
-    pools: tuple[PoolTiming, ...]
+    stages: tuple[StageTiming, ...]
     """Times of the stages, in pipeline order."""
     machines: dict[str, float] = Field(default_factory=dict)
     """Seconds that each machine computes in a step, by contributor id; empty in events of older releases."""

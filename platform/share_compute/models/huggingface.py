@@ -59,7 +59,7 @@ class PassThrough(nn.Module):
         except AttributeError as failure:
             raise _HeldElsewhere(
                 f"this architecture cannot be cut here: a stage needs {name!r} of a module that another stage holds",
-                hint="set parallelism.pools: 1, or choose another architecture",
+                hint="set parallelism.stages: 1, or choose another architecture",
             ) from failure
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
 from share_compute.planning.cost import TrainingCost
-from share_compute.planning.layout import Layout, PoolLayout
+from share_compute.planning.layout import Layout, StageLayout
 from share_compute.planning.problem import Problem
 from share_compute.planning.schedule_simulator import simulate_step
 
@@ -47,49 +47,49 @@ def worth_trying(cost: TrainingCost, layout: Layout) -> list[int]:
 
 
 def _best_with(problem: Problem, layout: Layout, machine: int) -> Addition | None:
-    layouts = [each for each in _with(problem, layout.pools, machine) if problem.cost.fits(each)]
+    layouts = [each for each in _with(problem, layout.stages, machine) if problem.cost.fits(each)]
     if not layouts:
         return None
     best = min(layouts, key=problem.cost.step_s)
     return Addition(best, simulate_step(problem.cost, best).step_s)
 
 
-def _with(problem: Problem, pools: Sequence[PoolLayout], machine: int) -> Iterator[Layout]:
+def _with(problem: Problem, stages: Sequence[StageLayout], machine: int) -> Iterator[Layout]:
     cost = problem.cost
-    for place, pool in enumerate(pools):
-        members = (*pool.members, machine)
-        shares = cost.shares(members, pool.start, pool.stop) if cost.may_pool(members) else None
-        if shares is not None and problem.members_per_pool is None:
-            yield _replaced(pools, place, PoolLayout(pool.start, pool.stop, members, shares))
-    if problem.pools is not None or problem.members_per_pool not in (None, 1):
+    for place, stage in enumerate(stages):
+        members = (*stage.members, machine)
+        shares = cost.shares(members, stage.start, stage.stop) if cost.may_share(members) else None
+        if shares is not None and problem.members_per_stage is None:
+            yield _replaced(stages, place, StageLayout(stage.start, stage.stop, members, shares))
+    if problem.stages is not None or problem.members_per_stage not in (None, 1):
         return
     whole = (cost.workload.microbatches,)
-    for place, pool in enumerate(pools):
-        for part in sorted({1, _fair_part(cost, machine, pool)}):
-            if part < pool.stop - pool.start:
-                head = PoolLayout(pool.start, pool.start + part, (machine,), whole)
-                yield from _reshared(cost, pools, place, head, pool._replace(start=head.stop))
-                tail = PoolLayout(pool.stop - part, pool.stop, (machine,), whole)
-                yield from _reshared(cost, pools, place, pool._replace(stop=tail.start), tail)
+    for place, stage in enumerate(stages):
+        for part in sorted({1, _fair_part(cost, machine, stage)}):
+            if part < stage.stop - stage.start:
+                head = StageLayout(stage.start, stage.start + part, (machine,), whole)
+                yield from _reshared(cost, stages, place, head, stage._replace(start=head.stop))
+                tail = StageLayout(stage.stop - part, stage.stop, (machine,), whole)
+                yield from _reshared(cost, stages, place, stage._replace(stop=tail.start), tail)
 
 
 def _reshared(
-    cost: TrainingCost, pools: Sequence[PoolLayout], place: int, *new: PoolLayout
+    cost: TrainingCost, stages: Sequence[StageLayout], place: int, *new: StageLayout
 ) -> Iterator[Layout]:
     """Yield the layout with one stage replaced by new ones, with shares for their layers; nothing if a share is 0."""
     shared = []
-    for pool in new:
-        shares = cost.shares(pool.members, pool.start, pool.stop)
+    for stage in new:
+        shares = cost.shares(stage.members, stage.start, stage.stop)
         if shares is None:
             return
-        shared.append(pool._replace(shares=shares))
-    yield _replaced(pools, place, *shared)
+        shared.append(stage._replace(shares=shares))
+    yield _replaced(stages, place, *shared)
 
 
-def _fair_part(cost: TrainingCost, machine: int, pool: PoolLayout) -> int:
-    speeds = [cost.topology.contributors[each].flops_per_s() for each in (machine, *pool.members)]
-    return max(1, round((pool.stop - pool.start) * speeds[0] / sum(speeds)))
+def _fair_part(cost: TrainingCost, machine: int, stage: StageLayout) -> int:
+    speeds = [cost.topology.contributors[each].flops_per_s() for each in (machine, *stage.members)]
+    return max(1, round((stage.stop - stage.start) * speeds[0] / sum(speeds)))
 
 
-def _replaced(pools: Sequence[PoolLayout], place: int, *new: PoolLayout) -> Layout:
-    return Layout((*pools[:place], *new, *pools[place + 1 :]))
+def _replaced(stages: Sequence[StageLayout], place: int, *new: StageLayout) -> Layout:
+    return Layout((*stages[:place], *new, *stages[place + 1 :]))

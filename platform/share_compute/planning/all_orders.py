@@ -28,7 +28,7 @@ def best_in_any_order(
     machines: Sequence[int],
     *,
     sizes: Sequence[int],
-    pools: int | None = None,
+    stages: int | None = None,
     width: int | None = None,
     budget: float,
     all_below: bool = False,
@@ -39,7 +39,7 @@ def best_in_any_order(
         suffixes: the cost model, its tables and the ceiling.
         machines: usable machines, at most `MOST_IN_BEAM`.
         sizes: numbers of members that a stage may have.
-        pools: exact number of stages; None allows any.
+        stages: exact number of stages; None allows any.
         width: maximum number of suffixes kept for each first layer and number of machines; None keeps all.
         budget: maximum number of candidates to examine; beyond it the search stops.
         all_below: whether to keep the ceiling, and to find for each set of machines all undominated pipelines.
@@ -49,7 +49,7 @@ def best_in_any_order(
         of these sizes is faster than the best found, or than the ceiling if none was found.
     """
     sets = _Sets(suffixes, machines)
-    options = list(sets.pools(sizes))
+    options = list(sets.stages(sizes))
     complete = width is None and len(machines) <= MOST_MACHINES
     levels: list[list[Labels]] = [[suffixes.root(0)], *([] for _ in machines)]
     found: list[tuple[float, int]] = []
@@ -60,7 +60,7 @@ def best_in_any_order(
         labels = join(levels[level])
         levels[level] = []
         if level:
-            labels = suffixes.keep(_settle(suffixes, labels, sets, pools, width))
+            labels = suffixes.keep(_settle(suffixes, labels, sets, stages, width))
             whole = labels.take(labels.start == 0)
             found += zip(whole.step_s.tolist(), whole.id.tolist(), strict=True)
             if not all_below:
@@ -118,12 +118,12 @@ class _Sets:
             taken &= ((slots >> first) & 1) >= ((slots >> second) & 1)
         return taken
 
-    def pools(self, sizes: Sequence[int]) -> Iterator[tuple[int, tuple[int, ...]]]:
+    def stages(self, sizes: Sequence[int]) -> Iterator[tuple[int, tuple[int, ...]]]:
         """Yield possible stages (bits, members), smaller ones first; for many machines only those of similar speed."""
         place = {machine: index for index, machine in enumerate(self._machines)}
         for size in sizes:
             for members in self._groups(size):
-                if self._cost.may_pool(members):
+                if self._cost.may_share(members):
                     yield sum(1 << place[member] for member in members), members
 
     def _groups(self, size: int) -> Iterator[tuple[int, ...]]:
@@ -142,7 +142,7 @@ class _Sets:
     def _alike(self, one: int, other: int) -> bool:
         cost = self._cost
         return bool(
-            cost.may_pool((one, other))
+            cost.may_share((one, other))
             and cost.memory_bytes[one] == cost.memory_bytes[other]
             and cost.update_s_per_parameter[one] == cost.update_s_per_parameter[other]
             and cost.call_s[one] == cost.call_s[other]
@@ -151,14 +151,14 @@ class _Sets:
         )
 
 
-def _settle(suffixes: Suffixes, labels: Labels, sets: _Sets, pools: int | None, width: int | None) -> Labels:
+def _settle(suffixes: Suffixes, labels: Labels, sets: _Sets, stages: int | None, width: int | None) -> Labels:
     """Drop labels dominated by another label of the same set, and keep only the ``width`` best for each first layer."""
     spare = sets.spare_rate(labels.slot), sets.spare_bytes(labels.slot)
     keep = suffixes.promise(labels, *spare) < suffixes.ceiling_s
-    if pools is not None:
-        keep &= (labels.pools == pools) | ((labels.pools < pools) & (labels.start > 0))
+    if stages is not None:
+        keep &= (labels.stages == stages) | ((labels.stages < stages) & (labels.start > 0))
     labels = labels.take(keep)
-    key = suffixes.signature(labels, pools=pools is not None, coarse=False)
+    key = suffixes.signature(labels, stages=stages is not None, coarse=False)
     ranks = np.unique(labels.slot, return_inverse=True)[1].astype(np.int64)
     labels = labels.take(undominated(key * (len(labels) + 1) + ranks, labels.step_s, labels.trip_s))
     if width is not None:

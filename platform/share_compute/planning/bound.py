@@ -67,7 +67,7 @@ class _Relaxation:
         self._call_s = float(cost.call_s[usable].min())
         state = float(cost.state_bytes(cost.parameters[-1], cost.trained[-1]))
         largest = np.cumsum(np.sort(cost.memory_bytes[usable])[::-1])
-        self._fewest_pools = int((largest < state).sum()) + 1
+        self._fewest_stages = int((largest < state).sum()) + 1
 
     def bound_s(self, group: _Group) -> float:
         """Return the bound for layouts that use exactly the regions of a group, or one machine in it."""
@@ -85,7 +85,7 @@ class _Relaxation:
     def _together_s(self, machines: Ints, inside: np.ndarray, group: _Group) -> float:
         """Return the bound for several machines: the smallest over all numbers of stages."""
         most = min(len(machines), self._cost.num_layers)
-        pools = np.arange(1, most + 1)
+        stages = np.arange(1, most + 1)
         order = np.lexsort((-self._rates[inside], self._smallest_s[inside]))
         rates, smallest = self._rates[inside][order], self._smallest_s[inside][order]
         perfect_s = float(np.maximum(self._work_s / np.cumsum(rates), smallest).min())
@@ -102,12 +102,12 @@ class _Relaxation:
         else:
             staggered = np.cumsum(fastest * (1 - 1 / self._count) ** np.arange(most))
             carry_s = _hops(self._cost, np.array(sorted(group.regions)), latency=False).min()
-            carried_s = np.where(pools > 1, (self._count - 1) * carry_s if self._count > 1 else 0.0, 0.0)
-            turns = (self._count - 1) // pools
+            carried_s = np.where(stages > 1, (self._count - 1) * carry_s if self._count > 1 else 0.0, 0.0)
+            turns = (self._count - 1) // stages
             waits_s = np.maximum(np.where(turns > 0, np.maximum(turns, 1) * fill_s, 0.0), carried_s)
             work_s = self._count * self._pass_s / staggered
             needed_s = np.maximum(np.maximum(needed_s, work_s) + self._call_s, fill_s + waits_s)
-        needed_s[: self._fewest_pools - 1] = math.inf
+        needed_s[: self._fewest_stages - 1] = math.inf
         return float(needed_s.min())
 
     def _links_s(self, machines: Ints, group: _Group, most: int) -> Floats:

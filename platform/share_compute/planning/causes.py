@@ -9,7 +9,7 @@ from itertools import pairwise
 import numpy as np
 
 from share_compute.planning.cost import TrainingCost
-from share_compute.planning.layout import Layout, PoolLayout
+from share_compute.planning.layout import Layout, StageLayout
 from share_compute.planning.network import Network
 from share_compute.planning.plan import CauseKind
 from share_compute.planning.schedule_simulator import simulate_step
@@ -79,35 +79,35 @@ class _Focus:
             ends = (self._machines[one], self._machines[other])
             yield "link", ends, self._with_links(before.members, after.members, bytes_per_s=np.inf)
             yield "latency", ends, self._with_links(before.members, after.members, latency_s=0.0)
-        for pool in self.layout.pools:
-            if len(pool.members) > 1 and self._of in (None, *pool.members):
-                summed = self._with_links(pool.members, pool.members, bytes_per_s=np.inf, latency_s=0.0)
-                yield "synchronisation", tuple(self._machines[member] for member in pool.members), summed
+        for stage in self.layout.stages:
+            if len(stage.members) > 1 and self._of in (None, *stage.members):
+                summed = self._with_links(stage.members, stage.members, bytes_per_s=np.inf, latency_s=0.0)
+                yield "synchronisation", tuple(self._machines[member] for member in stage.members), summed
 
     def _busiest(self) -> Iterable[int]:
         if self._of is not None:
             return [self._of]
         busy_s = {
-            member: share * self._cost.cell_s(member, pool.start, pool.stop)
-            for pool in self.layout.pools
-            for member, share in zip(pool.members, pool.shares, strict=True)
+            member: share * self._cost.cell_s(member, stage.start, stage.stop)
+            for stage in self.layout.stages
+            for member, share in zip(stage.members, stage.shares, strict=True)
         }
         return sorted(busy_s, key=lambda member: (-busy_s[member], member))[:_MOST_OF_A_KIND]
 
-    def _slowest_links(self) -> Sequence[tuple[PoolLayout, PoolLayout]]:
+    def _slowest_links(self) -> Sequence[tuple[StageLayout, StageLayout]]:
         neighbours = [
             (before, after)
-            for before, after in pairwise(self.layout.pools)
+            for before, after in pairwise(self.layout.stages)
             if self._of in (None, *before.members, *after.members)
         ]
         return sorted(neighbours, key=lambda pair: (-self._carried_s(*pair), pair[0].start))[:_MOST_OF_A_KIND]
 
-    def _carried_s(self, before: PoolLayout, after: PoolLayout) -> float:
+    def _carried_s(self, before: StageLayout, after: StageLayout) -> float:
         size = float(self._cost.boundary_bytes[after.start])
         one, other = self._worst_ends(before, after)
         return self._cost.network.transfer_s(one, other, size)
 
-    def _worst_ends(self, before: PoolLayout, after: PoolLayout) -> tuple[int, int]:
+    def _worst_ends(self, before: StageLayout, after: StageLayout) -> tuple[int, int]:
         size = float(self._cost.boundary_bytes[after.start])
         pairs = [
             (one, other)
@@ -120,11 +120,11 @@ class _Focus:
     def _reads_memory(self, machine: int) -> bool:
         """Return whether a machine waits for its memory rather than for its arithmetic."""
         contributor = self._cost.topology.contributors[machine]
-        pool = next(pool for pool in self.layout.pools if machine in pool.members)
+        stage = next(stage for stage in self.layout.stages if machine in stage.members)
         alone = [
             replace(
                 self._cost, topology=replace(self._cost.topology, contributors=(one,)), timings={}
-            ).cell_s(0, pool.start, pool.stop)
+            ).cell_s(0, stage.start, stage.stop)
             for one in (contributor, with_boundless_memory(contributor))
         ]
         return alone[1] < 0.5 * alone[0]

@@ -37,12 +37,12 @@ class Proposal:
 
         The formula without its longest tail: the simulation may hide gradient sums that the formula does not hide.
         """
-        return self.formula_s - max(map(self.cost.tail_s, self.candidate.layout.pools))
+        return self.formula_s - max(map(self.cost.tail_s, self.candidate.layout.stages))
 
     @property
     def cells(self) -> int:
         """Number of cells in a simulated step; the simulation takes time in proportion."""
-        return 2 * self.cost.workload.microbatches * len(self.candidate.layout.pools)
+        return 2 * self.cost.workload.microbatches * len(self.candidate.layout.stages)
 
 
 class _Rank(NamedTuple):

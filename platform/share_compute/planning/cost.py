@@ -47,7 +47,7 @@ from typing import Literal
 
 import numpy as np
 
-from share_compute.planning.layout import Layout, PoolLayout
+from share_compute.planning.layout import Layout, StageLayout
 from share_compute.planning.memory import TrainingMemory
 from share_compute.planning.network import Floats, transfer_s
 from share_compute.planning.profile import FLOAT_BYTES, NOTHING, LayerProfile
@@ -122,18 +122,18 @@ class TrainingCost(TrainingMemory):
             [self.cell_s(member, start, stop) for member in members], self.workload.microbatches
         )
 
-    def first_s(self, pool: PoolLayout) -> float:
+    def first_s(self, stage: StageLayout) -> float:
         """Return forward plus backward time of one microbatch on the fastest member."""
-        return min(self.cell_s(member, pool.start, pool.stop) for member in pool.members)
+        return min(self.cell_s(member, stage.start, stage.stop) for member in stage.members)
 
-    def busy_s(self, pool: PoolLayout) -> float:
+    def busy_s(self, stage: StageLayout) -> float:
         """Return the time that the busiest member computes in a step."""
         return max(
-            share * self.cell_s(member, pool.start, pool.stop)
-            for member, share in zip(pool.members, pool.shares, strict=True)
+            share * self.cell_s(member, stage.start, stage.stop)
+            for member, share in zip(stage.members, stage.shares, strict=True)
         )
 
-    def hop_s(self, before: PoolLayout, after: PoolLayout) -> float:
+    def hop_s(self, before: StageLayout, after: StageLayout) -> float:
         """Return the time of one microbatch over the best link between two neighbours, one way."""
         size = float(self.boundary_bytes[after.start])
         return min(
@@ -141,7 +141,7 @@ class TrainingCost(TrainingMemory):
             for link in {self.network.link(a, b) for a in before.members for b in after.members}
         )
 
-    def carry_s(self, before: PoolLayout, after: PoolLayout) -> float:
+    def carry_s(self, before: StageLayout, after: StageLayout) -> float:
         """Return the time in which the busiest link between neighbours carries all microbatches after its first one."""
         size = float(self.boundary_bytes[after.start])
         following = most_carried(self.workload.microbatches, len(before.members), len(after.members)) - 1
@@ -152,27 +152,27 @@ class TrainingCost(TrainingMemory):
             for link in {self.network.link(a, b) for a in before.members for b in after.members}
         )
 
-    def ring_s(self, pool: PoolLayout) -> float:
+    def ring_s(self, stage: StageLayout) -> float:
         """Return the time to sum the gradients of a stage's members over a ring; 0.0 for one member."""
-        count = len(pool.members)
+        count = len(stage.members)
         if count == 1:
             return 0.0
-        size = self.trained_parameters(pool.start, pool.stop) * FLOAT_BYTES * 2 * (count - 1) / count
-        links = {self.network.link(a, b) for a in pool.members for b in pool.members if a != b}
+        size = self.trained_parameters(stage.start, stage.stop) * FLOAT_BYTES * 2 * (count - 1) / count
+        links = {self.network.link(a, b) for a in stage.members for b in stage.members if a != b}
         return max(transfer_s(2 * (count - 1) * latency, rate, size) for latency, rate in links)
 
-    def log_s(self, pool: PoolLayout, others: Sequence[int] | None = None) -> float:
+    def log_s(self, stage: StageLayout, others: Sequence[int] | None = None) -> float:
         """Return the time in which a stage of one sends its gradient to a backup member; 0.0 if it needs no backup.
 
         Args:
-            pool: the stage.
+            stage: the stage.
             others: machines that may be the backup member, of which the fastest to reach is chosen; None allows all.
         """
-        is_alone = len(pool.members) == 1 and pool.stop - pool.start < self.num_layers
+        is_alone = len(stage.members) == 1 and stage.stop - stage.start < self.num_layers
         if not self.workload.buddies or not is_alone:
             return 0.0
-        (owner,) = pool.members
-        size = self.trained_parameters(pool.start, pool.stop) * FLOAT_BYTES
+        (owner,) = stage.members
+        size = self.trained_parameters(stage.start, stage.stop) * FLOAT_BYTES
         if others is None:
             links = self.ways_out[int(self.network.region[owner])]
         else:
@@ -195,48 +195,48 @@ class TrainingCost(TrainingMemory):
             for here in range(len(network.latency_s))
         )
 
-    def tail_s(self, pool: PoolLayout) -> float:
+    def tail_s(self, stage: StageLayout) -> float:
         """Return the time after the last backward: gradient sums that it did not hide, backup, and update."""
-        return self.log_s(pool) + self.end_s(pool)
+        return self.log_s(stage) + self.end_s(stage)
 
-    def end_s(self, pool: PoolLayout) -> float:
+    def end_s(self, stage: StageLayout) -> float:
         """Return the time after the last backward without the backup of the gradient."""
-        trained = self.trained_parameters(pool.start, pool.stop)
-        ring = self.ring_s(pool)
+        trained = self.trained_parameters(stage.start, stage.stop)
+        ring = self.ring_s(stage)
         hidden = max(
-            float(self.backward_s[member, pool.stop] - self.backward_s[member, pool.start])
-            for member in pool.members
+            float(self.backward_s[member, stage.stop] - self.backward_s[member, stage.start])
+            for member in stage.members
         )
         update = max(
             trained * float(self.update_s_per_parameter[member]) + float(self.call_s[member])
-            for member in pool.members
+            for member in stage.members
         )
-        return max(ring - hidden, ring / self.buckets(pool)) + update
+        return max(ring - hidden, ring / self.buckets(stage)) + update
 
-    def buckets(self, pool: PoolLayout) -> int:
+    def buckets(self, stage: StageLayout) -> int:
         """Return the number of buckets in which the members of a stage sum their gradients."""
-        size = self.trained_parameters(pool.start, pool.stop) * FLOAT_BYTES
+        size = self.trained_parameters(stage.start, stage.stop) * FLOAT_BYTES
         return max(1, math.ceil(size / GRADIENT_BUCKET_BYTES))
 
     def step_s(self, layout: Layout) -> float:
         """Return the predicted time of a step, by the formula of this module."""
-        pools, count = layout.pools, self.workload.microbatches
-        ahead = windows([len(pool.members) for pool in pools])
+        stages, count = layout.stages, self.workload.microbatches
+        ahead = windows([len(stage.members) for stage in stages])
         # From the last stage to the first: trip(p) of the formula, and the step of the stages so far.
         trip, step = 0.0, 0.0
-        for place in range(len(pools) - 1, -1, -1):
-            pool, carry = pools[place], 0.0
-            enter = self.first_s(pool)
-            if place + 1 < len(pools):
-                enter += 2 * self.hop_s(pool, pools[place + 1])
-                carry = self.carry_s(pool, pools[place + 1])
+        for place in range(len(stages) - 1, -1, -1):
+            stage, carry = stages[place], 0.0
+            enter = self.first_s(stage)
+            if place + 1 < len(stages):
+                enter += 2 * self.hop_s(stage, stages[place + 1])
+                carry = self.carry_s(stage, stages[place + 1])
             trip += enter
-            flight = ahead[place] + len(pool.members)
+            flight = ahead[place] + len(stage.members)
             waits = max(carry, (count - 1) // flight * trip)
-            step = max(enter + step, self.busy_s(pool) + self.tail_s(pool), trip + waits)
+            step = max(enter + step, self.busy_s(stage) + self.tail_s(stage), trip + waits)
         return step
 
-    def may_pool(self, machines: Sequence[int]) -> bool:
+    def may_share(self, machines: Sequence[int]) -> bool:
         """Return whether machines can be members of one stage: they need one kind of device and one region."""
         return (
             len({self.kinds[machine] for machine in machines}) == 1

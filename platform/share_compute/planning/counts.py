@@ -41,7 +41,7 @@ def _quick_s(problem: Problem) -> float:
     """Return the step time of a plan that a quick search finds; infinite if no plan fits."""
     cost = problem.cost
     layouts = [candidate.layout for candidate in RecursivePartitioning().place(problem)]
-    if problem.pools in (None, 1) and problem.members_per_pool in (None, 1):
+    if problem.stages in (None, 1) and problem.members_per_stage in (None, 1):
         layouts += [
             solo(machine, cost.num_layers, cost.workload.microbatches) for machine in range(cost.num_machines)
         ]

@@ -107,21 +107,21 @@ def plan_again(
     try:
         found = solve(spec, topology, profile, epoch, timings)
     except PlanInfeasible:
-        if spec.parallelism.pools is None and spec.parallelism.members_per_pool is None:
+        if spec.parallelism.stages is None and spec.parallelism.members_per_stage is None:
             raise
         spec = _laid_out(spec, None, None)
         found = solve(spec, topology, profile, epoch, timings)
     if not needs_two or len(found.layout.machines) > 1 or len(topology.contributors) == 1:
         return found
     spread = []
-    for pools, members in ((2, None), (1, 2)):
+    for stages, members in ((2, None), (1, 2)):
         with suppress(PlanInfeasible):
-            spread.append(solve(_laid_out(spec, pools, members), topology, profile, epoch, timings))
+            spread.append(solve(_laid_out(spec, stages, members), topology, profile, epoch, timings))
     return min(spread, key=_predicted_s, default=found)
 
 
-def _laid_out(spec: TrainJob, pools: int | None, members: int | None) -> TrainJob:
-    layout = {"strategy": "auto", "pools": pools, "members_per_pool": members}
+def _laid_out(spec: TrainJob, stages: int | None, members: int | None) -> TrainJob:
+    layout = {"strategy": "auto", "stages": stages, "members_per_stage": members}
     return spec.model_copy(update={"parallelism": spec.parallelism.model_copy(update=layout)})
 
 
@@ -218,15 +218,15 @@ def moving(cost: TrainingCost, before: Layout, after: Layout) -> tuple[float, in
     fetch in parallel. The time is infinite if a layer can only come over a dead link.
     """
     holders: dict[int, list[int]] = defaultdict(list)
-    for pool in before.pools:
-        for layer in range(pool.start, pool.stop):
-            holders[layer].extend(pool.members)
+    for stage in before.stages:
+        for layer in range(stage.start, stage.stop):
+            holders[layer].extend(stage.members)
     moved_bytes = 0
     slowest_s = 0.0
-    for pool in after.pools:
-        for machine in pool.members:
+    for stage in after.stages:
+        for machine in stage.members:
             fetched_s = 0.0
-            for layer in range(pool.start, pool.stop):
+            for layer in range(stage.start, stage.stop):
                 if machine in holders[layer]:
                     continue
                 size = _state_bytes(cost, layer)
@@ -250,11 +250,11 @@ def seats(plan: Plan) -> list[tuple[int, int, tuple[tuple[str, tuple[int, ...]],
     """
     return [
         (
-            pool.start,
-            pool.stop,
-            tuple((member.contributor_id, member.microbatches) for member in pool.members),
+            stage.start,
+            stage.stop,
+            tuple((member.contributor_id, member.microbatches) for member in stage.members),
         )
-        for pool in plan.pools
+        for stage in plan.stages
     ]
 
 

@@ -10,7 +10,7 @@ from share_compute.planning.additions import Addition, Additions, worth_trying
 from share_compute.planning.cause_words import blamed, speed_text, worded
 from share_compute.planning.causes import Cause, causes
 from share_compute.planning.cost import TrainingCost
-from share_compute.planning.layout import Layout, PoolLayout
+from share_compute.planning.layout import Layout, StageLayout
 from share_compute.planning.plan import Bottleneck, layer_span
 from share_compute.planning.problem import Problem
 from share_compute.planning.schedule_simulator import StepTimeline
@@ -58,7 +58,7 @@ class Explanation:
         self._cost = cost
         self._layout = layout
         self._timeline = timeline
-        self._pools, self._members = asked
+        self._stages, self._members = asked
         self._strategy = strategy
         self._exact = exact
         self._additions = additions
@@ -93,27 +93,27 @@ class Explanation:
             place: index of the member's stage.
             seat: place of the member in the stage.
         """
-        pool = self._layout.pools[place]
-        machine = pool.members[seat]
+        stage = self._layout.stages[place]
+        machine = stage.members[seat]
         contributor = self._cost.topology.contributors[machine]
         facts = [self._standing(machine)]
         if self._timeline is not None:
             facts.append(f"{percent_text(self._timeline.busy_fractions[machine])} busy")
         need = self._cost.member_bytes(self._layout, place, seat)
         facts.append(f"{bytes_text(need)} of {bytes_text(contributor.memory_bytes)} used")
-        facts += self._sharing(pool, seat)
-        return f"holds {layer_span(pool.start, pool.stop)}: {', '.join(facts)}"
+        facts += self._sharing(stage, seat)
+        return f"holds {layer_span(stage.start, stage.stop)}: {', '.join(facts)}"
 
     def standing(self, place: int, seat: int) -> str:
         """Return the part of `why_in` without figures: the reason for this machine, and the members it shares with."""
-        pool = self._layout.pools[place]
-        return ", ".join([self._standing(pool.members[seat]), *self._sharing(pool, seat)])
+        stage = self._layout.stages[place]
+        return ", ".join([self._standing(stage.members[seat]), *self._sharing(stage, seat)])
 
-    def _sharing(self, pool: PoolLayout, seat: int) -> list[str]:
-        if len(pool.members) == 1:
+    def _sharing(self, stage: StageLayout, seat: int) -> list[str]:
+        if len(stage.members) == 1:
             return []
-        count = f"{pool.shares[seat]} of {sum(pool.shares)} microbatches"
-        others = [self._name(member) for place, member in enumerate(pool.members) if place != seat]
+        count = f"{stage.shares[seat]} of {sum(stage.shares)} microbatches"
+        others = [self._name(member) for place, member in enumerate(stage.members) if place != seat]
         return [f"{count}, the rest with {listed(others)}"]
 
     def _standing(self, machine: int) -> str:
@@ -137,7 +137,7 @@ class Explanation:
     def _alone(self, machine: int) -> str:
         """Return how a plan on one machine compares with plans on several."""
         others = [other for other in range(self._cost.num_machines) if other != machine]
-        if not others or self._pools is not None:
+        if not others or self._stages is not None:
             return ""
         if not any(self._reached(machine, other) for other in others):
             return "; no usable link joins it to another machine"
@@ -171,7 +171,7 @@ class Explanation:
         slower = self._is_slower(machine, self._slowest)
         scarce = (
             f"there is no work for more than {_machines(count)}"
-            if self._pools is None
+            if self._stages is None
             else f"the job asks for {self._asked()}"
         )
         return f"{scarce}, and {'the others are faster' if slower else 'it is no faster than the others'}"
@@ -223,7 +223,7 @@ class Explanation:
         return min(self._cost.network.transfer_s(machine, other, size) for other in others)
 
     def _why_out(self, machine: int) -> str:
-        problem = Problem(self._cost, self._pools, self._members)
+        problem = Problem(self._cost, self._stages, self._members)
         with_it = self._additions.of(problem, self._layout)[machine]
         return self._no_room(machine) if with_it is None else self._not_worth_it(machine, with_it)
 
@@ -231,7 +231,7 @@ class Explanation:
         lent = self._cost.topology.contributors[machine].memory_bytes
         if float(self._cost.memory_bytes[machine]) < self._cost.least_bytes:
             return f"the {bytes_text(lent)} that it lends do not hold a single layer"
-        if self._pools is not None:
+        if self._stages is not None:
             return f"the job asks for {self._asked()}, and {self._others(machine)}"
         return f"no place is left for it, and {self._others(machine)}"
 
@@ -266,11 +266,11 @@ class Explanation:
     # -- words ---------------------------------------------------------------------------------------------------
 
     def _asked(self) -> str:
-        count = self._pools if self._pools is not None else len(self._layout.pools)
-        pools = "1 pool" if count == 1 else f"{count} pools"
+        count = self._stages if self._stages is not None else len(self._layout.stages)
+        stages = "1 stage" if count == 1 else f"{count} stages"
         if self._members is None and self._strategy not in _SIMPLE:
-            return pools
-        return f"{pools} of {_machines(self._members or 1)}"
+            return stages
+        return f"{stages} of {_machines(self._members or 1)}"
 
     def _name(self, machine: int) -> str:
         return self._cost.topology.contributors[machine].name

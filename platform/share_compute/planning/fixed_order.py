@@ -15,7 +15,7 @@ def best_in_order(
     order: Sequence[int],
     *,
     sizes: Sequence[int],
-    pools: int | None = None,
+    stages: int | None = None,
     width: int | None = None,
 ) -> list[int]:
     """Find pipelines of machines in this order that are faster than the ceiling, and lower the ceiling to the best.
@@ -26,7 +26,7 @@ def best_in_order(
         suffixes: the cost model, its tables and the ceiling.
         order: usable machines.
         sizes: numbers of members that a stage may have.
-        pools: exact number of stages; None allows any.
+        stages: exact number of stages; None allows any.
         width: maximum number of suffixes kept for each first layer. A suffix may then replace another with a different
             number of microbatches in flight. None makes the search exact.
 
@@ -41,7 +41,7 @@ def best_in_order(
         """Drop dominated labels, and keep only the ``width`` best for each first layer."""
         promised = suffixes.promise(labels, rates[labels.slot], memory[labels.slot])
         labels = labels.take((promised < suffixes.ceiling_s) | (labels.start == 0) | (labels.option < 0))
-        key = suffixes.signature(labels, pools=pools is not None, coarse=width is not None)
+        key = suffixes.signature(labels, stages=stages is not None, coarse=width is not None)
         labels = labels.take(undominated(key, labels.step_s, labels.trip_s))
         if width is not None:
             labels = labels.best(width, suffixes.promise(labels, rates[labels.slot], memory[labels.slot]))
@@ -66,8 +66,8 @@ def best_in_order(
         if not grown:
             continue
         fresh = join(grown)
-        if pools is not None:
-            fresh = fresh.take((fresh.pools == pools) | ((fresh.pools < pools) & (fresh.start > 0)))
+        if stages is not None:
+            fresh = fresh.take((fresh.stages == stages) | ((fresh.stages < stages) & (fresh.start > 0)))
             if not len(fresh):
                 continue
         fresh = suffixes.keep(settle(fresh))
@@ -85,7 +85,9 @@ def _runs(
     first = order[place]
     alike = len(
         list(
-            takewhile(lambda other: suffixes.cost.may_pool((first, other)), order[place : place + max(sizes)])
+            takewhile(
+                lambda other: suffixes.cost.may_share((first, other)), order[place : place + max(sizes)]
+            )
         )
     )
     for size in sizes:

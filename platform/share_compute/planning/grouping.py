@@ -9,7 +9,7 @@ from itertools import groupby, pairwise
 from typing import Final
 
 from share_compute.planning.cost import TrainingCost
-from share_compute.planning.layout import Layout, PoolLayout
+from share_compute.planning.layout import Layout, StageLayout
 from share_compute.planning.profile import LayerProfile, joined
 from share_compute.planning.timings import LayerTiming
 
@@ -35,7 +35,7 @@ class Grouped:
 
     def refined(self, layout: Layout) -> Layout | None:
         """Return a layout of groups as a layout of layers, with improved cuts; None if no layout near it fits."""
-        stops = [self.edges[pool.stop] for pool in layout.pools]
+        stops = [self.edges[stage.stop] for stage in layout.stages]
         best = self._cut(layout, stops)
         stride = max(stop - start for start, stop in pairwise(self.edges)) // 2
         while stride and len(stops) <= _MOST_MOVED:
@@ -49,13 +49,13 @@ class Grouped:
 
     def _cut(self, layout: Layout, stops: Sequence[int]) -> tuple[float, Layout | None]:
         """Return (step in seconds, layout) with the given cuts; (infinity, None) if the layout does not fit."""
-        pools = []
-        for pool, (start, stop) in zip(layout.pools, pairwise((0, *stops)), strict=True):
-            shares = self.cost.shares(pool.members, start, stop) if start < stop else None
+        stages = []
+        for stage, (start, stop) in zip(layout.stages, pairwise((0, *stops)), strict=True):
+            shares = self.cost.shares(stage.members, start, stop) if start < stop else None
             if shares is None:
                 return math.inf, None
-            pools.append(PoolLayout(start, stop, pool.members, shares))
-        moved = Layout(tuple(pools))
+            stages.append(StageLayout(start, stop, stage.members, shares))
+        moved = Layout(tuple(stages))
         return (self.cost.step_s(moved), moved) if self.cost.fits(moved) else (math.inf, None)
 
 

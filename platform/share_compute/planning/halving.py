@@ -10,13 +10,13 @@ from typing import NamedTuple
 import numpy as np
 
 from share_compute.planning.cost import TrainingCost
-from share_compute.planning.layout import Layout, PoolLayout
+from share_compute.planning.layout import Layout, StageLayout
 
 
 class _Half(NamedTuple):
     """Stages (first layer, members) of a range of layers, and their times."""
 
-    pools: tuple[tuple[int, tuple[int, ...]], ...]
+    stages: tuple[tuple[int, tuple[int, ...]], ...]
     busy_s: float
     """Time of the slowest stage in a step: its microbatches, gradient sums and update."""
     trip_s: float
@@ -44,9 +44,9 @@ def _plan(cost: TrainingCost, rates: Mapping[int, float], row: Sequence[int]) ->
     @cache
     def best(low: int, high: int, start: int, stop: int) -> _Half:
         members = tuple(row[low:high])
-        choices = [one_pool((max(members, key=lambda one: (rates[one], -one)),), start, stop)]
-        if 1 < len(members) <= cost.workload.microbatches and cost.may_pool(members):
-            choices.append(one_pool(members, start, stop))
+        choices = [one_stage((max(members, key=lambda one: (rates[one], -one)),), start, stop)]
+        if 1 < len(members) <= cost.workload.microbatches and cost.may_share(members):
+            choices.append(one_stage(members, start, stop))
         if len(members) > 1 and stop - start > 1:
             middle = int(np.searchsorted(speed[low : high + 1], (speed[low] + speed[high]) / 2)) + low
             for split in {min(max(middle + shift, low + 1), high - 1) for shift in (-1, 0)}:
@@ -56,36 +56,38 @@ def _plan(cost: TrainingCost, rates: Mapping[int, float], row: Sequence[int]) ->
                 hop = cost.network.transfer_s(row[split - 1], row[split], float(cost.boundary_bytes[cut]))
                 choices.append(
                     _Half(
-                        left.pools + right.pools,
+                        left.stages + right.stages,
                         max(left.busy_s, right.busy_s),
                         left.trip_s + right.trip_s + 2 * hop,
                     )
                 )
-        return min(choices, key=lambda half: (half.busy_s + half.trip_s, half.pools))
+        return min(choices, key=lambda half: (half.busy_s + half.trip_s, half.stages))
 
-    def one_pool(members: tuple[int, ...], start: int, stop: int) -> _Half:
+    def one_stage(members: tuple[int, ...], start: int, stop: int) -> _Half:
         shares = cost.shares(members, start, stop)
-        pools = ((start, tuple(sorted(members))),)
+        stages = ((start, tuple(sorted(members))),)
         if shares is None:
-            return _Half(pools, math.inf, math.inf)
-        pool = PoolLayout(start, stop, members, shares)
+            return _Half(stages, math.inf, math.inf)
+        stage = StageLayout(start, stop, members, shares)
         # A stage that cannot fit has an infinite time, so any other choice is preferred.
         fits = all(
             cost.bytes_needed(start, stop, share, 0) <= cost.memory_bytes[member]
             for member, share in zip(members, shares, strict=True)
         )
         # The backup of the gradient is left out: it adds to every split, also if several stages were requested.
-        return _Half(pools, cost.busy_s(pool) + cost.end_s(pool) if fits else math.inf, cost.first_s(pool))
+        return _Half(
+            stages, cost.busy_s(stage) + cost.end_s(stage) if fits else math.inf, cost.first_s(stage)
+        )
 
     return best(0, len(row), 0, cost.num_layers)
 
 
 def _layout(cost: TrainingCost, half: _Half) -> Layout | None:
-    stops = [start for start, _ in half.pools[1:]] + [cost.num_layers]
+    stops = [start for start, _ in half.stages[1:]] + [cost.num_layers]
     built = []
-    for (start, members), stop in zip(half.pools, stops, strict=True):
+    for (start, members), stop in zip(half.stages, stops, strict=True):
         shares = cost.shares(members, start, stop)
         if shares is None:
             return None
-        built.append(PoolLayout(start, stop, members, shares))
+        built.append(StageLayout(start, stop, members, shares))
     return Layout(tuple(built))

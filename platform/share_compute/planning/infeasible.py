@@ -77,8 +77,10 @@ def infeasible(strategy: PartitioningStrategy, problem: Problem, tried: Layout |
 def _unreachable(strategy: PartitioningStrategy, problem: Problem, tried: Layout) -> PlanInfeasible:
     """Return the error for a layout that fits into memory but needs links that carry nothing."""
     machines, network = problem.cost.topology.contributors, problem.cost.network
-    between = chain.from_iterable(product(one.members, other.members) for one, other in pairwise(tried.pools))
-    within = chain.from_iterable(combinations(pool.members, 2) for pool in tried.pools)
+    between = chain.from_iterable(
+        product(one.members, other.members) for one, other in pairwise(tried.stages)
+    )
+    within = chain.from_iterable(combinations(stage.members, 2) for stage in tried.stages)
     dead = [
         (machines[one].name, machines[other].name)
         for one, other in chain(between, within)
@@ -98,8 +100,8 @@ def _needed(problem: Problem, tried: Layout) -> int:
     """Return the bytes that the machines of a layout would have to lend together."""
     return sum(
         to_lend(problem.cost.member_bytes(tried, place, seat))
-        for place, pool in enumerate(tried.pools)
-        for seat in range(len(pool.members))
+        for place, stage in enumerate(tried.stages)
+        for seat in range(len(stage.members))
     )
 
 
@@ -109,8 +111,8 @@ def _missing(problem: Problem, tried: Layout) -> dict[str, int]:
     short = {
         machines[machine].name: to_lend(cost.member_bytes(tried, place, seat))
         - machines[machine].memory_bytes
-        for place, pool in enumerate(tried.pools)
-        for seat, machine in enumerate(pool.members)
+        for place, stage in enumerate(tried.stages)
+        for seat, machine in enumerate(stage.members)
     }
     return {name: size for name, size in short.items() if size > 0}
 
@@ -123,10 +125,10 @@ def _largest_layer(problem: Problem) -> int:
 def _remedies(strategy: PartitioningStrategy, problem: Problem) -> Iterator[str]:
     """Yield changes by the submitter or the operator that make the job fit, the smallest change first."""
     workload = problem.cost.workload
-    if (problem.pools, problem.members_per_pool) != (None, None) and _feasible(
-        strategy, replace(problem, pools=None, members_per_pool=None)
+    if (problem.stages, problem.members_per_stage) != (None, None) and _feasible(
+        strategy, replace(problem, stages=None, members_per_stage=None)
     ):
-        yield "leave parallelism.pools and parallelism.members_per_pool to the planner"
+        yield "leave parallelism.stages and parallelism.members_per_stage to the planner"
     finest = workload.batch_size
     if workload.microbatches < finest and _feasible(
         strategy, _changed(problem, workload=replace(workload, microbatches=finest))

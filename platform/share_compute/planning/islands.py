@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 
 from share_compute.planning.cost import TrainingCost, fill_shares
-from share_compute.planning.layout import Layout, PoolLayout
+from share_compute.planning.layout import Layout, StageLayout
 from share_compute.planning.network import Network, transfer_s
 from share_compute.planning.profile import FLOAT_BYTES
 from share_compute.planning.report import IslandPlan, IslandProposal
@@ -169,22 +169,22 @@ def _with_share(island: _Island, microbatches: int, microbatch_size: float) -> I
     step_s, layout = min((simulate_step(cost, layout).step_s, layout) for layout in layouts)
     return IslandPlan(
         machines=tuple(cost.topology.contributors[machine].id for machine in layout.machines),
-        pools=len(layout.pools),
+        stages=len(layout.stages),
         step_s=step_s,
         samples_per_s=workload.batch_size / step_s,
     )
 
 
 def _reshared(cost: TrainingCost, layout: Layout) -> Layout:
-    pools = []
-    for pool in layout.pools:
+    stages = []
+    for stage in layout.stages:
         members = sorted(
-            pool.members, key=lambda member: (cost.cell_s(member, pool.start, pool.stop), member)
+            stage.members, key=lambda member: (cost.cell_s(member, stage.start, stage.stop), member)
         )
-        while (shares := cost.shares(members, pool.start, pool.stop)) is None:
+        while (shares := cost.shares(members, stage.start, stage.stop)) is None:
             members.pop()
-        pools.append(PoolLayout(pool.start, pool.stop, tuple(members), shares))
-    return Layout(tuple(pools))
+        stages.append(StageLayout(stage.start, stage.stop, tuple(members), shares))
+    return Layout(tuple(stages))
 
 
 def _ring_s(cost: TrainingCost, islands: Sequence[_Island]) -> float:

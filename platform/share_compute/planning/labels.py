@@ -15,7 +15,7 @@ from typing import Final, Self
 import numpy as np
 
 from share_compute.planning.cost import TrainingCost
-from share_compute.planning.layout import Layout, PoolLayout
+from share_compute.planning.layout import Layout, StageLayout
 from share_compute.planning.network import Floats
 from share_compute.planning.options import Ints, Option, Options
 
@@ -37,7 +37,7 @@ class Labels:
     """Number of the first stage's option; -1 for the empty suffix."""
     window: Ints
     """Window of the first stage in the schedule; at most microbatches - 1, since larger ones change nothing."""
-    pools: Ints
+    stages: Ints
     step_s: Floats
     trip_s: Floats
     parent: Ints
@@ -136,14 +136,14 @@ class Suffixes:
         )
         return max(1, int((fewest <= work).sum()))
 
-    def signature(self, labels: Labels, *, pools: bool, coarse: bool) -> Ints:
+    def signature(self, labels: Labels, *, stages: bool, coarse: bool) -> Ints:
         """Return the key that two labels must share for one to replace the other; callers add the slot."""
         key = np.where(labels.option >= 0, self._regions[labels.option], -1) + 1
         if not coarse:
             key = key * (self.count + 1) + np.where(labels.option >= 0, self._sizes[labels.option], 0)
             key = key * (self.count + 1) + labels.window
-        if pools:
-            key = key * (self.layers + 1) + labels.pools
+        if stages:
+            key = key * (self.layers + 1) + labels.stages
         return key * (self.layers + 1) + labels.start
 
     def before(self, labels: Labels, number: int, slots: Ints, spare_rate: Floats) -> list[Labels]:
@@ -206,7 +206,7 @@ class Suffixes:
             start=stop[row] - 1 - more,
             option=np.full(len(row), number, dtype=np.int64),
             window=window[row].astype(np.int64),
-            pools=labels.pools[row] + 1,
+            stages=labels.stages[row] + 1,
             step_s=step[row, more],
             trip_s=trip[row, more],
             parent=labels.id[row],
@@ -239,19 +239,19 @@ class Suffixes:
     def layout(self, label_id: int) -> Layout:
         """Return the layout of a label that starts at layer 0."""
         offsets = [int(part.id[0]) for part in self._archive]
-        pools = []
+        stages = []
         while label_id > 0:
             part = self._archive[int(np.searchsorted(offsets, label_id, side="right")) - 1]
             row = label_id - int(part.id[0])
             members = self._used[int(part.option[row])].members
-            pools.append((int(part.start[row]), members))
+            stages.append((int(part.start[row]), members))
             label_id = int(part.parent[row])
         built = []
-        for place, (start, members) in enumerate(pools):
-            stop = pools[place + 1][0] if place + 1 < len(pools) else self.layers
+        for place, (start, members) in enumerate(stages):
+            stop = stages[place + 1][0] if place + 1 < len(stages) else self.layers
             shares = self.cost.shares(members, start, stop)
             assert shares is not None  # an option's times are infinite if a member gets no microbatch
-            built.append(PoolLayout(start, stop, members, shares))
+            built.append(StageLayout(start, stop, members, shares))
         return Layout(tuple(built))
 
 

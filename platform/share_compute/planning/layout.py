@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 
-class PoolLayout(NamedTuple):
+class StageLayout(NamedTuple):
     """One stage: layers [start, stop) and the machines that each hold all of them."""
 
     start: int
@@ -20,23 +20,23 @@ class PoolLayout(NamedTuple):
 class Layout(NamedTuple):
     """Stages in pipeline order, covering all layers."""
 
-    pools: tuple[PoolLayout, ...]
+    stages: tuple[StageLayout, ...]
 
     @property
     def machines(self) -> tuple[int, ...]:
         """All machines that hold layers, in pipeline order."""
-        return tuple(member for pool in self.pools for member in pool.members)
+        return tuple(member for stage in self.stages for member in stage.members)
 
     def renumbered(self, numbers: Sequence[int] | Mapping[int, int]) -> Layout:
         """Return the layout with each machine's number ``m`` replaced by ``numbers[m]``."""
         return Layout(
             tuple(
-                pool._replace(members=tuple(numbers[member] for member in pool.members))
-                for pool in self.pools
+                stage._replace(members=tuple(numbers[member] for member in stage.members))
+                for stage in self.stages
             )
         )
 
 
 def solo(machine: int, num_layers: int, microbatches: int) -> Layout:
     """Return the layout with the whole model on one machine."""
-    return Layout((PoolLayout(0, num_layers, (machine,), (microbatches,)),))
+    return Layout((StageLayout(0, num_layers, (machine,), (microbatches,)),))

@@ -157,17 +157,17 @@ class TrainingMemory(CostTables):
             place: index of the stage.
             member: place of the member in the stage.
         """
-        pool = layout.pools[place]
-        further = gradient_sets(tuple(each.shares for each in layout.pools), place, member) - 1
+        stage = layout.stages[place]
+        further = gradient_sets(tuple(each.shares for each in layout.stages), place, member) - 1
         return self._one_set_bytes(layout, place, member) + further * FLOAT_BYTES * self.trained_parameters(
-            pool.start, pool.stop
+            stage.start, stage.stop
         )
 
     def _one_set_bytes(self, layout: Layout, place: int, member: int) -> float:
         """Return the bytes that a member needs with one gradient set: the part that its own stage determines."""
-        pool = layout.pools[place]
-        ahead = windows([len(each.members) for each in layout.pools])[place]
-        return self.bytes_needed(pool.start, pool.stop, after_a_loss(pool.shares)[member], ahead)
+        stage = layout.stages[place]
+        ahead = windows([len(each.members) for each in layout.stages])[place]
+        return self.bytes_needed(stage.start, stage.stop, after_a_loss(stage.shares)[member], ahead)
 
     def bytes_needed(self, start: int, stop: int, share: int, window: int) -> float:
         """Return the bytes that a member with one gradient set needs.
@@ -208,16 +208,16 @@ class TrainingMemory(CostTables):
         """Return whether no member needs more memory than a plan may fill of its machine."""
         return self.may_fit(layout) and all(
             self._holds_sets(layout, place, member)
-            for place, pool in enumerate(layout.pools)
-            for member in range(len(pool.members))
+            for place, stage in enumerate(layout.stages)
+            for member in range(len(stage.members))
         )
 
     def _holds_sets(self, layout: Layout, place: int, member: int) -> bool:
-        pool = layout.pools[place]
-        room = self.memory_bytes[pool.members[member]]
+        stage = layout.stages[place]
+        room = self.memory_bytes[stage.members[member]]
         most = self._one_set_bytes(layout, place, member) + (
-            pool.shares[member] - 1
-        ) * FLOAT_BYTES * self.trained_parameters(pool.start, pool.stop)
+            stage.shares[member] - 1
+        ) * FLOAT_BYTES * self.trained_parameters(stage.start, stage.stop)
         return bool(most <= room or self.member_bytes(layout, place, member) <= room)
 
     def may_fit(self, layout: Layout) -> bool:
@@ -227,8 +227,8 @@ class TrainingMemory(CostTables):
         """
         return all(
             self._one_set_bytes(layout, place, member) <= self.memory_bytes[machine]
-            for place, pool in enumerate(layout.pools)
-            for member, machine in enumerate(pool.members)
+            for place, stage in enumerate(layout.stages)
+            for member, machine in enumerate(stage.members)
         )
 
 
@@ -247,18 +247,18 @@ def _tree(runs: tuple[int, ...]) -> SummationTree:
 
 
 @cache
-def gradient_sets(shares: tuple[tuple[int, ...], ...], pool: int, member: int) -> int:
+def gradient_sets(shares: tuple[tuple[int, ...], ...], stage: int, member: int) -> int:
     """Return the maximum number of gradient sets that a member holds, in a job that begins with this plan.
 
     Args:
         shares: number of microbatches of each member of each stage.
-        pool: index of the member's stage.
+        stage: index of the member's stage.
         member: place of the member in the stage.
     """
     runs = max(shares, key=len)
-    if shares[pool] == runs:
+    if shares[stage] == runs:
         return 1
     order = [
-        action.microbatch for action in one_forward_one_backward(shares, pool, member) if action.kind == "B"
+        action.microbatch for action in one_forward_one_backward(shares, stage, member) if action.kind == "B"
     ]
     return _tree(runs).buffers(order)

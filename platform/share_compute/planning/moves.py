@@ -25,7 +25,7 @@ def improve(
     rates: Mapping[int, float],
     layout: Layout,
     sizes: Sequence[int],
-    pools: int | None,
+    stages: int | None,
     limits: Limits | None = None,
 ) -> Iterator[Layout]:
     """Yield layouts, each faster than the one before, starting from a good layout.
@@ -42,7 +42,7 @@ def improve(
             suffixes = Suffixes(cost, options, best_s)
             width = (limits or limits_for(len(candidate))).width_of(cost, len(candidate))
             few = sizes if width is None else [size for size in sizes if size <= 4]
-            ids = best_in_order(suffixes, candidate, sizes=few or sizes, pools=pools, width=width)
+            ids = best_in_order(suffixes, candidate, sizes=few or sizes, stages=stages, width=width)
             looked_at, tries = looked_at + suffixes.looked_at, tries + 1
             if ids:
                 layout = suffixes.layout(ids[0])

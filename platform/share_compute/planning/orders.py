@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 
 from share_compute.planning.cost import TrainingCost
-from share_compute.planning.layout import Layout, PoolLayout, solo
+from share_compute.planning.layout import Layout, StageLayout, solo
 from share_compute.planning.network import transfer_s
 
 MOST_CANDIDATES: Final = 192
@@ -34,10 +34,10 @@ def region_chain(cost: TrainingCost, rates: Mapping[int, float]) -> list[int]:
     def alone_s(region: int) -> float:
         """Return an estimate of the step time on the fastest machines of one region."""
         fastest = np.sort(inside[region])[::-1][: cost.num_layers]
-        pools = np.arange(1, len(fastest) + 1)
-        flow = (cost.workload.microbatches + pools - 1) * pass_s / np.cumsum(fastest)
+        stages = np.arange(1, len(fastest) + 1)
+        flow = (cost.workload.microbatches + stages - 1) * pass_s / np.cumsum(fastest)
         with np.errstate(invalid="ignore"):
-            crossing = np.where(pools > 1, 2 * (pools - 1) * hop_s(region, region), 0.0)
+            crossing = np.where(stages > 1, 2 * (stages - 1) * hop_s(region, region), 0.0)
         return float((flow + crossing).min())
 
     chain = [min(inside, key=lambda region: (alone_s(region), region))]
@@ -121,7 +121,7 @@ def cut(row: Sequence[int], weights: Sequence[float], layers: int, microbatches:
     starts = [0, *edges[:-1]]
     return Layout(
         tuple(
-            PoolLayout(start, stop, (machine,), (microbatches,))
+            StageLayout(start, stop, (machine,), (microbatches,))
             for machine, start, stop in zip(row, starts, edges, strict=True)
         )
     )

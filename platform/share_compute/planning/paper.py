@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from share_compute.errors import PlanInfeasible, ShareComputeError
 from share_compute.planning.cost import TrainingCost
 from share_compute.planning.islands import propose_islands
-from share_compute.planning.layout import Layout, PoolLayout
+from share_compute.planning.layout import Layout, StageLayout
 from share_compute.planning.partitioning import strategy_names
 from share_compute.planning.plan import Plan
 from share_compute.planning.planner import Solution, solve, workload
@@ -82,17 +82,17 @@ def timeline_of(
     index = {machine.id: place for place, machine in enumerate(usable.contributors)}
     # Members without microbatches are left out: the simulation needs at least one for each member.
     seats = [
-        [place for place, member in enumerate(pool.members) if member.microbatches] for pool in plan.pools
+        [place for place, member in enumerate(stage.members) if member.microbatches] for stage in plan.stages
     ]
     layout = Layout(
         tuple(
-            PoolLayout(
-                pool.start,
-                pool.stop,
-                tuple(index[pool.members[place].contributor_id] for place in places),
-                tuple(len(pool.members[place].microbatches) for place in places),
+            StageLayout(
+                stage.start,
+                stage.stop,
+                tuple(index[stage.members[place].contributor_id] for place in places),
+                tuple(len(stage.members[place].microbatches) for place in places),
             )
-            for pool, places in zip(plan.pools, seats, strict=True)
+            for stage, places in zip(plan.stages, seats, strict=True)
         )
     )
     step = simulate_step(cost, layout, with_transfers=True)
@@ -104,7 +104,7 @@ def timeline_of(
         step_s=step.step_s,
         cell_count=len(step.cells),
         cells=tuple(
-            TimelineCell.model_validate({**cell._asdict(), "member": seats[cell.pool][cell.member]})
+            TimelineCell.model_validate({**cell._asdict(), "member": seats[cell.stage][cell.member]})
             for cell in step.cells
         ),
         transfers=tuple(
@@ -119,9 +119,9 @@ def timeline_of(
             for sent in step.transfers
         ),
         updates=tuple(
-            TimelineUpdate(pool=place, member=seats[place][seat], start_s=start_s, stop_s=stop_s)
-            for place, pool in enumerate(layout.pools)
-            for seat, machine in enumerate(pool.members)
+            TimelineUpdate(stage=place, member=seats[place][seat], start_s=start_s, stop_s=stop_s)
+            for place, stage in enumerate(layout.stages)
+            for seat, machine in enumerate(stage.members)
             for start_s, stop_s in [step.updates[machine]]
         ),
     )
@@ -164,8 +164,8 @@ def _summary(plan: Plan) -> Alternative:
         strategy=plan.strategy,
         step_s=plan.prediction.step_s if plan.prediction is not None else None,
         samples_per_s=plan.prediction.samples_per_s if plan.prediction is not None else None,
-        pools=len(plan.pools),
-        machines=sum(plan.pool_sizes),
+        stages=len(plan.stages),
+        machines=sum(plan.stage_sizes),
     )
 
 

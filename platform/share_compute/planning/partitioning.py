@@ -13,7 +13,7 @@ from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 from share_compute.errors import PlanInfeasible, UserError
-from share_compute.planning.layout import Layout, PoolLayout
+from share_compute.planning.layout import Layout, StageLayout
 from share_compute.strict import nearest
 from share_compute.topology import Contributor, Device, Topology
 from share_compute.training.schedule import even_shares
@@ -83,31 +83,31 @@ class PartitioningStrategy(ABC):
         Raises:
             PlanInfeasible: too few machines, layers or microbatches for the requested numbers.
         """
-        pools = _form_pools(problem)
+        stages = _form_stages(problem)
         contributors = problem.cost.topology.contributors
-        machines = [[contributors[machine] for machine in members] for members in pools]
+        machines = [[contributors[machine] for machine in members] for members in stages]
         partitions = self.partition(
             Topology(tuple(_as_one(index, members) for index, members in enumerate(machines)))
         )
         shards = map_partitions_to_shards(partitions, problem.cost.num_layers, "model")
         layouts = []
         for partition, shard in zip(partitions, shards, strict=True):
-            members = tuple(pools[int(partition.contributor_id)])
+            members = tuple(stages[int(partition.contributor_id)])
             shares = problem.cost.shares(members, shard.start, shard.stop)
             if (
                 shares is None
             ):  # a member is so slow that it gets no microbatch, but this strategy uses all members
                 shares = even_shares(problem.cost.workload.microbatches, len(members))
-            layouts.append(PoolLayout(shard.start, shard.stop, members, shares))
+            layouts.append(StageLayout(shard.start, shard.stop, members, shares))
         return [Candidate(Layout(tuple(layouts)))]
 
 
-def _form_pools(problem: Problem) -> list[list[int]]:
+def _form_stages(problem: Problem) -> list[list[int]]:
     """Return the indices of each stage's machines: the fastest machines, similar ones in the same stage."""
     cost = problem.cost
-    size = problem.members_per_pool or 1
+    size = problem.members_per_stage or 1
     available, num_layers = cost.num_machines, cost.num_layers
-    count = problem.pools or max(1, min(available // size, num_layers))
+    count = problem.stages or max(1, min(available // size, num_layers))
     check_counts(cost.num_machines, num_layers, cost.workload.microbatches, count, size)
     if size == 1 and available == count:
         return [[machine] for machine in range(available)]
@@ -124,37 +124,37 @@ def _form_pools(problem: Problem) -> list[list[int]]:
     groups = [alike[start : start + size] for start in range(0, len(alike), size)]
     if any(len({cost.kinds[machine] for machine in group}) > 1 for group in groups):
         raise PlanInfeasible(
-            "a pool would mix machines with and without GPU",
-            hint="let machines join with --device cpu, or set parallelism.members_per_pool: 1",
+            "a stage would mix machines with and without GPU",
+            hint="let machines join with --device cpu, or set parallelism.members_per_stage: 1",
         )
     return groups
 
 
-def check_counts(machines: int, layers: int, microbatches: int, pools: int, members_per_pool: int) -> None:
+def check_counts(machines: int, layers: int, microbatches: int, stages: int, members_per_stage: int) -> None:
     """Raise PlanInfeasible if the requested numbers are impossible, whatever memory and links there are."""
     if machines == 0:
         raise PlanInfeasible(
             "no machine is ready",
             hint="let machines join: share-compute invite",
-            details={"machines_needed": pools * members_per_pool, "machines_ready": 0},
+            details={"machines_needed": stages * members_per_stage, "machines_ready": 0},
         )
-    if members_per_pool > microbatches:
+    if members_per_stage > microbatches:
         raise PlanInfeasible(
-            f"{members_per_pool} members share each pool, but a step has only {microbatches} microbatches",
-            hint=f"set training.microbatches, and training.batch_size with it, to {members_per_pool} or more",
-            details={"members_per_pool": members_per_pool, "microbatches": microbatches},
+            f"{members_per_stage} members share each stage, but a step has only {microbatches} microbatches",
+            hint=f"set training.microbatches, and training.batch_size with it, to {members_per_stage} or more",
+            details={"members_per_stage": members_per_stage, "microbatches": microbatches},
         )
-    if pools > layers:
+    if stages > layers:
         raise PlanInfeasible(
-            f"{pools} pools cannot share {layers} layers: each needs at least one",
-            hint=f"ask for at most {layers} pools",
-            details={"pools": pools, "layers": layers},
+            f"{stages} stages cannot share {layers} layers: each needs at least one",
+            hint=f"ask for at most {layers} stages",
+            details={"stages": stages, "layers": layers},
         )
-    needed = pools * members_per_pool
+    needed = stages * members_per_stage
     if machines < needed:
         raise PlanInfeasible(
-            f"{pools} pools of {members_per_pool} need {needed} machines; {machines} are ready",
-            hint="let more machines join, or ask for fewer pools or members",
+            f"{stages} stages of {members_per_stage} need {needed} machines; {machines} are ready",
+            hint="let more machines join, or ask for fewer stages or members",
             details={"machines_needed": needed, "machines_ready": machines},
         )
 
@@ -163,7 +163,7 @@ def _as_one(index: int, members: list[Contributor]) -> Contributor:
     """Return a stage as one machine: the sum of its members' speeds, the memory of the member with the least."""
     device = Device(
         kind="cpu",
-        name=f"pool {index}",
+        name=f"stage {index}",
         memory_bytes=min(machine.memory_bytes for machine in members),
         flops_per_s={"float32": sum(machine.flops_per_s() for machine in members)},
     )
@@ -239,9 +239,9 @@ def map_partitions_to_shards(partitions: list[Partition], num_layers: int, model
         )
     if count > num_layers:
         raise PlanInfeasible(
-            f"{count} pools cannot share {num_layers} layers: each needs at least one",
-            hint=f"ask for at most {num_layers} pools",
-            details={"pools": count, "layers": num_layers},
+            f"{count} stages cannot share {num_layers} layers: each needs at least one",
+            hint=f"ask for at most {num_layers} stages",
+            details={"stages": count, "layers": num_layers},
         )
     cuts = [0]
     for index, edge in enumerate(edges[1:], start=1):

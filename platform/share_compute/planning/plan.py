@@ -109,7 +109,7 @@ class MemberPlan(StrictModel):
     """Part of the reason that the other fields do not say: why this machine, and the members it shares with."""
 
 
-class PoolPlan(StrictModel):
+class StagePlan(StrictModel):
     """One stage: a range of layers, and the members that each hold all of it."""
 
     start: int
@@ -135,7 +135,7 @@ class Plan(StrictModel):
     num_layers: int
     parameters: int
     """Number of parameters of the whole model; tied weights count once."""
-    pools: tuple[PoolPlan, ...]
+    stages: tuple[StagePlan, ...]
     microbatches: int
     """Number of microbatches that a batch is split into."""
     idle: tuple[IdleMachine, ...] = ()
@@ -144,23 +144,23 @@ class Plan(StrictModel):
     """Predicted figures; None if no machine's speed was measured, and in serving plans."""
 
     @property
-    def pool_sizes(self) -> list[int]:
+    def stage_sizes(self) -> list[int]:
         """Number of members of each stage."""
-        return [len(pool.members) for pool in self.pools]
+        return [len(stage.members) for stage in self.stages]
 
     @property
     def machines(self) -> frozenset[str]:
         """Ids of the contributors that hold layers."""
-        return frozenset(member.contributor_id for pool in self.pools for member in pool.members)
+        return frozenset(member.contributor_id for stage in self.stages for member in stage.members)
 
     @property
     def shares(self) -> tuple[tuple[int, ...], ...]:
         """Number of microbatches of each member of each stage."""
-        return tuple(tuple(len(member.microbatches) for member in pool.members) for pool in self.pools)
+        return tuple(tuple(len(member.microbatches) for member in stage.members) for stage in self.stages)
 
-    def shard(self, pool: int) -> Shard:
-        """Return the shard of the stage with index ``pool``."""
-        return Shard(self.model_id, self.pools[pool].start, self.pools[pool].stop, self.num_layers)
+    def shard(self, stage: int) -> Shard:
+        """Return the shard of the stage with index ``stage``."""
+        return Shard(self.model_id, self.stages[stage].start, self.stages[stage].stop, self.num_layers)
 
 
 def make_plan(

@@ -19,7 +19,7 @@ from share_compute.planning.explanation import Explanation
 from share_compute.planning.infeasible import infeasible
 from share_compute.planning.layout import Layout
 from share_compute.planning.partitioning import PartitioningStrategy, Shard, load_strategy
-from share_compute.planning.plan import NOT_MEASURED, IdleMachine, MemberPlan, Plan, PoolPlan, Prediction
+from share_compute.planning.plan import NOT_MEASURED, IdleMachine, MemberPlan, Plan, Prediction, StagePlan
 from share_compute.planning.problem import Problem
 from share_compute.planning.profile import ModelProfile
 from share_compute.planning.regions import complete
@@ -65,8 +65,8 @@ def solve(
     problems = [
         Problem(
             TrainingCost(profile, usable, network, workload(spec, microbatches), timings),
-            pools=_pools(spec, usable, profile, measured=measured),
-            members_per_pool=spec.parallelism.members_per_pool or (None if measured else 1),
+            stages=_stages(spec, usable, profile, measured=measured),
+            members_per_stage=spec.parallelism.members_per_stage or (None if measured else 1),
         )
         for microbatches in microbatch_choices(spec)
     ]
@@ -106,7 +106,7 @@ def microbatch_choices(spec: TrainJob) -> list[int]:
     training = spec.training
     if training.microbatches is not None:
         return [training.microbatches]
-    least = min(spec.parallelism.members_per_pool or 1, training.batch_size)
+    least = min(spec.parallelism.members_per_stage or 1, training.batch_size)
     return [number for number in _divisors(training.batch_size) if number >= least]
 
 
@@ -115,12 +115,12 @@ def _divisors(number: int) -> list[int]:
     return sorted({*small, *(number // divisor for divisor in small)})
 
 
-def _pools(spec: TrainJob, usable: Topology, profile: ModelProfile, *, measured: bool) -> int | None:
+def _stages(spec: TrainJob, usable: Topology, profile: ModelProfile, *, measured: bool) -> int | None:
     """Return the required number of stages: the requested one; without measured speeds, one that uses all machines."""
-    asked = spec.parallelism.pools
+    asked = spec.parallelism.stages
     if asked is not None or measured:
         return asked
-    size = spec.parallelism.members_per_pool or 1
+    size = spec.parallelism.members_per_stage or 1
     return max(1, min(len(usable.contributors) // size, len(profile.layers)))
 
 
@@ -177,7 +177,7 @@ def _finish(
         cost,
         layout,
         timeline,
-        asked=(problems[0].pools, problems[0].members_per_pool),
+        asked=(problems[0].stages, problems[0].members_per_stage),
         strategy=spec.parallelism.strategy,
         exact=exact,
         additions=additions,
@@ -198,7 +198,7 @@ def _finish(
         strategy=spec.parallelism.strategy,
         num_layers=cost.num_layers,
         parameters=cost.profile.parameters,
-        pools=tuple(_pool_plans(spec, cost, layout, timeline, explanation)),
+        stages=tuple(_stage_plans(spec, cost, layout, timeline, explanation)),
         microbatches=cost.workload.microbatches,
         idle=tuple(_idle(topology, cost, layout, explanation)),
         prediction=prediction,
@@ -228,16 +228,16 @@ def _predict(
     )
 
 
-def _pool_plans(
+def _stage_plans(
     spec: TrainJob,
     cost: TrainingCost,
     layout: Layout,
     timeline: StepTimeline | None,
     explanation: Explanation,
-) -> Iterable[PoolPlan]:
-    for place, pool in enumerate(layout.pools):
+) -> Iterable[StagePlan]:
+    for place, stage in enumerate(layout.stages):
         members = []
-        for seat, (machine, owned) in enumerate(zip(pool.members, blocks(pool.shares), strict=True)):
+        for seat, (machine, owned) in enumerate(zip(stage.members, blocks(stage.shares), strict=True)):
             contributor = cost.topology.contributors[machine]
             members.append(
                 MemberPlan(
@@ -251,10 +251,10 @@ def _pool_plans(
                     standing=explanation.standing(place, seat),
                 )
             )
-        shard = Shard(spec.name, pool.start, pool.stop, cost.num_layers)
-        yield PoolPlan(
-            start=pool.start,
-            stop=pool.stop,
+        shard = Shard(spec.name, stage.start, stage.stop, cost.num_layers)
+        yield StagePlan(
+            start=stage.start,
+            stop=stage.stop,
             parameters=cost.profile.parameters_of(shard),
             members=tuple(members),
         )

@@ -13,10 +13,10 @@ class Problem:
 
     Args:
         cost: model, machines, links and batches, as times and bytes.
-        pools: required number of stages; None leaves it open.
-        members_per_pool: required number of members in each stage; None leaves it open.
+        stages: required number of stages; None leaves it open.
+        members_per_stage: required number of members in each stage; None leaves it open.
     """
 
     cost: TrainingCost
-    pools: int | None = None
-    members_per_pool: int | None = None
+    stages: int | None = None
+    members_per_stage: int | None = None

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class TimelineCell(StrictModel):
     """One cell of one step (a forward or a backward of one microbatch), as the event simulator scheduled it."""
 
-    pool: int
+    stage: int
     member: int
     microbatch: int
     kind: Literal["F", "B"]
@@ -49,7 +49,7 @@ class TimelineUpdate(StrictModel):
     Before it, the member waits for the sums of gradients and for the messages of the other stages.
     """
 
-    pool: int
+    stage: int
     member: int
     start_s: float
     stop_s: float
@@ -76,7 +76,7 @@ class Alternative(StrictModel):
     step_s: float | None = None
     """Predicted time of a step; None if there is no plan or nothing can be predicted."""
     samples_per_s: float | None = None
-    pools: int = 0
+    stages: int = 0
     machines: int = 0
     """Number of machines that hold layers."""
     problem: str | None = None
@@ -87,7 +87,7 @@ class IslandPlan(StrictModel):
     """One island: machines that train on their own between synchronisations."""
 
     machines: tuple[str, ...]
-    pools: int
+    stages: int
     step_s: float
     samples_per_s: float
 
@@ -176,8 +176,8 @@ def unpredictable(plan: Plan, topology: Topology) -> str | None:
     measured = {machine.id for machine in topology.contributors if 0 < machine.flops_per_s() < math.inf}
     unknown = {
         member.name
-        for pool in plan.pools
-        for member in pool.members
+        for stage in plan.stages
+        for member in stage.members
         if member.microbatches and member.contributor_id not in measured
     }
     return f"the speed of {listed(sorted(unknown))} was not measured" if unknown else None

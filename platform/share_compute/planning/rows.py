@@ -34,7 +34,7 @@ class Sums:
     """Region of each machine ``[machines]``."""
 
 
-def best_row(sums: Sums, machines: Sequence[int], pools: int | None = None) -> Row | None:
+def best_row(sums: Sums, machines: Sequence[int], stages: int | None = None) -> Row | None:
     """Return the row with the smallest sum among all orders of all subsets; None if none is finite.
 
     Takes 2^n * n steps over n machines, each over all pairs of cuts.
@@ -42,14 +42,14 @@ def best_row(sums: Sums, machines: Sequence[int], pools: int | None = None) -> R
     Args:
         sums: costs of stages and links.
         machines: machines that may be in the row, each once.
-        pools: exact number of machines in the row; None allows any.
+        stages: exact number of machines in the row; None allows any.
     """
     if not machines:
         return None
-    stages = {machine: sums.stage(machine) for machine in machines}
+    costs = {machine: sums.stage(machine) for machine in machines}
     best: tuple[float, Row] | None = None
     for region in sorted({int(sums.region[machine]) for machine in machines}):
-        found = _Subsets(sums, stages, region).best(pools)
+        found = _Subsets(sums, costs, region).best(stages)
         if found is not None and (best is None or found[0] < best[0]):
             best = found
     return None if best is None else best[1]
@@ -68,10 +68,10 @@ class _Subsets:
         # Smallest sum of a row over exactly the machines of a subset, by its last machine and the layers it covers.
         self._sum = np.full((1 << count, count, self._cuts), np.inf)
 
-    def best(self, pools: int | None) -> tuple[float, Row] | None:
+    def best(self, stages: int | None) -> tuple[float, Row] | None:
         """Return the smallest sum and its row; None if no sum is finite."""
         count = len(self._machines)
-        most = min(count, self._cuts - 1) if pools is None else pools
+        most = min(count, self._cuts - 1) if stages is None else stages
         ends: list[tuple[float, int, int]] = []
         for size in range(1, most + 1):
             subsets = np.array(
@@ -85,7 +85,7 @@ class _Subsets:
                 else:
                     arrived = self._arrivals(with_last ^ (1 << last), last).min(axis=1)
                     self._sum[with_last, last] = (arrived[:, :, None] + self._stages[last]).min(axis=1)
-                if pools in (None, size):
+                if stages in (None, size):
                     back = self._sums.back[self._regions[last], self._first] if size > 1 else 0.0
                     finished = self._sum[with_last, last, -1] + back
                     place = int(finished.argmin())

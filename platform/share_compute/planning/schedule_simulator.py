@@ -27,7 +27,7 @@ from itertools import count
 from typing import Literal, NamedTuple
 
 from share_compute.planning.cost import TrainingCost
-from share_compute.planning.layout import Layout, PoolLayout
+from share_compute.planning.layout import Layout, StageLayout
 from share_compute.planning.network import transfer_s
 from share_compute.planning.profile import FLOAT_BYTES
 from share_compute.training.schedule import Action, one_forward_one_backward
@@ -36,7 +36,7 @@ from share_compute.training.schedule import Action, one_forward_one_backward
 class SimulatedCell(NamedTuple):
     """One cell (a forward or a backward of one microbatch) and the time in which a member computes it."""
 
-    pool: int
+    stage: int
     member: int
     """Place of the member in the stage."""
     microbatch: int
@@ -98,8 +98,8 @@ def simulate_step(cost: TrainingCost, layout: Layout, *, with_transfers: bool = 
     else:
         pipeline.run()
     prepared = [
-        _prepared_s(cost, pool, members) + cost.log_s(pool, layout.machines)
-        for pool, members in zip(layout.pools, pipeline.members, strict=True)
+        _prepared_s(cost, stage, members) + cost.log_s(stage, layout.machines)
+        for stage, members in zip(layout.stages, pipeline.members, strict=True)
     ]
     updates = _update_s(cost, layout, _exchange_tied(cost, layout, prepared))
     step_s = max(stop for stop, _ in updates.values())
@@ -134,7 +134,7 @@ def simulate_step(cost: TrainingCost, layout: Layout, *, with_transfers: bool = 
 class _Member:
     """State of one member in the simulation."""
 
-    pool: int
+    stage: int
     place: int
     machine: int
     forward_s: float
@@ -185,14 +185,14 @@ class _Pipeline:
         self._cost = cost
         self._transfers = transfers
         self._count = cost.workload.microbatches
-        self.members = [list(_members(cost, layout, index)) for index in range(len(layout.pools))]
-        self._starts = [pool.start for pool in layout.pools]
+        self.members = [list(_members(cost, layout, index)) for index in range(len(layout.stages))]
+        self._starts = [stage.start for stage in layout.stages]
         # For each stage and microbatch: the member that computes it, and the arrival times of its input and gradient.
         self._owners = [
-            [member for member, share in zip(members, pool.shares, strict=True) for _ in range(share)]
-            for members, pool in zip(self.members, layout.pools, strict=True)
+            [member for member, share in zip(members, stage.shares, strict=True) for _ in range(share)]
+            for members, stage in zip(self.members, layout.stages, strict=True)
         ]
-        blank = [[math.nan] * self._count for _ in layout.pools]
+        blank = [[math.nan] * self._count for _ in layout.stages]
         self._arrived = {"F": blank, "B": [list(row) for row in blank]}
         self._arrived["F"][0] = [0.0] * self._count
         self._arrived["B"][-1] = [0.0] * self._count  # stage of the loss: a backward follows its own forward
@@ -256,27 +256,27 @@ class _Pipeline:
         action = member.next
         if action is None:
             return None
-        arrived_s = self._arrived[action.kind][member.pool][action.microbatch]
+        arrived_s = self._arrived[action.kind][member.stage][action.microbatch]
         return None if math.isnan(arrived_s) else max(member.free_s, arrived_s)
 
     def _complete(self, member: _Member, action: Action, start_s: float, stop_s: float) -> _Member | None:
         """Record one cell and send its output; return the member that was waiting for this output, or None."""
         forward = action.kind == "F"
         member.free_s = stop_s
-        cell = SimulatedCell(member.pool, member.place, action.microbatch, action.kind, start_s, stop_s)
+        cell = SimulatedCell(member.stage, member.place, action.microbatch, action.kind, start_s, stop_s)
         member.cells.append(cell)
-        target_pool = member.pool + (1 if forward else -1)
-        if not 0 <= target_pool < len(self.members):
+        target_stage = member.stage + (1 if forward else -1)
+        if not 0 <= target_stage < len(self.members):
             return None
-        target = self._owners[target_pool][action.microbatch]
-        cut = self._starts[target_pool if forward else member.pool]
+        target = self._owners[target_stage][action.microbatch]
+        cut = self._starts[target_stage if forward else member.stage]
         sent_s, arrival_s = self._send(member.machine, target.machine, cut, member.free_s)
         if self._transfers is not None:
-            ends = (member.pool, member.place), (target.pool, target.place)
+            ends = (member.stage, member.place), (target.stage, target.place)
             self._transfers.append(
                 SimulatedTransfer(action.microbatch, action.kind, *ends, sent_s, arrival_s)
             )
-        self._arrived[action.kind][target_pool][action.microbatch] = arrival_s
+        self._arrived[action.kind][target_stage][action.microbatch] = arrival_s
         return target if target.next == action else None
 
     def _send(self, source: int, target: int, cut: int, at_s: float) -> tuple[float, float]:
@@ -308,27 +308,27 @@ def _crowded_hosts(cost: TrainingCost, layout: Layout) -> list[_Host]:
 
 
 def _members(cost: TrainingCost, layout: Layout, index: int) -> Iterator[_Member]:
-    shares = [pool.shares for pool in layout.pools]
-    pool = layout.pools[index]
-    for place, machine in enumerate(pool.members):
+    shares = [stage.shares for stage in layout.stages]
+    stage = layout.stages[index]
+    for place, machine in enumerate(stage.members):
         yield _Member(
-            pool=index,
+            stage=index,
             place=place,
             machine=machine,
-            forward_s=float(cost.forward_s[machine, pool.stop] - cost.forward_s[machine, pool.start]),
-            backward_s=float(cost.backward_s[machine, pool.stop] - cost.backward_s[machine, pool.start]),
+            forward_s=float(cost.forward_s[machine, stage.stop] - cost.forward_s[machine, stage.start]),
+            backward_s=float(cost.backward_s[machine, stage.stop] - cost.backward_s[machine, stage.start]),
             actions=one_forward_one_backward(shares, index, place),
         )
 
 
-def _prepared_s(cost: TrainingCost, pool: PoolLayout, members: list[_Member]) -> float:
+def _prepared_s(cost: TrainingCost, stage: StageLayout, members: list[_Member]) -> float:
     """Return the time when the gradients of a stage are summed."""
     done_s = max(member.free_s for member in members)
-    ring_s = cost.ring_s(pool)
+    ring_s = cost.ring_s(stage)
     if ring_s == 0:
         return done_s
     started_s = max(member.cells[-1].start_s for member in members)
-    return max(started_s + ring_s, done_s + ring_s / cost.buckets(pool))
+    return max(started_s + ring_s, done_s + ring_s / cost.buckets(stage))
 
 
 def _exchange_tied(cost: TrainingCost, layout: Layout, prepared: list[float]) -> list[float]:
@@ -337,7 +337,7 @@ def _exchange_tied(cost: TrainingCost, layout: Layout, prepared: list[float]) ->
         return prepared
     size = cost.profile.tied * FLOAT_BYTES
     # The first member of each of the two stages sends to all members of the other one; each transfer has its own link.
-    ends = ((layout.pools[0], layout.pools[-1]), (layout.pools[-1], layout.pools[0]))
+    ends = ((layout.stages[0], layout.stages[-1]), (layout.stages[-1], layout.stages[0]))
     sent_s = [
         max(cost.network.transfer_s(source.members[0], target, size) for target in other.members)
         for source, other in ends
@@ -353,13 +353,13 @@ def _update_s(cost: TrainingCost, layout: Layout, prepared: list[float]) -> dict
     members of that stage itself, the second latest of its region does.
     """
     latest: dict[int, list[tuple[float, int]]] = {}
-    for index, pool in enumerate(layout.pools):
-        latest.setdefault(int(cost.network.region[pool.members[0]]), []).append((prepared[index], index))
+    for index, stage in enumerate(layout.stages):
+        latest.setdefault(int(cost.network.region[stage.members[0]]), []).append((prepared[index], index))
     latest = {region: sorted(times)[-2:] for region, times in latest.items()}
     updates: dict[int, tuple[float, float]] = {}
-    for index, pool in enumerate(layout.pools):
-        trained = cost.trained_parameters(pool.start, pool.stop)
-        for machine in pool.members:
+    for index, stage in enumerate(layout.stages):
+        trained = cost.trained_parameters(stage.start, stage.stop)
+        for machine in stage.members:
             here = int(cost.network.region[machine])
             heard_s = [
                 time + float(cost.network.latency_s[there, here])

@@ -46,8 +46,8 @@ class Found(NamedTuple):
 def search(
     cost: TrainingCost,
     *,
-    pools: int | None = None,
-    members_per_pool: int | None = None,
+    stages: int | None = None,
+    members_per_stage: int | None = None,
     method: Method = "auto",
     finalists: int = 8,
     limits: Limits | None = None,
@@ -62,8 +62,8 @@ def search(
 
     Args:
         cost: the cost model whose step is minimised.
-        pools: exact number of stages; None allows any.
-        members_per_pool: exact number of members in each stage; None allows any.
+        stages: exact number of stages; None allows any.
+        members_per_stage: exact number of members in each stage; None allows any.
         method: ``dynamic_programming`` takes machines in the order of the topology. ``recursive`` halves machines and
             layers recursively. ``orders`` tries simple layouts, several orders and local moves. ``auto`` does the same
             as ``orders``, and searches all orders if the machines are few enough.
@@ -75,8 +75,8 @@ def search(
     """
     deep = None
     if cost.num_layers > MOST_LAYERS and method != "recursive":
-        deep = group(cost, pools or 0)
-    run = _Search(deep.coarse if deep else cost, pools, members_per_pool, limits)
+        deep = group(cost, stages or 0)
+    run = _Search(deep.coarse if deep else cost, stages, members_per_stage, limits)
     if run.sizes:
         if method in {"auto", "orders"}:
             run.auto(any_order=method == "auto")
@@ -86,7 +86,7 @@ def search(
             run.in_order(run.candidates)
     if deep is None:
         return run.results(finalists)
-    fine = _Search(cost, pools, members_per_pool)
+    fine = _Search(cost, stages, members_per_stage)
     fine.offer(layout for each in run.results(finalists) if (layout := deep.refined(each.layout)))
     if not fine.known and fine.sizes:
         # A machine that cannot hold a group of layers may hold a single layer.
@@ -98,8 +98,8 @@ def all_below(
     cost: TrainingCost,
     ceiling_s: float,
     *,
-    pools: int | None = None,
-    members_per_pool: int | None = None,
+    stages: int | None = None,
+    members_per_stage: int | None = None,
     budget: float,
 ) -> tuple[list[Layout], int]:
     """Find for each set of machines the layouts below a ceiling that no other layout of the set dominates.
@@ -109,20 +109,20 @@ def all_below(
     Args:
         cost: the cost model.
         ceiling_s: step time by the formula that layouts must be below.
-        pools: exact number of stages; None allows any.
-        members_per_pool: exact number of members in each stage; None allows any.
+        stages: exact number of stages; None allows any.
+        members_per_stage: exact number of members in each stage; None allows any.
         budget: maximum number of candidates to examine; beyond it, the largest sets are left out.
 
     Returns:
         Layouts, the fastest first, and the number of examined candidates. Returns no layouts for more than
         `MOST_MACHINES` machines or for models with more than `MOST_LAYERS` layers.
     """
-    run = _Search(cost, pools, members_per_pool)
+    run = _Search(cost, stages, members_per_stage)
     if not run.sizes or len(run.candidates) > MOST_MACHINES or cost.num_layers > MOST_LAYERS:
         return [], 0
     suffixes = Suffixes(cost, run.options, ceiling_s)
     ids, _ = best_in_any_order(
-        suffixes, run.candidates, sizes=run.sizes, pools=pools, budget=budget, all_below=True
+        suffixes, run.candidates, sizes=run.sizes, stages=stages, budget=budget, all_below=True
     )
     return [suffixes.layout(each) for each in ids], suffixes.looked_at
 
@@ -131,11 +131,11 @@ class _Search:
     def __init__(
         self,
         cost: TrainingCost,
-        pools: int | None,
-        members_per_pool: int | None,
+        stages: int | None,
+        members_per_stage: int | None,
         limits: Limits | None = None,
     ) -> None:
-        self.cost, self.pools, self.members_per_pool = cost, pools, members_per_pool
+        self.cost, self.stages, self.members_per_stage = cost, stages, members_per_stage
         self.options = Options(cost)
         self.known: dict[Layout, float] = {}
         self.best_s = math.inf
@@ -151,8 +151,8 @@ class _Search:
         self.candidates = shortlist(cost, self.rates)
         self.rates = {machine: self.rates[machine] for machine in self.candidates}
         widest = min(cost.workload.microbatches, len(self.candidates))
-        if members_per_pool is not None:
-            self.sizes = [members_per_pool] if members_per_pool <= widest else []
+        if members_per_stage is not None:
+            self.sizes = [members_per_stage] if members_per_stage <= widest else []
         else:
             self.sizes = list(range(1, widest + 1))
 
@@ -167,27 +167,27 @@ class _Search:
                 self.best_s = min(self.best_s, step_s)
 
     def _as_asked(self, layout: Layout) -> bool:
-        sizes = {len(pool.members) for pool in layout.pools}
-        return (self.pools is None or len(layout.pools) == self.pools) and (
-            self.members_per_pool is None or sizes == {self.members_per_pool}
+        sizes = {len(stage.members) for stage in layout.stages}
+        return (self.stages is None or len(layout.stages) == self.stages) and (
+            self.members_per_stage is None or sizes == {self.members_per_stage}
         )
 
     def in_order(self, order: Sequence[int]) -> None:
         """Search one order of machines."""
         width = self._limits.width_of(self.cost, len(order))
-        self.looked_at += self._search(order, self.best_s, self.pools, width)
+        self.looked_at += self._search(order, self.best_s, self.stages, width)
 
     @property
     def _limits(self) -> Limits:
         return self._forced or limits_for(len(self.candidates))
 
-    def _search(self, order: Sequence[int], ceiling_s: float, pools: int | None, width: int | None) -> int:
+    def _search(self, order: Sequence[int], ceiling_s: float, stages: int | None, width: int | None) -> int:
         """Search one order of machines; return the number of examined candidates."""
         suffixes = Suffixes(self.cost, self.options, ceiling_s)
         sizes = self.sizes
-        if width is not None and self.members_per_pool is None:
+        if width is not None and self.members_per_stage is None:
             sizes = [size for size in sizes if size in _SIZES_OF_MANY]
-        ids = best_in_order(suffixes, order, sizes=sizes, pools=pools, width=width)
+        ids = best_in_order(suffixes, order, sizes=sizes, stages=stages, width=width)
         self.offer(suffixes.layout(each) for each in ids[:_KEPT_OF_ORDER])
         return suffixes.looked_at
 
@@ -203,14 +203,14 @@ class _Search:
         if any_order and len(self.options.usable) <= MOST_MACHINES:
             suffixes = Suffixes(self.cost, self.options, self.best_s)
             ids, self.proved = best_in_any_order(
-                suffixes, self.candidates, sizes=self.sizes, pools=self.pools, budget=_EXACT_BUDGET
+                suffixes, self.candidates, sizes=self.sizes, stages=self.stages, budget=_EXACT_BUDGET
             )
             self.offer(suffixes.layout(each) for each in ids[:_KEPT_OF_ORDER])
         if not self.proved:
             self._beam()
         for start in [] if self.proved else self._starts():
             self.offer(
-                improve(self.cost, self.options, self.rates, start, self.sizes, self.pools, self._forced)
+                improve(self.cost, self.options, self.rates, start, self.sizes, self.stages, self._forced)
             )
         if self.known:
             self._vary()
@@ -223,7 +223,7 @@ class _Search:
             suffixes,
             sorted(chosen[: self._limits.beam_machines]),
             sizes=self.sizes,
-            pools=self.pools,
+            stages=self.stages,
             width=self._limits.beam,
             budget=_EXACT_BUDGET,
         )
@@ -247,20 +247,20 @@ class _Search:
         The simulator includes waits that the formula omits. These differ with the number of stages, and between stages
         of one and of several members.
         """
-        count, used = len(self.best.pools), self.best.machines
+        count, used = len(self.best.stages), self.best.machines
         order = (*used, *(machine for machine in self.candidates if machine not in set(used)))[:_VARIED]
         ceiling_s = _NEAR * self.best_s
-        counts = [self.pools] if self.pools is not None else list(range(max(1, count - 2), count + 3))
-        counts = [pools for pools in counts if pools <= min(len(order), self.cost.num_layers)]
-        for pools in counts:
-            if pools != count:
-                self._search(order, ceiling_s, pools, _VARIED_WIDTH)
-        if self.members_per_pool is None and len(used) > count:
+        counts = [self.stages] if self.stages is not None else list(range(max(1, count - 2), count + 3))
+        counts = [stages for stages in counts if stages <= min(len(order), self.cost.num_layers)]
+        for stages in counts:
+            if stages != count:
+                self._search(order, ceiling_s, stages, _VARIED_WIDTH)
+        if self.members_per_stage is None and len(used) > count:
             self.offer(self._of_single_machines(ceiling_s))
 
     def _of_single_machines(self, ceiling_s: float) -> list[Layout]:
         """Search again with one member in each stage."""
-        single = _Search(self.cost, self.pools, 1, self._forced)
+        single = _Search(self.cost, self.stages, 1, self._forced)
         single.options, single.best_s = self.options, ceiling_s
         if len(self.candidates) > MANY:
             single.in_order(orders(self.cost, self.rates)[0])
@@ -287,4 +287,4 @@ class _Search:
 
 def _kind(layout: Layout) -> tuple[int, bool]:
     """Return the kind of a layout: the number of stages, and whether each stage has one machine."""
-    return len(layout.pools), len(layout.machines) == len(layout.pools)
+    return len(layout.stages), len(layout.machines) == len(layout.stages)

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from share_compute.planning.layout import Layout, PoolLayout, solo
+from share_compute.planning.layout import Layout, StageLayout, solo
 from share_compute.planning.network import Floats
 from share_compute.planning.rows import Sums, best_row, best_row_in_order
 from share_compute.planning.serving_cost import TOKEN_ID_BYTES, ServingCost
@@ -58,32 +58,32 @@ class FoundServing:
     """
 
 
-def search_serving(cost: ServingCost, *, finalists: int = 8, pools: int | None = None) -> list[FoundServing]:
+def search_serving(cost: ServingCost, *, finalists: int = 8, stages: int | None = None) -> list[FoundServing]:
     """Return the best layouts found, best first and layouts beyond the limits last; [] if the model fits nowhere.
 
     Args:
         cost: tables of the deployment on its machines.
         finalists: maximum number of layouts.
-        pools: exact number of stages, one machine each; None allows any.
+        stages: exact number of stages, one machine each; None allows any.
     """
     objective = cost.workload.objective
     search = _fastest if objective == "latency" else _widest
     everyone = [machine for machine in range(cost.num_machines) if math.isfinite(cost.prompt_s[machine, -1])]
-    if pools is not None and pools > min(len(everyone), cost.num_layers):
+    if stages is not None and stages > min(len(everyone), cost.num_layers):
         return []
     small = len(everyone) <= _ALL_ORDERS[objective]
     layouts = {solo(machine, cost.num_layers, 1) for machine in everyone}
     if small:
-        layouts |= set(search(cost, everyone, None, pools))
+        layouts |= set(search(cost, everyone, None, stages))
     else:
         for order in _orders(cost, everyone):
-            layouts |= set(search(cost, everyone, order, pools))
+            layouts |= set(search(cost, everyone, order, stages))
         found = _ranked(cost, layouts, exact=False)
-        layouts |= set(search(cost, _promising(cost, everyone, found), None, pools))
+        layouts |= set(search(cost, _promising(cost, everyone, found), None, stages))
     if objective == "latency":
-        layouts |= {_cut_evenly(cost, layout) for layout in layouts if len(layout.pools) > 1}
-    if pools is not None:
-        layouts = {layout for layout in layouts if len(layout.pools) == pools}
+        layouts |= {_cut_evenly(cost, layout) for layout in layouts if len(layout.stages) > 1}
+    if stages is not None:
+        layouts = {layout for layout in layouts if len(layout.stages) == stages}
     exact = small and (objective == "latency" or cost.workload.first_token_limit_s is None)
     return _ranked(cost, layouts, exact=exact)[:finalists]
 
@@ -142,7 +142,7 @@ def _promising(cost: ServingCost, machines: Sequence[int], found: Sequence[Found
 
 
 def _fastest(
-    cost: ServingCost, machines: Sequence[int], order: Sequence[int] | None, pools: int | None = None
+    cost: ServingCost, machines: Sequence[int], order: Sequence[int] | None, stages: int | None = None
 ) -> list[Layout]:
     """Find the layout with the shortest request; an empty list if there is none."""
     new, prompt = cost.workload.new_tokens, cost.workload.prompt_tokens
@@ -154,7 +154,7 @@ def _fastest(
         back=new * (latency + _carried(np.array([TOKEN_ID_BYTES]), rate)[:, :, 0]),
         region=cost.network.region,
     )
-    layout = _best(sums, machines, order, pools)
+    layout = _best(sums, machines, order, stages)
     return [] if layout is None else [layout]
 
 
@@ -162,7 +162,8 @@ def _longest_s(cost: ServingCost, layout: Layout) -> float:
     """Return the time in which the busiest machine computes for one request."""
     times = cost.request_parts_s
     return max(
-        float(times[pool.members[0], pool.stop] - times[pool.members[0], pool.start]) for pool in layout.pools
+        float(times[stage.members[0], stage.stop] - times[stage.members[0], stage.start])
+        for stage in layout.stages
     )
 
 
@@ -182,13 +183,13 @@ def _cut_evenly(cost: ServingCost, layout: Layout) -> Layout:
         longest_s = longest_of.min(0)
     if not math.isfinite(longest_s[-1]):
         return layout
-    pools: list[PoolLayout] = []
+    stages: list[StageLayout] = []
     stop = num_layers
     for machine, start_of in zip(reversed(layout.machines), reversed(starts), strict=True):
         start = int(start_of[stop])
-        pools.append(PoolLayout(start, stop, (machine,), (1,)))
+        stages.append(StageLayout(start, stop, (machine,), (1,)))
         stop = start
-    return Layout(tuple(reversed(pools)))
+    return Layout(tuple(reversed(stages)))
 
 
 def _widest(
@@ -204,12 +205,12 @@ def _widest(
         counts = [count for count in (2, 4, 8, 16) if count <= most]
     if asked is not None:
         counts = [asked] if 2 <= asked <= most else []
-    for pools in counts:
+    for stages in counts:
         while True:
             reached_s = best_s
             beyond_s, aim_s = 0.0, best_s * (1 - _TOLERANCE)
             for _ in range(_HALVINGS):
-                layout = _best(_kept(cost, pools, aim_s), machines, order, pools)
+                layout = _best(_kept(cost, stages, aim_s), machines, order, stages)
                 time_s = math.inf if layout is None else _time_kept(cost, layout)
                 if layout is not None and time_s < best_s:
                     yield layout
@@ -232,7 +233,7 @@ def _time_kept(cost: ServingCost, layout: Layout) -> float:
     return math.inf if late or not cost.fits(layout) else cost.next_token_s(layout, loaded=True)
 
 
-def _kept(cost: ServingCost, pools: int, aim_s: float) -> Sums:
+def _kept(cost: ServingCost, stages: int, aim_s: float) -> Sums:
     """Return the costs of a token's round trip, infinite for stages and links that take longer than ``aim_s`` allows.
 
     With a limit on the first token, the time to the first token is added with weight ``aim_s`` / limit.
@@ -240,7 +241,7 @@ def _kept(cost: ServingCost, pools: int, aim_s: float) -> Sums:
     new, prompt = cost.workload.new_tokens, cost.workload.prompt_tokens
     limit = cost.workload.first_token_limit_s
     weight = aim_s / limit if limit and math.isfinite(aim_s) else 0.0
-    count, batch = cost.batches(pools)
+    count, batch = cost.batches(stages)
     times, prompts = cost.token_s(batch), cost.prompt_s
 
     def stage(machine: int) -> Floats:
@@ -262,12 +263,12 @@ def _kept(cost: ServingCost, pools: int, aim_s: float) -> Sums:
 
 
 def _best(
-    sums: Sums, machines: Sequence[int], order: Sequence[int] | None, pools: int | None
+    sums: Sums, machines: Sequence[int], order: Sequence[int] | None, stages: int | None
 ) -> Layout | None:
-    row = best_row(sums, machines, pools) if order is None else best_row_in_order(sums, order)
+    row = best_row(sums, machines, stages) if order is None else best_row_in_order(sums, order)
     if row is None:
         return None
-    return Layout(tuple(PoolLayout(start, stop, (machine,), (1,)) for machine, start, stop in row))
+    return Layout(tuple(StageLayout(start, stop, (machine,), (1,)) for machine, start, stop in row))
 
 
 def _stage(cost: ServingCost, times: Floats, machine: int) -> Floats:

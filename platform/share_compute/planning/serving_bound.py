@@ -48,7 +48,7 @@ def serving_bound_s(cost: ServingCost) -> float:
     relaxation = _Relaxation(cost, usable)
     if cost.workload.objective == "latency":
         return min(bound_s, relaxation.request_s(fewest))  # more stages only add links
-    return min(bound_s, *(relaxation.next_token_s(pools) for pools in range(fewest, most + 1)))
+    return min(bound_s, *(relaxation.next_token_s(stages) for stages in range(fewest, most + 1)))
 
 
 class _Relaxation:
@@ -58,24 +58,24 @@ class _Relaxation:
         self._latency_s, self._bytes_per_s = _links(cost, usable)
         self._work = lru_cache(maxsize=None)(self._work_of)
 
-    def request_s(self, pools: int) -> float:
-        """Return the bound on one request alone over ``pools`` stages."""
+    def request_s(self, stages: int) -> float:
+        """Return the bound on one request alone over ``stages`` stages."""
         cost, new = self._cost, self._cost.workload.new_tokens
         each = self._prompt_s + new * np.diff(cost.token_s(1)[self._usable], axis=1)
         size = (cost.boundary_bytes(cost.workload.prompt_tokens) + new * cost.boundary_bytes(1))[1:-1].min()
         hop_s = self._link_s(1 + new, size)
-        return float(each.min(axis=0).sum()) + (pools - 1) * hop_s + self._link_s(new, new * TOKEN_ID_BYTES)
+        return float(each.min(axis=0).sum()) + (stages - 1) * hop_s + self._link_s(new, new * TOKEN_ID_BYTES)
 
-    def next_token_s(self, pools: int) -> float:
-        """Return the bound on the time from token to token, with all sequences in flight over ``pools`` stages."""
+    def next_token_s(self, stages: int) -> float:
+        """Return the bound on the time from token to token, with all sequences in flight over ``stages`` stages."""
         cost, workload = self._cost, self._cost.workload
-        count, batch = cost.batches(pools)
+        count, batch = cost.batches(stages)
         pass_s, work_s, speeds = self._work(batch)
         hop_s = self._link_s(1, cost.boundary_bytes(batch)[1:-1].min())
-        round_s = pass_s + (pools - 1) * hop_s + self._link_s(1, batch * TOKEN_ID_BYTES)
+        round_s = pass_s + (stages - 1) * hop_s + self._link_s(1, batch * TOKEN_ID_BYTES)
         each = batch * (1 + workload.prompt_tokens / workload.new_tokens)
         carry_s = self._link_s(0, cost.boundary_bytes(each)[1:-1].min())
-        return max(round_s, count * work_s / float(speeds[pools - 1]), count * carry_s)
+        return max(round_s, count * work_s / float(speeds[stages - 1]), count * carry_s)
 
     def _work_of(self, batch: int) -> tuple[float, float, Floats]:
         """Return the times of a token and an engine step with each layer on its fastest machine, and sums of speeds.

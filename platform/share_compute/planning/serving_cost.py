@@ -40,7 +40,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from share_compute.planning.layout import Layout, PoolLayout
+from share_compute.planning.layout import Layout, StageLayout
 from share_compute.planning.network import Floats, transfer_s
 from share_compute.planning.profile import FLOAT_BYTES, Growth, LayerProfile
 from share_compute.planning.tables import CostTables, sums
@@ -152,9 +152,9 @@ class ServingCost(CostTables):
 
     # -- the formula ---------------------------------------------------------------------------------------------
 
-    def batches(self, pools: int) -> tuple[int, int]:
-        """Return (batches in flight, sequences in each batch) for all concurrent sequences on ``pools`` stages."""
-        count = min(pools, self.workload.concurrent)
+    def batches(self, stages: int) -> tuple[int, int]:
+        """Return (batches in flight, sequences in each batch) for all concurrent sequences on ``stages`` stages."""
+        count = min(stages, self.workload.concurrent)
         return count, math.ceil(self.workload.concurrent / count)
 
     def first_token_s(self, layout: Layout) -> float:
@@ -168,12 +168,12 @@ class ServingCost(CostTables):
             layout: stages of one machine each.
             loaded: whether all concurrent sequences are in flight, instead of one request alone.
         """
-        count, batch = self.batches(len(layout.pools)) if loaded else (1, 1)
+        count, batch = self.batches(len(layout.stages)) if loaded else (1, 1)
         times = self.token_s(batch)
-        first, last = layout.pools[0], layout.pools[-1]
+        first, last = layout.stages[0], layout.stages[-1]
         back = (
             self.network.transfer_s(last.members[0], first.members[0], batch * TOKEN_ID_BYTES)
-            if len(layout.pools) > 1
+            if len(layout.stages) > 1
             else 0.0
         )
         trip = self._through(layout, times) + self._hops(layout, batch) + back
@@ -191,32 +191,34 @@ class ServingCost(CostTables):
     def fits(self, layout: Layout) -> bool:
         """Return whether every machine's need stays within the memory that a plan may fill."""
         return all(
-            self.needed_bytes[pool.start, pool.stop] <= self.memory_bytes[machine]
-            for pool in layout.pools
-            for machine in pool.members
+            self.needed_bytes[stage.start, stage.stop] <= self.memory_bytes[machine]
+            for stage in layout.stages
+            for machine in stage.members
         )
 
     def _slowest_turn(self, layout: Layout, times: Floats, batch: int) -> float:
         new, prompt = self.workload.new_tokens, self.workload.prompt_tokens
-        turns = [_between(times, pool) + batch * _between(self.prompt_s, pool) / new for pool in layout.pools]
+        turns = [
+            _between(times, stage) + batch * _between(self.prompt_s, stage) / new for stage in layout.stages
+        ]
         size = self.boundary_bytes(batch * (1 + prompt / new))
         carries = [
             transfer_s(0.0, self.network.link(before.members[0], after.members[0])[1], size[after.start])
-            for before, after in pairwise(layout.pools)
+            for before, after in pairwise(layout.stages)
         ]
         return max(*turns, *carries, 0.0)
 
     def _through(self, layout: Layout, times: Floats) -> float:
-        return sum(_between(times, pool) for pool in layout.pools)
+        return sum(_between(times, stage) for stage in layout.stages)
 
     def _hops(self, layout: Layout, tokens: int) -> float:
         size = self.boundary_bytes(tokens)
         return sum(
             self.network.transfer_s(before.members[0], after.members[0], float(size[after.start]))
-            for before, after in pairwise(layout.pools)
+            for before, after in pairwise(layout.stages)
         )
 
 
-def _between(times: Floats, pool: PoolLayout) -> float:
-    machine = pool.members[0]
-    return float(times[machine, pool.stop] - times[machine, pool.start])
+def _between(times: Floats, stage: StageLayout) -> float:
+    machine = stage.members[0]
+    return float(times[machine, stage.stop] - times[machine, stage.start])

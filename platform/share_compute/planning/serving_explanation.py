@@ -9,7 +9,7 @@ from functools import cached_property
 
 from share_compute.planning.cause_words import blamed, memory_text, speed_text, worded
 from share_compute.planning.causes import with_boundless_memory
-from share_compute.planning.layout import Layout, PoolLayout
+from share_compute.planning.layout import Layout, StageLayout
 from share_compute.planning.network import Floats
 from share_compute.planning.plan import Bottleneck, CauseKind
 from share_compute.planning.serving_bound import objective_s
@@ -65,8 +65,8 @@ class ServingExplanation:
         if part.kind != "compute":
             return part.kind
         (machine,) = part.machines
-        pool = next(pool for pool in layout.pools if machine in pool.members)
-        row = Layout((pool._replace(members=(0,)),))
+        stage = next(stage for stage in layout.stages if machine in stage.members)
+        row = Layout((stage._replace(members=(0,)),))
         alone = replace(self._cost.part([machine]), timings={})
         (contributor,) = alone.topology.contributors
         fast = replace(
@@ -86,7 +86,7 @@ class ServingExplanation:
 
     def standing(self, place: int) -> str:
         """Return the speeds and the busy time of the machine of stage ``place``, and why it was chosen."""
-        (machine,) = self._layout.pools[place].members
+        (machine,) = self._layout.stages[place].members
         busy, whole = seconds_text(self._busy[place]), seconds_text(self._objective_s)
         of = f"a request's {whole}" if self._alone else f"the {whole} from token to token"
         facts = [self._speeds(machine), f"busy {busy} of {of}", "room for all caches"]
@@ -95,7 +95,7 @@ class ServingExplanation:
     @cached_property
     def _busy(self) -> list[float]:
         parts = trip_parts if self._alone else turn_parts
-        return [part.seconds for part in parts(self._cost, self._layout)[: len(self._layout.pools)]]
+        return [part.seconds for part in parts(self._cost, self._layout)[: len(self._layout.stages)]]
 
     def _speeds(self, machine: int) -> str:
         if not self._measured:
@@ -106,7 +106,7 @@ class ServingExplanation:
 
     def _against_splits(self, machine: int) -> str:
         others = [other for other in range(self._cost.num_machines) if other != machine]
-        if len(self._layout.pools) > 1 or not others:
+        if len(self._layout.stages) > 1 or not others:
             return ""
         if not any(self._reached(machine, other) for other in others):
             return "; no usable link joins it to another machine"
@@ -133,7 +133,7 @@ class ServingExplanation:
         new, prompt_s = self._cost.workload.new_tokens, self._cost.prompt_s[:, -1]
         if self._alone:
             return prompt_s + new * self._cost.token_s(1)[:, -1]
-        batch = self._cost.batches(len(self._layout.pools))[1]
+        batch = self._cost.batches(len(self._layout.stages))[1]
         return self._cost.token_s(batch)[:, -1] + batch * prompt_s / new
 
     @cached_property
@@ -162,10 +162,10 @@ class ServingExplanation:
 
     def _with(self, machine: int) -> Iterator[tuple[float, Layout]]:
         """Yield (objective in seconds, placement) with one more machine, or with it in the place of another."""
-        pools = self._layout.pools
-        for place, pool in enumerate(pools):
-            for new in _with_part(pool, machine):
-                layout = Layout((*pools[:place], *new, *pools[place + 1 :]))
+        stages = self._layout.stages
+        for place, stage in enumerate(stages):
+            for new in _with_part(stage, machine):
+                layout = Layout((*stages[:place], *new, *stages[place + 1 :]))
                 if self._cost.fits(layout) and self._in_time(layout):
                     yield objective_s(self._cost, layout), layout
 
@@ -207,12 +207,12 @@ class ServingExplanation:
         return largest if largest is not None and largest.seconds > 0 else None
 
 
-def _with_part(pool: PoolLayout, machine: int) -> Iterator[tuple[PoolLayout, ...]]:
-    yield (pool._replace(members=(machine,)),)
-    layers = pool.stop - pool.start
+def _with_part(stage: StageLayout, machine: int) -> Iterator[tuple[StageLayout, ...]]:
+    yield (stage._replace(members=(machine,)),)
+    layers = stage.stop - stage.start
     for part in sorted({1, layers // 2}):
         if 0 < part < layers:
-            cut = pool.start + part
-            yield pool._replace(stop=cut, members=(machine,)), pool._replace(start=cut)
-            cut = pool.stop - part
-            yield pool._replace(stop=cut), pool._replace(start=cut, members=(machine,))
+            cut = stage.start + part
+            yield stage._replace(stop=cut, members=(machine,)), stage._replace(start=cut)
+            cut = stage.stop - part
+            yield stage._replace(stop=cut), stage._replace(start=cut, members=(machine,))

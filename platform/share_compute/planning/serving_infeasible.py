@@ -24,18 +24,18 @@ _MOST_MACHINES_TRIED = 64
 """Maximum number of machines that remedies are tried on: the ones that lend most. A fit on these is a fit on all."""
 
 
-def serving_infeasible(cost: ServingCost, pools: int | None) -> PlanInfeasible:
+def serving_infeasible(cost: ServingCost, stages: int | None) -> PlanInfeasible:
     """Return the error that explains why no placement serves these requests.
 
     Args:
         cost: the deployment for which `search_serving` found nothing.
-        pools: requested number of stages, one machine each; None if the search may choose it.
+        stages: requested number of stages, one machine each; None if the search may choose it.
     """
-    if pools is not None and (wrong := _wrong_count(cost, pools)):
+    if stages is not None and (wrong := _wrong_count(cost, stages)):
         return wrong
     needed = to_lend(float(cost.needed_bytes[0, cost.num_layers]))
     lent = lent_bytes(cost.topology)
-    remedies = list(_remedies(cost, pools))
+    remedies = list(_remedies(cost, stages))
     details = {
         "needed_bytes": needed,
         "lent_bytes": lent,
@@ -51,7 +51,7 @@ def serving_infeasible(cost: ServingCost, pools: int | None) -> PlanInfeasible:
             f"{asked} needs {exact_bytes_text(needed)} of lent memory and these machines lend "
             f"{exact_bytes_text(lent)}: {exact_bytes_text(needed - lent)} are missing"
         )
-    elif _fits(replace(cost, network=Network.alike(cost.num_machines)), pools):
+    elif _fits(replace(cost, network=Network.alike(cost.num_machines)), stages):
         message = f"no usable links join machines that could hold the model together; {asked} needs them"
         message += cut_off_text(cost.topology)
     else:
@@ -63,50 +63,50 @@ def serving_infeasible(cost: ServingCost, pools: int | None) -> PlanInfeasible:
     return PlanInfeasible(message, hint=hint, details=details)
 
 
-def _wrong_count(cost: ServingCost, pools: int) -> PlanInfeasible | None:
+def _wrong_count(cost: ServingCost, stages: int) -> PlanInfeasible | None:
     """Return the error for a number of stages that is impossible whatever the machines lend; None if it is possible."""
     layers, machines = cost.num_layers, cost.num_machines
-    if pools > layers:
+    if stages > layers:
         return PlanInfeasible(
-            f"{pools} pools cannot share {layers} layers: each needs at least one",
-            hint=f"ask for at most {layers} pools",
-            details={"pools": pools, "layers": layers},
+            f"{stages} stages cannot share {layers} layers: each needs at least one",
+            hint=f"ask for at most {layers} stages",
+            details={"stages": stages, "layers": layers},
         )
-    missing = pools - machines
+    missing = stages - machines
     if missing <= 0:
         return None
     lacking = "1 more machine" if missing == 1 else f"{missing} more machines"
     return PlanInfeasible(
-        f"{pools} pools need {pools} machines, and {machines} {'is' if machines == 1 else 'are'} there",
-        hint=f"let {lacking} join, or leave out pools",
-        details={"machines_needed": pools, "machines_ready": machines},
+        f"{stages} stages need {stages} machines, and {machines} {'is' if machines == 1 else 'are'} there",
+        hint=f"let {lacking} join, or leave out stages",
+        details={"machines_needed": stages, "machines_ready": machines},
     )
 
 
-def _remedies(cost: ServingCost, pools: int | None) -> Iterator[str]:
+def _remedies(cost: ServingCost, stages: int | None) -> Iterator[str]:
     """Yield changes to the request or to the lent memory that make the model fit, the smallest change first."""
 
     def fits_with(concurrent: int) -> bool:
-        return _fits(_asking(cost, replace(cost.workload, concurrent=concurrent)), pools)
+        return _fits(_asking(cost, replace(cost.workload, concurrent=concurrent)), stages)
 
-    if pools is not None and _fits(cost, None):
-        yield "leave out pools"
+    if stages is not None and _fits(cost, None):
+        yield "leave out stages"
     concurrent = most(cost.workload.concurrent - 1, fits_with)
     if concurrent:
         yield f"serve at most {concurrent} at a time"
     yield from more_memory(
         cost.topology,
         float(cost.needed_bytes[0, cost.num_layers]),
-        lambda topology: _fits(replace(cost, topology=topology), pools),
+        lambda topology: _fits(replace(cost, topology=topology), stages),
     )
     yield from more_machines(
         cost.topology,
         cost.network,
-        lambda topology, network: _fits(replace(cost, topology=topology, network=network), pools),
+        lambda topology, network: _fits(replace(cost, topology=topology, network=network), stages),
     )
 
 
-def _fits(cost: ServingCost, pools: int | None) -> bool:
+def _fits(cost: ServingCost, stages: int | None) -> bool:
     """Return whether some layout fits and all its links work; limits and objective are ignored."""
     if cost.num_machines > _MOST_MACHINES_TRIED:
         lending = [machine.memory_bytes for machine in cost.topology.contributors]
@@ -117,7 +117,7 @@ def _fits(cost: ServingCost, pools: int | None) -> bool:
     if whole > float(cost.memory_bytes.sum()) or smallest > float(cost.memory_bytes.max()):
         return False
     request = replace(cost.workload, objective="latency", first_token_limit_s=None, next_token_limit_s=None)
-    return bool(search_serving(_asking(cost, request), finalists=1, pools=pools))
+    return bool(search_serving(_asking(cost, request), finalists=1, stages=stages))
 
 
 def _asking(cost: ServingCost, workload: ServingWorkload) -> ServingCost:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
-from share_compute.planning.layout import Layout, PoolLayout
+from share_compute.planning.layout import Layout, StageLayout
 from share_compute.planning.network import Floats
 from share_compute.planning.plan import CauseKind
 from share_compute.planning.serving_cost import TOKEN_ID_BYTES, ServingCost
@@ -26,7 +26,7 @@ class Part:
 
 def trip_parts(cost: ServingCost, layout: Layout) -> list[Part]:
     """Return the parts of a request's time alone; for objective throughput, the parts of one token's round trip."""
-    batch = cost.batches(len(layout.pools))[1]
+    batch = cost.batches(len(layout.stages))[1]
     if cost.workload.objective == "latency":
         new, prompt = cost.workload.new_tokens, cost.workload.prompt_tokens
         times = cost.prompt_s + new * cost.token_s(1)
@@ -44,14 +44,15 @@ def _trip(
     messages: tuple[int, int],
     back_bytes: float,
 ) -> Iterator[Part]:
-    for pool in layout.pools:
-        yield Part("compute", pool.members, _through(times, pool))
-    if len(layout.pools) == 1:
+    for stage in layout.stages:
+        yield Part("compute", stage.members, _through(times, stage))
+    if len(layout.stages) == 1:
         return
     links = [
-        (one.members + other.members, messages[0], size[other.start]) for one, other in pairwise(layout.pools)
+        (one.members + other.members, messages[0], size[other.start])
+        for one, other in pairwise(layout.stages)
     ]
-    ends = layout.pools[-1].members + layout.pools[0].members
+    ends = layout.stages[-1].members + layout.stages[0].members
     for machines, count, carried in (*links, (ends, messages[1], back_bytes)):
         latency_s, rate = cost.network.link(machines[0], machines[1])
         yield Part("latency", machines, count * latency_s)
@@ -60,12 +61,12 @@ def _trip(
 
 def turn_parts(cost: ServingCost, layout: Layout) -> list[Part]:
     """Return the busy time of each machine and each link from token to token, with all sequences in flight."""
-    count, batch = cost.batches(len(layout.pools))
+    count, batch = cost.batches(len(layout.stages))
     each = batch / cost.workload.new_tokens
     times = cost.token_s(batch) + each * cost.prompt_s
     size = cost.boundary_bytes(batch + each * cost.workload.prompt_tokens)
-    parts = [Part("compute", pool.members, count * _through(times, pool)) for pool in layout.pools]
-    for one, other in pairwise(layout.pools):
+    parts = [Part("compute", stage.members, count * _through(times, stage)) for stage in layout.stages]
+    for one, other in pairwise(layout.stages):
         machines = one.members + other.members
         rate = cost.network.link(machines[0], machines[1])[1]
         carry_s = float(size[other.start]) / rate if rate > 0 else math.inf
@@ -73,6 +74,6 @@ def turn_parts(cost: ServingCost, layout: Layout) -> list[Part]:
     return parts
 
 
-def _through(times: Floats, pool: PoolLayout) -> float:
-    machine = pool.members[0]
-    return float(times[machine, pool.stop] - times[machine, pool.start])
+def _through(times: Floats, stage: StageLayout) -> float:
+    machine = stage.members[0]
+    return float(times[machine, stage.stop] - times[machine, stage.start])

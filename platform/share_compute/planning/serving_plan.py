@@ -6,7 +6,7 @@ import math
 
 from share_compute.planning.layout import Layout
 from share_compute.planning.partitioning import Shard
-from share_compute.planning.plan import NOT_MEASURED, IdleMachine, MemberPlan, Plan, PoolPlan, layer_span
+from share_compute.planning.plan import NOT_MEASURED, IdleMachine, MemberPlan, Plan, StagePlan, layer_span
 from share_compute.planning.profile import ModelProfile
 from share_compute.planning.regions import complete
 from share_compute.planning.report import ServingPrediction
@@ -27,7 +27,7 @@ def plan_serving(
     profile: ModelProfile,
     workload: ServingWorkload,
     *,
-    pools: int | None = None,
+    stages: int | None = None,
     epoch: int = 0,
 ) -> ServingPrediction:
     """Return the best placement for requests, with predicted times and reasons.
@@ -37,7 +37,7 @@ def plan_serving(
         topology: the machines that may be used, and the links between them.
         profile: cost profile of the model.
         workload: the requests.
-        pools: required number of stages, one machine each; None leaves it to the search.
+        stages: required number of stages, one machine each; None leaves it to the search.
         epoch: epoch that is copied into the plan.
 
     Raises:
@@ -46,9 +46,9 @@ def plan_serving(
     """
     usable = with_nominal_speeds(topology)
     cost = ServingCost(profile, usable, complete(usable), workload)
-    found = search_serving(cost, finalists=1, pools=pools)
+    found = search_serving(cost, finalists=1, stages=stages)
     if not found:
-        raise serving_infeasible(cost, pools)
+        raise serving_infeasible(cost, stages)
     best = found[0]
     bound_s = serving_bound_s(cost)
     exact = best.exact or objective_s(cost, best.layout) * (1 - 1e-9) <= bound_s
@@ -79,10 +79,10 @@ def _plan(
     explanation: ServingExplanation,
 ) -> Plan:
     contributors = cost.topology.contributors
-    pools = []
-    for place, pool in enumerate(layout.pools):
-        machine = contributors[pool.members[0]]
-        need = math.ceil(float(cost.needed_bytes[pool.start, pool.stop]))
+    stages = []
+    for place, stage in enumerate(layout.stages):
+        machine = contributors[stage.members[0]]
+        need = math.ceil(float(cost.needed_bytes[stage.start, stage.stop]))
         standing = explanation.standing(place)
         filled = f"{bytes_text(need)} of {bytes_text(machine.memory_bytes)} used"
         member = MemberPlan(
@@ -92,14 +92,14 @@ def _plan(
             memory_bytes=need,
             lent_bytes=machine.memory_bytes,
             busy_fraction=explanation.busy_fraction(place),
-            reason=f"holds {layer_span(pool.start, pool.stop)}: {filled}, {standing}",
+            reason=f"holds {layer_span(stage.start, stage.stop)}: {filled}, {standing}",
             standing=standing,
         )
-        shard = Shard(name, pool.start, pool.stop, cost.num_layers)
-        pools.append(
-            PoolPlan(
-                start=pool.start,
-                stop=pool.stop,
+        shard = Shard(name, stage.start, stage.stop, cost.num_layers)
+        stages.append(
+            StagePlan(
+                start=stage.start,
+                stop=stage.stop,
                 parameters=cost.profile.parameters_of(shard),
                 members=(member,),
             )
@@ -113,7 +113,7 @@ def _plan(
         strategy="auto",
         num_layers=cost.num_layers,
         parameters=cost.profile.parameters,
-        pools=tuple(pools),
+        stages=tuple(stages),
         microbatches=1,
         idle=tuple(
             IdleMachine(

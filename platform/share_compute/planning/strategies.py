@@ -50,13 +50,13 @@ class SearchingStrategy(PartitioningStrategy):
             cost.num_machines,
             cost.num_layers,
             cost.workload.microbatches,
-            problem.pools or 1,
-            problem.members_per_pool or 1,
+            problem.stages or 1,
+            problem.members_per_stage or 1,
         )
         found = search(
             cost,
-            pools=problem.pools,
-            members_per_pool=problem.members_per_pool,
+            stages=problem.stages,
+            members_per_stage=problem.members_per_stage,
             method=self.method,
             finalists=_FINALISTS,
         )
@@ -70,14 +70,14 @@ class SearchingStrategy(PartitioningStrategy):
         profile = ModelProfile(layers=(_NAMELESS,) * _NAMELESS_LAYERS)
         workload = TrainingWorkload(batch_size=16, microbatches=16, sequence_length=512)
         cost = TrainingCost(profile, topology, complete(topology), workload)
-        best = search(cost, members_per_pool=1, method=self.method, finalists=1)[0].layout
+        best = search(cost, members_per_stage=1, method=self.method, finalists=1)[0].layout
         return [
             Partition(
-                topology.contributors[pool.members[0]].id,
-                pool.start / _NAMELESS_LAYERS,
-                pool.stop / _NAMELESS_LAYERS,
+                topology.contributors[stage.members[0]].id,
+                stage.start / _NAMELESS_LAYERS,
+                stage.stop / _NAMELESS_LAYERS,
             )
-            for pool in best.pools
+            for stage in best.stages
         ]
 
 

@@ -99,8 +99,8 @@ def _all_that_is_left(problems: Sequence[Problem], choice: Choice) -> None:
         layouts, looked_at = all_below(
             problem.cost,
             choice.step_s,
-            pools=problem.pools,
-            members_per_pool=problem.members_per_pool,
+            stages=problem.stages,
+            members_per_stage=problem.members_per_stage,
             budget=left,
         )
         before = choice.cells

@@ -9,18 +9,18 @@ from share_compute.training.schedule import Action, in_order, round_the_blocks, 
 
 def remaining(roster: Roster, step: int, worker: Worker) -> list[Action]:
     """Return the actions of one member in a step, in the order that all members follow."""
-    pool = roster.pool_of(worker)
-    widest = max(range(len(roster.pools)), key=lambda place: len(roster.pools[place]))
+    stage = roster.stage_of(worker)
+    widest = max(range(len(roster.stages)), key=lambda place: len(roster.stages[place]))
     owned = [
         [microbatch for microbatch, owner in enumerate(roster.owners[widest]) if owner == member]
-        for member in roster.pools[widest]
+        for member in roster.stages[widest]
     ]
     tasks = {
         microbatch: task
-        for microbatch, task in enumerate(roster.tasks_of(step)[pool])
+        for microbatch, task in enumerate(roster.tasks_of(step)[stage])
         if task.worker == worker
     }
-    window = windows([len(members) for members in roster.pools])[pool]
+    window = windows([len(members) for members in roster.stages])[stage]
     return [
         action
         for action in in_order(round_the_blocks(owned), window, tasks)
@@ -28,37 +28,37 @@ def remaining(roster: Roster, step: int, worker: Worker) -> list[Action]:
     ]
 
 
-def holders(roster: Roster, step: int, pool: int) -> list[list[int]]:
+def holders(roster: Roster, step: int, stage: int) -> list[list[int]]:
     """Return, for each member of a stage, the microbatches whose gradients it holds when the step's cells are done."""
-    tasks = roster.tasks_of(step)[pool]
+    tasks = roster.tasks_of(step)[stage]
     held = [task.worker if task.adds else task.holder for task in tasks]
     return [
         [microbatch for microbatch, holder in enumerate(held) if holder == worker]
-        for worker in roster.pools[pool]
+        for worker in roster.stages[stage]
     ]
 
 
-def needed(roster: Roster, step: int, pool: int, action: Action) -> Label | None:
+def needed(roster: Roster, step: int, stage: int, action: Action) -> Label | None:
     """Return the tensor that must arrive from another member before a cell can run; None if no tensor must."""
     if action.kind == "F":
-        return Label(step, "activation", action.microbatch, pool - 1) if pool > 0 else None
-    return Label(step, "gradient", action.microbatch, pool + 1) if pool + 1 < len(roster.pools) else None
+        return Label(step, "activation", action.microbatch, stage - 1) if stage > 0 else None
+    return Label(step, "gradient", action.microbatch, stage + 1) if stage + 1 < len(roster.stages) else None
 
 
-def delivery(roster: Roster, step: int, pool: int, action: Action) -> tuple[Label, Worker] | None:
+def delivery(roster: Roster, step: int, stage: int, action: Action) -> tuple[Label, Worker] | None:
     """Return (label, receiver), or None if no neighbour needs the tensor or a kept copy will be sent again."""
     tasks = roster.tasks_of(step)
     if action.kind == "F":
-        label = Label(step, "activation", action.microbatch, pool)
-        target = tasks[pool + 1][action.microbatch] if pool + 1 < len(tasks) else None
+        label = Label(step, "activation", action.microbatch, stage)
+        target = tasks[stage + 1][action.microbatch] if stage + 1 < len(tasks) else None
         is_wanted = target is not None and target.forward
     else:
-        label = Label(step, "gradient", action.microbatch, pool)
-        target = tasks[pool - 1][action.microbatch] if pool > 0 else None
+        label = Label(step, "gradient", action.microbatch, stage)
+        target = tasks[stage - 1][action.microbatch] if stage > 0 else None
         is_wanted = target is not None and target.backward
     if target is None or not is_wanted:
         return None
     is_sent_again = step == roster.step and any(
-        (resend.cargo, resend.microbatch, resend.pool) == label[1:] for resend in roster.resends
+        (resend.cargo, resend.microbatch, resend.stage) == label[1:] for resend in roster.resends
     )
     return None if is_sent_again else (label, target.worker)

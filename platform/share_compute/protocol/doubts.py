@@ -75,7 +75,7 @@ class Doubts:
     ) -> tuple[frozenset[Worker], frozenset[Worker]]:
         """Return the members whose gradient is wrong, and the members in dispute if no majority decides."""
         found = []
-        for shard, stage in zip(roster.shards, roster.pools, strict=True):
+        for shard, stage in zip(roster.shards, roster.stages, strict=True):
             before = {worker: answer for (worker, part), answer in self.answers.items() if part == shard}
             if len(stage) > 1 or before:
                 found.append(compare({worker: prepared[worker].digest for worker in stage}, before))

@@ -219,7 +219,7 @@ class MemberMachine:
         self._take_early()
         for resend in form.roster.resends:
             if resend.keeper == self.worker:
-                label = Label(form.roster.step, resend.cargo, resend.microbatch, resend.pool)
+                label = Label(form.roster.step, resend.cargo, resend.microbatch, resend.stage)
                 effects.append(Send(label, resend.target))
         effects += [Tell(rejected) for rejected in self._rejected.values()]
         self._pauses = form.pauses
@@ -296,7 +296,7 @@ class MemberMachine:
             return [Discard(), *self._settle()]
         self._phase = "broken"
         cargo: Cargo = "activation" if action.kind == "F" else "gradient"
-        label = Label(self._step.number, cargo, action.microbatch, self._pool)
+        label = Label(self._step.number, cargo, action.microbatch, self._stage)
         what = "its numbers are not finite"
         return [Discard(), *self._reject(self.worker, label, what, is_certain=False)]
 
@@ -347,7 +347,7 @@ class MemberMachine:
         if not self._waiting:
             return self._finish()
         action = self._waiting[0]
-        need = needed(self.roster, self._step.number, self._pool, action)
+        need = needed(self.roster, self._step.number, self._stage, action)
         if need is not None and need not in self._step.arrived:
             return []
         task = self._task(action)
@@ -356,26 +356,26 @@ class MemberMachine:
         return self._start(Compute(self._step.number, action, task.adds, task.backward, is_last, is_checked))
 
     @property
-    def _pool(self) -> int:
+    def _stage(self) -> int:
         assert self.roster is not None
-        return self.roster.pool_of(self.worker)
+        return self.roster.stage_of(self.worker)
 
     def _task(self, action: Action) -> Task:
         assert self.roster is not None
-        return self.roster.tasks_of(self._step.number)[self._pool][action.microbatch]
+        return self.roster.tasks_of(self._step.number)[self._stage][action.microbatch]
 
     def _deliver(self, action: Action) -> list[Effect]:
         """Send the output of a cell to the member that needs it."""
         assert self.roster is not None
-        sent = delivery(self.roster, self._step.number, self._pool, action)
+        sent = delivery(self.roster, self._step.number, self._stage, action)
         return [Send(*sent)] if sent else []
 
     def _finish(self) -> list[Effect]:
         """Reduce, or copy the reduced gradient if some members of the stage already have it."""
         roster, number = self.roster, self._step.number
         assert roster is not None
-        holders = roster.reduced.get(self._pool, ()) if number == roster.step else ()
-        if len(holders) == len(roster.pools[self._pool]):
+        holders = roster.reduced.get(self._stage, ()) if number == roster.step else ()
+        if len(holders) == len(roster.stages[self._stage]):
             return self._tie(sends=True)
         self._phase = "reducing"
         return self._start(Reduce(number, holders[0] if holders else None))
@@ -384,14 +384,14 @@ class MemberMachine:
         """Exchange the sums of a parameter that the first and the last stage share."""
         roster, number = self.roster, self._step.number
         assert roster is not None
-        pool, last = self._pool, len(roster.pools) - 1
-        if not roster.is_tied or last == 0 or pool not in (0, last):
+        stage, last = self._stage, len(roster.stages) - 1
+        if not roster.is_tied or last == 0 or stage not in (0, last):
             return self._complete()
         self._phase = "tying"
-        other = last - pool
+        other = last - stage
         effects: list[Effect] = []
-        if sends and self.worker == roster.pools[pool][0]:
-            effects += [Send(Label(number, "tied", 0, pool), target) for target in roster.pools[other]]
+        if sends and self.worker == roster.stages[stage][0]:
+            effects += [Send(Label(number, "tied", 0, stage), target) for target in roster.stages[other]]
         return effects + (self._complete() if Label(number, "tied", 0, other) in self._step.arrived else [])
 
     def _complete(self) -> list[Effect]:

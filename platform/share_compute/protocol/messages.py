@@ -22,7 +22,7 @@ class Label(NamedTuple):
     step: int
     cargo: Cargo
     microbatch: int
-    pool: int
+    stage: int
     """Stage that sent the tensor."""
 
 

@@ -22,7 +22,7 @@ class Recovery:
 
 
 def recover(
-    pools: Sequence[Sequence[Worker]],
+    stages: Sequence[Sequence[Worker]],
     owners: Sequence[Sequence[Worker]],
     reports: Mapping[Worker, Report],
     step: int,
@@ -35,12 +35,12 @@ def recover(
     without adding to its gradient.
 
     Args:
-        pools: remaining members of each stage; no stage is empty.
-        owners: member that should compute each microbatch, ``[pools][microbatches]``.
+        stages: remaining members of each stage; no stage is empty.
+        owners: member that should compute each microbatch, ``[stages][microbatches]``.
         reports: results that each member holds; leave out members that received their shard since.
         step: the open step; reports of another step are ignored.
     """
-    held = _Held(pools, reports, step)
+    held = _Held(stages, reports, step)
     adds = [
         [
             place not in held.reduced and held.by("summed", place, microbatch) is None
@@ -56,13 +56,13 @@ class _Held:
     """Results of the step that the remaining members hold."""
 
     def __init__(
-        self, pools: Sequence[Sequence[Worker]], reports: Mapping[Worker, Report], step: int
+        self, stages: Sequence[Sequence[Worker]], reports: Mapping[Worker, Report], step: int
     ) -> None:
         self.forgets: set[Worker] = set()
         self.reduced: dict[int, tuple[Worker, ...]] = {}
         self._reports: list[list[Report]] = []
-        for place, pool in enumerate(pools):
-            row = [reports[worker] for worker in pool if worker in reports and reports[worker].step == step]
+        for place, stage in enumerate(stages):
+            row = [reports[worker] for worker in stage if worker in reports and reports[worker].step == step]
             if holders := tuple(report.worker for report in row if report.is_reduced):
                 self.reduced[place] = holders
             else:

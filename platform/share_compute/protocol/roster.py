@@ -29,7 +29,7 @@ class Resend(NamedTuple):
     keeper: Worker
     cargo: Literal["activation", "gradient"]
     microbatch: int
-    pool: int
+    stage: int
     """Stage of the keeper."""
     target: Worker
 
@@ -45,8 +45,8 @@ class Roster:
     Args:
         epoch: number of the epoch in its job; later epochs have larger numbers.
         shards: layers [start, stop) of each stage.
-        pools: members of each stage, in order.
-        owners: member that computes each microbatch in each stage, ``[pools][microbatches]``, in all steps but the
+        stages: members of each stage, in order.
+        owners: member that computes each microbatch in each stage, ``[stages][microbatches]``, in all steps but the
             first.
         step: the open step, with which the epoch begins.
         tasks: cells of that step.
@@ -61,7 +61,7 @@ class Roster:
 
     epoch: int
     shards: tuple[tuple[int, int], ...]
-    pools: tuple[tuple[Worker, ...], ...]
+    stages: tuple[tuple[Worker, ...], ...]
     owners: tuple[tuple[Worker, ...], ...]
     step: int
     tasks: Tasks
@@ -75,7 +75,7 @@ class Roster:
     @property
     def workers(self) -> tuple[Worker, ...]:
         """All members, in order."""
-        return tuple(worker for pool in self.pools for worker in pool)
+        return tuple(worker for stage in self.stages for worker in stage)
 
     @property
     def everybody(self) -> tuple[Worker, ...]:
@@ -90,16 +90,16 @@ class Roster:
         followers = (follower for follower in self.followers.get(owner, ()) if follower != buddy)
         return (*(() if buddy is None else (buddy,)), *followers)
 
-    def pool_of(self, worker: Worker) -> int:
+    def stage_of(self, worker: Worker) -> int:
         """Return the stage of a member; raise ValueError if it is in none."""
-        for place, pool in enumerate(self.pools):
-            if worker in pool:
+        for place, stage in enumerate(self.stages):
+            if worker in stage:
                 return place
-        raise ValueError(f"{worker} is in no pool of epoch {self.epoch}")
+        raise ValueError(f"{worker} is in no stage of epoch {self.epoch}")
 
     def shard_of(self, worker: Worker) -> tuple[int, int]:
         """Return the layers [start, stop) of a member; raise ValueError if it is in no stage."""
-        return self.shards[self.pool_of(worker)]
+        return self.shards[self.stage_of(worker)]
 
     def tasks_of(self, step: int) -> Tasks:
         """Return the cells of a step of this epoch."""
@@ -113,4 +113,4 @@ class Roster:
 
 def fresh(owners: Sequence[Sequence[Worker]]) -> Tasks:
     """Return the cells of a step of which nothing is done."""
-    return tuple(tuple(Task(worker) for worker in pool) for pool in owners)
+    return tuple(tuple(Task(worker) for worker in stage) for stage in owners)

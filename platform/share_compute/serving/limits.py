@@ -11,7 +11,7 @@ _LEAST = {
     "kv_tokens": 2,
     "max_sequences": 1,
     "turn_tokens": 2,
-    "pools": 1,
+    "stages": 1,
     "max_queued": 1,
     "run_ahead": 0,
     "answer_tokens": 1,
@@ -30,7 +30,7 @@ class Limits:
     """Most sequences that run at a time."""
     turn_tokens: int
     """Most positions that one engine step computes."""
-    pools: int
+    stages: int
     """Stages in the pipeline; there are as many batches."""
     max_queued: int
     """Most sequences that wait to start."""

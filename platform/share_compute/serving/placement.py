@@ -86,7 +86,7 @@ class Placement:
     @property
     def workers(self) -> tuple[Worker, ...]:
         """The machines, in pipeline order."""
-        return tuple(pool.members[0].contributor_id for pool in self.plan.pools)
+        return tuple(stage.members[0].contributor_id for stage in self.plan.stages)
 
     @property
     def shards(self) -> dict[Worker, Shard]:
@@ -101,10 +101,11 @@ class Placement:
     @property
     def sentence(self) -> str:
         """Layers that each machine holds, as a sentence for people."""
-        pools = [
-            f"{pool.members[0].name} holds {layer_span(pool.start, pool.stop)}" for pool in self.plan.pools
+        stages = [
+            f"{stage.members[0].name} holds {layer_span(stage.start, stage.stop)}"
+            for stage in self.plan.stages
         ]
-        return listed(pools)
+        return listed(stages)
 
 
 def window_of(spec: ServeJob, model_window_tokens: int | None) -> int:
@@ -120,7 +121,7 @@ def place(
     *,
     window_tokens: int,
     epoch: int,
-    pools: int | None,
+    stages: int | None,
     embeds: bool = False,
 ) -> Placement:
     """Place a deployment, with as many sequences at one time as requested, or as many as fit.
@@ -131,7 +132,7 @@ def place(
         profile: cost of the model.
         window_tokens: longest sequence.
         epoch: epoch of the plan.
-        pools: number of stages, one machine each; None leaves it to the planner.
+        stages: number of stages, one machine each; None leaves it to the planner.
         embeds: whether the model is an encoder.
 
     Raises:
@@ -142,7 +143,7 @@ def place(
     failure: PlanInfeasible | None = None
     for workload in _workloads(spec, window_tokens, embeds=embeds):
         try:
-            found = plan_serving(spec.name, topology, profile, workload, pools=pools, epoch=epoch)
+            found = plan_serving(spec.name, topology, profile, workload, stages=stages, epoch=epoch)
         except PlanInfeasible as lacking:
             failure = lacking
         else:
@@ -175,15 +176,15 @@ def _rooms(
     cost = replace(asked, workload=replace(workload, concurrent=0))
     place = {machine.id: index for index, machine in enumerate(usable.contributors)}
     rooms = {}
-    for pool in plan.pools:
-        worker = pool.members[0].contributor_id
+    for stage in plan.stages:
+        worker = stage.members[0].contributor_id
         usable_bytes = int(cost.memory_bytes[place[worker]])
-        needed_bytes = int(cost.needed_bytes[pool.start, pool.stop])
-        packed_bytes = cost.packed_bytes(pool.start, pool.stop)
-        spare_bytes = usable_bytes - int(asked.needed_bytes[pool.start, pool.stop])
+        needed_bytes = int(cost.needed_bytes[stage.start, stage.stop])
+        packed_bytes = cost.packed_bytes(stage.start, stage.stop)
+        spare_bytes = usable_bytes - int(asked.needed_bytes[stage.start, stage.stop])
         rooms[worker] = Room(
             usable_bytes,
-            needed_bytes - int(cost.held_bytes[pool.start, pool.stop]),
+            needed_bytes - int(cost.held_bytes[stage.start, stage.stop]),
             usable_bytes - needed_bytes,
             holds_weights_twice=spare_bytes >= packed_bytes + _PROCESS_BYTES,
         )
@@ -223,7 +224,7 @@ def limits_of(
     tightest = min(fitting, key=lambda worker: fitting[worker])
     if fitting[tightest] < 2:
         member = next(
-            pool.members[0] for pool in placement.plan.pools if pool.members[0].contributor_id == tightest
+            stage.members[0] for stage in placement.plan.stages if stage.members[0].contributor_id == tightest
         )
         raise PlanInfeasible(
             f"{member.name} has no room for the cache of a sequence beside its part of the model",
@@ -235,29 +236,29 @@ def limits_of(
         kv_tokens=fitting[tightest],
         max_sequences=spec.max_concurrent,
         turn_tokens=_turn_tokens(spec, len(placement.workers)),
-        pools=len(placement.workers),
+        stages=len(placement.workers),
         max_queued=_MOST_QUEUED,
         answer_tokens=spec.new_tokens,
     )
 
 
-def _turn_tokens(spec: ServeJob, pools: int) -> int:
+def _turn_tokens(spec: ServeJob, stages: int) -> int:
     """Return the most positions that one engine step computes.
 
     It is at most a typical prompt (or `_LEAST_TURN_TOKENS`), since the memory estimate counts no more than that.
     """
-    most = max(_CHUNK_TOKENS, _MOST_TURN_TOKENS // pools)
+    most = max(_CHUNK_TOKENS, _MOST_TURN_TOKENS // stages)
     return min(max(spec.prompt_tokens, _LEAST_TURN_TOKENS), most)
 
 
-def _limits_of_texts(window_tokens: int, pools: int, share: float = 1.0) -> Limits:
+def _limits_of_texts(window_tokens: int, stages: int, share: float = 1.0) -> Limits:
     turn_tokens = max(_LEAST_TURN_TOKENS, int(share * _text_turn_tokens(window_tokens)))
     return Limits(
         window_tokens=window_tokens,
         kv_tokens=turn_tokens,
         max_sequences=_MOST_QUEUED_TEXTS,
         turn_tokens=turn_tokens,
-        pools=pools,
+        stages=stages,
         max_queued=_MOST_QUEUED_TEXTS,
         embeds=True,
     )
@@ -277,7 +278,7 @@ def limits_before(spec: ServeJob, window_tokens: int, *, embeds: bool = False) -
         kv_tokens=window_tokens,
         max_sequences=spec.max_concurrent,
         turn_tokens=_LEAST_TURN_TOKENS,
-        pools=1,
+        stages=1,
         max_queued=_MOST_QUEUED,
         answer_tokens=spec.new_tokens,
     )

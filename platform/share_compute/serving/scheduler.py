@@ -95,7 +95,7 @@ class Scheduler:
         limits = self.limits
         self._ledger = TextLedger() if limits.embeds else SlabLedger(limits.kv_tokens)
         self._admission = Admission(limits, self._queue, self._ledger, self._totals)
-        self._batches = Batches(limits.pools, 1 + limits.run_ahead)
+        self._batches = Batches(limits.stages, 1 + limits.run_ahead)
         self._in_flight: dict[int, Turn] = {}
         """Engine steps whose results are not processed yet, in the order in which they were sent."""
         self._results: dict[int, TurnResult] = {}
@@ -397,7 +397,7 @@ def _verify(turn: Turn, result: TurnResult) -> None:
     told = sorted((sampled.sequence, sampled.position) for sampled in result.sampled)
     if asked != told:
         raise VerificationFailed(
-            f"the last pool sampled other tokens in turn {turn.id} than it was asked for",
-            hint="form the pools anew",
+            f"the last stage sampled other tokens in turn {turn.id} than it was asked for",
+            hint="form the stages anew",
             details={"asked": asked, "told": told},
         )

@@ -9,7 +9,7 @@ from share_compute.serving.states import DeploymentState
 from share_compute.strict import StrictModel
 
 
-class PoolStatus(StrictModel):
+class StageStatus(StrictModel):
     """One stage of a deployment, and the state of its machine."""
 
     contributor_id: str
@@ -95,7 +95,7 @@ class ServingStatus(StrictModel):
     """Longest sequence; None before the model was read."""
     prediction: ServingPrediction | None = None
     """The plan and its predicted performance; None while nothing is placed."""
-    pools: tuple[PoolStatus, ...] = ()
+    stages: tuple[StageStatus, ...] = ()
     queue: QueueStatus = QueueStatus()
     tokens_per_s: float = 0.0
     predicted_tokens_per_s: float | None = None

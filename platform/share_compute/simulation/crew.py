@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from share_compute.errors import PlanInfeasible
 from share_compute.planning.cost import TrainingCost
-from share_compute.planning.layout import Layout, PoolLayout
+from share_compute.planning.layout import Layout, StageLayout
 from share_compute.planning.partitioning import load_strategy
 from share_compute.planning.planner import solve
 from share_compute.planning.problem import Problem
@@ -102,26 +102,26 @@ class Crew:
     def replaced(self, layout: Layout, dead: int, alive: Flags) -> Layout | None:
         """Return the layout with a spare in the place of a dead member; None if no machine is similar enough."""
         place, seat = next(
-            (place, pool.members.index(dead))
-            for place, pool in enumerate(layout.pools)
-            if dead in pool.members
+            (place, stage.members.index(dead))
+            for place, stage in enumerate(layout.stages)
+            if dead in stage.members
         )
-        pool, cost = layout.pools[place], self.cost
+        stage, cost = layout.stages[place], self.cost
         kind = np.array(cost.kinds) == cost.kinds[dead]
         able = alive & kind & (cost.memory_bytes >= cost.member_bytes(layout, place, seat))
         near = cost.network.region == cost.network.region[dead]
-        if len(pool.members) > 1:
+        if len(stage.members) > 1:
             able &= near
         able[list(layout.machines)] = False
         able[dead] = False
-        cells = self._cells(pool)
+        cells = self._cells(stage)
         spares = dict.fromkeys((*_first(able & near, cells), *_first(able, cells)))
         tried = [
             Layout(
                 (
-                    *layout.pools[:place],
-                    pool._replace(members=(*pool.members[:seat], spare, *pool.members[seat + 1 :])),
-                    *layout.pools[place + 1 :],
+                    *layout.stages[:place],
+                    stage._replace(members=(*stage.members[:seat], spare, *stage.members[seat + 1 :])),
+                    *layout.stages[place + 1 :],
                 )
             )
             for spare in spares
@@ -129,11 +129,11 @@ class Crew:
         best = min(tried, key=lambda one: (cost.step_s(one), one), default=None)
         return best if best and self.step_s(best) <= _SLOWER * self.step_s(layout) else None
 
-    def _cells(self, pool: PoolLayout) -> NDArray[np.float64]:
+    def _cells(self, stage: StageLayout) -> NDArray[np.float64]:
         """Return the time in seconds of one microbatch in a stage on each machine; infinite for unmeasured machines."""
         through = self.cost.forward_s + self.cost.backward_s
         with np.errstate(invalid="ignore"):
-            cells = through[:, pool.stop] - through[:, pool.start]
+            cells = through[:, stage.stop] - through[:, stage.start]
         return np.where(np.isnan(cells), np.inf, cells)
 
     def _search(self, machines: Sequence[int]) -> Layout | None:
@@ -145,7 +145,7 @@ class Crew:
             strategy = (
                 DynamicProgrammingPartitioning()
             )  # the other takes many seconds, and there are many searches in a day
-        problem = Problem(part, pools=asked.pools, members_per_pool=asked.members_per_pool)
+        problem = Problem(part, stages=asked.stages, members_per_stage=asked.members_per_stage)
         try:
             fitting = [one.layout for one in strategy.place(problem) if part.fits(one.layout)]
         except PlanInfeasible:
@@ -184,5 +184,5 @@ def _first(able: Flags, cells: NDArray[np.float64]) -> list[int]:
 
 
 def _step_s(cost: TrainingCost, layout: Layout) -> float:
-    cells = 2 * cost.workload.microbatches * len(layout.pools)
+    cells = 2 * cost.workload.microbatches * len(layout.stages)
     return simulate_step(cost, layout).step_s if cells <= _MOST_CELLS else cost.step_s(layout)

@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 
 from share_compute.planning.cost import TrainingCost
 from share_compute.planning.drift import moving
-from share_compute.planning.layout import Layout, PoolLayout
+from share_compute.planning.layout import Layout, StageLayout
 
 
 class Pause(NamedTuple):
@@ -94,18 +94,18 @@ def fetching_s(cost: TrainingCost, old: Layout, new: Layout, gone: Container[int
         new: layout that needs the state.
         gone: machines of the old layout that cannot send.
     """
-    left = [tuple(member for member in pool.members if member not in gone) for pool in old.pools]
+    left = [tuple(member for member in stage.members if member not in gone) for stage in old.stages]
     if not any(left):
         return max(
-            cost.network.transfer_s(member, member, cost.carried_bytes(pool.start, pool.stop))
-            for pool in new.pools
-            for member in pool.members
+            cost.network.transfer_s(member, member, cost.carried_bytes(stage.start, stage.stop))
+            for stage in new.stages
+            for member in stage.members
         )
     senders = [next(filter(None, left[place:] + left[:place])) for place in range(len(left))]
     before = Layout(
         tuple(
-            PoolLayout(pool.start, pool.stop, members, (1,) * len(members))
-            for pool, members in zip(old.pools, senders, strict=True)
+            StageLayout(stage.start, stage.stop, members, (1,) * len(members))
+            for stage, members in zip(old.stages, senders, strict=True)
         )
     )
     return moving(cost, before, new)[0]

@@ -22,9 +22,9 @@ class ParallelismSpec(SpecModel):
 
     strategy: str = "auto"
     """Name of the partitioning strategy, which splits the model into stages and places them."""
-    pools: int | None = Field(default=None, ge=1)
+    stages: int | None = Field(default=None, ge=1)
     """Number of pipeline stages, one shard each; default: the fastest number (simple strategies: all machines)."""
-    members_per_pool: int | None = Field(default=None, ge=1)
+    members_per_stage: int | None = Field(default=None, ge=1)
     """Machines per stage that share its microbatches; default: the fastest number (simple strategies: 1)."""
     channel: Literal["auto", "direct", "ray"] = "auto"
     """Transport of tensors: direct sockets, Ray calls, or (auto) direct wherever the machines reach each other."""
@@ -34,7 +34,7 @@ class ParallelismSpec(SpecModel):
     @property
     def machines_needed(self) -> int:
         """Least number of machines on which the job can run."""
-        return (self.pools or 1) * (self.members_per_pool or 1)
+        return (self.stages or 1) * (self.members_per_stage or 1)
 
 
 class TrainJob(SpecModel):
@@ -81,10 +81,10 @@ class TrainJob(SpecModel):
 
     @model_validator(mode="after")
     def _members_have_work(self) -> Self:
-        members, microbatches = self.parallelism.members_per_pool, self.training.microbatches
+        members, microbatches = self.parallelism.members_per_stage, self.training.microbatches
         if members is not None and microbatches is not None and members > microbatches:
             raise ValueError(
-                f"parallelism.members_per_pool {members} is more than training.microbatches {microbatches}: "
+                f"parallelism.members_per_stage {members} is more than training.microbatches {microbatches}: "
                 "each member needs at least one"
             )
         return self

@@ -42,7 +42,7 @@ class ServedModelSpec(SpecModel):
 class ServingParallelismSpec(SpecModel):
     """Partitioning of a served model over the machines."""
 
-    pools: int | None = Field(default=None, ge=1)
+    stages: int | None = Field(default=None, ge=1)
     """Number of pipeline stages, one shard each; default: the best number for the objective."""
     channel: Literal["auto", "direct", "ray"] = "auto"
     """Transport of tensors: direct sockets, Ray calls, or (auto) direct wherever the machines reach each other."""

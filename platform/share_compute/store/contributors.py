@@ -488,7 +488,7 @@ def _refuse_taken_name(session: Session, name: str, *, but: str | None = None) -
     )
     if other is not None:
         raise Conflict(
-            f"a contributor named {name} is in the pool already ({other})",
+            f"a contributor named {name} is in the cluster already ({other})",
             hint="choose another name with --name",
             machine=name,
         )

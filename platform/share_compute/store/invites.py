@@ -16,7 +16,7 @@ from share_compute.store.records import InviteRecord, InviteState, invite_state
 from share_compute.store.secret import digest, new_id, new_invite_code, plain_invite_code
 from share_compute.store.tables import Contributor, Invite
 
-_MEND = "ask the pool's operator for a new invite: share-compute invite"
+_HINT = "ask the operator of the cluster for a new invite: share-compute invite"
 
 
 class Invites:
@@ -98,15 +98,15 @@ def usable_invite(session: Session, code: str, now: datetime) -> Invite:
     """Return the row of a code that can be used at ``now``, or raise the error for the cause why it cannot."""
     row = session.scalar(select(Invite).where(Invite.code_hash == digest(plain_invite_code(code))))
     if row is None:
-        raise InviteUnknown("no invite has this code", hint="check the code for typing errors, or " + _MEND)
+        raise InviteUnknown("no invite has this code", hint="check the code for typing errors, or " + _HINT)
     state = invite_state(_record(session, row), now)
     if state is InviteState.used:
         often = "once" if row.uses == 1 else f"{row.uses} times"
-        raise InviteUsed(f"this invite was used already; it works {often}", hint=_MEND)
+        raise InviteUsed(f"this invite was used already; it works {often}", hint=_HINT)
     if state is InviteState.revoked:
-        raise InviteRevoked("this invite was revoked", hint=_MEND)
+        raise InviteRevoked("this invite was revoked", hint=_HINT)
     if state is InviteState.expired:
-        raise InviteExpired(f"this invite expired at {row.expires_at:%Y-%m-%d %H:%M:%S} UTC", hint=_MEND)
+        raise InviteExpired(f"this invite expired at {row.expires_at:%Y-%m-%d %H:%M:%S} UTC", hint=_HINT)
     return row
 
 

@@ -283,7 +283,7 @@ def _timings(row: Job) -> dict[str, MachineTimings]:
 
 
 def _placement(plan: Plan) -> str:
-    return f"running on {_count(sum(plan.pool_sizes), 'machine')} in {_count(len(plan.pools), 'pool')}"
+    return f"running on {_count(sum(plan.stage_sizes), 'machine')} in {_count(len(plan.stages), 'stage')}"
 
 
 def _count(number: int, word: str) -> str:

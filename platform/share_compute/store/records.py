@@ -302,7 +302,7 @@ class HeldRecord(Record):
     """One past the last layer."""
     num_layers: int | None = None
     """Number of layers of the whole model."""
-    pool: int | None = None
+    stage: int | None = None
     """Index of its stage in the pipeline, from 0."""
     microbatches: int | None = None
     """Number of microbatches of each batch that it computes."""

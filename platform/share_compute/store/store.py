@@ -9,6 +9,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 
 from share_compute.errors import Fenced
+from share_compute.store.cluster import ClusterRows
 from share_compute.store.contributors import Contributors
 from share_compute.store.database import Database
 from share_compute.store.deletion import Deletions
@@ -20,7 +21,6 @@ from share_compute.store.invites import Invites
 from share_compute.store.jobs import Jobs
 from share_compute.store.keys import ApiKeys
 from share_compute.store.leases import Leases
-from share_compute.store.pool import PoolRows
 from share_compute.store.progress import Progress
 from share_compute.store.retention import Retention
 from share_compute.store.work import Work
@@ -58,7 +58,7 @@ class Store:
         self.progress = Progress(self._database, clock)
         self.events = Events(self._database, clock)
         self.work = Work(self._database, clock)
-        self.pool = PoolRows(self._database, clock)
+        self.cluster = ClusterRows(self._database, clock)
         self.deletions = Deletions(self._database, clock)
         self.retention = Retention(self._database, clock)
 

@@ -45,17 +45,17 @@ def parts(*plans: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """
     return {
         member["contributor_id"]: {
-            "start": pool["start"],
-            "stop": pool["stop"],
+            "start": stage["start"],
+            "stop": stage["stop"],
             "num_layers": plan["num_layers"],
-            "pool": place,
+            "stage": place,
             "microbatches": len(member["microbatches"]),
             "of_microbatches": plan["microbatches"],
             "memory_bytes": member["memory_bytes"],
         }
         for plan in plans
-        for place, pool in enumerate(plan["pools"])
-        for member in pool["members"]
+        for place, stage in enumerate(plan["stages"])
+        for member in stage["members"]
     }
 
 
@@ -122,7 +122,7 @@ class Work:
                     continue
                 told = _of_job(spell, "measured").where(Event.at >= since).order_by(Event.seq)
                 for at, data in session.execute(told.with_only_columns(Event.at, Event.data)):
-                    busy_s = _busy_s(data, contributor_id, spell.data.get("pool"))
+                    busy_s = _busy_s(data, contributor_id, spell.data.get("stage"))
                     if busy_s is not None and data["measured_step_s"] > 0:
                         share = min(1.0, busy_s / data["measured_step_s"])
                         found.append(BusyRecord(at=at, busy_fraction=share, job_id=spell.data["job"]))
@@ -178,16 +178,16 @@ def _spells(session: Session, contributor_id: str) -> Iterator[_Spell]:
         yield current
 
 
-def _busy_s(data: Mapping[str, Any], contributor_id: str, pool: int | None) -> float | None:
+def _busy_s(data: Mapping[str, Any], contributor_id: str, stage: int | None) -> float | None:
     """Return the time that a machine computed in a step, in seconds; None if it is unknown.
 
     Old events have times by stage only: then the time of the stage's busiest machine is returned.
     """
     machines: dict[str, float] = data.get("machines") or {}
-    if machines or pool is None:
+    if machines or stage is None:
         return machines.get(contributor_id)
-    pools = data["pools"]
-    return float(pools[pool]["measured_busy_s"]) if pool < len(pools) else None
+    stages = data["stages"]
+    return float(stages[stage]["measured_busy_s"]) if stage < len(stages) else None
 
 
 def changes_work() -> ColumnElement[bool]:

@@ -22,7 +22,7 @@ class Finding:
     """The first place in one stage that made a number that is not finite, for one microbatch."""
 
     way: Literal["forward", "backward"]
-    pool: int
+    stage: int
     microbatch: int
     name: str
     """Stored name of a module (forward: its output; backward: the gradient of its output) or of a parameter."""
@@ -39,7 +39,7 @@ class Finding:
 
 def find_nonfinite(
     stage: Stage,
-    pool: int,
+    place: int,
     microbatch: int,
     entering: Tensor,
     gradient: Tensor | Callable[[Tensor], Tensor],
@@ -51,7 +51,7 @@ def find_nonfinite(
 
     Args:
         stage: stage with the weights of the step.
-        pool: index of the stage, for the finding.
+        place: index of the stage, for the finding.
         microbatch: id of the microbatch, for the finding.
         entering: input of the first module.
         gradient: gradient of the stage's output; for the last stage, a function from its logits to the loss.
@@ -82,7 +82,7 @@ def find_nonfinite(
     for (name, _), value in zip(parameters, gradients, strict=False):
         if value is not None and not is_finite(value):
             found.append(("backward", name))
-    return Finding(found[0][0], pool, microbatch, found[0][1]) if found else None
+    return Finding(found[0][0], place, microbatch, found[0][1]) if found else None
 
 
 def first_of(findings: Iterable[Finding | None]) -> Finding | None:
@@ -92,7 +92,7 @@ def first_of(findings: Iterable[Finding | None]) -> Finding | None:
         known,
         key=lambda finding: (
             finding.way == "backward",
-            finding.pool if finding.way == "forward" else -finding.pool,
+            finding.stage if finding.way == "forward" else -finding.stage,
             finding.microbatch,
         ),
         default=None,

@@ -55,25 +55,27 @@ def round_the_blocks(owned: Sequence[Sequence[int]]) -> list[int]:
     return [microbatch for _, _, microbatch in sorted(turns)]
 
 
-def windows(pool_sizes: Sequence[int]) -> list[int]:
+def windows(stage_sizes: Sequence[int]) -> list[int]:
     """Return for each stage the number of ranks by which its forwards may run ahead of its backwards."""
-    ahead = [0] * len(pool_sizes)
-    for pool in range(len(pool_sizes) - 2, -1, -1):
-        ahead[pool] = ahead[pool + 1] + max(pool_sizes[pool], pool_sizes[pool + 1])
+    ahead = [0] * len(stage_sizes)
+    for stage in range(len(stage_sizes) - 2, -1, -1):
+        ahead[stage] = ahead[stage + 1] + max(stage_sizes[stage], stage_sizes[stage + 1])
     return ahead
 
 
-def one_forward_one_backward(shares: Sequence[Sequence[int]], pool: int, member: int) -> list[Action]:
+def one_forward_one_backward(shares: Sequence[Sequence[int]], stage: int, member: int) -> list[Action]:
     """Return the actions of one member in the order in which it runs them.
 
     Args:
         shares: number of microbatches of each member of each stage, in pipeline order; every stage has all
             microbatches.
-        pool: index of the member's stage.
+        stage: index of the member's stage.
         member: index of the member in the stage.
     """
     order = global_order(max(shares, key=len))
-    return in_order(order, windows([len(members) for members in shares])[pool], blocks(shares[pool])[member])
+    return in_order(
+        order, windows([len(members) for members in shares])[stage], blocks(shares[stage])[member]
+    )
 
 
 def in_order(order: Sequence[int], window: int, microbatches: Iterable[int]) -> list[Action]:

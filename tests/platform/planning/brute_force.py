@@ -9,7 +9,7 @@ from itertools import combinations
 from typing import NamedTuple
 
 from share_compute.planning.cost import TrainingCost
-from share_compute.planning.layout import Layout, PoolLayout
+from share_compute.planning.layout import Layout, StageLayout
 from share_compute.planning.memory import after_a_loss
 
 
@@ -17,22 +17,22 @@ def best(
     cost: TrainingCost,
     *,
     order: Sequence[int] | None = None,
-    pools: int | None = None,
-    members_per_pool: int | None = None,
+    stages: int | None = None,
+    members_per_stage: int | None = None,
 ) -> tuple[float, Layout | None]:
     """Return the smallest step that any feasible layout takes, to the last bit what `TrainingCost.step_s` says of it.
 
-    Layouts grow from the last pool to the first, as the formula does. One that already takes as long as the best is not
-    grown further: what comes before only adds.
+    Layouts grow from the last stage to the first, as the formula does. One that already takes as long as the best is
+    not grown further: what comes before only adds.
 
     Args:
         cost: the objective.
-        order: only pools of machines that stand side by side in it, one after the other; machines before, between and
-            behind pools have nothing. All sets of machines in all orders without it.
-        pools: only layouts with so many pools.
-        members_per_pool: only pools with so many members.
+        order: only stages of machines that stand side by side in it, one after the other; machines before, between and
+            behind stages have nothing. All sets of machines in all orders without it.
+        stages: only layouts with so many stages.
+        members_per_stage: only stages with so many members.
     """
-    walk = _Walk(cost, pools, members_per_pool)
+    walk = _Walk(cost, stages, members_per_stage)
     if order is None:
         walk.any_order(tuple(range(cost.num_machines)), _Suffix())
     else:
@@ -49,11 +49,11 @@ def can_hold_a_layer(cost: TrainingCost, machine: int) -> bool:
 
 
 class _Suffix(NamedTuple):
-    """The last pools of a pipeline, the first of them first."""
+    """The last stages of a pipeline, the first of them first."""
 
-    pools: tuple[PoolLayout, ...] = ()
+    stages: tuple[StageLayout, ...] = ()
     window: int = 0
-    """Of the first pool."""
+    """Of the first stage."""
     trip_s: float = 0.0
     step_s: float = 0.0
 
@@ -61,14 +61,14 @@ class _Suffix(NamedTuple):
 class _Walk:
     """Goes through all layouts; what many of them ask the formula is asked once."""
 
-    def __init__(self, cost: TrainingCost, pools: int | None, members_per_pool: int | None) -> None:
-        self._cost, self._pools, self._members_per_pool = cost, pools, members_per_pool
+    def __init__(self, cost: TrainingCost, stages: int | None, members_per_stage: int | None) -> None:
+        self._cost, self._stages, self._members_per_stage = cost, stages, members_per_stage
         self.best_s = math.inf
         self.layout: Layout | None = None
-        self._pool, self._fits = cache(self._make_pool), cache(self._fits_anew)
+        self._stage, self._fits = cache(self._make_stage), cache(self._fits_anew)
         self._first_s, self._own_s = (
             cache(cost.first_s),
-            cache(lambda pool: cost.busy_s(pool) + cost.tail_s(pool)),
+            cache(lambda stage: cost.busy_s(stage) + cost.tail_s(stage)),
         )
         self._hop_s, self._carry_s = cache(cost.hop_s), cache(cost.carry_s)
 
@@ -88,41 +88,42 @@ class _Walk:
                     self.in_order(free[:begin], grown)
 
     def _grown(self, members: tuple[int, ...], behind: _Suffix) -> Iterator[_Suffix]:
-        """Yield suffixes with one more pool that do not hold all layers yet, and take note of those that do."""
-        if self._members_per_pool not in (None, len(members)) or not self._cost.may_pool(members):
+        """Yield suffixes with one more stage that do not hold all layers yet, and take note of those that do."""
+        if self._members_per_stage not in (None, len(members)) or not self._cost.may_share(members):
             return
-        stop = behind.pools[0].start if behind.pools else self._cost.num_layers
+        stop = behind.stages[0].start if behind.stages else self._cost.num_layers
         for start in range(stop):
-            pool = self._pool(members, start, stop)
-            grown = None if pool is None else self._before(pool, behind)
+            stage = self._stage(members, start, stop)
+            grown = None if stage is None else self._before(stage, behind)
             if grown is None or grown.step_s >= self.best_s:
                 continue
             if start > 0:
                 yield grown
-            elif self._pools in (None, len(grown.pools)):
-                self.best_s, self.layout = grown.step_s, Layout(grown.pools)
+            elif self._stages in (None, len(grown.stages)):
+                self.best_s, self.layout = grown.step_s, Layout(grown.stages)
 
-    def _make_pool(self, members: tuple[int, ...], start: int, stop: int) -> PoolLayout | None:
+    def _make_stage(self, members: tuple[int, ...], start: int, stop: int) -> StageLayout | None:
         shares = self._cost.shares(members, start, stop)
-        return None if shares is None else PoolLayout(start, stop, members, shares)
+        return None if shares is None else StageLayout(start, stop, members, shares)
 
-    def _before(self, pool: PoolLayout, behind: _Suffix) -> _Suffix | None:
+    def _before(self, stage: StageLayout, behind: _Suffix) -> _Suffix | None:
         """Do one turn of the loop of `TrainingCost.step_s`; None where memory is short."""
-        enter, carry, window = self._first_s(pool), 0.0, 0
-        if behind.pools:
-            after = behind.pools[0]
-            window = behind.window + max(len(pool.members), len(after.members))
-            enter += 2 * self._hop_s(pool, after)
-            carry = self._carry_s(pool, after)
-        if not self._fits(pool, window):
+        enter, carry, window = self._first_s(stage), 0.0, 0
+        if behind.stages:
+            after = behind.stages[0]
+            window = behind.window + max(len(stage.members), len(after.members))
+            enter += 2 * self._hop_s(stage, after)
+            carry = self._carry_s(stage, after)
+        if not self._fits(stage, window):
             return None
         trip = behind.trip_s + enter
-        waits = max(carry, (self._cost.workload.microbatches - 1) // (window + len(pool.members)) * trip)
-        step = max(enter + behind.step_s, self._own_s(pool), trip + waits)
-        return _Suffix((pool, *behind.pools), window, trip, step)
+        waits = max(carry, (self._cost.workload.microbatches - 1) // (window + len(stage.members)) * trip)
+        step = max(enter + behind.step_s, self._own_s(stage), trip + waits)
+        return _Suffix((stage, *behind.stages), window, trip, step)
 
-    def _fits_anew(self, pool: PoolLayout, window: int) -> bool:
+    def _fits_anew(self, stage: StageLayout, window: int) -> bool:
         return all(
-            self._cost.bytes_needed(pool.start, pool.stop, share, window) <= self._cost.memory_bytes[machine]
-            for machine, share in zip(pool.members, after_a_loss(pool.shares), strict=True)
+            self._cost.bytes_needed(stage.start, stage.stop, share, window)
+            <= self._cost.memory_bytes[machine]
+            for machine, share in zip(stage.members, after_a_loss(stage.shares), strict=True)
         )

@@ -52,7 +52,7 @@ def with_overhead(cost: TrainingCost) -> TrainingCost:
 
 
 def with_buddies(cost: TrainingCost) -> TrainingCost:
-    """Return a problem in which the gradient of each pool of one goes to another machine, too."""
+    """Return a problem in which the gradient of each stage of one goes to another machine, too."""
     return replace(cost, workload=replace(cost.workload, buddies=True))
 
 

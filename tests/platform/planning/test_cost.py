@@ -16,7 +16,7 @@ from tests.platform.planning.instances import instance, sparing, with_buddies, w
 from tests.platform.schedules import peak_in_flight
 
 from share_compute.planning.cost import STEP_OPERATIONS, TrainingCost, fill_shares, most_carried
-from share_compute.planning.layout import Layout, PoolLayout, solo
+from share_compute.planning.layout import Layout, StageLayout, solo
 from share_compute.planning.memory import after_a_loss, gradient_sets
 from share_compute.planning.options import Options
 from share_compute.planning.schedule_simulator import simulate_step
@@ -25,36 +25,36 @@ from share_compute.training.schedule import blocks, one_forward_one_backward, wi
 
 
 @st.composite
-def pool_shares(draw: st.DrawFn) -> list[list[int]]:
-    """Return microbatches of each member of each pool; all pools have the same sum."""
+def stage_shares(draw: st.DrawFn) -> list[list[int]]:
+    """Return microbatches of each member of each stage; all stages have the same sum."""
     count = draw(st.integers(1, 24))
-    pools = []
+    stages = []
     for _ in range(draw(st.integers(1, 5))):
         cuts = draw(st.sets(st.integers(1, count - 1), max_size=min(5, count - 1))) if count > 1 else set()
         edges = [0, *sorted(cuts), count]
-        pools.append([stop - start for start, stop in pairwise(edges)])
-    return pools
+        stages.append([stop - start for start, stop in pairwise(edges)])
+    return stages
 
 
-@given(pool_shares())
+@given(stage_shares())
 def test_memory_counts_all_that_the_real_schedule_keeps_in_flight(shares: list[list[int]]) -> None:
     ahead = windows([len(members) for members in shares])
-    for pool, members in enumerate(shares):
+    for stage, members in enumerate(shares):
         for member, share in enumerate(members):
-            kept = peak_in_flight(one_forward_one_backward(shares, pool, member))
-            assert kept <= min(share, ahead[pool] + 1)
+            kept = peak_in_flight(one_forward_one_backward(shares, stage, member))
+            assert kept <= min(share, ahead[stage] + 1)
 
 
 def test_memory_of_a_member_by_hand() -> None:
     cost = instance(1, machines=2, layers=4, microbatches=4)
-    layout = Layout((PoolLayout(0, 2, (0,), (4,)), PoolLayout(2, 4, (1,), (4,))))
+    layout = Layout((StageLayout(0, 2, (0,), (4,)), StageLayout(2, 4, (1,), (4,))))
     workload, profile = cost.workload, cost.profile
     samples = workload.microbatch_size
     weights = profile.embedding.parameters + sum(layer.parameters for layer in profile.layers[:2])
     activations = sum(piece.activation_bytes.at(8) for piece in (profile.embedding, *profile.layers[:2]))
     boundary = samples * 4 * profile.layers[1].boundary_numbers.at(8)
     largest = max(piece.largest for piece in (profile.embedding, *profile.layers[:2]))
-    # Two microbatches are in flight in the first of two pools; of all four, what was sent and what came back is kept.
+    # Two microbatches are in flight in the first of two stages; of all four, what was sent and what came back is kept.
     expected = weights * 4 * (2 + workload.optimizer_tensors) + 2 * samples * activations
     expected += 4 * 2 * boundary + 4 * max(largest, 2 * profile.tied)
     assert cost.member_bytes(layout, 0, 0) == pytest.approx(expected)
@@ -70,7 +70,7 @@ def test_memory_of_layers_that_are_computed_again_by_hand() -> None:
     plain = instance(1, machines=2, layers=4, microbatches=4)
     cost = replace(plain, workload=replace(plain.workload, activation_checkpointing=True))
     profile, samples = cost.profile, cost.workload.microbatch_size
-    layout = Layout((PoolLayout(0, 2, (0,), (4,)), PoolLayout(2, 4, (1,), (4,))))
+    layout = Layout((StageLayout(0, 2, (0,), (4,)), StageLayout(2, 4, (1,), (4,))))
     weights = profile.embedding.parameters + sum(layer.parameters for layer in profile.layers[:2])
     kept = profile.embedding.activation_bytes.at(8)
     kept += sum(4 * layer.boundary_numbers.at(8) for layer in profile.layers[:2])
@@ -93,21 +93,21 @@ def test_who_may_have_to_compute_more_keeps_more() -> None:
     )  # of the last two, whoever stays has nearly nothing without the first
 
 
-@given(pool_shares())
+@given(stage_shares())
 def test_members_hold_as_many_gradients_as_their_order_of_sums_takes(shares: list[list[int]]) -> None:
-    pools = tuple(map(tuple, shares))
-    runs = max(pools, key=len)
-    for pool, members in enumerate(pools):
+    stages = tuple(map(tuple, shares))
+    runs = max(stages, key=len)
+    for stage, members in enumerate(stages):
         for member, share in enumerate(members):
-            sets = gradient_sets(pools, pool, member)
+            sets = gradient_sets(stages, stage, member)
             assert 1 <= sets <= share
             if members == runs or len(runs) == 1:
                 assert sets == 1
 
 
-def test_further_gradients_count_where_pools_share_differently() -> None:
+def test_further_gradients_count_where_stages_share_differently() -> None:
     cost = instance(1, machines=4, layers=4, microbatches=6)
-    layout = Layout((PoolLayout(0, 2, (0,), (6,)), PoolLayout(2, 4, (1, 2, 3), (2, 2, 2))))
+    layout = Layout((StageLayout(0, 2, (0,), (6,)), StageLayout(2, 4, (1, 2, 3), (2, 2, 2))))
     assert gradient_sets(((6,), (2, 2, 2)), 0, 0) == 3  # it takes turns in three runs
     alone = cost.bytes_needed(0, 2, 6, 3)
     assert cost.member_bytes(layout, 0, 0) == alone + 2 * 4 * cost.trained_parameters(0, 2)
@@ -133,13 +133,13 @@ def test_who_is_alone_waits_for_its_buddy() -> None:
     cost = with_buddies(plain)
     alone, split = (
         solo(0, 4, 4),
-        Layout((PoolLayout(0, 2, (0,), (4,)), PoolLayout(2, 4, (1, 2), (2, 2)))),
+        Layout((StageLayout(0, 2, (0,), (4,)), StageLayout(2, 4, (1, 2), (2, 2)))),
     )
     assert cost.step_s(alone) == plain.step_s(alone)
-    assert cost.tail_s(split.pools[1]) == plain.tail_s(split.pools[1])
+    assert cost.tail_s(split.stages[1]) == plain.tail_s(split.stages[1])
     size = 4 * cost.trained_parameters(0, 2)
     waits = [cost.network.transfer_s(0, other, size) + cost.network.link(0, other)[0] for other in (1, 2)]
-    assert cost.tail_s(split.pools[0]) == pytest.approx(plain.tail_s(split.pools[0]) + min(waits))
+    assert cost.tail_s(split.stages[0]) == pytest.approx(plain.tail_s(split.stages[0]) + min(waits))
 
 
 def test_layers_that_are_computed_again_take_their_forward_once_more() -> None:
@@ -158,10 +158,10 @@ def test_what_is_frozen_has_neither_gradient_nor_state() -> None:
     first, *rest = plain.profile.layers
     frozen = first.model_copy(update={"frozen": first.parameters})
     cost = replace(plain, profile=plain.profile.model_copy(update={"layers": (frozen, *rest)}))
-    layout = Layout((PoolLayout(0, 2, (0,), (4,)), PoolLayout(2, 4, (1,), (4,))))
+    layout = Layout((StageLayout(0, 2, (0,), (4,)), StageLayout(2, 4, (1,), (4,))))
     saved = first.parameters * 4 * (1 + cost.workload.optimizer_tensors)
     assert cost.member_bytes(layout, 0, 0) == pytest.approx(plain.member_bytes(layout, 0, 0) - saved)
-    assert cost.tail_s(layout.pools[0]) < plain.tail_s(layout.pools[0])
+    assert cost.tail_s(layout.stages[0]) < plain.tail_s(layout.stages[0])
 
 
 def test_two_byte_precision_keeps_less_and_a_copy_of_the_weights() -> None:
@@ -197,7 +197,7 @@ def test_nobody_without_speed_gets_a_share() -> None:
     assert fill_shares([1.0, 1.0], 1) is None
 
 
-@given(pool_shares())
+@given(stage_shares())
 def test_some_pair_of_members_carries_at_least_what_the_formula_says(shares: list[list[int]]) -> None:
     for before, after in pairwise(shares):
         common = [len(set(one) & set(other)) for one in blocks(before) for other in blocks(after)]
@@ -212,7 +212,7 @@ def test_tables_say_what_the_formula_says(seed: int, change: Callable[[TrainingC
     options = Options(cost)
     for _ in range(20):
         members = tuple(sorted(draw.sample(range(5), draw.randrange(1, 4))))
-        if not cost.may_pool(members) or not set(members) <= set(options.usable):
+        if not cost.may_share(members) or not set(members) <= set(options.usable):
             continue
         option = options.of(members, 6)
         start = draw.randrange(6)
@@ -223,9 +223,9 @@ def test_tables_say_what_the_formula_says(seed: int, change: Callable[[TrainingC
             assert option.own_s[place] == math.inf
             assert option.window[place] == -1
             continue
-        pool = PoolLayout(start, stop, members, shares)
-        assert option.first_s[place] == pytest.approx(cost.first_s(pool), rel=1e-12)
-        assert option.own_s[place] == pytest.approx(cost.busy_s(pool) + cost.tail_s(pool), rel=1e-12)
+        stage = StageLayout(start, stop, members, shares)
+        assert option.first_s[place] == pytest.approx(cost.first_s(stage), rel=1e-12)
+        assert option.own_s[place] == pytest.approx(cost.busy_s(stage) + cost.tail_s(stage), rel=1e-12)
         for window in range(12):
             fits = all(
                 cost.bytes_needed(start, stop, share, window) <= cost.memory_bytes[member]

@@ -8,14 +8,14 @@ import pytest
 from tests.platform.planning.models import PROFILE, job, lan, machine
 
 from share_compute.planning.drift import DriftLimits, DriftWatch, moving, plan_again, propose
-from share_compute.planning.layout import Layout, PoolLayout
+from share_compute.planning.layout import Layout, StageLayout
 from share_compute.planning.planner import Solution, solve
 from share_compute.planning.timings import LayerTiming, Timings
 from share_compute.specification import TrainJob
 from share_compute.topology import Topology
 
 LIMITS = DriftLimits(drift=0.25, steps=3, restart_s=30.0)
-SPEC = job(pools=2, members_per_pool=1)
+SPEC = job(stages=2, members_per_stage=1)
 TOPOLOGY = lan(machine("a", 50), machine("b", 50), bytes_per_s=1e9)
 
 
@@ -26,8 +26,8 @@ def solution(topology: Topology = TOPOLOGY, spec: TrainJob = SPEC) -> Solution:
 def slowed(current: Solution, name: str, factor: float) -> Timings:
     """What a profiler would see if one machine were slower than the probe said."""
     timings: dict[str, dict[int, LayerTiming]] = {}
-    for pool in current.layout.pools:
-        (place,) = pool.members
+    for stage in current.layout.stages:
+        (place,) = stage.members
         contributor = current.cost.topology.contributors[place]
         slower = factor if contributor.name == name else 1.0
         timings[contributor.id] = {
@@ -37,7 +37,7 @@ def slowed(current: Solution, name: str, factor: float) -> Timings:
                 backward_s=slower
                 * float(current.cost.backward_s[place, layer + 1] - current.cost.backward_s[place, layer]),
             )
-            for layer in range(pool.start, pool.stop)
+            for layer in range(stage.start, stage.stop)
         }
     return timings
 
@@ -64,9 +64,9 @@ class TestProposal:
         assert replan is not None
         assert replan.gain_s > replan.move_cost_s >= LIMITS.restart_s
         held = {
-            member.name: pool.stop - pool.start
-            for pool in replan.solution.plan.pools
-            for member in pool.members
+            member.name: stage.stop - stage.start
+            for stage in replan.solution.plan.stages
+            for member in stage.members
         }
         assert held["a"] < held["b"]
         assert replan.solution.plan.epoch == current.plan.epoch + 1
@@ -84,7 +84,7 @@ class TestProposal:
 
     def test_it_does_not_pay_over_a_narrow_link(self) -> None:
         narrow = lan(machine("a", 50), machine("b", 50), bytes_per_s=2e6)
-        spec = job(pools=2, members_per_pool=1, buddies=False)  # else all wait for copies on their way
+        spec = job(stages=2, members_per_stage=1, buddies=False)  # else all wait for copies on their way
         current = solution(narrow, spec)
         timings = slowed(current, "a", 3.0)
         replan = propose(spec, narrow, current, timings, 100_000, LIMITS)
@@ -108,18 +108,20 @@ class TestProposal:
         assert (replan.moved_bytes, replan.gain_s) == (known.moved_bytes, pytest.approx(known.gain_s))
 
     def test_another_must_be_clearly_better_than_the_plan_that_is_under_way(self) -> None:
-        current, free = solution(), job(pools=None, members_per_pool=1)
+        current, free = solution(), job(stages=None, members_per_stage=1)
         begun = propose(SPEC, TOPOLOGY, current, slowed(current, "a", 3.0), 10_000, LIMITS)
         assert begun is not None
         timings = slowed(current, "a", 2.7)
         other = propose(SPEC, TOPOLOGY, current, timings, 10_000, LIMITS)
         assert other is not None
-        assert other.solution.plan.pools != begun.solution.plan.pools
+        assert other.solution.plan.stages != begun.solution.plan.stages
         assert propose(SPEC, TOPOLOGY, current, timings, 10_000, LIMITS, begun.solution) is None
         three = lan(*(machine(name, 50) for name in "abc"), bytes_per_s=1e9)
         better = propose(free, three, current, timings, 10_000, LIMITS, begun.solution)
         assert better is not None
-        assert {member.name for pool in better.solution.plan.pools for member in pool.members} == set("abc")
+        assert {member.name for stage in better.solution.plan.stages for member in stage.members} == set(
+            "abc"
+        )
 
     def test_a_plan_that_is_under_way_may_be_proposed_again(self) -> None:
         current = solution()
@@ -128,7 +130,7 @@ class TestProposal:
         assert begun is not None
         again = propose(SPEC, TOPOLOGY, current, timings, 10_000, LIMITS, begun.solution)
         assert again is not None
-        assert again.solution.plan.pools == begun.solution.plan.pools
+        assert again.solution.plan.stages == begun.solution.plan.stages
 
     def test_nothing_is_proposed_when_a_member_is_gone(self) -> None:
         current = solution()
@@ -139,8 +141,8 @@ class TestProposal:
 class TestMoving:
     def test_only_layers_that_change_machine_count(self) -> None:
         cost = solution().cost
-        before = Layout((PoolLayout(0, 6, (0,), (4,)), PoolLayout(6, 12, (1,), (4,))))
-        after = Layout((PoolLayout(0, 4, (0,), (4,)), PoolLayout(4, 12, (1,), (4,))))
+        before = Layout((StageLayout(0, 6, (0,), (4,)), StageLayout(6, 12, (1,), (4,))))
+        after = Layout((StageLayout(0, 4, (0,), (4,)), StageLayout(4, 12, (1,), (4,))))
         seconds, size = moving(cost, before, after)
         assert size == 2 * 12_000_000 * 4 * 3
         assert seconds == pytest.approx(size / 1e9 + 2 * 5e-4)
@@ -151,14 +153,14 @@ class TestCopies:
     """A re-plan keeps a job on two machines or more, so that a second machine can hold a copy of the state."""
 
     narrow = lan(machine("a", 50), machine("b", 50), bytes_per_s=1e5)
-    asks_for_three = job(pools=3, members_per_pool=1, microbatches=4)
+    asks_for_three = job(stages=3, members_per_stage=1, microbatches=4)
 
     def again(self, topology: Topology, spec: TrainJob | None = None) -> list[str]:
         found = plan_again(spec or self.asks_for_three, topology, PROFILE, 1, {}, in_use=3)
-        return sorted(member.name for pool in found.plan.pools for member in pool.members)
+        return sorted(member.name for stage in found.plan.stages for member in stage.members)
 
     def test_two_that_are_left_both_go_on_though_one_alone_were_faster(self) -> None:
-        without = job(pools=3, members_per_pool=1, microbatches=4, buddies=False)
+        without = job(stages=3, members_per_stage=1, microbatches=4, buddies=False)
         assert len(self.again(self.narrow, without)) == 1
         assert self.again(self.narrow) == ["a", "b"]
 
@@ -171,7 +173,10 @@ class TestCopies:
         current = plan_again(self.asks_for_three, alone, PROFILE, 0, {}, in_use=3)
         replan = propose(self.asks_for_three, self.narrow, current, {}, 3, LIMITS)
         assert replan is not None
-        assert {member.name for pool in replan.solution.plan.pools for member in pool.members} == {"a", "b"}
+        assert {member.name for stage in replan.solution.plan.stages for member in stage.members} == {
+            "a",
+            "b",
+        }
         assert replan.sentence.startswith("the job asks for 3 machines and was left on 1; a step would take")
 
     def test_a_job_that_chose_one_machine_stays_there(self) -> None:

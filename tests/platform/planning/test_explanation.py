@@ -18,7 +18,7 @@ from share_compute.planning.words import (
 )
 from share_compute.topology import Contributor, Link, Topology
 
-ALONE = {"pools": 2, "members_per_pool": 1}
+ALONE = {"stages": 2, "members_per_stage": 1}
 
 
 def bottleneck(plan: Plan) -> Bottleneck:
@@ -55,7 +55,7 @@ class TestBottleneck:
 
     def test_the_sum_of_gradients(self) -> None:
         topology = lan(machine("a", 5000), machine("b", 5000), bytes_per_s=1e7)
-        plan = make_plan(job(pools=1, members_per_pool=2), topology, PROFILE)
+        plan = make_plan(job(stages=1, members_per_stage=2), topology, PROFILE)
         assert bottleneck(plan).kind == "synchronisation"
         assert "sum their gradients" in bottleneck(plan).sentence
 
@@ -70,15 +70,15 @@ class TestBottleneck:
 class TestMachines:
     def test_what_a_member_holds_and_how_much_it_has_to_do(self) -> None:
         plan = make_plan(job(), lan(machine("a", 60)), PROFILE)
-        sentence = plan.pools[0].members[0].reason
+        sentence = plan.stages[0].members[0].reason
         assert sentence.startswith("holds layers 0-11: 60.0 GFLOP/s")
         assert "busy" in sentence
         assert "of 8.0 GiB used" in sentence
 
     def test_members_know_whom_they_share_with(self) -> None:
         topology = lan(machine("a", 60), machine("b", 50))
-        plan = make_plan(job(pools=1, members_per_pool=2), topology, PROFILE)
-        reasons = {member.name: member.reason for member in plan.pools[0].members}
+        plan = make_plan(job(stages=1, members_per_stage=2), topology, PROFILE)
+        reasons = {member.name: member.reason for member in plan.stages[0].members}
         assert "the fastest machine here" in reasons["a"]
         assert "2 of 4 microbatches, the rest with b" in reasons["a"]
         assert "2nd fastest here" in reasons["b"]
@@ -118,8 +118,8 @@ class TestMachines:
         assert all(idle.reason for idle in plan.idle)
 
     def test_all_idle_when_nothing_was_measured(self) -> None:
-        plan = make_plan(job(pools=1, members_per_pool=1), lan(machine("a", 0), machine("b", 0)), PROFILE)
-        assert "no machine's speed was measured" in plan.pools[0].members[0].reason
+        plan = make_plan(job(stages=1, members_per_stage=1), lan(machine("a", 0), machine("b", 0)), PROFILE)
+        assert "no machine's speed was measured" in plan.stages[0].members[0].reason
         assert reason(plan, "b") == "no machine's speed was measured, and the plan has work for 1 of them"
 
     def test_a_machine_whose_memory_bandwidth_is_at_fault(self) -> None:
@@ -133,14 +133,14 @@ class TestEqualMachines:
 
     def test_nobody_is_first_among_equals(self) -> None:
         topology = lan(machine("a", 60), machine("b", 58), machine("c", 30))
-        plan = make_plan(job(pools=1, members_per_pool=3), topology, PROFILE)
-        standing = {member.name: member.standing for member in plan.pools[0].members}
+        plan = make_plan(job(stages=1, members_per_stage=3), topology, PROFILE)
+        standing = {member.name: member.standing for member in plan.stages[0].members}
         assert standing["a"].startswith("as fast as any here (60.0 GFLOP/s)")
         assert standing["b"].startswith("as fast as any here (58.0 GFLOP/s)")
         assert standing["c"].startswith("30.0 GFLOP/s, 3rd fastest here")
 
     @pytest.mark.parametrize("strategy", ["auto", "uniform", "compute_weighted", "recursive"])
-    @pytest.mark.parametrize("asked", [{"pools": 1, "members_per_pool": 1}, {"pools": 2}, {}])
+    @pytest.mark.parametrize("asked", [{"stages": 1, "members_per_stage": 1}, {"stages": 2}, {}])
     def test_no_equal_is_called_faster(self, strategy: str, asked: dict[str, int]) -> None:
         crowd = [machine(f"m{index}", 50 + index % 3) for index in range(14)]
         plan = make_plan(job(strategy=strategy, **asked), lan(*crowd, bytes_per_s=3e6), PROFILE)
@@ -152,12 +152,12 @@ class TestEqualMachines:
 
     def test_a_slow_one_is_told_so(self) -> None:
         topology = lan(machine("a", 50), machine("b", 50), machine("slow", 40))
-        asked = {"pools": 2, "members_per_pool": 1}
+        asked = {"stages": 2, "members_per_stage": 1}
         simple = make_plan(job(strategy="uniform", **asked), topology, PROFILE)
-        assert reason(simple, "slow") == "the job asks for 2 pools of 1 machine, and the others are faster"
+        assert reason(simple, "slow") == "the job asks for 2 stages of 1 machine, and the others are faster"
         searched = make_plan(job(**asked), topology, PROFILE)
         assert reason(searched, "slow") == (
-            "the job asks for 2 pools of 1 machine, and 2 machines make the shortest step that was found, "
+            "the job asks for 2 stages of 1 machine, and 2 machines make the shortest step that was found, "
             "and it is slower than each of them"
         )
 
@@ -175,7 +175,7 @@ class TestMachinesThatWereNotTried:
             if frozenset((one, other)) not in given
         )
         machines = (*(machine(name, 50) for name in "abcdefghijklmnop"), *others)
-        return make_plan(job(pools=2, members_per_pool=1), Topology(machines, (*near, *links)), PROFILE)
+        return make_plan(job(stages=2, members_per_stage=1), Topology(machines, (*near, *links)), PROFILE)
 
     def test_slower(self) -> None:
         plan = self.plan(machine("slow", 20))

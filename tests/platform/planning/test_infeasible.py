@@ -55,8 +55,8 @@ def followed(advice: str, machines: list[Contributor], asked: dict[str, Any]) ->
     elif advice.startswith("set training.activation_checkpointing: true"):
         asked["training"] = asked["training"] | {"activation_checkpointing": True}
     else:
-        assert advice.startswith("leave parallelism.pools")
-        asked = {key: value for key, value in asked.items() if key not in ("pools", "members_per_pool")}
+        assert advice.startswith("leave parallelism.stages")
+        asked = {key: value for key, value in asked.items() if key not in ("stages", "members_per_stage")}
     return make_plan(job(**asked), lan(*machines), PROFILE)
 
 
@@ -90,13 +90,13 @@ def test_all_advice_helps_whoever_follows_it(strategy: str) -> None:
         ]
         asked: dict[str, Any] = {"strategy": strategy, "microbatches": draw.choice((1, 4, 16))}
         if draw.random() < 0.3:
-            asked |= {"pools": 1, "members_per_pool": 1}
+            asked |= {"stages": 1, "members_per_stage": 1}
         try:
             make_plan(job(**asked), lan(*machines), PROFILE)
         except PlanInfeasible as failure:
             for advice in failure.details["would_fit"]:
                 kinds.add(advice.split()[0])
-                assert followed(advice, machines, asked).pools
+                assert followed(advice, machines, asked).stages
     assert {"lend", "let"} <= kinds
 
 
@@ -106,12 +106,12 @@ def test_one_machine_that_lends_what_is_missing_does_the_job() -> None:
     missing = failure.details["missing_bytes"]
     assert failure.details["lent_bytes"] == size
     assert f"({missing} bytes) are missing" in failure.message
-    assert make_plan(job(), lan(machine("a", memory_bytes=size + missing)), PROFILE).pools
+    assert make_plan(job(), lan(machine("a", memory_bytes=size + missing)), PROFILE).stages
     refusal(lan(machine("a", memory_bytes=size + missing - 2)))
 
 
 def test_a_hair_too_little_is_not_told_to_be_enough() -> None:
-    enough = to_lend(make_plan(job(), lan(machine("a")), PROFILE).pools[0].members[0].memory_bytes)
+    enough = to_lend(make_plan(job(), lan(machine("a")), PROFILE).stages[0].members[0].memory_bytes)
     failure = refusal(lan(machine("a", memory_bytes=enough - 1000)))
     assert any(advice.startswith("lend 1.01 times") for advice in failure.details["would_fit"])
 
@@ -130,7 +130,7 @@ def test_many_machines_get_advice_that_helps_too() -> None:
     advice = refusal(lan_of_many(machines)).details["would_fit"]
     assert [one.split()[0] for one in advice] == ["lend", "lend"]
     for one in advice:
-        assert make_plan(job(), lan_of_many(lent_as_advised(one, machines)), PROFILE).pools
+        assert make_plan(job(), lan_of_many(lent_as_advised(one, machines)), PROFILE).stages
 
 
 def lan_of_many(machines: list[Contributor]) -> Topology:
@@ -150,7 +150,7 @@ def test_each_dead_link_of_a_layout_is_named_once() -> None:
     machines = [machine(name) for name in "abcd"]
     links = [Link(one, other, 1e-3, 0.0) for one in "abcd" for other in "abcd" if one < other]
     failure = refusal(
-        Topology(tuple(machines), tuple(links)), strategy="uniform", pools=2, members_per_pool=2
+        Topology(tuple(machines), tuple(links)), strategy="uniform", stages=2, members_per_stage=2
     )
     assert sorted(sorted(pair) for pair in failure.details["dead_links"]) == [
         sorted(pair) for pair in (("a", "b"), ("a", "c"), ("a", "d"), ("b", "c"), ("b", "d"), ("c", "d"))

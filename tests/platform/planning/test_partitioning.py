@@ -78,8 +78,8 @@ class TestMapping:
             return
         with pytest.raises(PlanInfeasible) as caught:
             map_partitions_to_shards(partitions, num_layers, "m")
-        assert caught.value.details == {"pools": len(partitions), "layers": num_layers}
-        assert caught.value.hint == f"ask for at most {num_layers} pools"
+        assert caught.value.details == {"stages": len(partitions), "layers": num_layers}
+        assert caught.value.hint == f"ask for at most {num_layers} stages"
 
     @given(st.integers(1, 20), st.integers(1, 20))
     def test_equal_shares_of_a_multiple_are_equal(self, count: int, each: int) -> None:

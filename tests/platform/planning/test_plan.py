@@ -21,11 +21,11 @@ SEARCHING = ["auto", "dynamic_programming", "recursive"]
 
 
 def layers(plan: Plan) -> list[int]:
-    return [pool.stop - pool.start for pool in plan.pools]
+    return [stage.stop - stage.start for stage in plan.stages]
 
 
 def names(plan: Plan) -> list[list[str]]:
-    return [[member.name for member in pool.members] for pool in plan.pools]
+    return [[member.name for member in stage.members] for stage in plan.stages]
 
 
 class TestSimpleStrategies:
@@ -38,23 +38,23 @@ class TestSimpleStrategies:
         assert names(plan) == [["slow"], ["fast"], ["middle"]]
         assert layers(plan) == [2, 6, 4]
 
-    def test_the_slowest_are_idle_when_fewer_pools_are_asked_for(self) -> None:
+    def test_the_slowest_are_idle_when_fewer_stages_are_asked_for(self) -> None:
         topology = lan(machine("a", 1), machine("b", 9), machine("c", 5))
-        plan = make_plan(job(strategy="uniform", pools=2), topology, PROFILE)
+        plan = make_plan(job(strategy="uniform", stages=2), topology, PROFILE)
         assert [idle.name for idle in plan.idle] == ["a"]
-        assert "asks for 2 pools of 1 machine" in plan.idle[0].reason
+        assert "asks for 2 stages of 1 machine" in plan.idle[0].reason
 
-    def test_members_of_a_pool_share_its_microbatches(self) -> None:
+    def test_members_of_a_stage_share_its_microbatches(self) -> None:
         topology = lan(*(machine(name) for name in "abcd"))
-        plan = make_plan(job(strategy="uniform", pools=2, members_per_pool=2), topology, PROFILE)
-        assert plan.pool_sizes == [2, 2]
-        for pool in plan.pools:
-            assert [member.microbatches for member in pool.members] == [(0, 1), (2, 3)]
+        plan = make_plan(job(strategy="uniform", stages=2, members_per_stage=2), topology, PROFILE)
+        assert plan.stage_sizes == [2, 2]
+        for stage in plan.stages:
+            assert [member.microbatches for member in stage.members] == [(0, 1), (2, 3)]
 
     def test_a_faster_member_gets_more_microbatches(self) -> None:
         topology = lan(machine("fast", 60), machine("slow", 20))
-        plan = make_plan(job(strategy="uniform", pools=1, members_per_pool=2), topology, PROFILE)
-        assert {member.name: member.microbatches for member in plan.pools[0].members} == {
+        plan = make_plan(job(strategy="uniform", stages=1, members_per_stage=2), topology, PROFILE)
+        assert {member.name: member.microbatches for member in plan.stages[0].members} == {
             "fast": (0, 1, 2),
             "slow": (3,),
         }
@@ -65,20 +65,20 @@ class TestSimpleStrategies:
     def test_every_layer_is_held_exactly_once(self, speeds: list[float], strategy: str) -> None:
         topology = lan(*(machine(f"m{index}", speed) for index, speed in enumerate(speeds)))
         plan = make_plan(job(strategy=strategy), topology, PROFILE)
-        assert [layer for pool in plan.pools for layer in range(pool.start, pool.stop)] == list(range(12))
-        assert sum(pool.parameters for pool in plan.pools) == PROFILE.parameters
+        assert [layer for stage in plan.stages for layer in range(stage.start, stage.stop)] == list(range(12))
+        assert sum(stage.parameters for stage in plan.stages) == PROFILE.parameters
 
-    def test_a_pool_does_not_mix_kinds_of_devices(self) -> None:
+    def test_a_stage_does_not_mix_kinds_of_devices(self) -> None:
         topology = lan(machine("a", 99, kind="cuda"), machine("b"), machine("c"))
         with pytest.raises(PlanInfeasible, match="mix machines with and without GPU"):
-            make_plan(job(strategy="uniform", pools=1, members_per_pool=2), topology, PROFILE)
+            make_plan(job(strategy="uniform", stages=1, members_per_stage=2), topology, PROFILE)
 
     def test_a_dead_link_between_neighbours_is_named(self) -> None:
         topology = Topology((machine("a"), machine("b")), (Link("a", "b", 1e-3, 0.0),))
         with pytest.raises(PlanInfeasible, match="a to b") as caught:
             make_plan(job(strategy="uniform"), topology, PROFILE)
         assert "auto" in str(caught.value.hint)
-        assert len(make_plan(job(), topology, PROFILE).pools) == 1
+        assert len(make_plan(job(), topology, PROFILE).stages) == 1
 
 
 class TestSearchingStrategies:
@@ -88,10 +88,10 @@ class TestSearchingStrategies:
             machine("a", 60, memory_bytes=2 * GIB), machine("b", 50, memory_bytes=2 * GIB), machine("c")
         )
         plan = make_plan(job(strategy=strategy), topology, PROFILE)
-        assert [layer for pool in plan.pools for layer in range(pool.start, pool.stop)] == list(range(12))
-        for pool in plan.pools:
-            assert sum(len(member.microbatches) for member in pool.members) == plan.microbatches
-            for member in pool.members:
+        assert [layer for stage in plan.stages for layer in range(stage.start, stage.stop)] == list(range(12))
+        for stage in plan.stages:
+            assert sum(len(member.microbatches) for member in stage.members) == plan.microbatches
+            for member in stage.members:
                 assert member.memory_bytes <= topology[member.contributor_id].memory_bytes
 
     def test_one_machine_alone_wins_where_links_are_slow(self) -> None:
@@ -111,10 +111,10 @@ class TestSearchingStrategies:
             }
             assert min(steps.values()) == steps["auto"]
 
-    def test_as_many_pools_and_members_as_asked_for(self) -> None:
+    def test_as_many_stages_and_members_as_asked_for(self) -> None:
         topology = lan(*(machine(name, 40 + index) for index, name in enumerate("abcd")))
-        assert make_plan(job(pools=3, members_per_pool=1), topology, PROFILE).pool_sizes == [1, 1, 1]
-        assert make_plan(job(pools=2, members_per_pool=2), topology, PROFILE).pool_sizes == [2, 2]
+        assert make_plan(job(stages=3, members_per_stage=1), topology, PROFILE).stage_sizes == [1, 1, 1]
+        assert make_plan(job(stages=2, members_per_stage=2), topology, PROFILE).stage_sizes == [2, 2]
 
     def test_a_prediction_stands_between_its_bound_and_the_simulation(self) -> None:
         plan = make_plan(job(), lan(machine("a", 60), machine("b", 30)), PROFILE)
@@ -152,7 +152,7 @@ class TestMicrobatches:
 
     @given(st.integers(1, 5000), st.integers(1, 4))
     def test_all_divisors_may_be_chosen(self, batch: int, members: int) -> None:
-        spec = job(microbatches=None, training={"batch_size": batch}, members_per_pool=members)
+        spec = job(microbatches=None, training={"batch_size": batch}, members_per_stage=members)
         choices = microbatch_choices(spec)
         least = min(members, batch)
         assert choices == [number for number in range(least, batch + 1) if batch % number == 0]
@@ -172,8 +172,8 @@ class TestMicrobatches:
 
 class TestUnmeasured:
     def test_all_machines_count_as_alike_when_none_was_measured(self) -> None:
-        plan = make_plan(job(members_per_pool=1), lan(*(machine(name, 0) for name in "abc")), PROFILE)
-        assert len(plan.pools) == 3
+        plan = make_plan(job(members_per_stage=1), lan(*(machine(name, 0) for name in "abc")), PROFILE)
+        assert len(plan.stages) == 3
         assert max(layers(plan)) - min(layers(plan)) <= 3
         assert plan.prediction is None
 
@@ -185,7 +185,7 @@ class TestUnmeasured:
         assert "not measured" in plan.idle[0].reason
 
     def test_links_that_nobody_measured_are_said_to_be_assumed(self) -> None:
-        plan = make_plan(job(pools=2, members_per_pool=1), Topology((machine("a"), machine("b"))), PROFILE)
+        plan = make_plan(job(stages=2, members_per_stage=1), Topology((machine("a"), machine("b"))), PROFILE)
         assert plan.prediction is not None
         assert plan.prediction.links_assumed
 
@@ -217,15 +217,15 @@ class TestInfeasible:
         with pytest.raises(PlanInfeasible, match="small lacks") as caught:
             make_plan(job(strategy="uniform"), topology, PROFILE)
         assert set(caught.value.details["missing_by_machine"]) == {"small"}
-        assert make_plan(job(), topology, PROFILE).pools[0].members[0].name == "large"
+        assert make_plan(job(), topology, PROFILE).stages[0].members[0].name == "large"
 
     @pytest.mark.parametrize("strategy", ["auto", "uniform"])
     def test_too_few_machines_layers_and_microbatches(self, strategy: str) -> None:
         topology = lan(machine("a"), machine("b"))
-        with pytest.raises(PlanInfeasible, match="3 pools of 1 need 3 machines; 2 are ready"):
-            make_plan(job(strategy=strategy, pools=3), topology, PROFILE)
+        with pytest.raises(PlanInfeasible, match="3 stages of 1 need 3 machines; 2 are ready"):
+            make_plan(job(strategy=strategy, stages=3), topology, PROFILE)
         with pytest.raises(PlanInfeasible, match="cannot share 12 layers"):
-            make_plan(job(strategy=strategy, pools=13), topology, PROFILE)
+            make_plan(job(strategy=strategy, stages=13), topology, PROFILE)
         with pytest.raises(PlanInfeasible, match="no machine is ready"):
             make_plan(job(strategy=strategy), Topology(()), PROFILE)
 
@@ -246,7 +246,7 @@ class TestInfeasible:
 
 def test_a_model_of_one_layer_stays_on_one_machine() -> None:
     plan = make_plan(
-        job(members_per_pool=1), lan(machine("a", 40), machine("b", 60)), ModelProfile(layers=(LAYER,))
+        job(members_per_stage=1), lan(machine("a", 40), machine("b", 60)), ModelProfile(layers=(LAYER,))
     )
     assert names(plan) == [["b"]]
     assert plan.idle[0].name == "a"
@@ -266,8 +266,10 @@ def test_a_gpu_counts_alone() -> None:
 
 
 def test_a_solution_knows_its_layout_and_its_timeline() -> None:
-    solution = solve(job(pools=2, members_per_pool=1), lan(machine("a"), machine("b")), PROFILE, 3, {})
+    solution = solve(job(stages=2, members_per_stage=1), lan(machine("a"), machine("b")), PROFILE, 3, {})
     assert solution.plan.epoch == 3
-    assert [pool.start for pool in solution.layout.pools] == [pool.start for pool in solution.plan.pools]
+    assert [stage.start for stage in solution.layout.stages] == [
+        stage.start for stage in solution.plan.stages
+    ]
     assert solution.timeline is not None
     assert len(solution.timeline.cells) == 2 * 2 * 4

@@ -28,7 +28,7 @@ def machine(index: int, address: str = "") -> Contributor:
     return Contributor(f"m{index}", f"machine-{index}", (DEVICE,), address=address)
 
 
-def pool(count: int, *links: tuple[str, str, float, float], addresses: Sequence[str] = ()) -> Topology:
+def stage(count: int, *links: tuple[str, str, float, float], addresses: Sequence[str] = ()) -> Topology:
     machines = tuple(machine(index, addresses[index] if addresses else "") for index in range(count))
     return Topology(machines, tuple(Link(*link) for link in links))
 
@@ -140,7 +140,7 @@ def test_the_order_of_links_does_not_matter(seed: int, regions: int, machines: i
 @example([("head", "m0", 0.0, -0.0), ("m1", "m2", math.inf, 1.0)])
 @example([("m0", "m1", 0.0, -0.0)])
 def test_whatever_was_measured_the_network_is_sound(links: list[tuple[str, str, float, float]]) -> None:
-    network = complete(pool(4, *links))
+    network = complete(stage(4, *links))
     count = int(network.region.max()) + 1
     for table in (network.latency_s, network.bytes_per_s):
         assert table.shape == (count, count)
@@ -151,15 +151,15 @@ def test_whatever_was_measured_the_network_is_sound(links: list[tuple[str, str, 
 
 
 def test_the_worse_of_both_directions_counts() -> None:
-    network = complete(pool(2, ("m0", "m1", 0.010, 5e6), ("m1", "m0", 0.002, 1e6), ("m0", "m1", 0.001, 9e9)))
+    network = complete(stage(2, ("m0", "m1", 0.010, 5e6), ("m1", "m0", 0.002, 1e6), ("m0", "m1", 0.001, 9e9)))
     assert network.link(0, 1) == network.link(1, 0) == (0.010, 1e6)
 
 
 def test_without_any_measurement_a_lan_is_assumed() -> None:
-    network = complete(pool(3))
+    network = complete(stage(3))
     assert network.assumed
     assert network.link(0, 2)[1] == ASSUMED_BYTES_PER_S
-    assert not complete(pool(1)).assumed  # nothing is sent, so nothing is assumed
+    assert not complete(stage(1)).assumed  # nothing is sent, so nothing is assumed
 
 
 def test_no_contributors_at_all() -> None:
@@ -168,7 +168,7 @@ def test_no_contributors_at_all() -> None:
 
 def test_unmeasured_pairs_go_over_the_best_path() -> None:
     network = complete(
-        pool(
+        stage(
             3,
             ("m0", HEAD, 0.010, 1e7),
             ("m1", HEAD, 0.100, 1e6),
@@ -180,7 +180,7 @@ def test_unmeasured_pairs_go_over_the_best_path() -> None:
 
 
 def test_a_disconnected_part_gets_nothing_through() -> None:
-    network = complete(pool(5, ("m0", "m1", 1e-3, 1e8), ("m2", "m3", 1e-3, 1e8)))
+    network = complete(stage(5, ("m0", "m1", 1e-3, 1e8), ("m2", "m3", 1e-3, 1e8)))
     assert network.link(0, 1)[1] == network.link(2, 3)[1] == 1e8
     assert network.link(0, 2)[1] == network.link(1, 3)[1] == 0
     assert network.transfer_s(0, 2, 1.0) == math.inf
@@ -188,14 +188,14 @@ def test_a_disconnected_part_gets_nothing_through() -> None:
 
 
 def test_a_dead_link_stays_dead_though_the_head_reaches_both() -> None:
-    network = complete(pool(2, ("m0", "m1", 0.5, 0.0), ("m0", HEAD, 1e-3, 1e8), ("m1", HEAD, 1e-3, 1e8)))
+    network = complete(stage(2, ("m0", "m1", 0.5, 0.0), ("m0", HEAD, 1e-3, 1e8), ("m1", HEAD, 1e-3, 1e8)))
     assert network.link(0, 1)[1] == 0
 
 
 def test_one_machine_behind_a_dead_link_does_not_spoil_its_neighbours() -> None:
     lan = [("m0", "m1", 1e-3, 1e8), ("m0", "m2", 1e-3, 1e8), ("m1", "m2", 1e-3, 1e8)]
     dead = [(f"m{index}", "m3", 1.0, 0.0) for index in range(3)]
-    network = complete(pool(4, *lan, *dead))
+    network = complete(stage(4, *lan, *dead))
     assert len({int(region) for region in network.region[:3]}) == 1
     assert network.link(0, 1)[1] == 1e8
     assert network.link(0, 3)[1] == 0
@@ -204,7 +204,7 @@ def test_one_machine_behind_a_dead_link_does_not_spoil_its_neighbours() -> None:
 def test_a_machine_on_wireless_gets_a_region_of_its_own() -> None:
     lan = [(f"m{one}", f"m{other}", 3e-4, 1.1e8) for one in range(3) for other in range(one)]
     wireless = [("m3", f"m{other}", 4e-3, 6e6) for other in range(3)]
-    network = complete(pool(4, *lan, *wireless))
+    network = complete(stage(4, *lan, *wireless))
     assert groups(network) == {frozenset({0, 1, 2}), frozenset({3})}
     assert network.link(3, 1) == (4e-3, 6e6)
 
@@ -212,7 +212,7 @@ def test_a_machine_on_wireless_gets_a_region_of_its_own() -> None:
 def test_the_machine_that_the_head_runs_on_is_like_its_neighbours() -> None:
     lan = [(f"m{one}", f"m{other}", 1e-3, 1.1e8) for one in range(3) for other in range(one)]
     heads = [("m0", HEAD, 1e-4, 3e9), ("m1", HEAD, 1e-3, 1.1e8), ("m2", HEAD, 1e-3, 1.1e8)]
-    assert len(groups(complete(pool(3, *lan, *heads)))) == 1
+    assert len(groups(complete(stage(3, *lan, *heads)))) == 1
 
 
 class TestHosts:
@@ -220,19 +220,19 @@ class TestHosts:
 
     def test_they_are_joined_to_everything_alike(self) -> None:
         links = [("m0", "m2", 1e-2, 1e7), ("m0", "m1", 1e-4, 3e9)]
-        network = complete(pool(4, *links, addresses=["10.0.0.1", "10.0.0.1", "10.0.0.2", "10.0.0.2"]))
+        network = complete(stage(4, *links, addresses=["10.0.0.1", "10.0.0.1", "10.0.0.2", "10.0.0.2"]))
         assert network.link(1, 3) == network.link(0, 2) == (1e-2, 1e7)
 
     def test_alone_they_reach_each_other_as_measured(self) -> None:
-        network = complete(pool(2, ("m0", "m1", 1e-4, 3e9), addresses=["10.0.0.1", "10.0.0.1"]))
+        network = complete(stage(2, ("m0", "m1", 1e-4, 3e9), addresses=["10.0.0.1", "10.0.0.1"]))
         assert network.link(0, 1) == (1e-4, 3e9)
-        unmeasured = complete(pool(2, ("m0", HEAD, 1e-2, 1e7), addresses=["10.0.0.1", "10.0.0.1"]))
+        unmeasured = complete(stage(2, ("m0", HEAD, 1e-2, 1e7), addresses=["10.0.0.1", "10.0.0.1"]))
         assert unmeasured.link(0, 1)[1] == HOST_BYTES_PER_S
 
     def test_two_of_a_lan_share_a_region_with_its_links(self) -> None:
         hosts = ["10.0.0.1", "10.0.0.1", "10.0.0.2", "10.0.0.2"]
         links = [("m0", "m1", 1e-4, 3e9), ("m2", "m3", 1e-4, 3e9), ("m1", "m2", 1e-3, 1e8)]
-        network = complete(pool(4, *links, addresses=hosts))
+        network = complete(stage(4, *links, addresses=hosts))
         assert len(groups(network)) == 1
         assert network.link(0, 1) == (1e-3, 1e8), "the worse one, for all"
 
@@ -258,10 +258,10 @@ def test_machines_that_are_all_different_still_fit_the_tables() -> None:
         (f"m{index}", f"m{index + 1}", 1e-3 * 1.5 ** (index % 25), 1e9 / 1.7 ** (index % 31))
         for index in range(599)
     ]
-    network = complete(pool(600, *links))
+    network = complete(stage(600, *links))
     assert len(network.latency_s) <= MOST_REGIONS
     strangers = [(f"m{index}", f"m{index + 1}", 1e-3, 1e8) for index in range(0, 600, 2)]
-    network = complete(pool(600, *strangers))
+    network = complete(stage(600, *strangers))
     assert len(network.latency_s) <= MOST_REGIONS
     assert network.link(0, 1)[1] == 1e8
     assert network.link(0, 2)[1] == 0

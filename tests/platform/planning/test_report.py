@@ -31,15 +31,15 @@ def test_it_is_the_plan_that_a_job_would_get() -> None:
 
 
 def test_the_timeline_has_every_cell_once_and_ends_within_the_step() -> None:
-    report = dry_run(job(pools=2, members_per_pool=1, microbatches=8), TOPOLOGY, PROFILE)
-    cells = {(cell.pool, cell.microbatch, cell.kind) for cell in report.timeline}
+    report = dry_run(job(stages=2, members_per_stage=1, microbatches=8), TOPOLOGY, PROFILE)
+    cells = {(cell.stage, cell.microbatch, cell.kind) for cell in report.timeline}
     assert len(cells) == len(report.timeline) == 2 * 8 * 2
     assert report.plan.prediction is not None
     assert max(cell.stop_s for cell in report.timeline) <= report.plan.prediction.step_s
 
 
 def test_a_timeline_with_too_many_cells_is_left_out() -> None:
-    many = job(microbatches=1100, training={"batch_size": 1100}, pools=2, members_per_pool=1)
+    many = job(microbatches=1100, training={"batch_size": 1100}, stages=2, members_per_stage=1)
     assert dry_run(many, TOPOLOGY, PROFILE).timeline == ()
 
 
@@ -131,15 +131,15 @@ def test_serving_over_dead_links_says_so() -> None:
 def test_serving_that_needs_more_machines_than_there_are_says_so() -> None:
     asked = ServingWorkload(prompt_tokens=64, new_tokens=16, concurrent=2)
     pair = lan(machine("a"), machine("b"))
-    with pytest.raises(PlanInfeasible, match="3 pools need 3 machines, and 2 are there") as error:
-        plan_serving("model", pair, PROFILE, asked, pools=3)
-    assert error.value.hint == "let 1 more machine join, or leave out pools"
-    with pytest.raises(PlanInfeasible, match="13 pools cannot share 12 layers"):
-        plan_serving("model", pair, PROFILE, asked, pools=13)
+    with pytest.raises(PlanInfeasible, match="3 stages need 3 machines, and 2 are there") as error:
+        plan_serving("model", pair, PROFILE, asked, stages=3)
+    assert error.value.hint == "let 1 more machine join, or leave out stages"
+    with pytest.raises(PlanInfeasible, match="13 stages cannot share 12 layers"):
+        plan_serving("model", pair, PROFILE, asked, stages=13)
     apart = lan(machine("a"), machine("b"), bytes_per_s=0.0)
     with pytest.raises(PlanInfeasible, match="no usable links") as error:
-        plan_serving("model", apart, PROFILE, asked, pools=2)
-    assert error.value.details["would_fit"] == ["leave out pools"]
+        plan_serving("model", apart, PROFILE, asked, stages=2)
+    assert error.value.details["would_fit"] == ["leave out stages"]
 
 
 def test_serving_that_lacks_memory_says_how_many_machines_would_help() -> None:

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from share_compute.planning.cost import TrainingCost
-from share_compute.planning.layout import Layout, PoolLayout, solo
+from share_compute.planning.layout import Layout, StageLayout, solo
 from share_compute.planning.network import Network
 from share_compute.planning.profile import Growth, LayerProfile, ModelProfile
 from share_compute.planning.schedule_simulator import StepTimeline, simulate_step
@@ -69,15 +69,15 @@ def row(cost: TrainingCost) -> Layout:
     """One layer for each machine."""
     count = cost.workload.microbatches
     return Layout(
-        tuple(PoolLayout(index, index + 1, (index,), (count,)) for index in range(cost.num_machines))
+        tuple(StageLayout(index, index + 1, (index,), (count,)) for index in range(cost.num_machines))
     )
 
 
-def spans(timeline: StepTimeline, pool: int, member: int = 0) -> list[tuple[str, float, float]]:
+def spans(timeline: StepTimeline, stage: int, member: int = 0) -> list[tuple[str, float, float]]:
     return [
         (f"{cell.microbatch}{cell.kind}", cell.start_s, cell.stop_s)
         for cell in timeline.cells
-        if (cell.pool, cell.member) == (pool, member)
+        if (cell.stage, cell.member) == (stage, member)
     ]
 
 
@@ -129,24 +129,24 @@ def test_members_share_microbatches_and_sum_their_gradients() -> None:
     # 4 Mi parameters: 16 MiB of gradients in 2 buckets; the ring moves 2 * 1/2 * 16 MiB.
     parameters, rate = 4 * 2**20, 2.0**20
     cost = plain_cost([(1.0, 2.0)], machines=2, microbatches=4, parameters=parameters, carry_s=1000 / rate)
-    pools = Layout((PoolLayout(0, 1, (0, 1), (2, 2)),))
-    timeline = simulate_step(cost, pools)
-    assert cost.ring_s(pools.pools[0]) == 16.0
+    layout = Layout((StageLayout(0, 1, (0, 1), (2, 2)),))
+    timeline = simulate_step(cost, layout)
+    assert cost.ring_s(layout.stages[0]) == 16.0
     # Both start their last backward at 4 and end it at 6: 4 + 16 is later than 6 + 16 / 2.
     assert timeline.step_s == 20.0
-    assert cost.step_s(pools) == 20.0
+    assert cost.step_s(layout) == 20.0
 
 
 def test_a_gradient_reaches_its_buddy_before_the_step_counts() -> None:
     plain = plain_cost([(1.0, 2.0)] * 2, machines=2, microbatches=2, latency_s=0.5, carry_s=1.0)
     cost = replace(plain, workload=replace(plain.workload, buddies=True))
-    pool = row(cost).pools[0]
-    wait_s = cost.log_s(pool)
+    stage = row(cost).stages[0]
+    wait_s = cost.log_s(stage)
     assert simulate_step(cost, row(cost)).step_s == simulate_step(plain, row(plain)).step_s + wait_s
     assert wait_s >= 2 * 0.5
 
 
-def test_a_tied_weight_is_exchanged_between_first_and_last_pool() -> None:
+def test_a_tied_weight_is_exchanged_between_first_and_last_stage() -> None:
     without = plain_cost([(1.0, 1.0)] * 2, machines=2, microbatches=1, carry_s=0.001, latency_s=0.25)
     tied = plain_cost([(1.0, 1.0)] * 2, machines=2, microbatches=1, carry_s=0.001, latency_s=0.25, tied=10**6)
     # 4 MB over 1 MB/s and one latency; then the other hears of it, as it did without.
@@ -201,14 +201,14 @@ def random_cost(draw: random.Random) -> TrainingCost:
 
 
 def random_layout(draw: random.Random, cost: TrainingCost) -> Layout:
-    """Pools of any sizes; members behind the first pool stand alone, as the formula says where it is no bound."""
+    """Stages of any sizes; members behind the first stage stand alone, as the formula says where it is no bound."""
     layers, machines = cost.num_layers, list(range(cost.num_machines))
     draw.shuffle(machines)
-    pools = draw.randrange(1, min(layers, len(machines)) + 1)
-    cuts = [0, *sorted(draw.sample(range(1, layers), pools - 1)), layers]
-    widest = min(len(machines) - pools + 1, cost.workload.microbatches)
+    stages = draw.randrange(1, min(layers, len(machines)) + 1)
+    cuts = [0, *sorted(draw.sample(range(1, layers), stages - 1)), layers]
+    widest = min(len(machines) - stages + 1, cost.workload.microbatches)
     size = draw.randrange(1, widest + 1)
-    groups = [tuple(machines[:size]), *((machines[size + index],) for index in range(pools - 1))]
+    groups = [tuple(machines[:size]), *((machines[size + index],) for index in range(stages - 1))]
     built = []
     for group, (start, stop) in zip(groups, pairwise(cuts), strict=True):
         members = group
@@ -218,7 +218,7 @@ def random_layout(draw: random.Random, cost: TrainingCost) -> Layout:
             slowest = max(members, key=lambda member: cost.cell_s(member, start, stop))
             members = tuple(member for member in members if member != slowest)
             shares = cost.shares(members, start, stop)
-        built.append(PoolLayout(start, stop, members, shares))
+        built.append(StageLayout(start, stop, members, shares))
     return Layout(tuple(built))
 
 
@@ -230,8 +230,8 @@ def test_no_schedule_is_faster_than_the_formula(seed: int) -> None:
     cost = replace(cost, workload=replace(cost.workload, buddies=draw.random() < 0.5))
     layout = random_layout(draw, cost)
     timeline = simulate_step(cost, layout)
-    # The gradient of a pool behind the first may reach its buddy while those before it go backward.
-    hidden_s = max((cost.log_s(pool) for pool in layout.pools[1:]), default=0.0)
+    # The gradient of a stage behind the first may reach its buddy while those before it go backward.
+    hidden_s = max((cost.log_s(stage) for stage in layout.stages[1:]), default=0.0)
     assert timeline.step_s >= (cost.step_s(layout) - hidden_s) * (1 - 1e-9)
     assert all(0 < share <= 1 + 1e-9 for share in timeline.busy_fractions.values())
     assert set(timeline.busy_fractions) == set(layout.machines)
@@ -244,9 +244,9 @@ def test_members_keep_the_order_of_the_real_schedule(seed: int) -> None:
     cost = random_cost(draw)
     layout = random_layout(draw, cost)
     timeline = simulate_step(cost, layout)
-    shares = [pool.shares for pool in layout.pools]
-    for index, pool in enumerate(layout.pools):
-        for member in range(len(pool.members)):
+    shares = [stage.shares for stage in layout.stages]
+    for index, stage in enumerate(layout.stages):
+        for member in range(len(stage.members)):
             ran = spans(timeline, index, member)
             assert [name for name, _, _ in ran] == [
                 str(action) for action in one_forward_one_backward(shares, index, member)
@@ -254,7 +254,7 @@ def test_members_keep_the_order_of_the_real_schedule(seed: int) -> None:
             assert all(stop <= start for (_, _, stop), (_, start, _) in pairwise(ran))
 
 
-def test_a_thousand_pools_are_laid_out_in_seconds() -> None:
+def test_a_thousand_stages_are_laid_out_in_seconds() -> None:
     cost = plain_cost([(1.0, 2.0)] * 1000, machines=1000, microbatches=64)
     begun = time.process_time()
     timeline = simulate_step(cost, row(cost))

@@ -18,7 +18,7 @@ from tests.thoroughly import thoroughly
 from share_compute.planning.bound import lower_bound_s
 from share_compute.planning.cost import TrainingCost
 from share_compute.planning.labels import BETTER
-from share_compute.planning.layout import Layout, PoolLayout
+from share_compute.planning.layout import Layout, StageLayout
 from share_compute.planning.network import Network
 from share_compute.planning.orders import orders, simple_layouts
 from share_compute.planning.search import Found, search
@@ -53,19 +53,19 @@ def check(cost: TrainingCost, found: list[Found]) -> None:
     assert [each.step_s for each in found] == sorted(each.step_s for each in found)
     assert len({each.layout for each in found}) == len(found)
     for each in found:
-        pools = each.layout.pools
+        stages = each.layout.stages
         assert math.isfinite(each.step_s)
         assert each.step_s == cost.step_s(each.layout)
         assert cost.may_fit(each.layout)
-        assert pools[0].start == 0
-        assert pools[-1].stop == cost.num_layers
-        assert all(left.stop == right.start for left, right in pairwise(pools))
-        assert all(pool.start < pool.stop for pool in pools)
+        assert stages[0].start == 0
+        assert stages[-1].stop == cost.num_layers
+        assert all(left.stop == right.start for left, right in pairwise(stages))
+        assert all(stage.start < stage.stop for stage in stages)
         assert len(set(each.layout.machines)) == len(each.layout.machines)
-        for pool in pools:
-            assert cost.may_pool(pool.members)
-            assert sum(pool.shares) == cost.workload.microbatches
-            assert min(pool.shares) >= 1
+        for stage in stages:
+            assert cost.may_share(stage.members)
+            assert sum(stage.shares) == cost.workload.microbatches
+            assert min(stage.shares) >= 1
 
 
 @pytest.mark.parametrize("block", thoroughly(range(11), quick=4))
@@ -99,16 +99,16 @@ def test_equal_to_brute_force_where_more_takes_its_time(
 
 
 @pytest.mark.parametrize("seed", thoroughly(range(40), quick=12))
-def test_as_many_pools_and_members_as_asked_for(seed: int) -> None:
+def test_as_many_stages_and_members_as_asked_for(seed: int) -> None:
     cost = small(seed)
-    for pools, members in ((2, None), (None, 1), (2, 1), (None, 2), (3, None), (1, 2)):
-        found = search(cost, pools=pools, members_per_pool=members)
+    for stages, members in ((2, None), (None, 1), (2, 1), (None, 2), (3, None), (1, 2)):
+        found = search(cost, stages=stages, members_per_stage=members)
         check(cost, found)
-        smallest, _ = best(cost, pools=pools, members_per_pool=members)
+        smallest, _ = best(cost, stages=stages, members_per_stage=members)
         assert is_best(found, smallest)
         for each in found:
-            assert pools is None or len(each.layout.pools) == pools
-            assert members is None or {len(pool.members) for pool in each.layout.pools} == {members}
+            assert stages is None or len(each.layout.stages) == stages
+            assert members is None or {len(stage.members) for stage in each.layout.stages} == {members}
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -178,11 +178,11 @@ def test_no_slower_than_any_simple_layout_on_more_machines(seed: int) -> None:
     assert not found or found[0].step_s >= lower_bound_s(cost) * (1 - 1e-9)
 
 
-def test_finalists_differ_in_the_number_of_pools() -> None:
+def test_finalists_differ_in_the_number_of_stages() -> None:
     cost = instance(12, machines=8, layers=12, microbatches=8)
     found = search(cost, finalists=6)
     assert 1 < len(found) <= 6
-    assert len({len(each.layout.pools) for each in found}) > 1
+    assert len({len(each.layout.stages) for each in found}) > 1
 
 
 def fleet(
@@ -223,7 +223,7 @@ def test_machines_without_speed_or_memory_hold_nothing(
     assert search(fleet(math.nan, math.inf, -1.0), method=method) == []
     assert search(fleet(1.0, 1.0, memory_bytes=0), method=method) == []
     found = search(fleet(0.0, 2.0, math.nan), method=method)
-    assert found[0].layout == Layout((PoolLayout(0, 4, (1,), (4,)),))
+    assert found[0].layout == Layout((StageLayout(0, 4, (1,), (4,)),))
 
 
 def test_what_fits_nowhere_is_not_found() -> None:
@@ -240,24 +240,24 @@ def test_regions_that_nothing_joins_are_planned_apart() -> None:
 
 def test_one_machine_alone_wins_over_a_slow_link() -> None:
     found = search(fleet(2.0, 2.0, region=(0, 1), rate=1e-3))
-    assert [pool.members for pool in found[0].layout.pools] == [(0,)]
+    assert [stage.members for stage in found[0].layout.stages] == [(0,)]
 
 
-def test_one_layer_is_shared_by_members_of_one_pool() -> None:
+def test_one_layer_is_shared_by_members_of_one_stage() -> None:
     cost = fleet(1.0, 1.0)
     single = dataclasses.replace(
         cost, profile=cost.profile.model_copy(update={"layers": cost.profile.layers[:1]})
     )
     found = search(single)
     check(single, found)
-    assert found[0].layout.pools == (PoolLayout(0, 1, (0, 1), (2, 2)),)
+    assert found[0].layout.stages == (StageLayout(0, 1, (0, 1), (2, 2)),)
 
 
-def test_more_pools_than_layers_or_members_than_microbatches_are_not_found() -> None:
+def test_more_stages_than_layers_or_members_than_microbatches_are_not_found() -> None:
     cost = fleet(*[1.0] * 6)
-    assert search(cost, pools=5) == []
-    assert search(cost, members_per_pool=5) == []
-    assert search(cost, pools=4, members_per_pool=2) == []
+    assert search(cost, stages=5) == []
+    assert search(cost, members_per_stage=5) == []
+    assert search(cost, stages=4, members_per_stage=2) == []
 
 
 @pytest.mark.thorough
@@ -290,9 +290,9 @@ def test_a_machine_that_holds_the_model_alone_is_found_among_many_that_hold_noth
 
 
 @pytest.mark.parametrize("seed", [2, 5])
-def test_single_machine_pools_are_among_the_finalists(seed: int) -> None:
+def test_single_machine_stages_are_among_the_finalists(seed: int) -> None:
     cost = instance(seed, machines=9, layers=8, microbatches=8)
-    found, single = search(cost, finalists=16), search(cost, members_per_pool=1)
+    found, single = search(cost, finalists=16), search(cost, members_per_stage=1)
     assert bool(found) == bool(single)
     if single and single[0].step_s <= 2 * found[0].step_s:
         assert single[0].step_s in [each.step_s for each in found]

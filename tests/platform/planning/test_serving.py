@@ -12,7 +12,7 @@ from typing import Literal
 import numpy as np
 import pytest
 
-from share_compute.planning.layout import Layout, PoolLayout, solo
+from share_compute.planning.layout import Layout, StageLayout, solo
 from share_compute.planning.network import Network
 from share_compute.planning.profile import Growth, LayerProfile, ModelProfile
 from share_compute.planning.serving import ServingCost, search_serving
@@ -38,8 +38,8 @@ def network(count: int, latency_s: float, bytes_per_s: float) -> Network:
     return Network(np.zeros(count, dtype=np.int64), np.array([[latency_s]]), np.array([[bytes_per_s]]))
 
 
-def row(*pools: tuple[int, int, int]) -> Layout:
-    return Layout(tuple(PoolLayout(start, stop, (member,), (1,)) for member, start, stop in pools))
+def row(*stages: tuple[int, int, int]) -> Layout:
+    return Layout(tuple(StageLayout(start, stop, (member,), (1,)) for member, start, stop in stages))
 
 
 LAYER = LayerProfile(
@@ -123,7 +123,7 @@ def test_one_machine_wins_when_splitting_is_slower() -> None:
 def test_a_model_that_fits_nobody_alone_is_split() -> None:
     small = Topology((machine(0, 1.0, 3000), machine(1, 2.0, 3000)))
     found = search_serving(replace(TWO, topology=small))
-    assert [len(one.layout.pools) for one in found] == [2]
+    assert [len(one.layout.stages) for one in found] == [2]
     assert found[0].exact
     assert (
         search_serving(replace(TWO, topology=Topology((machine(0, 1.0, 1000), machine(1, 2.0, 1000))))) == []
@@ -186,10 +186,10 @@ def random_cost(draw: random.Random, objective: Objective, machines: int, layers
 
 def all_layouts(cost: ServingCost) -> Iterator[Layout]:
     layers = cost.num_layers
-    for pools in range(1, min(layers, cost.num_machines) + 1):
-        for inner in combinations(range(1, layers), pools - 1):
+    for stages in range(1, min(layers, cost.num_machines) + 1):
+        for inner in combinations(range(1, layers), stages - 1):
             cuts = list(pairwise((0, *inner, layers)))
-            for machines in permutations(range(cost.num_machines), pools):
+            for machines in permutations(range(cost.num_machines), stages):
                 yield row(*((one, start, stop) for one, (start, stop) in zip(machines, cuts, strict=True)))
 
 
@@ -258,7 +258,7 @@ def test_alike_machines_get_alike_shares_for_short_requests(num_layers: int) -> 
     )
     (best, *_) = search_serving(cost)
     assert best.exact
-    assert sorted(pool.stop - pool.start for pool in best.layout.pools) == [
+    assert sorted(stage.stop - stage.start for stage in best.layout.stages) == [
         num_layers // 2,
         num_layers - num_layers // 2,
     ]

@@ -70,7 +70,7 @@ def test_every_machine_has_a_reason_that_is_not_another_ones(objective: Objectiv
         reasons = told.why_out(idle)
         assert sorted(reasons) == idle
         assert "the search found no place" not in " ".join(reasons.values()) or not found[0].exact
-        for place in range(len(layout.pools)):
+        for place in range(len(layout.stages)):
             assert 0 <= told.busy_fraction(place) <= 1
             assert "room for all caches" in told.standing(place)
 
@@ -108,7 +108,7 @@ class TestBottleneck:
     def test_a_narrow_link(self, objective: Objective) -> None:
         pair = [machine(name, 500, memory_bytes=GIB // 2) for name in "ab"]
         found = served(lan(*pair, bytes_per_s=1e4), objective)
-        assert (found.bottleneck.kind, len(found.plan.pools)) == ("link", 2)
+        assert (found.bottleneck.kind, len(found.plan.stages)) == ("link", 2)
         assert "10.0 kB/s" in found.bottleneck.sentence
 
     @pytest.mark.parametrize("objective", OBJECTIVES)
@@ -122,7 +122,7 @@ class TestBottleneck:
 class TestMachines:
     def test_one_alone(self) -> None:
         found = served(lan(machine("a", 60), machine("b", 50), machine("c", 60)))
-        (member,) = found.plan.pools[0].members
+        (member,) = found.plan.stages[0].members
         assert member.standing.startswith("60.0 GFLOP/s, memory read at 20.0 GB/s, busy ")
         assert member.standing.endswith("room for all caches; alone it is better than any split")
         assert member.busy_fraction == pytest.approx(1)
@@ -162,5 +162,5 @@ class TestMachines:
     def test_speeds_that_nobody_measured_are_said_to_be_assumed(self) -> None:
         found = served(lan(machine("a", 0), machine("b", 0)))
         assert found.speeds_assumed
-        assert "no machine's speed was measured" in found.plan.pools[0].members[0].standing
+        assert "no machine's speed was measured" in found.plan.stages[0].members[0].standing
         assert not served(lan(machine("a", 50))).speeds_assumed

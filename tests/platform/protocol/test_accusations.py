@@ -197,7 +197,7 @@ def test_a_liar_has_one_other_member_left_out_and_nobody_quarantined(seed: int) 
         for occurrence in (1, 2)
     )
     scenario = Scenario(
-        seed=seed, machines=4, pools=2, runs=(2, 2), weather=Weather(delay_s=0.001), failures=lies
+        seed=seed, machines=4, stages=2, runs=(2, 2), weather=Weather(delay_s=0.001), failures=lies
     )
     world = World(scenario)
     outcome = world.run()

@@ -16,16 +16,16 @@ STEP = 5
 
 @st.composite
 def rosters(draw: st.DrawFn) -> Roster:
-    """Pools of any size, owners of any microbatches, and an open step of which any part is done."""
+    """Stages of any size, owners of any microbatches, and an open step of which any part is done."""
     count = draw(st.integers(1, 8))
-    pools = tuple(
+    stages = tuple(
         tuple(f"{place}{member}" for member in range(draw(st.integers(1, 3))))
         for place in range(draw(st.integers(1, 4)))
     )
-    owners = tuple(tuple(draw(st.sampled_from(pool)) for _ in range(count)) for pool in pools)
+    owners = tuple(tuple(draw(st.sampled_from(stage)) for _ in range(count)) for stage in stages)
     ids = st.frozensets(st.integers(0, count - 1))
     reports = {}
-    for worker in (worker for pool in pools for worker in pool):
+    for worker in (worker for stage in stages for worker in stage):
         forwarded, gone = draw(ids), draw(ids)
         reports[worker] = Report(
             epoch=1,
@@ -37,11 +37,11 @@ def rosters(draw: st.DrawFn) -> Roster:
             activations=forwarded | gone,
             gradients=gone,
         )
-    left = recover(pools, owners, reports, STEP)
+    left = recover(stages, owners, reports, STEP)
     return Roster(
         epoch=2,
-        shards=tuple((place, place + 1) for place in range(len(pools))),
-        pools=pools,
+        shards=tuple((place, place + 1) for place in range(len(stages))),
+        stages=stages,
         owners=owners,
         step=STEP,
         tasks=left.tasks,
@@ -55,7 +55,7 @@ def walk(roster: Roster, step: int) -> set[tuple[int, Action]]:
     """Let all members compute until nobody can go on; return what was computed."""
     waiting = {worker: remaining(roster, step, worker) for worker in roster.workers}
     arrived = {
-        (resend.target, Label(step, resend.cargo, resend.microbatch, resend.pool))
+        (resend.target, Label(step, resend.cargo, resend.microbatch, resend.stage))
         for resend in roster.resends
         if step == roster.step
     }
@@ -64,15 +64,15 @@ def walk(roster: Roster, step: int) -> set[tuple[int, Action]]:
     while moved:
         moved = False
         for worker, actions in waiting.items():
-            pool = roster.pool_of(worker)
+            stage = roster.stage_of(worker)
             while actions:
-                need = needed(roster, step, pool, actions[0])
+                need = needed(roster, step, stage, actions[0])
                 if need is not None and (worker, need) not in arrived:
                     break
                 action = actions.pop(0)
-                assert (pool, action) not in done
-                done.add((pool, action))
-                sent = delivery(roster, step, pool, action)
+                assert (stage, action) not in done
+                done.add((stage, action))
+                sent = delivery(roster, step, stage, action)
                 if sent is not None:
                     assert (sent[1], sent[0]) not in arrived
                     arrived.add((sent[1], sent[0]))
@@ -95,4 +95,4 @@ def test_the_open_step_ends_with_what_was_left_of_it(roster: Roster) -> None:
 @given(rosters())
 def test_later_steps_compute_every_cell_once(roster: Roster) -> None:
     assert roster.tasks_of(STEP + 1) == fresh(roster.owners)
-    assert len(walk(roster, STEP + 1)) == 2 * len(roster.pools) * len(roster.owners[0])
+    assert len(walk(roster, STEP + 1)) == 2 * len(roster.stages) * len(roster.owners[0])

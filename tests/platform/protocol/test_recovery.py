@@ -11,7 +11,7 @@ from share_compute.protocol.messages import Report
 from share_compute.protocol.recovery import Recovery, recover
 from share_compute.protocol.roster import Resend, Task
 
-POOLS = (("a", "b"), ("c", "d"))
+STAGES = (("a", "b"), ("c", "d"))
 OWNERS = (("a", "a", "b", "b"), ("c", "c", "d", "d"))
 
 
@@ -22,8 +22,8 @@ def report(worker: str, **held: Any) -> Report:
     return Report(**{"epoch": 1, "worker": worker, "applied": 4, "step": 5, **sets})
 
 
-def after(*reports: Report, pools: Any = POOLS, owners: Any = OWNERS) -> Recovery:
-    return recover(pools, owners, {each.worker: each for each in reports}, 5)
+def after(*reports: Report, stages: Any = STAGES, owners: Any = OWNERS) -> Recovery:
+    return recover(stages, owners, {each.worker: each for each in reports}, 5)
 
 
 def done(worker: str, ids: set[int]) -> Report:
@@ -32,7 +32,7 @@ def done(worker: str, ids: set[int]) -> Report:
 
 
 def work(recovery: Recovery) -> set[tuple[str, int, int, str]]:
-    """What is run: forward or backward, pool, microbatch, member."""
+    """What is run: forward or backward, stage, microbatch, member."""
     return {
         (kind, place, microbatch, task.worker)
         for place, row in enumerate(recovery.tasks)
@@ -55,24 +55,24 @@ def test_with_everything_held_nothing_is_run() -> None:
     assert recovery.resends == ()
 
 
-def test_a_lost_member_of_the_first_pool_needs_only_kept_gradients() -> None:
+def test_a_lost_member_of_the_first_stage_needs_only_kept_gradients() -> None:
     recovery = after(
         done("b", {2, 3}),
         done("c", {0, 1}),
         done("d", {2, 3}),
-        pools=(("b",), ("c", "d")),
+        stages=(("b",), ("c", "d")),
         owners=(("b",) * 4, OWNERS[1]),
     )
     assert work(recovery) == {("F", 0, 0, "b"), ("B", 0, 0, "b"), ("F", 0, 1, "b"), ("B", 0, 1, "b")}
     assert set(recovery.resends) == {Resend("c", "gradient", 0, 1, "b"), Resend("c", "gradient", 1, 1, "b")}
 
 
-def test_a_lost_member_of_the_last_pool_needs_only_kept_activations() -> None:
+def test_a_lost_member_of_the_last_stage_needs_only_kept_activations() -> None:
     recovery = after(
         done("a", {0, 1}),
         done("b", {2, 3}),
         done("c", {0, 1}),
-        pools=(("a", "b"), ("c",)),
+        stages=(("a", "b"), ("c",)),
         owners=(OWNERS[0], ("c",) * 4),
     )
     assert work(recovery) == {("F", 1, 2, "c"), ("B", 1, 2, "c"), ("F", 1, 3, "c"), ("B", 1, 3, "c")}
@@ -90,8 +90,10 @@ def test_what_is_run_forward_is_only_run_backward_and_where_it_was() -> None:
 
 
 def test_lost_gradients_of_the_boundary_are_computed_again_without_being_added() -> None:
-    """The pool behind has its sum, but who sent the gradients is gone."""
-    recovery = after(report("d", is_reduced=True), pools=(("a", "b"), ("d",)), owners=(OWNERS[0], ("d",) * 4))
+    """The stage behind has its sum, but who sent the gradients is gone."""
+    recovery = after(
+        report("d", is_reduced=True), stages=(("a", "b"), ("d",)), owners=(OWNERS[0], ("d",) * 4)
+    )
     assert recovery.reduced == {1: ("d",)}
     assert recovery.tasks[1] == tuple(Task("d", adds=False) for _ in range(4))
     assert all(task.adds for task in recovery.tasks[0])
@@ -124,8 +126,8 @@ held_ids = st.frozensets(st.integers(0, 3))
 def reports(draw: st.DrawFn) -> list[Report]:
     """What members may hold: who ran a backward ran the forward, and keeps both results until a reduction spoils it."""
     found = []
-    for pool in POOLS:
-        for worker in draw(st.sets(st.sampled_from(pool))):
+    for stage in STAGES:
+        for worker in draw(st.sets(st.sampled_from(stage))):
             forwarded, gone = draw(held_ids), draw(held_ids)
             summed = gone if not draw(st.booleans()) else frozenset()
             found.append(
@@ -142,12 +144,12 @@ def reports(draw: st.DrawFn) -> list[Report]:
 
 
 @given(reports())
-def test_every_pool_gets_its_whole_gradient_and_every_cell_its_inputs(held: list[Report]) -> None:
+def test_every_stage_gets_its_whole_gradient_and_every_cell_its_inputs(held: list[Report]) -> None:
     recovery = after(*held)
     by_worker = {each.worker: each for each in held if each.worker not in recovery.forgets}
-    resent = {(each.cargo, each.microbatch, each.pool) for each in recovery.resends}
-    for place, (pool, row) in enumerate(zip(POOLS, recovery.tasks, strict=True)):
-        own = [by_worker[worker] for worker in pool if worker in by_worker]
+    resent = {(each.cargo, each.microbatch, each.stage) for each in recovery.resends}
+    for place, (stage, row) in enumerate(zip(STAGES, recovery.tasks, strict=True)):
+        own = [by_worker[worker] for worker in stage if worker in by_worker]
         for microbatch, task in enumerate(row):
             counted = sum(microbatch in each.summed for each in own) + task.adds
             assert (task.holder is None) == (counted == task.adds)
@@ -159,7 +161,7 @@ def test_every_pool_gets_its_whole_gradient_and_every_cell_its_inputs(held: list
             if task.forward and place > 0:
                 before = recovery.tasks[place - 1][microbatch]
                 assert before.forward or ("activation", microbatch, place - 1) in resent
-            if task.backward and place + 1 < len(POOLS):
+            if task.backward and place + 1 < len(STAGES):
                 behind = recovery.tasks[place + 1][microbatch]
                 assert behind.backward or ("gradient", microbatch, place + 1) in resent
     for resend in recovery.resends:

@@ -82,13 +82,13 @@ def test_drawn_schedules_pass_every_point_and_meet_most_failures() -> None:
 
 # -- one kill at every point ---------------------------------------------------------------------------------------
 
-SINGLES = Scenario(machines=3, pools=3, layers=4, runs=(2, 2), is_tied=True, pauses=(2, 3))
-"""Pools of one, each with a buddy; the first and the last share a parameter."""
-PAIRS = Scenario(machines=4, pools=2, layers=4, runs=(2, 1, 2), is_tied=True, pauses=(2, 3))
-"""Pools of two."""
-ONE_POOL = Scenario(machines=3, pools=1, layers=2, runs=(2, 2), pauses=(2, 3))
+SINGLES = Scenario(machines=3, stages=3, layers=4, runs=(2, 2), is_tied=True, pauses=(2, 3))
+"""Stages of one, each with a buddy; the first and the last share a parameter."""
+PAIRS = Scenario(machines=4, stages=2, layers=4, runs=(2, 1, 2), is_tied=True, pauses=(2, 3))
+"""Stages of two."""
+ONE_STAGE = Scenario(machines=3, stages=1, layers=2, runs=(2, 2), pauses=(2, 3))
 """Nothing but data parallelism."""
-SCENARIOS = {"singles": SINGLES, "pairs": PAIRS, "one pool": ONE_POOL}
+SCENARIOS = {"singles": SINGLES, "pairs": PAIRS, "one stage": ONE_STAGE}
 MEMBER_POINTS = [point for point in Point if point.role == "member"]
 COORDINATOR_POINTS = [point for point in Point if point.role == "coordinator"]
 OF_BROKEN_REDUCTIONS = (Point.reduce_failed, Point.broken_sending, Point.broken_heard)
@@ -114,7 +114,7 @@ def can_be_passed(name: str, point: Point) -> bool:
     if point in OF_BROKEN_REDUCTIONS:
         return name != "singles"
     if point in (Point.tensor_sending, Point.tensor_heard):
-        return name != "one pool"
+        return name != "one stage"
     return name == "singles" or point not in OF_BUDDIES
 
 
@@ -139,7 +139,7 @@ def test_whoever_passes_a_point_may_die(name: str, point: Point) -> None:
 
 
 def test_a_quiet_step_takes_two_messages_a_member_and_no_more() -> None:
-    scenario = Scenario(machines=4, pools=2, runs=(2, 2), pauses=(6,), weather=Weather(delay_s=0.001))
+    scenario = Scenario(machines=4, stages=2, runs=(2, 2), pauses=(6,), weather=Weather(delay_s=0.001))
     outcome = World(scenario, tick_s=1e9).run()
     passed = outcome.passed
     assert outcome.epochs == 1
@@ -154,11 +154,11 @@ def test_a_quiet_step_takes_two_messages_a_member_and_no_more() -> None:
 
 def test_a_death_costs_only_what_was_not_done() -> None:
     """A member dies with one microbatch done, forward and backward: these two cells are done again, and no others."""
-    cells = run(ONE_POOL).passed[Point.cell_done]
+    cells = run(ONE_STAGE).passed[Point.cell_done]
     kill = Failure(FailureKind.kill, Point.cell_done, "a", 2, occurrence=2)
     again = []
     for seed in range(20):
-        outcome = run(replace(ONE_POOL, seed=seed, failures=(kill,)))
+        outcome = run(replace(ONE_STAGE, seed=seed, failures=(kill,)))
         if not outcome.unmet:  # else that member has nothing to do
             again.append(outcome.passed[Point.cell_done] - cells)
     assert len(again) > 10
@@ -176,7 +176,7 @@ def test_the_older_of_two_coordinators_ends(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_a_whole_pool_comes_back_from_the_buddy(seed: int) -> None:
+def test_a_whole_stage_comes_back_from_the_buddy(seed: int) -> None:
     scenario = replace(SINGLES, seed=seed, failures=(Failure(FailureKind.kill, Point.apply_done, "b", 2),))
     assert run(scenario).unmet == ()
 
@@ -185,9 +185,9 @@ def test_a_whole_pool_comes_back_from_the_buddy(seed: int) -> None:
 
 CALM = Weather(delay_s=0.001)
 MISFITS = (FailureKind.reshape, FailureKind.retype, FailureKind.resize)
-TRIPLE = Scenario(machines=3, pools=1, layers=2, runs=(2, 2), weather=CALM)
+TRIPLE = Scenario(machines=3, stages=1, layers=2, runs=(2, 2), weather=CALM)
 PAIR = replace(TRIPLE, machines=2)
-ROW = Scenario(machines=4, pools=2, layers=4, runs=(2, 2), weather=CALM)
+ROW = Scenario(machines=4, stages=2, layers=4, runs=(2, 2), weather=CALM)
 
 
 @pytest.mark.parametrize("kind", [*MISFITS, FailureKind.poison])
@@ -216,7 +216,7 @@ def test_a_fault_that_does_not_come_again_costs_a_step_and_nobody_is_blamed() ->
 
 
 def test_one_machine_alone_cannot_tell_itself_from_the_model() -> None:
-    alone = Scenario(machines=1, pools=1, layers=2, runs=(2,), diverges_at=(1, 0, 0))
+    alone = Scenario(machines=1, stages=1, layers=2, runs=(2,), diverges_at=(1, 0, 0))
     verdict = run(alone).verdict
     assert isinstance(verdict, Diverged)
     assert verdict.is_alone

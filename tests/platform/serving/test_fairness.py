@@ -15,7 +15,7 @@ from share_compute.serving.limits import Limits
 from share_compute.serving.live_sequence import LiveSequence
 
 LIMITS = Limits(
-    window_tokens=400, kv_tokens=1200, max_sequences=8, turn_tokens=32, pools=2, max_queued=200, run_ahead=1
+    window_tokens=400, kv_tokens=1200, max_sequences=8, turn_tokens=32, stages=2, max_queued=200, run_ahead=1
 )
 
 

@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-from tests.platform.serving.pools import reference
+from tests.platform.serving.hashed_stages import reference
 from tests.platform.serving.world import World, generation
 
 from share_compute.errors import (
@@ -24,7 +24,7 @@ from share_compute.serving.scheduler import Scheduler
 from share_compute.serving.turns import Sampled, Turn, TurnResult
 
 LIMITS = Limits(
-    window_tokens=200, kv_tokens=1000, max_sequences=16, turn_tokens=32, pools=2, max_queued=100, run_ahead=1
+    window_tokens=200, kv_tokens=1000, max_sequences=16, turn_tokens=32, stages=2, max_queued=100, run_ahead=1
 )
 LONG = tuple(range(100, 180))
 """A prompt of five blocks."""
@@ -124,7 +124,7 @@ def test_one_owner_cannot_fill_the_queue_before_the_others() -> None:
     one.finish()
 
 
-@pytest.mark.parametrize("name", ["window_tokens", "turn_tokens", "pools", "max_queued", "run_ahead"])
+@pytest.mark.parametrize("name", ["window_tokens", "turn_tokens", "stages", "max_queued", "run_ahead"])
 def test_limits_that_nothing_can_keep_are_refused(name: str) -> None:
     with pytest.raises(UserError, match=name):
         world(**{name: -1})
@@ -144,8 +144,8 @@ def test_a_prompt_goes_in_chunks_through_all_batches_at_once() -> None:
     assert (decode.start, decode.count, decode.tokens, decode.samples) == (80, 1, None, True)
 
 
-def test_as_many_batches_as_pools_are_in_flight_and_each_runs_ahead() -> None:
-    one = world(pools=3)
+def test_as_many_batches_as_stages_are_in_flight_and_each_runs_ahead() -> None:
+    one = world(stages=3)
     for sequence in range(6):
         one.submit(generation(sequence, (sequence, 1, 2), max_tokens=100))
     for _ in range(400):
@@ -157,7 +157,7 @@ def test_as_many_batches_as_pools_are_in_flight_and_each_runs_ahead() -> None:
 
 
 def test_decodes_go_on_beside_a_long_prompt() -> None:
-    one = world(pools=1, turn_tokens=8)
+    one = world(stages=1, turn_tokens=8)
     one.submit(generation(0, max_tokens=100))
     one.send()
     one.submit(generation(1, LONG, max_tokens=1))
@@ -170,7 +170,7 @@ def test_decodes_go_on_beside_a_long_prompt() -> None:
 
 
 def test_when_not_all_fit_decodes_rotate_and_prompts_get_a_quarter() -> None:
-    one = world(pools=1, turn_tokens=8)
+    one = world(stages=1, turn_tokens=8)
     for sequence in range(12):
         one.submit(generation(sequence, max_tokens=60))
     while one.scheduler.stats().totals.emitted_tokens < 100:
@@ -187,14 +187,14 @@ def test_when_not_all_fit_decodes_rotate_and_prompts_get_a_quarter() -> None:
 
 
 def test_sequences_that_begin_together_are_spread_at_once() -> None:
-    one = world(pools=2)
+    one = world(stages=2)
     one.submit(*(generation(sequence, (sequence, 1), max_tokens=30) for sequence in range(8)))
     assert [len(turn.chunks) for turn in one.send()] == [8, 4]
     one.finish()
 
 
 def test_a_batch_follows_the_others_not_itself() -> None:
-    scheduler = Scheduler(replace(LIMITS, pools=3, run_ahead=0))
+    scheduler = Scheduler(replace(LIMITS, stages=3, run_ahead=0))
     scheduler.submit(*(generation(sequence, (sequence, 1), max_tokens=30) for sequence in range(3)))
 
     def complete(turn: Turn) -> None:
@@ -212,7 +212,7 @@ def test_a_batch_follows_the_others_not_itself() -> None:
 
 
 def test_decodes_get_what_prompts_leave() -> None:
-    one = world(pools=1, turn_tokens=8, kv_tokens=8 * 42)
+    one = world(stages=1, turn_tokens=8, kv_tokens=8 * 42)
     for sequence in range(9):
         one.submit(generation(sequence, max_tokens=40))
     while one.scheduler.stats().totals.emitted_tokens < 60:
@@ -224,7 +224,7 @@ def test_decodes_get_what_prompts_leave() -> None:
 
 @pytest.mark.parametrize("run_ahead", [0, 1, 3])
 def test_nothing_is_wasted_when_ends_are_known(run_ahead: int) -> None:
-    one = world(run_ahead=run_ahead, pools=3)
+    one = world(run_ahead=run_ahead, stages=3)
     for sequence in range(10):
         one.submit(generation(sequence, (sequence, 1, 2), max_tokens=sequence + 1))
     one.finish()
@@ -265,7 +265,7 @@ def test_a_cancelled_sequence_ends_at_once_and_its_room_is_free() -> None:
 
 
 def test_batches_stay_even() -> None:
-    one = world(pools=2)
+    one = world(stages=2)
     for sequence in range(8):
         one.submit(generation(sequence, (sequence, 1, 2), max_tokens=40))
     while one.scheduler.stats().totals.emitted_tokens < 60:
@@ -285,7 +285,7 @@ def test_batches_stay_even() -> None:
 
 
 def test_results_are_told_in_the_order_of_their_turns() -> None:
-    one = world(pools=1)
+    one = world(stages=1)
     one.submit(generation(0))
     one.send()
     first = one.row.execute(0)
@@ -300,7 +300,7 @@ def test_results_are_told_in_the_order_of_their_turns() -> None:
 
 
 def test_a_result_of_something_else_is_refused_and_changes_nothing() -> None:
-    one = world(pools=1)
+    one = world(stages=1)
     one.submit(generation(0))
     one.send()
     result = one.row.execute(0)
@@ -448,10 +448,10 @@ def test_who_gave_up_its_room_may_be_cancelled() -> None:
     one.finish()
 
 
-# -- a change of pools ---------------------------------------------------------------------------------------------
+# -- a change of stages ---------------------------------------------------------------------------------------------
 
 
-def test_after_a_change_of_pools_streams_go_on_before_new_ones() -> None:
+def test_after_a_change_of_stages_streams_go_on_before_new_ones() -> None:
     one = world(max_sequences=2)
     one.submit(*(generation(sequence, (sequence, 1), max_tokens=30) for sequence in (0, 1)))
     one.send()
@@ -459,7 +459,7 @@ def test_after_a_change_of_pools_streams_go_on_before_new_ones() -> None:
     while one.scheduler.stats().totals.emitted_tokens < 10:
         one.go_on()
     late = one.row.execute(one.row.ready()[0])
-    one.reform(replace(LIMITS, pools=3, max_sequences=2))
+    one.reform(replace(LIMITS, stages=3, max_sequences=2))
     assert late is None or one.scheduler.completed(late) == []
     first = one.send()[0]
     assert [opening.sequence for opening in first.opens] == [0, 1]

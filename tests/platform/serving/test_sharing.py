@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from tests.platform.serving.pools import Row
+from tests.platform.serving.hashed_stages import Row
 
 from share_compute.serving.events import Emitted, Finished
 from share_compute.serving.limits import Limits
@@ -12,7 +12,7 @@ from share_compute.serving.options import Generation, SamplingOptions
 from share_compute.serving.scheduler import Scheduler
 from share_compute.serving.sharing import Backlog, in_turn
 
-LIMITS = Limits(window_tokens=256, kv_tokens=1024, max_sequences=4, turn_tokens=64, pools=1, max_queued=64)
+LIMITS = Limits(window_tokens=256, kv_tokens=1024, max_sequences=4, turn_tokens=64, stages=1, max_queued=64)
 
 
 def test_who_has_least_to_do_for_its_speed_comes_first() -> None:
@@ -40,7 +40,7 @@ def generation(sequence: int, owner: str, prompt: tuple[int, ...]) -> Generation
 
 
 class Replicas:
-    """Schedulers with a row of pools each, to which requests are given as an engine does."""
+    """Schedulers with a row of stages each, to which requests are given as an engine does."""
 
     def __init__(self, number: int) -> None:
         self.schedulers = [Scheduler(LIMITS) for _ in range(number)]

@@ -1,4 +1,4 @@
-"""The scheduler with an encoder: whole texts, shared out evenly, once each, whatever happens to the pools."""
+"""The scheduler with an encoder: whole texts, shared out evenly, once each, whatever happens to the stages."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from share_compute.specification import ServeJob
 from share_compute.topology import Contributor, Device, Topology
 
 LIMITS = Limits(
-    window_tokens=40, kv_tokens=40, max_sequences=100, turn_tokens=40, pools=2, max_queued=64, embeds=True
+    window_tokens=40, kv_tokens=40, max_sequences=100, turn_tokens=40, stages=2, max_queued=64, embeds=True
 )
 OPTIONS = SamplingOptions(seed=0, max_tokens=0)
 
@@ -36,7 +36,7 @@ def vector(tokens: Iterable[int]) -> bytes:
 
 
 class Encoder:
-    """Pools that make a vector of all tokens that they were sent of a text.
+    """Stages that make a vector of all tokens that they were sent of a text.
 
     Args:
         limits: of the scheduler.
@@ -93,10 +93,10 @@ def test_texts_are_computed_whole_and_each_is_told_once() -> None:
     assert all(size + first > 40 for size, first in zip(sizes, firsts[1:], strict=False))
 
 
-def test_as_many_turns_are_on_their_way_as_pools_take() -> None:
+def test_as_many_turns_are_on_their_way_as_stages_take() -> None:
     encoder = Encoder()
     encoder.submit(*(text(number, 40) for number in range(9)))
-    assert len(encoder.send()) == 4  # two pools, and one ahead for each
+    assert len(encoder.send()) == 4  # two stages, and one ahead for each
     encoder.complete()
     assert len(encoder.send()) == 1
 
@@ -150,7 +150,7 @@ def test_what_nobody_wants_any_more_is_not_told() -> None:
     assert encoder.scheduler.stats().totals.wasted_tokens == 1
 
 
-def test_texts_are_computed_again_by_other_pools() -> None:
+def test_texts_are_computed_again_by_other_stages() -> None:
     draw, encoder = Random(2), Encoder()
     texts = [text(number, draw.randint(1, 40), draw.choice("ab")) for number in range(40)]
     encoder.submit(*texts)
@@ -158,7 +158,7 @@ def test_texts_are_computed_again_by_other_pools() -> None:
     encoder.complete()
     lost = list(encoder.on_their_way)
     encoder.on_their_way.clear()
-    encoder.hear(encoder.scheduler.reform(1, replace(LIMITS, pools=3)))
+    encoder.hear(encoder.scheduler.reform(1, replace(LIMITS, stages=3)))
     assert [event for turn in lost for event in encoder.scheduler.completed(encoder.result(turn))] == []
     first = encoder.send()[0]
     assert first.epoch == 1
@@ -194,10 +194,10 @@ def test_a_turn_holds_the_longest_text_and_smaller_ones_where_memory_did_not_suf
         for index in range(2)
     )
     profile = profile_encoder(encoder_config("bert"))
-    placement = place(spec, Topology(machines), profile, window_tokens=window, epoch=1, pools=2, embeds=True)
+    placement = place(spec, Topology(machines), profile, window_tokens=window, epoch=1, stages=2, embeds=True)
     before = limits_before(spec, window, embeds=True)
     limits = limits_of(spec, placement, {}, window, {}, embeds=True)
     assert (before.turn_tokens, before.longest_tokens, before.embeds) == (turn, window, True)
-    assert limits == replace(before, pools=2)
+    assert limits == replace(before, stages=2)
     shrunk = limits_of(spec, placement, {}, window, {"c0": 0.8, "c1": 0.5}, embeds=True)
     assert (shrunk.turn_tokens, shrunk.longest_tokens) == (turn // 2, min(window, turn // 2))

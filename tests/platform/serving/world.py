@@ -1,11 +1,11 @@
-"""A server, its pools and its clients in one process; what happens next is drawn."""
+"""A server, its stages and its clients in one process; what happens next is drawn."""
 
 from __future__ import annotations
 
 from collections import Counter
 from random import Random
 
-from tests.platform.serving.pools import VOCABULARY, Row, reference
+from tests.platform.serving.hashed_stages import VOCABULARY, Row, reference
 
 from share_compute.errors import Busy
 from share_compute.serving.events import Emitted, Failed, Finished, SequenceEvent
@@ -18,7 +18,7 @@ MOST_STEPS = 50_000
 
 
 class World:
-    """Runs a scheduler on pools, and checks every event against the reference.
+    """Runs a scheduler on stages, and checks every event against the reference.
 
     Args:
         limits: of the first epoch.
@@ -86,7 +86,7 @@ class World:
             else:
                 self.ends[event.sequence] = event
 
-    # -- server and pools --------------------------------------------------------------------------------------------
+    # -- server and stages --------------------------------------------------------------------------------------------
 
     def send(self) -> list[Turn]:
         turns = self.scheduler.next_turns()
@@ -97,7 +97,7 @@ class World:
                 asked = self.asked[chunk.sequence]
                 self.computed[asked.owner] += chunk.count
                 if chunk.tokens is None and self.batch[chunk.sequence] != turn.batch:
-                    # The batch that it comes from had its turn just before: the first pool must not wait for that.
+                    # The batch that it comes from had its turn just before: the first stage must not wait for that.
                     assert len(asked.prompt) + len(self.text[chunk.sequence]) > chunk.start
                 self.batch[chunk.sequence] = turn.batch
         self.turns += turns
@@ -105,7 +105,7 @@ class World:
         limits = self.scheduler.limits
         assert stats.running <= limits.max_sequences
         assert stats.kv_tokens_used + stats.kv_tokens_cached <= stats.kv_tokens
-        assert stats.turns_in_flight <= limits.pools * (1 + limits.run_ahead)
+        assert stats.turns_in_flight <= limits.stages * (1 + limits.run_ahead)
         return turns
 
     def go_on(self) -> bool:
@@ -158,7 +158,7 @@ class World:
         assert (stats.queued, stats.interrupted, stats.running, stats.owners) == (0, 0, 0, 0)
         assert stats.turns_in_flight == 0
         assert (stats.kv_tokens_used, stats.kv_tokens_cached) == (0, 0)
-        assert all(not pool.slabs and not pool.inbox for pool in self.row.pools)
+        assert all(not stage.slabs and not stage.inbox for stage in self.row.stages)
         self.check()
 
     def check(self) -> None:
@@ -192,7 +192,7 @@ def drawn_limits(draw: Random) -> Limits:
         kv_tokens=draw.choice([40, 130, 200, 600]),
         max_sequences=draw.choice([1, 3, 8, 16]),
         turn_tokens=draw.choice([2, 5, 16, 64]),
-        pools=draw.randint(1, 4),
+        stages=draw.randint(1, 4),
         max_queued=draw.choice([2, 8, 30]),
         run_ahead=draw.randint(0, 2),
         answer_tokens=draw.choice([1, 4, 16, 200]),

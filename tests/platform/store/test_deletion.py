@@ -17,7 +17,7 @@ from share_compute.store import Store
 from share_compute.store.retention import Keep
 
 JOB = parse_job({"model": {"layers": [{"type": "relu"}]}, "data": {"dataset": "digits"}})
-PLAN = Plan(epoch=0, strategy="uniform", num_layers=1, parameters=1, pools=(), microbatches=1)
+PLAN = Plan(epoch=0, strategy="uniform", num_layers=1, parameters=1, stages=(), microbatches=1)
 
 
 def run(store: Store, folder: Path, *, ends: bool = True) -> str:

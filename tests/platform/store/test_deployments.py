@@ -15,7 +15,7 @@ from share_compute.serving.status import Interruption
 from share_compute.specification import ServeJob, parse_deployment
 from share_compute.store import Store
 
-PLAN = Plan(epoch=0, strategy="serving", num_layers=1, parameters=1, pools=(), microbatches=1)
+PLAN = Plan(epoch=0, strategy="serving", num_layers=1, parameters=1, stages=(), microbatches=1)
 
 
 def spec(name: str = "llama") -> ServeJob:

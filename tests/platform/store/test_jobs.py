@@ -17,16 +17,16 @@ from share_compute.jobs.events import (
     Measured,
     Note,
     Planned,
-    PoolTiming,
     Reformed,
     ReplanAbandoned,
     ReplanProposed,
+    StageTiming,
     Started,
     StepCommitted,
     Validated,
 )
 from share_compute.jobs.states import ContributorState, JobState
-from share_compute.planning.plan import MemberPlan, Plan, PoolPlan
+from share_compute.planning.plan import MemberPlan, Plan, StagePlan
 from share_compute.planning.timings import LayerTiming, MachineTimings
 from share_compute.specification import TrainJob, parse_job
 from share_compute.store import JobRecord, Store
@@ -63,9 +63,9 @@ def planned(*contributor_ids: str) -> Planned:
         MemberPlan(contributor_id=one, name=one, microbatches=(0,), memory_bytes=1, reason="")
         for one in contributor_ids
     )
-    pool = PoolPlan(start=0, stop=1, parameters=1, members=members)
+    stage = StagePlan(start=0, stop=1, parameters=1, members=members)
     return Planned(
-        plan=Plan(epoch=0, strategy="uniform", num_layers=1, parameters=1, pools=(pool,), microbatches=1)
+        plan=Plan(epoch=0, strategy="uniform", num_layers=1, parameters=1, stages=(stage,), microbatches=1)
     )
 
 
@@ -180,7 +180,7 @@ def test_what_was_measured_and_proposed_is_kept_for_the_attempt(store: Store) ->
         step=10,
         predicted_step_s=1.0,
         measured_step_s=1.5,
-        pools=(PoolTiming(predicted_busy_s=0.9, measured_busy_s=1.4),),
+        stages=(StageTiming(predicted_busy_s=0.9, measured_busy_s=1.4),),
     )
     proposal = proposed(worker)
     record = store.progress.record(job.id, 1, [planned(worker), measured, proposal])
@@ -198,7 +198,7 @@ def test_another_epoch_changes_plan_and_leases(store: Store) -> None:
     stays, dies, joins, taken = (contributor(store, name) for name in ("stays", "dies", "joins", "taken"))
     job = running(store, stays, dies)
     other = running(store, taken)
-    measured = Measured(step=3, predicted_step_s=None, measured_step_s=1.5, pools=())
+    measured = Measured(step=3, predicted_step_s=None, measured_step_s=1.5, stages=())
     plan = planned(stays, joins, taken).plan
     epoch = Reformed(
         epoch=2,
@@ -212,7 +212,7 @@ def test_another_epoch_changes_plan_and_leases(store: Store) -> None:
     )
     record = store.progress.record(job.id, 1, [measured, epoch])
     assert (record.state, record.plan, record.measured) == ("running", plan, None)
-    assert record.reason == "running on 3 machines in 1 pool"
+    assert record.reason == "running on 3 machines in 1 stage"
     leases = {one.name: one.job_id for one in store.contributors.list()}
     assert leases == {"stays": job.id, "dies": None, "joins": job.id, "taken": other.id}
     assert store.events.after(0, job_id=job.id)[-1].data["recomputed"] == 3

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from alembic import command
 from alembic.script import ScriptDirectory
-from sqlalchemy import JSON, Connection, DateTime, MetaData, create_engine, insert
+from sqlalchemy import JSON, Connection, DateTime, MetaData, create_engine, insert, select
 from sqlalchemy.dialects.postgresql import JSONB
 
 from share_compute.jobs.states import JobState
@@ -28,13 +28,12 @@ REVISIONS = sorted(
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
 KEY, CODE, AGENT_KEY = "sck_one", "sci_one", "scm_one"
 MEMBER = {"contributor_id": "c-1", "name": "ada", "microbatches": [0, 1], "memory_bytes": 1, "reason": ""}
-POOL = {"start": 0, "stop": 1, "parameters": 1, "members": [MEMBER]}
+STAGE = {"start": 0, "stop": 1, "parameters": 1, "members": [MEMBER]}
 PLAN_0001 = {
     "epoch": 0,
     "strategy": "uniform",
     "num_layers": 1,
     "parameters": 1,
-    "pools": [POOL],
     "idle": ["spare"],
 }
 SPARE = {"contributor_id": "c-2", "name": "spare", "reason": "it was not needed"}
@@ -45,26 +44,43 @@ SPEC = {
     "model": {"layers": [{"type": "relu", "options": {}}]},
     "data": {"dataset": "digits"},
 }
+TIMING = {"predicted_busy_s": 0.5, "measured_busy_s": 0.75}
+MEASURED = {"type": "measured", "step": 10, "predicted_step_s": 1.0, "measured_step_s": 1.5, "machines": {}}
+PROPOSED = {
+    "type": "replan-proposed", "step": 10, "current_step_s": 1.5, "gain_s": 9.0, "move_cost_s": 1.0,
+    "sentence": "it is faster",
+}  # fmt: skip
+HELD = {
+    "job": "job-1", "deployment": None, "name": "kept", "start": 0, "stop": 1, "num_layers": 1, "microbatches": 2,
+    "of_microbatches": 2, "memory_bytes": 1,
+}  # fmt: skip
 STATES = {"state": "failed", "from": "running", "reason": "it failed"}
 VERSIONS = {"share_compute": "0.1.0", "python": "3.11.9", "ray": "2.60.0", "torch": "2.12.0", "protocol": "1"}
 
 
 def rows(revision: str) -> dict[str, list[dict[str, Any]]]:
     """Return what each table held at a revision; columns that were not there yet are left out later."""
-    plan = PLAN_0001 if revision == "0001" else PLAN
+    stages, members = ("pools", "members_per_pool") if revision < "0017" else ("stages", "members_per_stage")
+    plan = {**(PLAN_0001 if revision == "0001" else PLAN), stages: [STAGE]}
+    layout = {"strategy": "uniform", stages: 1}
+    measured = {**MEASURED, stages: [TIMING]}
+    proposed = {**PROPOSED, "plan": plan}
+    held = {**HELD, "pool" if revision < "0017" else "stage": 0}
     error = {"code": "contributor-lost", "mend" if revision < "0016" else "hint": "resume it"}
     device = Device("cpu", "cpu", memory_bytes=2**31, flops_per_s={"float32": 1e10})
     link = Link("c-1", "head", latency_s=0.001, bytes_per_s=1e8)
     job = {
-        "id": "job-1", "name": "kept", "kind": "train", "state": "failed", "reason": "it failed", "spec": SPEC,
-        "plan": plan, "error": error, "attempt": 2, "step": 20, "total_steps": 100,
+        "id": "job-1", "name": "kept", "kind": "train", "state": "failed", "reason": "it failed",
+        "spec": {**SPEC, "parallelism": {**layout, members: 1}}, "plan": plan, "measured": measured,
+        "proposal": proposed, "error": error, "attempt": 2, "step": 20, "total_steps": 100,
         "loss": 0.5, "tokens_per_s": 12.5, "created_at": NOON, "started_at": NOON, "finished_at": NOON,
         "checkpoint_path": "/data/jobs/job-1/checkpoints/step-00000020", "checkpoint_step": 20,
         "idempotency_key": "once", "fruitless_attempts": 3,
     }  # fmt: skip
     waits = {
-        **job, "id": "job-2", "state": "queued", "reason": "submitted", "plan": None, "error": None,
-        "checkpoint_path": None, "checkpoint_step": None, "idempotency_key": None, "finished_at": None,
+        **job, "id": "job-2", "state": "queued", "reason": "submitted", "plan": None, "measured": None,
+        "proposal": None, "error": None, "checkpoint_path": None, "checkpoint_step": None,
+        "idempotency_key": None, "finished_at": None,
     }  # fmt: skip
     machine = {
         "id": "c-1", "name": "ada", "key_hash": digest(AGENT_KEY), "state": "ready", "reason": "measured",
@@ -76,8 +92,9 @@ def rows(revision: str) -> dict[str, list[dict[str, Any]]]:
     event = {"at": NOON, "job_id": None, "contributor_id": None, "attempt": None}
     deployment = {
         "id": "dep-1", "name": "served", "state": "ready", "reason": "1 replica answers",
-        "spec": {"kind": "serve", "name": "served", "model": {"job": "job-1", "artifact": "model"}},
-        "plans": [], "created_at": NOON, "ready_at": NOON,
+        "spec": {"kind": "serve", "name": "served", "model": {"job": "job-1", "artifact": "model"},
+                 "parallelism": {stages: 1}},
+        "plans": [plan], "created_at": NOON, "ready_at": NOON,
     }  # fmt: skip
     return {
         "api_keys": [{"id": "key-1", "name": "operator", "key_hash": digest(KEY), "created_at": NOON}],
@@ -92,6 +109,8 @@ def rows(revision: str) -> dict[str, list[dict[str, Any]]]:
         "events": [
             {**event, "kind": "state", "job_id": "job-1", "attempt": 1, "data": {**STATES, "error": error}},
             {**event, "kind": "planned", "job_id": "job-1", "attempt": 2, "data": {"plan": plan}},
+            {**event, "kind": "work", "contributor_id": "c-1", "data": held},
+            {**event, "kind": "measured", "job_id": "job-1", "attempt": 2, "data": measured},
             {**event, "kind": "contributor", "contributor_id": "c-1", "data": {"state": "ready"}},
         ],
         "metrics": [
@@ -164,11 +183,17 @@ def assert_read(store: Store, revision: str) -> None:
     assert job.fruitless_attempts == (0 if revision < "0004" else 3)
     assert job.plan is not None
     assert job.plan.microbatches == 2
+    assert [stage.stop for stage in job.plan.stages] == [1]
+    assert (job.spec.parallelism.stages, job.spec.parallelism.members_per_stage) == (1, 1)
+    assert (job.measured is None) == (job.proposal is None) == (revision < "0002")
+    if job.measured is not None and job.proposal is not None:
+        assert job.measured.stages[0].measured_busy_s == 0.75
+        assert job.proposal.plan == job.plan
     assert [idle.name for idle in job.plan.idle] == ["spare"]
     assert [one.id for one in store.jobs.queued()] == ["job-2"]
     assert store.jobs.queue()[0].id == "job-2"
     events = store.events.after(0)
-    assert [event.kind for event in events] == ["state", "planned", "contributor"]
+    assert [event.kind for event in events] == ["state", "planned", "work", "measured", "contributor"]
     assert events[0].data["error"] == job.error
     assert Plan.model_validate(events[1].data["plan"]) == job.plan
     (metric,) = store.progress.metrics("job-1")
@@ -176,10 +201,16 @@ def assert_read(store: Store, revision: str) -> None:
     assert store.progress.last_step("job-1") == 20
     assert store.progress.timings("job-1") == {}
     assert store.progress.artifact("job-1", "model").size_bytes == 2**33
-    assert store.work.of("c-1").spells == ()
-    assert store.pool.glance()[0].id == "c-1"
+    (spell,) = store.work.of("c-1").spells
+    assert (spell.job_id, spell.stop) == ("job-1", 1)
+    (busy,) = store.work.busy("c-1", since=NOON)
+    assert busy.busy_fraction == 0.5
+    assert store.cluster.glance()[0].id == "c-1"
     deployments = store.deployments.list()
     assert [one.name for one in deployments] == ([] if revision < "0005" else ["served"])
+    for one in deployments:
+        assert one.spec.parallelism.stages == 1
+        assert [len(plan.stages) for plan in one.plans] == [1]
 
 
 def assert_goes_on(store: Store) -> None:
@@ -189,3 +220,37 @@ def assert_goes_on(store: Store) -> None:
     for deployment in store.deployments.list():
         store.deployments.set_state(deployment.id, DeploymentState.stopped, "down")
     assert store.deletions.job("job-2", Path("/data"), cancel=True)
+
+
+def test_names_of_stages_can_be_changed_back(database_url: str) -> None:
+    engine = create_engine(database_url)
+    with engine.begin() as connection:
+        command.upgrade(migration_config(connection), "0016")
+        fill(connection, "0016")
+        before = _documents(connection)
+        command.upgrade(migration_config(connection), "0017")
+        assert "pool" not in repr(_documents(connection))
+        command.downgrade(migration_config(connection), "0016")
+        assert _documents(connection) == before
+    engine.dispose()
+
+
+def _documents(connection: Connection) -> list[Any]:
+    """Return the JSON columns that may hold stages, row by row in the order of the tables' keys."""
+    columns = {
+        "jobs": ("spec", "plan", "measured", "proposal"),
+        "deployments": ("spec", "plans"),
+        "events": ("data",),
+    }
+    metadata = MetaData()
+    metadata.reflect(connection, only=list(columns))
+    tables = [metadata.tables[name] for name in columns]
+    return [
+        [
+            tuple(row)
+            for row in connection.execute(
+                select(*(table.c[name] for name in columns[table.name])).order_by(*table.primary_key)
+            )
+        ]
+        for table in tables
+    ]

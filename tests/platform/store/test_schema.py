@@ -70,7 +70,7 @@ def test_a_migration_does_not_change_with_the_tables() -> None:
         assert "share_compute" not in file.read_text()
 
 
-def test_a_pool_without_free_connections_is_unavailable(open_store: Callable[[], Store]) -> None:
+def test_a_stage_without_free_connections_is_unavailable(open_store: Callable[[], Store]) -> None:
     store = open_store()
     store._database.engine.pool._timeout = 0.01  # type: ignore[attr-defined]
     engine = store._database.engine
@@ -118,13 +118,13 @@ def test_plans_of_the_first_tables_are_still_read(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'store.db'}"
     engine = create_engine(url)
     member = {"contributor_id": "c", "name": "c", "microbatches": [0, 1], "memory_bytes": 1, "reason": ""}
-    pool = {"start": 0, "stop": 1, "parameters": 1, "members": [member]}
+    stage = {"start": 0, "stop": 1, "parameters": 1, "members": [member]}
     plan = {
         "epoch": 0,
         "strategy": "uniform",
         "num_layers": 1,
         "parameters": 1,
-        "pools": [pool],
+        "pools": [stage],
         "idle": ["spare"],
     }
     job = parse_job({"model": {"layers": [{"type": "relu"}]}, "data": {"dataset": "digits"}})

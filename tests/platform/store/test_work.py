@@ -1,4 +1,4 @@
-"""What machines worked at, and the pool at a glance."""
+"""What machines worked at, and the summary of all machines."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from typing import Any
 from tests.platform.store.test_deployments import spec as serve
 from tests.platform.store.test_jobs import contributor, running, spec, step
 
-from share_compute.jobs.events import AttemptEnded, Measured, Planned, PoolTiming, Reformed
+from share_compute.jobs.events import AttemptEnded, Measured, Planned, Reformed, StageTiming
 from share_compute.jobs.states import ContributorState
-from share_compute.planning.plan import MemberPlan, Plan, PoolPlan
+from share_compute.planning.plan import MemberPlan, Plan, StagePlan
 from share_compute.serving.states import DeploymentState
 from share_compute.store import Store
 from share_compute.topology import Device, Link
 
 
 def plan(*shares: tuple[str, tuple[int, ...]], epoch: int = 0) -> Plan:
-    """Return a plan of one pool of four microbatches."""
+    """Return a plan of one stage of four microbatches."""
     members = tuple(
         MemberPlan(contributor_id=one, name=one, microbatches=some, memory_bytes=7, reason="")
         for one, some in shares
     )
-    pool = PoolPlan(start=0, stop=2, parameters=1, members=members)
-    return Plan(epoch=epoch, strategy="uniform", num_layers=3, parameters=1, pools=(pool,), microbatches=4)
+    stage = StagePlan(start=0, stop=2, parameters=1, members=members)
+    return Plan(epoch=epoch, strategy="uniform", num_layers=3, parameters=1, stages=(stage,), microbatches=4)
 
 
 def told(store: Store, machine: str) -> list[tuple[Any, Any]]:
@@ -111,12 +111,12 @@ def test_busy_time_is_kept_by_machine_within_a_bound(store: Store, clock: Any) -
     begun = clock.now
 
     def measured(number: int, machines: dict[str, float]) -> Measured:
-        timing = PoolTiming(predicted_busy_s=None, measured_busy_s=0.9)
+        timing = StageTiming(predicted_busy_s=None, measured_busy_s=0.9)
         return Measured(
-            step=number, predicted_step_s=None, measured_step_s=1.0, pools=(timing,), machines=machines
+            step=number, predicted_step_s=None, measured_step_s=1.0, stages=(timing,), machines=machines
         )
 
-    # The first is from an older release: only that of the pool's busiest machine is known.
+    # The first is from an older release: only that of the stage's busiest machine is known.
     store.progress.record(job.id, 1, [measured(10, {})])
     for number in range(20, 60, 10):
         clock.pass_s(10)
@@ -132,10 +132,10 @@ def test_busy_time_is_kept_by_machine_within_a_bound(store: Store, clock: Any) -
     assert store.work.busy(ada, since=clock.now + timedelta(seconds=1)) == []
 
 
-def test_the_pool_at_a_glance_tells_owners_links_and_what_is_held(store: Store, clock: Any) -> None:
+def test_the_stage_at_a_glance_tells_owners_links_and_what_is_held(store: Store, clock: Any) -> None:
     code = store.invites.create(label="Ada's laptop")[1]
     ada = store.contributors.join(code, name="ada", host="h", versions={}, limits={"memory_bytes": 100})[0].id
-    (row,) = store.pool.glance()
+    (row,) = store.cluster.glance()
     assert (row.owner, row.kind, row.lent_bytes, row.held) == ("Ada's laptop", None, 100, None)
     store.contributors.online(ada, node_id="ab", address="192.0.2.7")
     devices = [
@@ -145,18 +145,18 @@ def test_the_pool_at_a_glance_tells_owners_links_and_what_is_held(store: Store, 
     store.contributors.ready(ada, capacity=devices, links=[Link("head", ada, 0.001, 1e9)])
     job = store.jobs.create(spec("letters"))
     store.jobs.begin(job.id, [ada])
-    assert store.pool.glance([ada])[0].held is not None
+    assert store.cluster.glance([ada])[0].held is not None
     store.progress.record(job.id, 1, [Planned(plan=plan((ada, (0, 1, 2, 3))))])
-    (row,) = store.pool.glance([ada])
+    (row,) = store.cluster.glance([ada])
     assert (row.kind, row.device, row.flops_per_s, row.lent_bytes) == ("cuda", "a cpu, a gpu", 7.0, 80)
     assert (row.head_latency_s, row.head_bytes_per_s) == (0.001, 1e9)
     assert row.held is not None
     assert (row.held.job_id, row.held.name, row.held.stop, row.held.memory_bytes) == (job.id, "letters", 2, 7)
     store.contributors.set_state(store.contributors.get(ada), ContributorState.lost, "its node died")
-    assert store.pool.glance()[0].held is None
+    assert store.cluster.glance()[0].held is None
     clock.pass_s(2 * 86_400)
-    assert store.pool.glance() == []
-    assert len(store.pool.glance([ada])) == 1
+    assert store.cluster.glance() == []
+    assert len(store.cluster.glance([ada])) == 1
 
 
 def test_deployments_tell_what_their_machines_hold(store: Store, clock: Any) -> None:
@@ -166,14 +166,14 @@ def test_deployments_tell_what_their_machines_hold(store: Store, clock: Any) -> 
     placed = [plan((ada, (0, 1, 2, 3)))]
     store.deployments.set_state(served.id, DeploymentState.loading, "it loads", plans=placed)
     clock.pass_s(30)
-    rows = {row.id: row for row in store.pool.glance()}
+    rows = {row.id: row for row in store.cluster.glance()}
     row, free = rows[ada], rows[bob]
     assert row.held is not None
     assert (row.held.deployment_id, row.held.name, row.held.stop) == (served.id, "llama", 2)
     assert free.held is not None
     assert free.held.stop is None
     store.leases.release(served.id, [bob])
-    assert store.pool.glance([bob])[0].held is None
+    assert store.cluster.glance([bob])[0].held is None
     store.leases.release_all(served.id)
     (last, first) = store.work.of(ada).spells
     assert (last.deployment_id, last.stop, last.seconds, last.steps, first.stop) == (

@@ -1,9 +1,9 @@
 import { expect, test } from "vitest";
 
 import { mergeLog, mergeMetrics } from "./applyEvents";
-import type { Metric, PoolEvent } from "./types";
+import type { Metric, ClusterEvent } from "./types";
 
-const event = (seq: number, kind: string, data: Record<string, unknown>): PoolEvent => ({
+const event = (seq: number, kind: string, data: Record<string, unknown>): ClusterEvent => ({
   seq,
   kind,
   data,

@@ -1,7 +1,7 @@
 /** Carries events into what the pages have already loaded, and asks again only for what events do not tell. */
 import type { InfiniteData, QueryClient } from "@tanstack/react-query";
 
-import { PoolKeeper } from "./poolEvents";
+import { ClusterKeeper } from "./clusterEvents";
 import {
   artifacts,
   checkpoints,
@@ -21,7 +21,7 @@ import {
   servedModels,
 } from "./queries";
 import { Refresher } from "./refresher";
-import type { DeploymentNews, Figures, Job, JobPage, JobState, Metric, PoolEvent } from "./types";
+import type { DeploymentNews, Figures, Job, JobPage, JobState, Metric, ClusterEvent } from "./types";
 import { write, writeThrough } from "./write";
 
 /** Kinds of events that change what an operator sees; a job's state is what its place in the queue hangs on. */
@@ -35,7 +35,7 @@ const LAYOUT_MS = 10_000;
 
 interface Helpers {
   refresher: Refresher;
-  keeper: PoolKeeper;
+  keeper: ClusterKeeper;
 }
 
 const helpers = new WeakMap<QueryClient, Helpers>();
@@ -44,13 +44,13 @@ function helpersOf(client: QueryClient): Helpers {
   let known = helpers.get(client);
   if (known === undefined) {
     const refresher = new Refresher(client);
-    known = { refresher, keeper: new PoolKeeper(client, refresher) };
+    known = { refresher, keeper: new ClusterKeeper(client, refresher) };
     helpers.set(client, known);
   }
   return known;
 }
 
-export function applyEvents(client: QueryClient, events: PoolEvent[]): void {
+export function applyEvents(client: QueryClient, events: ClusterEvent[]): void {
   const { refresher, keeper } = helpersOf(client);
   const byJob = Map.groupBy(events, (event) => event.job_id);
   for (const [id, some] of byJob) {
@@ -70,11 +70,11 @@ export function applyEvents(client: QueryClient, events: PoolEvent[]): void {
   if (events.some((event) => event.job_id !== null && LISTED.has(event.kind))) refresher.refresh(["jobs"]);
 }
 
-function applyToDeployments(client: QueryClient, refresher: Refresher, events: PoolEvent[]): void {
+function applyToDeployments(client: QueryClient, refresher: Refresher, events: ClusterEvent[]): void {
   const news = events.map((event) => event.data as unknown as DeploymentNews);
   for (const id of new Set(news.map((one) => one.id))) {
     const some = events.filter((event) => event.data.id === id);
-    writeThrough<PoolEvent[]>(client, deploymentLog(id).queryKey, (old) => mergeLog(old, some));
+    writeThrough<ClusterEvent[]>(client, deploymentLog(id).queryKey, (old) => mergeLog(old, some));
   }
   for (const key of new Set(news.flatMap((one) => [one.id, one.name]))) {
     refresher.refresh(deployment(key).queryKey, { exact: true });
@@ -90,11 +90,11 @@ export function applyFigures(client: QueryClient, fresh: Figures): void {
   client.setQueryData(figures.queryKey, (old) => ({ ...old, [fresh.name]: fresh }));
 }
 
-function applyToJob(client: QueryClient, refresher: Refresher, id: string, events: PoolEvent[]): void {
+function applyToJob(client: QueryClient, refresher: Refresher, id: string, events: ClusterEvent[]): void {
   const change = changeOfJob(events);
   write<Job>(client, job(id).queryKey, (old) => advanced(old, change));
   writeThrough<Metric[]>(client, metrics(id).queryKey, (old) => mergeMetrics(old, events));
-  writeThrough<PoolEvent[]>(client, log(id).queryKey, (old) => mergeLog(old, events));
+  writeThrough<ClusterEvent[]>(client, log(id).queryKey, (old) => mergeLog(old, events));
   if (events.some((event) => event.kind === "artifact")) refresher.refresh(artifacts(id).queryKey);
   if (events.some((event) => event.kind === "checkpoint")) refresher.refresh(checkpoints(id).queryKey);
   // A step is laid out by the times of layers that were measured so far.
@@ -103,7 +103,7 @@ function applyToJob(client: QueryClient, refresher: Refresher, id: string, event
 }
 
 /** All jobs of a batch of events in one pass over the lists. */
-function applyToJobLists(client: QueryClient, byJob: Map<string | null, PoolEvent[]>): void {
+function applyToJobLists(client: QueryClient, byJob: Map<string | null, ClusterEvent[]>): void {
   const changes = new Map([...byJob].map(([id, events]) => [id, changeOfJob(events)]));
   if (![...changes.values()].some((change) => change.progress !== undefined || change.state !== undefined)) return;
   for (const { queryKey } of client.getQueryCache().findAll({ queryKey: ["jobs"] })) {
@@ -118,7 +118,7 @@ function applyToJobLists(client: QueryClient, byJob: Map<string | null, PoolEven
 }
 
 /** The pages of single machines: their story goes on, and their figures are asked for again. */
-function applyToMachines(client: QueryClient, refresher: Refresher, events: PoolEvent[]): void {
+function applyToMachines(client: QueryClient, refresher: Refresher, events: ClusterEvent[]): void {
   for (const query of client.getQueryCache().findAll({ queryKey: ["contributor"] })) {
     const [, id, part] = query.queryKey as [string, string, string?];
     if (part !== undefined) continue;
@@ -131,7 +131,7 @@ function applyToMachines(client: QueryClient, refresher: Refresher, events: Pool
       continue;
     }
     if (own.length > 0) {
-      writeThrough<PoolEvent[]>(client, machineHistory(id).queryKey, (old) => mergeLog(old, own));
+      writeThrough<ClusterEvent[]>(client, machineHistory(id).queryKey, (old) => mergeLog(old, own));
       refresher.refresh(machine(id).queryKey, { exact: true });
     }
     if (own.length > 0 || ofJob.some((event) => event.kind === "step")) {
@@ -142,7 +142,7 @@ function applyToMachines(client: QueryClient, refresher: Refresher, events: Pool
 }
 
 /** Whether the job's own row changed beyond its progress. */
-function changesJob(event: PoolEvent): boolean {
+function changesJob(event: ClusterEvent): boolean {
   return event.job_id !== null && !["step", "validated", "sampled", "note", "artifact"].includes(event.kind);
 }
 
@@ -151,7 +151,7 @@ interface JobChange {
   state?: Pick<Job, "state" | "reason" | "attempt">;
 }
 
-function changeOfJob(events: PoolEvent[]): JobChange {
+function changeOfJob(events: ClusterEvent[]): JobChange {
   const change: JobChange = {};
   const progress = latestProgress(events);
   if (progress !== undefined) change.progress = progress;
@@ -170,7 +170,7 @@ function advanced(old: Job, { progress, state }: JobChange): Job {
   return { ...old, ...(isNewer && progress), ...state };
 }
 
-function latestProgress(events: PoolEvent[]): Pick<Job, "step" | "loss" | "tokens_per_s"> | undefined {
+function latestProgress(events: ClusterEvent[]): Pick<Job, "step" | "loss" | "tokens_per_s"> | undefined {
   const last = events.findLast((event) => event.kind === "step");
   if (last === undefined) return undefined;
   const { step, loss, tokens_per_s } = last.data as { step: number; loss: number; tokens_per_s: number };
@@ -178,7 +178,7 @@ function latestProgress(events: PoolEvent[]): Pick<Job, "step" | "loss" | "token
 }
 
 /** Put measured steps after those that are known; a resumed attempt measures some steps again, and the later counts. */
-export function mergeMetrics(known: Metric[], events: PoolEvent[]): Metric[] {
+export function mergeMetrics(known: Metric[], events: ClusterEvent[]): Metric[] {
   const fresh = events.flatMap((event): Metric[] => {
     const { step, split, ...data } = event.data as { step: number; split?: Metric["split"] };
     if (event.kind === "step") return [{ split: "train", step, data }];
@@ -203,7 +203,7 @@ function thinned(metrics: Metric[]): Metric[] {
 }
 
 /** Put events after those that are known; the curves tell the steps, so the log leaves them out. */
-export function mergeLog(known: PoolEvent[], events: PoolEvent[]): PoolEvent[] {
+export function mergeLog(known: ClusterEvent[], events: ClusterEvent[]): ClusterEvent[] {
   const last = known.at(-1)?.seq ?? 0;
   const fresh = events.filter((event) => event.kind !== "step" && event.seq > last);
   return fresh.length === 0 ? known : [...known, ...fresh];

@@ -1,11 +1,11 @@
 /** Events as they come, for what cannot wait until they are put on screen in batches. */
-import type { PoolEvent } from "./types";
+import type { ClusterEvent } from "./types";
 
-type Listener = (event: PoolEvent) => void;
+type Listener = (event: ClusterEvent) => void;
 
 const listeners = new Set<Listener>();
 
-export function tell(event: PoolEvent): void {
+export function tell(event: ClusterEvent): void {
   listeners.forEach((listener) => listener(event));
 }
 

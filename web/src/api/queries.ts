@@ -10,15 +10,15 @@ import {
   type Figures,
   type JobKind,
   type JobState,
-  type PoolEvent,
-  type PoolView,
+  type ClusterEvent,
+  type ClusterView,
 } from "./types";
 
 /** Page after page, from the beginning. */
 async function allEvents(
-  page: (query: { after: number; limit: number }) => Promise<{ events: PoolEvent[]; next_after: number }>,
-): Promise<PoolEvent[]> {
-  const all: PoolEvent[] = [];
+  page: (query: { after: number; limit: number }) => Promise<{ events: ClusterEvent[]; next_after: number }>,
+): Promise<ClusterEvent[]> {
+  const all: ClusterEvent[] = [];
   for (let after = 0; ; ) {
     const { events, next_after } = await page({ after, limit: EVENTS_PER_PAGE });
     all.push(...events);
@@ -49,16 +49,16 @@ export const contributors = queryOptions({
 const ISLANDS_MS = 10_000;
 
 /** All machines as a map shows them; live events change single rows of it. */
-export const pool = queryOptions({
-  queryKey: ["pool"],
-  queryFn: ({ signal }) => body(api.GET("/api/v1/pool", { signal })),
+export const cluster = queryOptions({
+  queryKey: ["cluster"],
+  queryFn: ({ signal }) => body(api.GET("/api/v1/cluster", { signal })),
   // No event tells when islands that are being worked out are there.
   refetchInterval: ({ state }) => (state.data?.islands.is_current === false ? ISLANDS_MS : false),
 });
 
-/** Some machines of the pool, with the islands of all. */
-export function machinesOfPool(ids: string[]): Promise<PoolView> {
-  return body(api.GET("/api/v1/pool", { params: { query: { machine: ids } } }));
+/** Some machines of the cluster, with the islands of all. */
+export function machinesOfCluster(ids: string[]): Promise<ClusterView> {
+  return body(api.GET("/api/v1/cluster", { params: { query: { machine: ids } } }));
 }
 
 export function machine(id: string) {

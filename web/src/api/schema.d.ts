@@ -24,6 +24,26 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/api/v1/cluster": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Get Cluster
+         * @description Return a summary of all machines, and their islands, for a map.
+         */
+        get: operations["getCluster"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/api/v1/cluster/token": {
         parameters: {
             query?: never;
@@ -899,26 +919,6 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
-    "/api/v1/pool": {
-        parameters: {
-            query?: never;
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        /**
-         * Get Pool
-         * @description Return a summary of all machines, and their islands, for a map.
-         */
-        get: operations["getPool"];
-        put?: never;
-        post?: never;
-        delete?: never;
-        options?: never;
-        head?: never;
-        patch?: never;
-        trace?: never;
-    };
     "/api/v1/prune": {
         parameters: {
             query?: never;
@@ -1342,17 +1342,17 @@ export interface components {
              */
             machines: number;
             /**
-             * Pools
-             * @default 0
-             */
-            pools: number;
-            /**
              * Problem
              * @description Reason why there is no plan.
              */
             problem?: string | null;
             /** Samples Per S */
             samples_per_s?: number | null;
+            /**
+             * Stages
+             * @default 0
+             */
+            stages: number;
             /**
              * Step S
              * @description Predicted time of a step; None if there is no plan or nothing can be predicted.
@@ -1884,6 +1884,19 @@ export interface components {
              * @description The cluster's secret; keep it out of logs.
              */
             token: string;
+        };
+        /**
+         * ClusterView
+         * @description Overview of all machines.
+         */
+        ClusterView: {
+            /** @description Islands of the machines that are present and measured. */
+            islands: components["schemas"]["Islands"];
+            /**
+             * Machines
+             * @description Machines in the order they joined: the requested ones, or all but those gone for more than a day.
+             */
+            machines: components["schemas"]["GlanceRecord"][];
         };
         /**
          * CompletionRequest
@@ -2497,7 +2510,7 @@ export interface components {
              * @description Partitioning of the model over the machines.
              * @default {
              *       "channel": "auto",
-             *       "pools": null
+             *       "stages": null
              *     }
              */
             parallelism: components["schemas"]["ServingParallelismSpecRequest"];
@@ -3444,10 +3457,10 @@ export interface components {
             /** Of Microbatches */
             of_microbatches?: number | null;
             /**
-             * Pool
+             * Stage
              * @description Index of its stage in the pipeline, from 0.
              */
-            pool?: number | null;
+            stage?: number | null;
             /**
              * Start
              * @description First layer; null while there is no plan.
@@ -3699,10 +3712,10 @@ export interface components {
         IslandPlan: {
             /** Machines */
             machines: string[];
-            /** Pools */
-            pools: number;
             /** Samples Per S */
             samples_per_s: number;
+            /** Stages */
+            stages: number;
             /** Step S */
             step_s: number;
         };
@@ -3875,8 +3888,8 @@ export interface components {
              * @default {
              *       "buddies": true,
              *       "channel": "auto",
-             *       "members_per_pool": null,
-             *       "pools": null,
+             *       "members_per_stage": null,
+             *       "stages": null,
              *       "strategy": "auto"
              *     }
              */
@@ -4327,15 +4340,15 @@ export interface components {
              */
             measured_step_s: number;
             /**
-             * Pools
-             * @description Times of the stages, in pipeline order.
-             */
-            pools: components["schemas"]["PoolTiming"][];
-            /**
              * Predicted Step S
              * @description Predicted seconds of a step; None if the plan has no prediction because no machine's speed was measured.
              */
             predicted_step_s: number | null;
+            /**
+             * Stages
+             * @description Times of the stages, in pipeline order.
+             */
+            stages: components["schemas"]["StageTiming"][];
             /**
              * Step
              * @description Last measured step.
@@ -4704,15 +4717,15 @@ export interface components {
              */
             channel: "auto" | "direct" | "ray";
             /**
-             * Members Per Pool
+             * Members Per Stage
              * @description Machines per stage that share its microbatches; default: the fastest number (simple strategies: 1).
              */
-            members_per_pool?: number | null;
+            members_per_stage?: number | null;
             /**
-             * Pools
+             * Stages
              * @description Number of pipeline stages, one shard each; default: the fastest number (simple strategies: all machines).
              */
-            pools?: number | null;
+            stages?: number | null;
             /**
              * Strategy
              * @description Name of the partitioning strategy, which splits the model into stages and places them.
@@ -4739,17 +4752,17 @@ export interface components {
              */
             channel: "auto" | "direct" | "ray";
             /**
-             * Members Per Pool
+             * Members Per Stage
              * @description Machines per stage that share its microbatches; default: the fastest number (simple strategies: 1).
              * @default null
              */
-            members_per_pool: number | null;
+            members_per_stage: number | null;
             /**
-             * Pools
+             * Stages
              * @description Number of pipeline stages, one shard each; default: the fastest number (simple strategies: all machines).
              * @default null
              */
-            pools: number | null;
+            stages: number | null;
             /**
              * Strategy
              * @description Name of the partitioning strategy, which splits the model into stages and places them.
@@ -4788,10 +4801,10 @@ export interface components {
              * @description Number of parameters of the whole model; tied weights count once.
              */
             parameters: number;
-            /** Pools */
-            pools: components["schemas"]["PoolPlan"][];
             /** @description Predicted figures; None if no machine's speed was measured, and in serving plans. */
             prediction?: components["schemas"]["Prediction"] | null;
+            /** Stages */
+            stages: components["schemas"]["StagePlan"][];
             /** Strategy */
             strategy: string;
         };
@@ -4880,107 +4893,6 @@ export interface components {
              * @default []
              */
             updates: components["schemas"]["TimelineUpdate"][];
-        };
-        /**
-         * PoolPlan
-         * @description One stage: a range of layers, and the members that each hold all of it.
-         */
-        PoolPlan: {
-            /** Members */
-            members: components["schemas"]["MemberPlan"][];
-            /** Parameters */
-            parameters: number;
-            /**
-             * Start
-             * @description First layer.
-             */
-            start: number;
-            /**
-             * Stop
-             * @description One past the last layer.
-             */
-            stop: number;
-        };
-        /**
-         * PoolStatus
-         * @description One stage of a deployment, and the state of its machine.
-         */
-        PoolStatus: {
-            /**
-             * Busy Fraction
-             * @description Share of the last seconds in which it computed, 0 to 1; None before it was measured.
-             */
-            busy_fraction?: number | null;
-            /**
-             * Cache Bytes
-             * @description Part of that memory in caches of sequences.
-             * @default 0
-             */
-            cache_bytes: number;
-            /** Contributor Id */
-            contributor_id: string;
-            /**
-             * Is Alive
-             * @description Whether a heartbeat arrived recently.
-             */
-            is_alive: boolean;
-            /**
-             * Name
-             * @description Name of its machine.
-             */
-            name: string;
-            /**
-             * Predicted Busy Fraction
-             * @description Predicted share with all sequences in flight.
-             */
-            predicted_busy_fraction?: number | null;
-            /**
-             * Process Id
-             * @description Process id of its member on that machine.
-             */
-            process_id?: number | null;
-            /**
-             * Resident Bytes
-             * @description Memory of that process.
-             * @default 0
-             */
-            resident_bytes: number;
-            /**
-             * Start
-             * @description First layer.
-             */
-            start: number;
-            /**
-             * Stop
-             * @description One past the last layer.
-             */
-            stop: number;
-        };
-        /**
-         * PoolTiming
-         * @description Predicted and measured time of one stage.
-         */
-        PoolTiming: {
-            /** Measured Busy S */
-            measured_busy_s: number;
-            /**
-             * Predicted Busy S
-             * @description Seconds that its busiest member computes in a step; None if the plan has no prediction.
-             */
-            predicted_busy_s: number | null;
-        };
-        /**
-         * PoolView
-         * @description Overview of all machines.
-         */
-        PoolView: {
-            /** @description Islands of the machines that are present and measured. */
-            islands: components["schemas"]["Islands"];
-            /**
-             * Machines
-             * @description Machines in the order they joined: the requested ones, or all but those gone for more than a day.
-             */
-            machines: components["schemas"]["GlanceRecord"][];
         };
         /**
          * Prediction
@@ -5775,10 +5687,10 @@ export interface components {
              */
             channel: "auto" | "direct" | "ray";
             /**
-             * Pools
+             * Stages
              * @description Number of pipeline stages, one shard each; default: the best number for the objective.
              */
-            pools?: number | null;
+            stages?: number | null;
         };
         /**
          * ServingParallelismSpec
@@ -5793,11 +5705,11 @@ export interface components {
              */
             channel: "auto" | "direct" | "ray";
             /**
-             * Pools
+             * Stages
              * @description Number of pipeline stages, one shard each; default: the best number for the objective.
              * @default null
              */
-            pools: number | null;
+            stages: number | null;
         };
         /**
          * ServingPrediction
@@ -5949,11 +5861,6 @@ export interface components {
             /** @default {} */
             next_token: components["schemas"]["LatencyStatus"];
             /**
-             * Pools
-             * @default []
-             */
-            pools: components["schemas"]["PoolStatus"][];
-            /**
              * Predicted Tokens Per S
              * @description Predicted rate with all sequences in flight.
              */
@@ -5986,6 +5893,11 @@ export interface components {
              * @default 0
              */
             recoveries: number;
+            /**
+             * Stages
+             * @default []
+             */
+            stages: components["schemas"]["StageStatus"][];
             state: components["schemas"]["DeploymentState"];
             /**
              * Tokens Per S
@@ -6186,6 +6098,94 @@ export interface components {
             tokens: number;
         };
         /**
+         * StagePlan
+         * @description One stage: a range of layers, and the members that each hold all of it.
+         */
+        StagePlan: {
+            /** Members */
+            members: components["schemas"]["MemberPlan"][];
+            /** Parameters */
+            parameters: number;
+            /**
+             * Start
+             * @description First layer.
+             */
+            start: number;
+            /**
+             * Stop
+             * @description One past the last layer.
+             */
+            stop: number;
+        };
+        /**
+         * StageStatus
+         * @description One stage of a deployment, and the state of its machine.
+         */
+        StageStatus: {
+            /**
+             * Busy Fraction
+             * @description Share of the last seconds in which it computed, 0 to 1; None before it was measured.
+             */
+            busy_fraction?: number | null;
+            /**
+             * Cache Bytes
+             * @description Part of that memory in caches of sequences.
+             * @default 0
+             */
+            cache_bytes: number;
+            /** Contributor Id */
+            contributor_id: string;
+            /**
+             * Is Alive
+             * @description Whether a heartbeat arrived recently.
+             */
+            is_alive: boolean;
+            /**
+             * Name
+             * @description Name of its machine.
+             */
+            name: string;
+            /**
+             * Predicted Busy Fraction
+             * @description Predicted share with all sequences in flight.
+             */
+            predicted_busy_fraction?: number | null;
+            /**
+             * Process Id
+             * @description Process id of its member on that machine.
+             */
+            process_id?: number | null;
+            /**
+             * Resident Bytes
+             * @description Memory of that process.
+             * @default 0
+             */
+            resident_bytes: number;
+            /**
+             * Start
+             * @description First layer.
+             */
+            start: number;
+            /**
+             * Stop
+             * @description One past the last layer.
+             */
+            stop: number;
+        };
+        /**
+         * StageTiming
+         * @description Predicted and measured time of one stage.
+         */
+        StageTiming: {
+            /** Measured Busy S */
+            measured_busy_s: number;
+            /**
+             * Predicted Busy S
+             * @description Seconds that its busiest member computes in a step; None if the plan has no prediction.
+             */
+            predicted_busy_s: number | null;
+        };
+        /**
          * Status
          * @description Overview of the server, its machines and its jobs.
          */
@@ -6338,8 +6338,8 @@ export interface components {
             member: number;
             /** Microbatch */
             microbatch: number;
-            /** Pool */
-            pool: number;
+            /** Stage */
+            stage: number;
             /** Start S */
             start_s: number;
             /** Stop S */
@@ -6390,8 +6390,8 @@ export interface components {
         TimelineUpdate: {
             /** Member */
             member: number;
-            /** Pool */
-            pool: number;
+            /** Stage */
+            stage: number;
             /** Start S */
             start_s: number;
             /** Stop S */
@@ -7120,6 +7120,56 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["AlertList"];
+                };
+            };
+            /** @description Unauthorized */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Forbidden */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The request is not valid. */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    getCluster: {
+        parameters: {
+            query?: {
+                /** @description Only these machines; may be given several times. */
+                machine?: string[] | null;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ClusterView"];
                 };
             };
             /** @description Unauthorized */
@@ -10562,56 +10612,6 @@ export interface operations {
             };
             /** @description Service Unavailable */
             503: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/problem+json": components["schemas"]["Problem"];
-                };
-            };
-        };
-    };
-    getPool: {
-        parameters: {
-            query?: {
-                /** @description Only these machines; may be given several times. */
-                machine?: string[] | null;
-            };
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        requestBody?: never;
-        responses: {
-            /** @description Successful Response */
-            200: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["PoolView"];
-                };
-            };
-            /** @description Unauthorized */
-            401: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/problem+json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Forbidden */
-            403: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/problem+json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description The request is not valid. */
-            422: {
                 headers: {
                     [name: string]: unknown;
                 };

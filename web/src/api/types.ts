@@ -32,9 +32,9 @@ export type Metric = Schemas["MetricRecord"];
 export type Plan = Schemas["Plan"];
 export type PlanTimeline = Schemas["PlanTimeline"];
 export type TimelineCell = Schemas["TimelineCell"];
-export type Pool = Schemas["PoolPlan"];
-export type PoolEvent = Schemas["EventRecord"];
-export type PoolView = Schemas["PoolView"];
+export type Stage = Schemas["StagePlan"];
+export type ClusterEvent = Schemas["EventRecord"];
+export type ClusterView = Schemas["ClusterView"];
 export type Prediction = Schemas["Prediction"];
 
 export const JOB_KINDS = ["train", "generate", "embed"] as const satisfies readonly Job["spec"]["kind"][];

@@ -1,4 +1,4 @@
-/** Keeps everything on screen current from one stream of the pool's events. */
+/** Keeps everything on screen current from one stream of the cluster's events. */
 import { useQueryClient } from "@tanstack/react-query";
 import { useEffect, useState } from "react";
 
@@ -6,7 +6,7 @@ import { applyEvents, applyFigures } from "./applyEvents";
 import { tell } from "./heard";
 import { listen, type LiveState } from "./live";
 import { currentSession } from "./session";
-import type { Figures, PoolEvent } from "./types";
+import type { Figures, ClusterEvent } from "./types";
 
 /** Events are put on screen in batches: fifty a second must not draw fifty times a second. */
 const BATCH_MS = 200;
@@ -38,7 +38,7 @@ export function useLiveRefresh(mayListen: boolean): Live | null {
     };
     const onEvent = (kind: string, data: string) => {
       if (kind === "figures") return applyFigures(client, JSON.parse(data) as Figures);
-      const event = JSON.parse(data) as PoolEvent;
+      const event = JSON.parse(data) as ClusterEvent;
       tell(event);
       batch.add(event);
     };
@@ -58,12 +58,12 @@ export function useLiveRefresh(mayListen: boolean): Live | null {
 }
 
 class Batch {
-  private events: PoolEvent[] = [];
+  private events: ClusterEvent[] = [];
   private timer: ReturnType<typeof setTimeout> | undefined;
 
-  constructor(private readonly deliver: (events: PoolEvent[]) => void) {}
+  constructor(private readonly deliver: (events: ClusterEvent[]) => void) {}
 
-  add(event: PoolEvent): void {
+  add(event: ClusterEvent): void {
     this.events.push(event);
     this.timer ??= setTimeout(() => {
       const events = this.events;

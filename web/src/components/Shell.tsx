@@ -15,7 +15,7 @@ import { LiveMark } from "./LiveMark";
 import classes from "./Shell.module.css";
 
 const PLACES = [
-  { to: "/", label: "Pool", scope: "read" },
+  { to: "/", label: "Machines", scope: "read" },
   { to: "/jobs", label: "Jobs", scope: "read" },
   { to: "/deployments", label: "Deployments", scope: "read" },
   { to: "/playground", label: "Playground", scope: "chat" },

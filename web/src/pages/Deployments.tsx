@@ -59,7 +59,7 @@ export function Deployments() {
         )
       ) : all.length === 0 ? (
         <Empty title={which === "up" ? t("No model is served") : t("No deployment is over")}>
-          <Text>{t("A deployment serves a model from the machines of the pool, to any client of the OpenAI API.")}</Text>
+          <Text>{t("A deployment serves a model from the machines that joined, to any client of the OpenAI API.")}</Text>
           {which === "up" && search.new !== true && (
             <ButtonLink to="/deployments" search={{ new: true }}>
               {t("Deploy a model")}

@@ -1,4 +1,4 @@
-/** Bring a machine into the pool. */
+/** Bring a machine into the cluster. */
 import { Button, Group, NumberInput, SegmentedControl, Stack, Table, Text, TextInput, VisuallyHidden } from "@mantine/core";
 import { useMutation, useQuery, useQueryClient } from "@tanstack/react-query";
 import { useState, type FormEvent } from "react";
@@ -131,7 +131,7 @@ function Made({ made, invite }: { made: InviteCreated; invite: Invite | undefine
         <Group gap="md">
           <Text size="sm">{t("{{name}} joined with it.", { name: invite?.machines.join(", ") })}</Text>
           <AnchorLink to="/" size="sm">
-            {t("Go to the pool")}
+            {t("Go to the machines")}
           </AnchorLink>
         </Group>
       ) : (

@@ -6,7 +6,7 @@ import { useMemo } from "react";
 import { useTranslation } from "react-i18next";
 
 import { job as jobQuery, log } from "../api/queries";
-import type { Job as JobView, PoolEvent } from "../api/types";
+import type { Job as JobView, ClusterEvent } from "../api/types";
 import { Waiting } from "../components/Feedback";
 import { Page, Section } from "../components/Page";
 import { StateBadge } from "../components/StateBadge";
@@ -96,7 +96,7 @@ function Training({ job }: { job: JobView }) {
 }
 
 /** How each machine went that the job no longer has: the last word counts. */
-function farewellsIn(events: readonly PoolEvent[]): Map<string, Farewell> {
+function farewellsIn(events: readonly ClusterEvent[]): Map<string, Farewell> {
   const found = new Map<string, Farewell>();
   for (const { kind, data } of events) {
     if (kind !== "reformed") continue;

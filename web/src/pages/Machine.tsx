@@ -13,8 +13,8 @@ import { AnchorLink } from "../components/links";
 import { Page, Section } from "../components/Page";
 import { StateBadge } from "../components/StateBadge";
 import { bytes, clock, count, dateAndTime, duration, si } from "../format";
-import { Holder } from "../pool/MachineTable";
-import { partWords } from "../pool/words";
+import { Holder } from "../cluster/MachineTable";
+import { partWords } from "../cluster/words";
 import { Busy } from "./machine/Busy";
 import { Clear } from "./machine/Clear";
 import { History } from "./machine/History";
@@ -40,7 +40,7 @@ export function Machine() {
   return (
     <Page title={machine.name} beside={<StateBadge state={machine.state} />} actions={<Leave machine={machine} />}>
       <AnchorLink to="/" size="sm">
-        {t("Back to the pool")}
+        {t("Back to the machines")}
       </AnchorLink>
       <div>
         <Text>{sentence(machine.reason)}</Text>

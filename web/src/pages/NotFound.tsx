@@ -9,7 +9,7 @@ export function NotFound() {
   return (
     <Page title={t("Not found")}>
       <Empty title={t("There is no page at this address")}>
-        <AnchorLink to="/">{t("Go to the pool")}</AnchorLink>
+        <AnchorLink to="/">{t("Go to the machines")}</AnchorLink>
       </Empty>
     </Page>
   );

@@ -1,4 +1,4 @@
-/** What whoever runs the pool wants to see at once: what is the matter, what waits, who is here, who may come in. */
+/** What whoever runs the cluster wants to see at once: what is the matter, what waits, who is here, who may come in. */
 import { useQuery } from "@tanstack/react-query";
 import type { ReactNode } from "react";
 import { useTranslation } from "react-i18next";

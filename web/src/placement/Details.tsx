@@ -10,7 +10,7 @@ import classes from "./Placement.module.css";
 /** The exact numbers of the machine that is pointed at. */
 export function Details({ plan, block }: { plan: Plan; block: Block | undefined }) {
   const { t } = useTranslation();
-  const member = block && plan.pools[block.pool]?.members[block.seat];
+  const member = block && plan.stages[block.stage]?.members[block.seat];
   if (block === undefined || member === undefined) {
     return (
       <div className={classes.details}>
@@ -21,7 +21,7 @@ export function Details({ plan, block }: { plan: Plan; block: Block | undefined 
     );
   }
   return (
-    <div className={classes.details} data-hue={block.pool % 6} data-lit>
+    <div className={classes.details} data-hue={block.stage % 6} data-lit>
       <Text size="sm">
         <b>{member.name}</b>: {figuresOf(plan, block, t).join(", ")}
       </Text>
@@ -33,17 +33,17 @@ export function Details({ plan, block }: { plan: Plan; block: Block | undefined 
 }
 
 /** What one machine holds and computes, figure by figure. */
-export function figuresOf(plan: Plan, { pool: place, seat }: Block, t: TFunction): string[] {
-  const pool = plan.pools[place];
-  const member = pool?.members[seat];
-  if (pool === undefined || member === undefined) return [];
+export function figuresOf(plan: Plan, { stage: place, seat }: Block, t: TFunction): string[] {
+  const stage = plan.stages[place];
+  const member = stage?.members[seat];
+  if (stage === undefined || member === undefined) return [];
   const lent = member.lent_bytes;
   const figures = [
-    t("pool {{pool}}", { pool: place + 1 }),
-    pool.stop - pool.start === 1
-      ? t("layer {{range}} of {{all}}", { range: layerRange(pool), all: plan.num_layers })
-      : t("layers {{range}} of {{all}}", { range: layerRange(pool), all: plan.num_layers }),
-    t("{{number}} parameters", { number: si(pool.parameters, "") }),
+    t("stage {{stage}}", { stage: place + 1 }),
+    stage.stop - stage.start === 1
+      ? t("layer {{range}} of {{all}}", { range: layerRange(stage), all: plan.num_layers })
+      : t("layers {{range}} of {{all}}", { range: layerRange(stage), all: plan.num_layers }),
+    t("{{number}} parameters", { number: si(stage.parameters, "") }),
     t("microbatches {{range}} ({{own}} of {{all}})", {
       range: ranges(member.microbatches) || "–",
       own: member.microbatches.length,

@@ -24,18 +24,18 @@ export function MemberTable({ plan }: { plan: Plan }) {
           </Table.Tr>
         </Table.Thead>
         <Table.Tbody>
-          {plan.pools.flatMap((pool, index) =>
-            pool.members.map((member) => (
+          {plan.stages.flatMap((stage, index) =>
+            stage.members.map((member) => (
               <Table.Tr key={member.contributor_id}>
                 <Table.Td data-label={t("Machine")}>
                   <MachineLink id={member.contributor_id} name={member.name} fw={600} />
                 </Table.Td>
                 <Table.Td data-label={t("Shard")}>
                   <Text size="sm">
-                    {t("pool {{pool}}", { pool: index + 1 })},{" "}
-                    {pool.stop - pool.start === 1
-                      ? t("layer {{range}}", { range: layerRange(pool) })
-                      : t("layers {{range}}", { range: layerRange(pool) })}
+                    {t("stage {{stage}}", { stage: index + 1 })},{" "}
+                    {stage.stop - stage.start === 1
+                      ? t("layer {{range}}", { range: layerRange(stage) })
+                      : t("layers {{range}}", { range: layerRange(stage) })}
                   </Text>
                 </Table.Td>
                 <Table.Td data-label={t("Microbatches")}>

@@ -8,7 +8,7 @@ import type { Plan } from "../api/types";
 import { count, si } from "../format";
 import { Details, figuresOf } from "./Details";
 import { Idle } from "./Idle";
-import { joined, layerRange, poolShares, type Block, type Size } from "./layout";
+import { joined, layerRange, stageShares, type Block, type Size } from "./layout";
 import { MemberTable } from "./MemberTable";
 import classes from "./Placement.module.css";
 import { useBlocks } from "./useBlocks";
@@ -31,7 +31,7 @@ export const Placement = memo(function Placement({ plan, farewells }: Props) {
   const [lit, setLit] = useState<string | null>(null);
   const shown = useBlocks(plan, size);
   const prefix = useId();
-  const shares = poolShares(plan, size);
+  const shares = stageShares(plan, size);
   const current = shown.blocks.find((block) => block.id === lit);
 
   function move(event: React.KeyboardEvent) {
@@ -47,7 +47,7 @@ export const Placement = memo(function Placement({ plan, farewells }: Props) {
         <div>
           <Text component="span" size="sm">
             {t("{{count}} layers", { count: plan.num_layers })}, {t("{{number}} parameters", { number: si(plan.parameters, "") })},{" "}
-            {t("{{count}} pools", { count: plan.pools.length })}
+            {t("{{count}} stages", { count: plan.stages.length })}
           </Text>
           <Text component="span" size="sm" c="dimmed">
             {" "}
@@ -71,17 +71,17 @@ export const Placement = memo(function Placement({ plan, farewells }: Props) {
         </Group>
       </figcaption>
       <div className={classes.bar} aria-hidden>
-        {plan.pools.map((pool, index) => (
+        {plan.stages.map((stage, index) => (
           <div
             key={index}
             className={classes.segment}
             data-hue={index % 6}
-            data-lit={current?.pool === index}
+            data-lit={current?.stage === index}
             style={{ flexGrow: shares[index] }}
           >
             {plan.num_layers <= MOST_TICKS &&
-              Array.from({ length: pool.stop - pool.start }, (_, layer) => <i key={layer} className={classes.layer} />)}
-            <span className={classes.range}>{layerRange(pool)}</span>
+              Array.from({ length: stage.stop - stage.start }, (_, layer) => <i key={layer} className={classes.layer} />)}
+            <span className={classes.range}>{layerRange(stage)}</span>
           </div>
         ))}
       </div>
@@ -106,7 +106,7 @@ export const Placement = memo(function Placement({ plan, farewells }: Props) {
             aria-selected={block.id === lit}
             aria-label={`${block.name}: ${figuresOf(plan, block, t).join(", ")}`}
             className={classes.block}
-            data-hue={block.pool % 6}
+            data-hue={block.stage % 6}
             data-lit={block.id === lit}
             data-new={shown.come.has(block.id)}
             style={place(block)}
@@ -144,24 +144,24 @@ function place({ left, width, top, height }: Block): React.CSSProperties {
   return { left: `${100 * left}%`, width: `${100 * width}%`, top, height };
 }
 
-/** The machine that an arrow key leads to: across pools, or up and down within one. */
+/** The machine that an arrow key leads to: across stages, or up and down within one. */
 function neighbour(blocks: readonly Block[], from: Block | undefined, key: string): Block | undefined {
   if (key === "Home" || from === undefined) return key.startsWith("Arrow") || key === "Home" ? blocks[0] : undefined;
   if (key === "End") return blocks.at(-1);
   if (key === "ArrowUp" || key === "ArrowDown") {
     const seat = from.seat + (key === "ArrowDown" ? 1 : -1);
-    return blocks.find((block) => block.pool === from.pool && block.seat === seat) ?? from;
+    return blocks.find((block) => block.stage === from.stage && block.seat === seat) ?? from;
   }
   if (key !== "ArrowLeft" && key !== "ArrowRight") return undefined;
-  const pool = from.pool + (key === "ArrowRight" ? 1 : -1);
-  const there = blocks.filter((block) => block.pool === pool);
+  const stage = from.stage + (key === "ArrowRight" ? 1 : -1);
+  const there = blocks.filter((block) => block.stage === stage);
   return there[Math.min(from.seat, there.length - 1)] ?? from;
 }
 
 /** The picture in words, for those who do not see it. */
 function describe(plan: Plan): string {
-  const pools = plan.pools.map(
-    (pool) => `layers ${layerRange(pool)} on ${joined(pool.members.map((member) => member.name))}`,
+  const stages = plan.stages.map(
+    (stage) => `layers ${layerRange(stage)} on ${joined(stage.members.map((member) => member.name))}`,
   );
-  return `Placement of ${count(plan.num_layers)} layers: ${pools.join("; ")}`;
+  return `Placement of ${count(plan.num_layers)} layers: ${stages.join("; ")}`;
 }

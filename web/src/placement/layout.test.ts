@@ -1,9 +1,9 @@
 import { expect, test } from "vitest";
 
 import type { Plan } from "../api/types";
-import { blocksOf, changes, joined, layerRange, pictureHeight, poolShares, ranges } from "./layout";
+import { blocksOf, changes, joined, layerRange, pictureHeight, stageShares, ranges } from "./layout";
 
-const pool = (start: number, stop: number) => ({ start, stop, parameters: 1, members: [] });
+const stage = (start: number, stop: number) => ({ start, stop, parameters: 1, members: [] });
 
 const member = (name: string, microbatches: number, memory_bytes = 1) => ({
   contributor_id: name,
@@ -14,41 +14,41 @@ const member = (name: string, microbatches: number, memory_bytes = 1) => ({
   standing: "",
 });
 
-function plan(...pools: ReturnType<typeof member>[][]): Plan {
+function plan(...stages: ReturnType<typeof member>[][]): Plan {
   return {
     epoch: 0,
     model_id: "model",
     strategy: "auto",
-    num_layers: pools.length,
+    num_layers: stages.length,
     parameters: 1,
     microbatches: 4,
     idle: [],
     prediction: null,
-    pools: pools.map((members, start) => ({ start, stop: start + 1, parameters: 1, members })),
+    stages: stages.map((members, start) => ({ start, stop: start + 1, parameters: 1, members })),
   };
 }
 
-test("pools take their share of the bar", () => {
-  expect(poolShares({ num_layers: 4, pools: [pool(0, 1), pool(1, 4)] })).toEqual([0.25, 0.75]);
+test("stages take their share of the bar", () => {
+  expect(stageShares({ num_layers: 4, stages: [stage(0, 1), stage(1, 4)] })).toEqual([0.25, 0.75]);
 });
 
-test("a small pool beside a large one is still seen, and the bar stays whole", () => {
-  const shares = poolShares({ num_layers: 1000, pools: [pool(0, 1), pool(1, 1000)] });
+test("a small stage beside a large one is still seen, and the bar stays whole", () => {
+  const shares = stageShares({ num_layers: 1000, stages: [stage(0, 1), stage(1, 1000)] });
   expect(shares[0]).toBeGreaterThan(0.038);
   expect(shares.reduce((sum, share) => sum + share)).toBeCloseTo(1);
 });
 
-test("forty pools differ by their layers, too", () => {
-  const pools = Array.from({ length: 40 }, (_, index) => pool(index * 5, index === 39 ? 210 : index * 5 + 5));
-  const shares = poolShares({ num_layers: 210, pools });
+test("forty stages differ by their layers, too", () => {
+  const stages = Array.from({ length: 40 }, (_, index) => stage(index * 5, index === 39 ? 210 : index * 5 + 5));
+  const shares = stageShares({ num_layers: 210, stages });
   expect(shares[39]! / shares[0]!).toBeCloseTo(15 / 5);
 });
 
 test("the bar can be cut by memory", () => {
-  expect(poolShares(plan([member("ash", 4, 300)], [member("birch", 4, 100)]), "memory")).toEqual([0.75, 0.25]);
+  expect(stageShares(plan([member("ash", 4, 300)], [member("birch", 4, 100)]), "memory")).toEqual([0.75, 0.25]);
 });
 
-test("members of a pool lie above each other, as high as their share of the microbatches", () => {
+test("members of a stage lie above each other, as high as their share of the microbatches", () => {
   const blocks = blocksOf(plan([member("ash", 3), member("birch", 1)], [member("cedar", 4)]), "layers", 100);
   expect(blocks.map(({ name, left, top, height }) => [name, left, top, height])).toEqual([
     ["ash", 0, 0, 75],

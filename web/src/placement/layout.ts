@@ -1,24 +1,24 @@
 /** The arithmetic of the placement picture. */
-import type { Plan, Pool } from "../api/types";
+import type { Plan, Stage } from "../api/types";
 
-/** Least share of the bar that a pool gets, so that a one-layer pool beside a hundred can still be seen. */
+/** Least share of the bar that a stage gets, so that a one-layer stage beside a hundred can still be seen. */
 const LEAST_SHARE = 0.04;
-/** Height of one machine among others of its pool, and of the tallest picture. */
+/** Height of one machine among others of its stage, and of the tallest picture. */
 const ROW_PX = 40;
 const MOST_PX = 560;
 const LEAST_PX = 88;
 /** Thinner than this, a machine cannot be pointed at. */
 const THINNEST_PX = 12;
 
-/** What a pool's width in the picture stands for. */
+/** What a stage's width in the picture stands for. */
 export type Size = "layers" | "memory";
 
 /** A machine's place in the picture. */
 export interface Block {
   id: string;
   name: string;
-  pool: number;
-  /** Place in the pool. */
+  stage: number;
+  /** Place in the stage. */
   seat: number;
   /** Shares of the picture's width. */
   left: number;
@@ -27,47 +27,47 @@ export interface Block {
   height: number;
 }
 
-/** Width of each pool in the bar, in shares of one: its layers or its memory, raised to a least share and scaled back. */
-export function poolShares(plan: Pick<Plan, "num_layers" | "pools">, size: Size = "layers"): number[] {
-  const sizes = plan.pools.map((pool) => sizeOf(pool, size));
+/** Width of each stage in the bar, in shares of one: its layers or its memory, raised to a least share and scaled back. */
+export function stageShares(plan: Pick<Plan, "num_layers" | "stages">, size: Size = "layers"): number[] {
+  const sizes = plan.stages.map((stage) => sizeOf(stage, size));
   const whole = sizes.reduce((sum, one) => sum + one, 0) || 1;
-  const least = Math.min(LEAST_SHARE, 0.5 / plan.pools.length);
+  const least = Math.min(LEAST_SHARE, 0.5 / plan.stages.length);
   const raised = sizes.map((one) => Math.max(one / whole, least));
   const total = raised.reduce((sum, share) => sum + share, 0);
   return raised.map((share) => share / total);
 }
 
-function sizeOf(pool: Pool, size: Size): number {
-  if (size === "layers") return pool.stop - pool.start;
-  return Math.max(0, ...pool.members.map((member) => member.memory_bytes));
+function sizeOf(stage: Stage, size: Size): number {
+  if (size === "layers") return stage.stop - stage.start;
+  return Math.max(0, ...stage.members.map((member) => member.memory_bytes));
 }
 
-/** Height of the machines' part of the picture: a row for each member of the largest pool. */
-export function pictureHeight(plan: Pick<Plan, "pools">): number {
-  const most = Math.max(1, ...plan.pools.map((pool) => pool.members.length));
+/** Height of the machines' part of the picture: a row for each member of the largest stage. */
+export function pictureHeight(plan: Pick<Plan, "stages">): number {
+  const most = Math.max(1, ...plan.stages.map((stage) => stage.members.length));
   return Math.min(MOST_PX, Math.max(LEAST_PX, most * ROW_PX));
 }
 
-/** Every machine's place: a column for each pool, cut by its members' shares of the microbatches. */
+/** Every machine's place: a column for each stage, cut by its members' shares of the microbatches. */
 export function blocksOf(plan: Plan, size: Size, height: number): Block[] {
-  const shares = poolShares(plan, size);
+  const shares = stageShares(plan, size);
   let left = 0;
-  return plan.pools.flatMap((pool, index) => {
+  return plan.stages.flatMap((stage, index) => {
     const width = shares[index] ?? 0;
     const start = left;
     left += width;
     let top = 0;
-    const heights = memberHeights(pool, height);
-    return pool.members.map((member, seat) => {
+    const heights = memberHeights(stage, height);
+    return stage.members.map((member, seat) => {
       const own = heights[seat] ?? 0;
       top += own;
-      return { id: member.contributor_id, name: member.name, pool: index, seat, left: start, width, top: top - own, height: own };
+      return { id: member.contributor_id, name: member.name, stage: index, seat, left: start, width, top: top - own, height: own };
     });
   });
 }
 
-function memberHeights(pool: Pool, height: number): number[] {
-  const computed = pool.members.map((member) => member.microbatches.length);
+function memberHeights(stage: Stage, height: number): number[] {
+  const computed = stage.members.map((member) => member.microbatches.length);
   const whole = computed.reduce((sum, one) => sum + one, 0) || 1;
   const raised = computed.map((one) => Math.max((one / whole) * height, THINNEST_PX));
   const total = raised.reduce((sum, one) => sum + one, 0) || 1;
@@ -85,8 +85,8 @@ export function changes(before: readonly Block[], after: readonly Block[]): { go
 }
 
 /** Layers [3, 8) read "3–7". */
-export function layerRange(pool: Pick<Pool, "start" | "stop">): string {
-  return pool.stop - pool.start === 1 ? `${pool.start}` : `${pool.start}–${pool.stop - 1}`;
+export function layerRange(stage: Pick<Stage, "start" | "stop">): string {
+  return stage.stop - stage.start === 1 ? `${stage.start}` : `${stage.start}–${stage.stop - 1}`;
 }
 
 /** [0, 1, 2, 5] reads "0–2, 5". */

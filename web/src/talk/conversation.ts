@@ -4,7 +4,7 @@
  */
 import { hear } from "../api/heard";
 import { ApiProblem } from "../api/problem";
-import type { DeploymentNews, PoolEvent } from "../api/types";
+import type { DeploymentNews, ClusterEvent } from "../api/types";
 import { caughtUp, commonLength } from "./catchUp";
 import { FORGET, KEPT_AS } from "./forget";
 import { arrived, markOf, pinned, settled, type Arrivals } from "./marks";
@@ -181,7 +181,7 @@ class Conversation {
   }
 
   /** Something happened to a deployment: its answers that are on their way show it where it happened. */
-  private hear(event: PoolEvent): void {
+  private hear(event: ClusterEvent): void {
     if (event.kind !== "deployment") return;
     const news = event.data as unknown as DeploymentNews;
     const now = performance.now();

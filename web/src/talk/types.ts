@@ -22,7 +22,7 @@ export interface Mark {
   /** Names; none where something else than machines was lost. */
   machines: string[];
   reason: string;
-  /** Until pools were formed again; null while there are none. */
+  /** Until stages were formed again; null while there are none. */
   seconds: number | null;
 }
 

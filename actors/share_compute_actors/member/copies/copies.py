@@ -226,7 +226,7 @@ class Copies:
 
     def misfit(self, label: Label, tensor: Tensor) -> str | None:
         """Return the defect of a part of a gradient, for display; None if it has none."""
-        followed = self._followed.get(label.pool)
+        followed = self._followed.get(label.stage)
         if followed is None or followed.shard not in self._followers:
             return "nobody keeps a copy of the gradient that it sent"
         what = self._followers[followed.shard].misfit(label.microbatch, tensor)
@@ -234,7 +234,7 @@ class Copies:
 
     def take(self, label: Label, tensor: Tensor) -> Followed | None:
         """Take in a part of a gradient; once it is complete, return its primary, which waits for the answer."""
-        followed, key = self._followed[label.pool], (label.pool, label.step)
+        followed, key = self._followed[label.stage], (label.stage, label.step)
         follower = self._followers[followed.shard]
         try:
             follower.take(label.step, label.microbatch, tensor)

@@ -41,13 +41,13 @@ class Checks:
         _must(set(prepared) == set(roster.workers), f"step {step}: only {sorted(prepared)} are prepared")
         _must(record.scale == self._reference.scales[step], f"step {step} is scaled by {record.scale}")
         for worker, each in prepared.items():
-            start, stop = roster.shards[roster.pool_of(worker)]
+            start, stop = roster.shards[roster.stage_of(worker)]
             gradient = {layer: self._reference.gradients[step][layer] for layer in range(start, stop)}
             is_right = each.digest == self._model.digest(gradient)
             _must(is_right, f"step {step}: {worker} prepared another gradient")
         for worker in roster.workers:
             for keeper in roster.keepers(worker):
-                vault = hosts[keeper].vaults.get(roster.shards[roster.pool_of(worker)])
+                vault = hosts[keeper].vaults.get(roster.shards[roster.stage_of(worker)])
                 # Otherwise that machine has died since, or this coordinator was replaced and will be refused.
                 if hosts[keeper].machine.epoch == roster.epoch:
                     scales = {**hosts[keeper].scales, step: record.scale}

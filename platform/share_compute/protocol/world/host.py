@@ -198,21 +198,21 @@ class Host(Process):
     def _compute(self, compute: Compute) -> Action:
         roster = self.machine.roster
         assert roster is not None
-        pool = roster.pool_of(self.worker)
+        stage = roster.stage_of(self.worker)
         microbatch, is_forward = compute.action.microbatch, compute.action.kind == "F"
 
         def run() -> None:
             if is_forward:
-                label = Label(compute.step, "activation", microbatch, pool - 1)
+                label = Label(compute.step, "activation", microbatch, stage - 1)
                 value = (
                     self._world.model.sample(compute.step, microbatch)
-                    if pool == 0
+                    if stage == 0
                     else self._work.heard[label]
                 )
                 self._later(lambda: self._forward(compute, value))
             else:
-                label = Label(compute.step, "gradient", microbatch, pool + 1)
-                is_last = pool + 1 == len(roster.pools)
+                label = Label(compute.step, "gradient", microbatch, stage + 1)
+                is_last = stage + 1 == len(roster.stages)
                 gradient = None if is_last else self._work.heard[label]
                 self._later(lambda: self._backward(compute, gradient))
 
@@ -264,7 +264,7 @@ class Host(Process):
                 value = self._work.gradients[label.microbatch]
             case _:
                 assert self._work.reduced is not None
-                value = self._work.reduced[0 if label.pool == 0 else self._world.model.layers - 1]
+                value = self._work.reduced[0 if label.stage == 0 else self._world.model.layers - 1]
         failures: list[Failure] = []
         self._first(
             self._sending(
@@ -287,7 +287,7 @@ class Host(Process):
         def answer(ended: Reduced | ReduceFailed, result: Gradient | None) -> None:
             self.push(lambda: self._end_reduction(ended, result))
 
-        reduction = self._world.reduction(roster, roster.pool_of(self.worker), reduce)
+        reduction = self._world.reduction(roster, roster.stage_of(self.worker), reduce)
         reduction.enter(self.worker, dict(self._work.sums), self._work.reduced, answer)
 
     def _end_reduction(self, ended: Reduced | ReduceFailed, result: Gradient | None) -> None:
@@ -311,7 +311,7 @@ class Host(Process):
         others = (
             value
             for label, value in work.heard.items()
-            if label.cargo == "tied" and label.step == self.open_step and (label.pool == 0) != is_first
+            if label.cargo == "tied" and label.step == self.open_step and (label.stage == 0) != is_first
         )
         return self._world.model.complete(work.reduced, next(others, None))
 
@@ -349,7 +349,7 @@ class Host(Process):
         if isinstance(message, Prepared):
             complete, roster = self._complete, self.machine.roster
             assert roster is not None
-            has_peers = len(roster.pools[roster.pool_of(self.worker)]) > 1
+            has_peers = len(roster.stages[roster.stage_of(self.worker)]) > 1
             self._world.on_prepared(roster, message)
             message = Prepared(
                 message.epoch,

@@ -29,11 +29,11 @@ class Planner:
 
     Args:
         world: world of the machines.
-        pools: number of stages wanted at first.
+        stages: number of stages wanted at first.
     """
 
-    def __init__(self, world: World, pools: int) -> None:
-        self.pools = pools
+    def __init__(self, world: World, stages: int) -> None:
+        self.stages = stages
         """Number of stages wanted from the next epoch on."""
         self._world = world
 
@@ -49,23 +49,23 @@ class Planner:
         weights = self._weights(plan, hosts)
         if not able or weights is None:
             return None
-        shards = shards_of(self._world.model.layers, min(self.pools, len(able)))
+        shards = shards_of(self._world.model.layers, min(self.stages, len(able)))
         current = {
             worker: hosts[worker].shard
             for worker in able
             if hosts[worker].machine.applied == plan.committed and hosts[worker].shard in shards
         }
-        keeps_step = len(shards) == self._pools_now(plan, hosts)
+        keeps_step = len(shards) == self._stages_now(plan, hosts)
         if not keeps_step:
             return self._anew(plan, hosts, able, shards, weights)
         members, moved = self._assign(able, shards, current)
         for worker in moved:
-            shard = shards[next(place for place, pool in enumerate(members) if worker in pool)]
+            shard = shards[next(place for place, stage in enumerate(members) if worker in stage)]
             own = {layer: weights[layer] for layer in range(*shard)}
             hosts[worker].load(Loaded(plan.epoch, plan.committed), shard, own)
         return self._form(plan, hosts, shards, members, moved, weights)
 
-    def _pools_now(self, plan: Plan, hosts: Mapping[Worker, Host]) -> int:
+    def _stages_now(self, plan: Plan, hosts: Mapping[Worker, Host]) -> int:
         """Return the number of stages in the layout that most members come from.
 
         If no member has the committed step and a shard of such a layout, return the wanted number.
@@ -77,7 +77,7 @@ class Planner:
             for count in range(1, self._world.model.layers + 1)
             if host.shard in shards_of(self._world.model.layers, count)
         ]
-        return max(layouts, key=layouts.count, default=min(self.pools, len(hosts)))
+        return max(layouts, key=layouts.count, default=min(self.stages, len(hosts)))
 
     def _weights(self, plan: Plan, hosts: Mapping[Worker, Host]) -> Weights | None:
         """Return the weights of all layers, from any member or backup that has them; None if a layer is missing."""
@@ -119,8 +119,8 @@ class Planner:
     ) -> Form:
         """Return another layout; members take over their new shards once the epoch begins."""
         members = [list(able[place :: len(shards)]) for place in range(len(shards))]
-        for shard, pool in zip(shards, members, strict=True):
-            for worker in pool:
+        for shard, stage in zip(shards, members, strict=True):
+            for worker in stage:
                 own = {layer: weights[layer] for layer in range(*shard)}
                 hosts[worker].next_layout = (plan.epoch, shard, own)
                 if hosts[worker].machine.applied != plan.committed:
@@ -137,12 +137,12 @@ class Planner:
         weights: Weights,
     ) -> Form:
         step, world = plan.committed + 1, self._world
-        owners = tuple(tuple(self._owners(pool)) for pool in members)
+        owners = tuple(tuple(self._owners(stage)) for stage in members)
         buddies, followers = self._buddies(members), self._followers(members)
         roster = Roster(
             epoch=plan.epoch,
             shards=tuple(shards),
-            pools=tuple(tuple(pool) for pool in members),
+            stages=tuple(tuple(stage) for stage in members),
             owners=owners,
             step=step,
             tasks=fresh(owners),
@@ -160,36 +160,36 @@ class Planner:
         )
         return Form(roster)
 
-    def _owners(self, pool: Sequence[Worker]) -> list[Worker]:
+    def _owners(self, stage: Sequence[Worker]) -> list[Worker]:
         """Return the member that computes each microbatch. Shares and order are arbitrary."""
         count, random = self._world.model.tree.microbatches, self._world.random
         if random.random() < 0.5:
-            shares = even_shares(count, len(pool))
-            return [worker for worker, share in zip(pool, shares, strict=True) for _ in range(share)]
-        return [random.choice(pool) for _ in range(count)]
+            shares = even_shares(count, len(stage))
+            return [worker for worker, share in zip(stage, shares, strict=True) for _ in range(share)]
+        return [random.choice(stage) for _ in range(count)]
 
     def _buddies(self, members: Sequence[Sequence[Worker]]) -> dict[Worker, Worker]:
         """Choose a backup for each member that is alone in its stage."""
         return {
-            pool[0]: self._world.random.choice(others)
-            for pool, others in _with_others(members)
-            if len(pool) == 1 and others
+            stage[0]: self._world.random.choice(others)
+            for stage, others in _with_others(members)
+            if len(stage) == 1 and others
         }
 
     def _followers(self, members: Sequence[Sequence[Worker]]) -> dict[Worker, tuple[Worker, ...]]:
         """Choose members that shadow some of another stage, as they do before layers move."""
         random, found = self._world.random, {}
-        for pool, others in _with_others(members):
+        for stage, others in _with_others(members):
             if others and random.random() < _FOLLOWED:
-                found[random.choice(pool)] = tuple(random.sample(others, random.randint(1, len(others))))
+                found[random.choice(stage)] = tuple(random.sample(others, random.randint(1, len(others))))
         return found
 
     def _give_copies(
         self, roster: Roster, hosts: Mapping[Worker, Host], committed: int, weights: Weights
     ) -> None:
         """Give all members that hold copies the weights that they lack."""
-        for shard, pool in zip(roster.shards, roster.pools, strict=True):
-            for keeper in (hosts[keeper] for owner in pool for keeper in roster.keepers(owner)):
+        for shard, stage in zip(roster.shards, roster.stages, strict=True):
+            for keeper in (hosts[keeper] for owner in stage for keeper in roster.keepers(owner)):
                 if shard not in keeper.vaults or not keeper.vaults[shard].reaches(committed, keeper.scales):
                     keeper.vaults[shard] = Vault(
                         committed, {layer: weights[layer] for layer in range(*shard)}
@@ -198,10 +198,10 @@ class Planner:
 
 def _with_others(members: Sequence[Sequence[Worker]]) -> list[tuple[Sequence[Worker], list[Worker]]]:
     """Return each stage with all members of the other stages."""
-    everybody = [worker for pool in members for worker in pool]
-    return [(pool, [worker for worker in everybody if worker not in pool]) for pool in members]
+    everybody = [worker for stage in members for worker in stage]
+    return [(stage, [worker for worker in everybody if worker not in stage]) for stage in members]
 
 
-def shards_of(layers: int, pools: int) -> list[Shard]:
+def shards_of(layers: int, stages: int) -> list[Shard]:
     """Return the layers of each stage, split as evenly as possible."""
-    return list(pairwise([0, *accumulate(even_shares(layers, pools))]))
+    return list(pairwise([0, *accumulate(even_shares(layers, stages))]))

@@ -23,7 +23,7 @@ class UpsetKind(Enum):
     """A machine is taken for lost although it is alive."""
     drain = "drain"
     """A machine leaves."""
-    pools = "pools"
+    stages = "stages"
     """``amount`` stages are wanted from the next epoch on."""
     kill_coordinator = "kill coordinator"
     """The coordinator dies."""
@@ -55,7 +55,7 @@ class Scenario:
     Args:
         seed: seed for delays, results of broken reductions, and owners of microbatches.
         machines: number of machines.
-        pools: number of stages wanted at first; not more than machines or layers.
+        stages: number of stages wanted at first; not more than machines or layers.
         late: number of these machines that join later.
         layers: number of layers of the model.
         runs: microbatches of a step, as in `SummationTree`.
@@ -69,7 +69,7 @@ class Scenario:
 
     seed: int = 0
     machines: int = 3
-    pools: int = 2
+    stages: int = 2
     late: int = 0
     layers: int = 4
     runs: tuple[int, ...] = (2, 2)
@@ -104,7 +104,7 @@ def draw(seed: int, most: int = 3) -> Scenario:
     """
     random = Random(seed)  # noqa: S311 - a simulation
     machines = random.randint(1, 6)
-    pools = random.randint(1, min(4, machines))
+    stages = random.randint(1, min(4, machines))
     steps = random.randint(2, 4)
     pauses = {steps, *random.sample(range(1, steps), random.randint(0, 1))}
     weather = Weather(
@@ -116,11 +116,11 @@ def draw(seed: int, most: int = 3) -> Scenario:
     scenario = Scenario(
         seed=seed,
         machines=machines,
-        pools=pools,
-        late=random.randint(0, machines - pools) if random.random() < 0.3 else 0,
-        layers=random.randint(pools, 4),
+        stages=stages,
+        late=random.randint(0, machines - stages) if random.random() < 0.3 else 0,
+        layers=random.randint(stages, 4),
         runs=tuple(random.randint(1, 3) for _ in range(random.randint(1, 3))),
-        is_tied=random.random() < 0.4 and pools > 1,
+        is_tied=random.random() < 0.4 and stages > 1,
         pauses=tuple(sorted(pauses)),
         weather=weather,
     )
@@ -191,5 +191,5 @@ def _failure(random: Random, workers: tuple[Worker, ...], steps: int) -> Failure
 
 def _upset(random: Random, workers: tuple[Worker, ...], layers: int) -> Upset:
     kind = random.choice(list(UpsetKind))
-    amount = random.randint(1, layers) if kind is UpsetKind.pools else int(random.choice(_LASTING_S))
+    amount = random.randint(1, layers) if kind is UpsetKind.stages else int(random.choice(_LASTING_S))
     return Upset(SPAN_S * random.random(), kind, random.choice(workers), amount)

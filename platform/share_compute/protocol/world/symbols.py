@@ -130,7 +130,7 @@ class SymbolicModel:
             for node, gradient in part.items():
                 self.merge(held, node, gradient)
         if set(held) != {self.tree.root}:
-            raise VerificationFailed(f"a pool reduces {sorted(held)}", hint="compute every microbatch first")
+            raise VerificationFailed(f"a stage reduces {sorted(held)}", hint="compute every microbatch first")
         return held[self.tree.root]
 
     def complete(self, reduced: Gradient, others: Symbol | None) -> Gradient:

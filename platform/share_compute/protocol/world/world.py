@@ -102,7 +102,7 @@ class World:
             scenario.layers, SummationTree(scenario.runs), scenario.is_tied, scenario.diverges_at
         )
         self.checks = Checks(self.model, Reference.of(self.model, scenario.steps), self.record)
-        self.planner = Planner(self, scenario.pools)
+        self.planner = Planner(self, scenario.stages)
         self.leaving: set[Worker] = set()
         self.culprits: set[Worker] = set()
         """Machines at which the script injected wrong numbers or false accusations."""
@@ -240,12 +240,12 @@ class World:
         self._cells += 1
         return 0.2 + 0.8 * self.random.random()
 
-    def reduction(self, roster: Roster, pool: int, reduce: Reduce) -> Reduction:
+    def reduction(self, roster: Roster, stage: int, reduce: Reduce) -> Reduction:
         """Return the reduction of a stage, the same for all of its members."""
-        key = (roster.epoch, pool, reduce.step)
+        key = (roster.epoch, stage, reduce.step)
         if key not in self._reductions:
             self._reductions[key] = Reduction(
-                roster.pools[pool], reduce.source, self.model, self.clock, self.random
+                roster.stages[stage], reduce.source, self.model, self.clock, self.random
             )
         return self._reductions[key]
 
@@ -374,8 +374,8 @@ class World:
             case UpsetKind.drain if host.is_alive and len(seat.machine.workers) > 1:
                 self.leaving.add(upset.worker)
                 self._assemble(seat, seat.machine.workers)
-            case UpsetKind.pools:
-                self.planner.pools = upset.amount
+            case UpsetKind.stages:
+                self.planner.stages = upset.amount
                 self._assemble(seat, seat.machine.workers)
             case UpsetKind.kill_coordinator:
                 seat.kill()

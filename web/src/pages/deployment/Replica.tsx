@@ -34,7 +34,7 @@ export function Replica({ status, number }: Props) {
       )}
       <Times status={status} />
       <Use status={status} />
-      {status.pools.length > 0 && <Pools status={status} />}
+      {status.stages.length > 0 && <Stages status={status} />}
       {bottleneck !== undefined && (
         <Text size="sm" c="dimmed">
           {t("Slowest part:")} {sentence(bottleneck)}
@@ -131,10 +131,10 @@ function Use({ status: { queue } }: { status: ReplicaStatus }) {
   );
 }
 
-function Pools({ status }: { status: ReplicaStatus }) {
+function Stages({ status }: { status: ReplicaStatus }) {
   const { t } = useTranslation();
   return (
-    <div className="scroll" tabIndex={0} role="group" aria-label={t("Pools")}>
+    <div className="scroll" tabIndex={0} role="group" aria-label={t("Stages")}>
       <Table className="stacking" verticalSpacing={6}>
         <Table.Thead>
           <Table.Tr>
@@ -147,32 +147,32 @@ function Pools({ status }: { status: ReplicaStatus }) {
           </Table.Tr>
         </Table.Thead>
         <Table.Tbody>
-          {status.pools.map((pool) => (
-            <Table.Tr key={pool.contributor_id}>
+          {status.stages.map((stage) => (
+            <Table.Tr key={stage.contributor_id}>
               <Table.Td data-label={t("Machine")}>
-                <MachineLink id={pool.contributor_id} name={pool.name} />
+                <MachineLink id={stage.contributor_id} name={stage.name} />
               </Table.Td>
-              <Table.Td data-label={t("Layers")}>{layerRange(pool)}</Table.Td>
+              <Table.Td data-label={t("Layers")}>{layerRange(stage)}</Table.Td>
               <Table.Td data-label={t("Health")}>
-                <span className={classes.health} data-alive={pool.is_alive}>
-                  {pool.is_alive ? t("alive") : t("silent")}
+                <span className={classes.health} data-alive={stage.is_alive}>
+                  {stage.is_alive ? t("alive") : t("silent")}
                 </span>
               </Table.Td>
               <Table.Td data-label={t("Busy")} miw={150}>
                 <Progress
                   className="wide"
-                  value={100 * (pool.busy_fraction ?? 0)}
+                  value={100 * (stage.busy_fraction ?? 0)}
                   size="sm"
-                  aria-label={t("{{name}}: busy", { name: pool.name })}
+                  aria-label={t("{{name}}: busy", { name: stage.name })}
                 />
                 <Text size="xs" c="dimmed">
-                  {pool.busy_fraction == null ? "–" : percent(pool.busy_fraction)}
-                  {pool.predicted_busy_fraction != null &&
-                    ` · ${t("predicted {{share}}", { share: percent(pool.predicted_busy_fraction) })}`}
+                  {stage.busy_fraction == null ? "–" : percent(stage.busy_fraction)}
+                  {stage.predicted_busy_fraction != null &&
+                    ` · ${t("predicted {{share}}", { share: percent(stage.predicted_busy_fraction) })}`}
                 </Text>
               </Table.Td>
-              <Table.Td className="numeric" data-label={t("Memory")}>{pool.resident_bytes ? bytes(pool.resident_bytes) : "–"}</Table.Td>
-              <Table.Td className="numeric" data-label={t("of it caches")}>{pool.cache_bytes ? bytes(pool.cache_bytes) : "–"}</Table.Td>
+              <Table.Td className="numeric" data-label={t("Memory")}>{stage.resident_bytes ? bytes(stage.resident_bytes) : "–"}</Table.Td>
+              <Table.Td className="numeric" data-label={t("of it caches")}>{stage.cache_bytes ? bytes(stage.cache_bytes) : "–"}</Table.Td>
             </Table.Tr>
           ))}
         </Table.Tbody>

@@ -1,17 +1,17 @@
 /** Events of a deployment as sentences: like all that the server says, in English. */
-import type { DeploymentNews, PoolEvent } from "../../api/types";
+import type { DeploymentNews, ClusterEvent } from "../../api/types";
 import { sentence } from "../../components/Feedback";
 import { stepTime } from "../../format";
 import { joined } from "../../placement/layout";
 import type { Tone } from "../job/words";
 
-export function toneOf({ data }: PoolEvent): Tone {
+export function toneOf({ data }: ClusterEvent): Tone {
   const { state, from, interrupted } = data as unknown as DeploymentNews;
   if (state === "failed") return "error";
   return interrupted !== undefined || (state === "degraded" && from !== state) ? "warning" : "info";
 }
 
-export function wordsFor({ data }: PoolEvent): string {
+export function wordsFor({ data }: ClusterEvent): string {
   const { state, from, reason, replicas, interrupted, went_on } = data as unknown as DeploymentNews;
   if (interrupted !== undefined) {
     const where = interrupted.of > 1 ? ` in replica ${interrupted.replica}` : "";

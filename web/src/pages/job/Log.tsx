@@ -5,7 +5,7 @@ import { Fragment, memo, useEffect, useLayoutEffect, useMemo, useState } from "r
 import { useTranslation } from "react-i18next";
 
 import { log } from "../../api/queries";
-import type { PoolEvent } from "../../api/types";
+import type { ClusterEvent } from "../../api/types";
 import { Waiting } from "../../components/Feedback";
 import { clock, count, dateAndTime } from "../../format";
 import classes from "./Log.module.css";
@@ -80,7 +80,7 @@ export const Log = memo(function Log({ jobId }: { jobId: string }) {
   );
 });
 
-const Line = memo(function Line({ event }: { event: PoolEvent }) {
+const Line = memo(function Line({ event }: { event: ClusterEvent }) {
   return (
     <Fragment>
       <dt title={dateAndTime(event.at)}>{clock(event.at)}</dt>
@@ -90,7 +90,7 @@ const Line = memo(function Line({ event }: { event: PoolEvent }) {
 });
 
 /** Keep the end in view while it is followed; who scrolls away stops following, who comes back goes on. */
-function useFollowing(shown: readonly PoolEvent[], follows: boolean, setFollows: (follows: boolean) => void) {
+function useFollowing(shown: readonly ClusterEvent[], follows: boolean, setFollows: (follows: boolean) => void) {
   const [holder, setHolder] = useState<HTMLDivElement | null>(null);
   const last = shown.at(-1)?.seq;
 

@@ -68,7 +68,7 @@ export function Reality({ job, plan }: { job: Job; plan: Plan }) {
 function Busy({ plan, measured }: { plan: Plan; measured: Measured | null }) {
   const { t } = useTranslation();
   const step = plan.prediction?.step_s;
-  const isKnown = measured !== null || plan.pools.some((pool) => pool.members.some((member) => member.busy_fraction != null));
+  const isKnown = measured !== null || plan.stages.some((stage) => stage.members.some((member) => member.busy_fraction != null));
   if (!isKnown) return null;
   return (
     <Twin title={t("How long each machine computes in a step")}>
@@ -78,30 +78,30 @@ function Busy({ plan, measured }: { plan: Plan; measured: Measured | null }) {
             <Table.Th>{t("Machine")}</Table.Th>
             <Table.Th>{t("Shard")}</Table.Th>
             <Table.Th className="numeric">{t("Predicted")}</Table.Th>
-            <Table.Th className="numeric">{t("Pool, predicted")}</Table.Th>
-            <Table.Th className="numeric">{t("Pool, measured")}</Table.Th>
+            <Table.Th className="numeric">{t("Stage, predicted")}</Table.Th>
+            <Table.Th className="numeric">{t("Stage, measured")}</Table.Th>
           </Table.Tr>
         </Table.Thead>
         <Table.Tbody>
-          {plan.pools.flatMap((pool, index) => {
-            const timing = measured?.pools[index];
-            return pool.members.map((member, seat) => (
+          {plan.stages.flatMap((stage, index) => {
+            const timing = measured?.stages[index];
+            return stage.members.map((member, seat) => (
               <Table.Tr key={member.contributor_id}>
                 <Table.Td data-label={t("Machine")}>
                   <MachineLink id={member.contributor_id} name={member.name} />
                 </Table.Td>
                 <Table.Td data-label={t("Shard")}>
                   <span>
-                    {t("pool {{pool}}", { pool: index + 1 })} · {layerRange(pool)}
+                    {t("stage {{stage}}", { stage: index + 1 })} · {layerRange(stage)}
                   </span>
                 </Table.Td>
                 <Table.Td className="numeric" data-label={t("Predicted")}>
                   <span>{busyWords(member.busy_fraction, step)}</span>
                 </Table.Td>
-                <Table.Td className="numeric" data-label={t("Pool, predicted")}>
+                <Table.Td className="numeric" data-label={t("Stage, predicted")}>
                   <span>{seat > 0 || timing?.predicted_busy_s == null ? "–" : stepTime(timing.predicted_busy_s)}</span>
                 </Table.Td>
-                <Table.Td className="numeric" data-label={t("Pool, measured")}>
+                <Table.Td className="numeric" data-label={t("Stage, measured")}>
                   <span>{seat > 0 || timing === undefined ? "–" : stepTime(timing.measured_busy_s)}</span>
                 </Table.Td>
               </Table.Tr>
@@ -110,7 +110,7 @@ function Busy({ plan, measured }: { plan: Plan; measured: Measured | null }) {
         </Table.Tbody>
       </Table>
       <Text size="xs" c="dimmed" mt={4}>
-        {t("Of a pool, the time of its busiest member is measured.")}
+        {t("Of a stage, the time of its busiest member is measured.")}
       </Text>
     </Twin>
   );

@@ -4,7 +4,7 @@ import { useMemo, useState } from "react";
 import { useTranslation } from "react-i18next";
 
 import { log } from "../../api/queries";
-import type { PoolEvent } from "../../api/types";
+import type { ClusterEvent } from "../../api/types";
 import { Section } from "../../components/Page";
 import { count } from "../../format";
 import classes from "./Samples.module.css";
@@ -52,7 +52,7 @@ export function Samples({ jobId }: { jobId: string }) {
 }
 
 /** By step, newest first; a resumed attempt makes some again, and the later counts. */
-export function samplesIn(events: readonly PoolEvent[]): Sample[] {
+export function samplesIn(events: readonly ClusterEvent[]): Sample[] {
   const found = new Map<string, Sample>();
   for (const { kind, data } of events) {
     if (kind !== "sampled") continue;

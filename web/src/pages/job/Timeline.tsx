@@ -127,7 +127,7 @@ interface DrawingProps {
 const Drawing = memo(function Drawing({ rows, timeline, step, whole, height }: DrawingProps) {
   const hatch = useId();
   const x = (moment: number) => LABEL_PX + (moment / step) * (whole - LABEL_PX - 8);
-  const place = new Map(rows.map((row, index) => [`${row.pool} ${row.member}`, index]));
+  const place = new Map(rows.map((row, index) => [`${row.stage} ${row.member}`, index]));
   const bottom = rows.length * height;
   return (
     <>
@@ -145,7 +145,7 @@ const Drawing = memo(function Drawing({ rows, timeline, step, whole, height }: D
         </g>
       ))}
       {rows.map((row, index) => (
-        <g key={`${row.pool} ${row.member}`} data-hue={row.pool % 6} transform={`translate(0 ${index * height})`}>
+        <g key={`${row.stage} ${row.member}`} data-hue={row.stage % 6} transform={`translate(0 ${index * height})`}>
           <text x={0} y={height / 2} className={classes.label} dominantBaseline="central">
             {row.name.length > 12 ? `${row.name.slice(0, 11)}…` : row.name}
           </text>
@@ -227,10 +227,10 @@ function Figures({ rows, step }: { rows: Row[]; step: number }) {
         </Table.Thead>
         <Table.Tbody>
           {rows.map((row) => (
-            <Table.Tr key={`${row.pool} ${row.member}`}>
+            <Table.Tr key={`${row.stage} ${row.member}`}>
               <Table.Td data-label={t("Machine")}>
                 <span>
-                  {row.name} · {t("pool {{pool}}", { pool: row.pool + 1 })}
+                  {row.name} · {t("stage {{stage}}", { stage: row.stage + 1 })}
                 </span>
               </Table.Td>
               <Table.Td className="numeric" data-label={t("Microbatches")}>

@@ -3,7 +3,7 @@ import type { Plan, PlanTimeline, TimelineCell } from "../../api/types";
 
 /** One machine's part of a step. */
 export interface Row {
-  pool: number;
+  stage: number;
   member: number;
   name: string;
   cells: TimelineCell[];
@@ -17,17 +17,17 @@ export interface Row {
 /** A row for each machine that computes something, in pipeline order. */
 export function rowsOf(plan: Plan, timeline: PlanTimeline): Row[] {
   const step = timeline.step_s ?? 0;
-  const updates = new Map(timeline.updates.map((update) => [`${update.pool} ${update.member}`, update]));
-  return plan.pools.flatMap((pool, place) =>
-    pool.members.flatMap((member, seat): Row[] => {
-      const cells = timeline.cells.filter((cell) => cell.pool === place && cell.member === seat);
+  const updates = new Map(timeline.updates.map((update) => [`${update.stage} ${update.member}`, update]));
+  return plan.stages.flatMap((stage, place) =>
+    stage.members.flatMap((member, seat): Row[] => {
+      const cells = timeline.cells.filter((cell) => cell.stage === place && cell.member === seat);
       if (cells.length === 0) return [];
       const update = updates.get(`${place} ${seat}`);
       const forward_s = time(cells, "F");
       const backward_s = time(cells, "B");
       const updated_s = update === undefined ? 0 : update.stop_s - update.start_s;
       const waiting_s = Math.max(0, step - forward_s - backward_s - updated_s);
-      return [{ pool: place, member: seat, name: member.name, cells, update, forward_s, backward_s, waiting_s }];
+      return [{ stage: place, member: seat, name: member.name, cells, update, forward_s, backward_s, waiting_s }];
     }),
   );
 }

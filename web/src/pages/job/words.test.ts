@@ -1,9 +1,9 @@
 import { expect, test } from "vitest";
 
-import type { PoolEvent } from "../../api/types";
+import type { ClusterEvent } from "../../api/types";
 import { wordsFor } from "./words";
 
-const event = (kind: string, data: Record<string, unknown>): PoolEvent => ({
+const event = (kind: string, data: Record<string, unknown>): ClusterEvent => ({
   seq: 1,
   kind,
   data,

@@ -1,5 +1,5 @@
 /** Events as sentences. */
-import type { Measured, Plan, PoolEvent } from "../../api/types";
+import type { Measured, Plan, ClusterEvent } from "../../api/types";
 import { sentence } from "../../components/Feedback";
 import { bytes, loss, stepTime } from "../../format";
 import { joined } from "../../placement/layout";
@@ -7,14 +7,14 @@ import type { EventGroup } from "./search";
 
 export type Tone = "info" | "warning" | "error";
 
-export function toneOf(event: Pick<PoolEvent, "data">): Tone {
+export function toneOf(event: Pick<ClusterEvent, "data">): Tone {
   const { level, outcome, state } = event.data as { level?: Tone; outcome?: string; state?: string };
   if (outcome === "failed" || state === "failed") return "error";
   return level ?? "info";
 }
 
 /** Which part of the log an event belongs to. */
-export function groupOf({ kind, data }: PoolEvent): EventGroup {
+export function groupOf({ kind, data }: ClusterEvent): EventGroup {
   if (toneOf({ data }) !== "info") return "notes";
   switch (kind) {
     case "measured":
@@ -34,7 +34,7 @@ export function groupOf({ kind, data }: PoolEvent): EventGroup {
   }
 }
 
-export function wordsFor({ kind, data }: PoolEvent): string {
+export function wordsFor({ kind, data }: ClusterEvent): string {
   switch (kind) {
     case "state":
       return stateChanged(data as { state: string; reason: string });
@@ -101,8 +101,8 @@ function stateChanged({ state, reason }: { state: string; reason: string }): str
 }
 
 function planned(plan: Plan): string {
-  const machines = plan.pools.flatMap((pool) => pool.members.map((member) => member.name));
-  return `Planned ${plan.num_layers} layers in ${plan.pools.length} ${plan.pools.length === 1 ? "pool" : "pools"} on ${joined(machines)}.`;
+  const machines = plan.stages.flatMap((stage) => stage.members.map((member) => member.name));
+  return `Planned ${plan.num_layers} layers in ${plan.stages.length} ${plan.stages.length === 1 ? "stage" : "stages"} on ${joined(machines)}.`;
 }
 
 function reformed(data: { sentence: string; seconds: number; recomputed: number }): string {

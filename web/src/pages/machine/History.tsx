@@ -5,14 +5,14 @@ import type { TFunction } from "i18next";
 import { useState } from "react";
 import { useTranslation } from "react-i18next";
 
-import { heldBy } from "../../api/poolEvents";
+import { heldBy } from "../../api/clusterEvents";
 import { machineHistory } from "../../api/queries";
-import type { ContributorState, PoolEvent } from "../../api/types";
+import type { ContributorState, ClusterEvent } from "../../api/types";
 import { sentence, Waiting } from "../../components/Feedback";
 import { StateBadge } from "../../components/StateBadge";
 import { count, dateAndClock, dateAndTime } from "../../format";
-import { Holder } from "../../pool/MachineTable";
-import { partWords } from "../../pool/words";
+import { Holder } from "../../cluster/MachineTable";
+import { partWords } from "../../cluster/words";
 import classes from "./Machine.module.css";
 
 const AT_ONCE = 30;
@@ -44,7 +44,7 @@ export function History({ machineId }: { machineId: string }) {
   );
 }
 
-function Story({ t, event }: { t: TFunction; event: PoolEvent }) {
+function Story({ t, event }: { t: TFunction; event: ClusterEvent }) {
   if (event.kind === "contributor") {
     const { state, reason } = event.data as { state: ContributorState; reason: string };
     return (

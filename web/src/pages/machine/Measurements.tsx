@@ -3,12 +3,12 @@ import { Table, Text } from "@mantine/core";
 import { useQuery } from "@tanstack/react-query";
 import { useTranslation } from "react-i18next";
 
-import { pool } from "../../api/queries";
+import { cluster } from "../../api/queries";
 import type { Machine } from "../../api/types";
 import { MachineLink } from "../../components/MachineLink";
 import { bytes, latency, si } from "../../format";
-import { qualityOf } from "../../pool/layout";
-import { qualityWords } from "../../pool/words";
+import { qualityOf } from "../../cluster/layout";
+import { qualityWords } from "../../cluster/words";
 
 const DTYPES = ["float32", "bfloat16", "float16"] as const;
 
@@ -73,7 +73,7 @@ export function Devices({ machine }: { machine: Machine }) {
 
 export function MeasuredLinks({ machine }: { machine: Machine }) {
   const { t } = useTranslation();
-  const { data } = useQuery(pool);
+  const { data } = useQuery(cluster);
   const links = machine.links ?? [];
   if (links.length === 0) return null;
   const names = new Map(data?.machines.map((other) => [other.id, other.name]));

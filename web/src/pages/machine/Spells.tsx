@@ -7,8 +7,8 @@ import { useTranslation } from "react-i18next";
 import { machineWork } from "../../api/queries";
 import { Waiting } from "../../components/Feedback";
 import { count, dateAndTime, duration } from "../../format";
-import { Holder } from "../../pool/MachineTable";
-import { partWords } from "../../pool/words";
+import { Holder } from "../../cluster/MachineTable";
+import { partWords } from "../../cluster/words";
 
 const FEW = 8;
 

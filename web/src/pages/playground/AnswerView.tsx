@@ -46,7 +46,7 @@ export function AnswerView({ turnId, answer, isLast, windows }: Props) {
       {isRunning(answer) && answer.wait !== "" && (
         <Text size="sm" className={classes.wait}>
           {answer.marks.some((mark) => mark.seconds === null)
-            ? t("paused while the pool re-forms")
+            ? t("paused while the stages re-form")
             : sentence(answer.wait)}
         </Text>
       )}

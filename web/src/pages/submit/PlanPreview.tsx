@@ -6,8 +6,8 @@ import { Link } from "@tanstack/react-router";
 import { Trans, useTranslation } from "react-i18next";
 
 import { api, body } from "../../api/client";
-import { pool } from "../../api/queries";
-import type { PlanReport, PoolView } from "../../api/types";
+import { cluster } from "../../api/queries";
+import type { PlanReport, ClusterView } from "../../api/types";
 import { Failure, sentence } from "../../components/Feedback";
 import { Figure } from "../../components/Figure";
 import { Section } from "../../components/Page";
@@ -18,7 +18,7 @@ import classes from "./Form.module.css";
 
 const SETTLING_MS = 900;
 
-const readyIds = ({ machines }: PoolView) => machines.filter((one) => one.state === "ready").map((one) => one.id);
+const readyIds = ({ machines }: ClusterView) => machines.filter((one) => one.state === "ready").map((one) => one.id);
 
 interface Props {
   draft: Draft;
@@ -29,7 +29,7 @@ interface Props {
 
 export function PlanPreview({ draft, kind, isGood }: Props) {
   const { t } = useTranslation();
-  const ready = useQuery({ ...pool, select: readyIds }).data;
+  const ready = useQuery({ ...cluster, select: readyIds }).data;
   const asked = question(draft, kind);
   // A plan depends on the machines, too: the same question is asked again when they change.
   const machines = ready?.join() ?? "";
@@ -83,7 +83,7 @@ function Report({ report, steps }: { report: PlanReport; steps: number | undefin
   const { plan, serving } = report;
   const prediction = serving === null || serving === undefined ? plan.prediction : undefined;
   const shown = serving?.plan ?? plan;
-  const members = new Set(shown.pools.flatMap((pool) => pool.members.map((member) => member.contributor_id)));
+  const members = new Set(shown.stages.flatMap((stage) => stage.members.map((member) => member.contributor_id)));
   const bottleneck = serving?.bottleneck ?? prediction?.bottleneck;
   return (
     <Stack gap="md">

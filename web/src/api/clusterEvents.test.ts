@@ -3,10 +3,10 @@ import { afterEach, expect, test, vi } from "vitest";
 
 vi.hoisted(() => vi.stubGlobal("location", { origin: "http://here" }));
 
-import { merged, PoolKeeper } from "./poolEvents";
-import { pool } from "./queries";
+import { merged, ClusterKeeper } from "./clusterEvents";
+import { cluster } from "./queries";
 import { Refresher } from "./refresher";
-import type { PoolEvent, PoolView } from "./types";
+import type { ClusterEvent, ClusterView } from "./types";
 
 afterEach(() => vi.unstubAllGlobals());
 
@@ -22,20 +22,20 @@ test("what happens while the first answer is on its way is asked for after it", 
     return Response.json({ machines: [machine], islands: { is_current: true, groups: [] } });
   });
   const client = new QueryClient();
-  const keeper = new PoolKeeper(client, new Refresher(client));
-  const first = client.fetchQuery(pool);
+  const keeper = new ClusterKeeper(client, new Refresher(client));
+  const first = client.fetchQuery(cluster);
   const event = { seq: 7, kind: "contributor", contributor_id: "ctr-1", data: { state: "ready", reason: "" }, at: "" };
-  keeper.apply([event as unknown as PoolEvent]);
+  keeper.apply([event as unknown as ClusterEvent]);
   await Promise.resolve();
   expect(asked).toEqual([""]);
   answerFirst();
   expect((await first).machines[0]!.state).toBe("joining");
-  await vi.waitFor(() => expect(client.getQueryData(pool.queryKey)!.machines[0]!.state).toBe("ready"));
+  await vi.waitFor(() => expect(client.getQueryData(cluster.queryKey)!.machines[0]!.state).toBe("ready"));
   expect(asked).toEqual(["", "?machine=ctr-1"]);
 });
 
 test("a machine that joins anew takes the place of its lost row", () => {
-  const view = (...machines: object[]) => ({ machines, islands: { is_current: true, groups: [] } }) as unknown as PoolView;
+  const view = (...machines: object[]) => ({ machines, islands: { is_current: true, groups: [] } }) as unknown as ClusterView;
   const lost = { id: "con-1", name: "ash", state: "lost" };
   const other = { id: "con-2", name: "birch", state: "lost" };
   const anew = { id: "con-3", name: "ash", state: "joining" };

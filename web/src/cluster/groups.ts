@@ -1,5 +1,5 @@
-/** Machines of the pool by island, with those that stand in none: who arrives, and who is gone. */
-import { isGone, type Glance, type Island, type PoolView } from "../api/types";
+/** Machines of the cluster by island, with those that stand in none: who arrives, and who is gone. */
+import { isGone, type Glance, type Island, type ClusterView } from "../api/types";
 
 export type GroupKind = "island" | "arriving" | "gone";
 
@@ -13,16 +13,16 @@ export interface MachineGroup {
 }
 
 /** Islands in the order of the server, then those that arrive, then those that are gone. */
-export function groupsOf(pool: PoolView, showsGone: boolean): MachineGroup[] {
-  const rest = new Map(pool.machines.map((machine) => [machine.id, machine]));
+export function groupsOf(cluster: ClusterView, showsGone: boolean): MachineGroup[] {
+  const rest = new Map(cluster.machines.map((machine) => [machine.id, machine]));
   const gone: Glance[] = [];
-  for (const machine of pool.machines) {
+  for (const machine of cluster.machines) {
     if (!isGone(machine)) continue;
     rest.delete(machine.id);
     gone.push(machine);
   }
   const groups: MachineGroup[] = [];
-  for (const island of pool.islands.islands) {
+  for (const island of cluster.islands.islands) {
     const machines: Glance[] = [];
     for (const id of island.machines) {
       const machine = rest.get(id);

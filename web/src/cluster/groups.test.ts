@@ -1,7 +1,7 @@
 import { expect, test } from "vitest";
 
-import { changed, heldBy, merged } from "../api/poolEvents";
-import type { Glance, PoolEvent, PoolView } from "../api/types";
+import { changed, heldBy, merged } from "../api/clusterEvents";
+import type { Glance, ClusterEvent, ClusterView } from "../api/types";
 import { found, groupsOf, reused, sumsOf } from "./groups";
 import { sorted } from "./sorting";
 
@@ -24,7 +24,7 @@ const machine = (id: string, more: Partial<Glance> = {}): Glance => ({
   left_at: null,
   ...more,
 });
-const pool = (machines: Glance[], islands: string[][]): PoolView => ({
+const cluster = (machines: Glance[], islands: string[][]): ClusterView => ({
   machines,
   islands: {
     islands: islands.map((ids) => ({ id: ids[0]!, machines: ids, latency_s: null, bytes_per_s: null })),
@@ -33,7 +33,7 @@ const pool = (machines: Glance[], islands: string[][]): PoolView => ({
     is_assumed: false,
   },
 });
-const event = (kind: string, id: string, data: Record<string, unknown>): PoolEvent => ({
+const event = (kind: string, id: string, data: Record<string, unknown>): ClusterEvent => ({
   seq: 1,
   kind,
   data,
@@ -45,40 +45,40 @@ const event = (kind: string, id: string, data: Record<string, unknown>): PoolEve
 const working = event("work", "a", { job: "job-1", deployment: null, name: "digits", start: 0, stop: 2, num_layers: 3 });
 
 test("who is not measured arrives, and who is gone is shown only when asked for", () => {
-  const view = pool([machine("a"), machine("b", { kind: null }), machine("c", { state: "lost" })], [["a", "c"]]);
+  const view = cluster([machine("a"), machine("b", { kind: null }), machine("c", { state: "lost" })], [["a", "c"]]);
   expect(groupsOf(view, false).map(({ id, machines }) => [id, machines.length])).toEqual([["a", 1], ["arriving", 1]]);
   expect(groupsOf(view, true).at(-1)).toMatchObject({ id: "gone", machines: [{ id: "c" }] });
 });
 
 test("work changes one row and leaves the others the same objects", () => {
-  const before = pool([machine("a"), machine("b")], [["a", "b"]]);
-  const { pool: after, unknown } = changed(before, [working]);
-  expect(after.machines[0]!.held).toMatchObject({ job_id: "job-1", name: "digits", stop: 2, pool: null });
+  const before = cluster([machine("a"), machine("b")], [["a", "b"]]);
+  const { cluster: after, unknown } = changed(before, [working]);
+  expect(after.machines[0]!.held).toMatchObject({ job_id: "job-1", name: "digits", stop: 2, stage: null });
   expect(after.machines[1]).toBe(before.machines[1]);
   expect(unknown).toEqual([]);
   const free = event("work", "a", { job: null, deployment: null });
-  expect(changed(after, [free]).pool.machines[0]!.held).toBeNull();
+  expect(changed(after, [free]).cluster.machines[0]!.held).toBeNull();
 });
 
-test("steps of jobs leave the pool the same object", () => {
-  const before = pool([machine("a")], [["a"]]);
-  expect(changed(before, [{ ...event("step", "a", {}), contributor_id: null, job_id: "job-1" }]).pool).toBe(before);
+test("steps of jobs leave the cluster the same object", () => {
+  const before = cluster([machine("a")], [["a"]]);
+  expect(changed(before, [{ ...event("step", "a", {}), contributor_id: null, job_id: "job-1" }]).cluster).toBe(before);
 });
 
 test("who is new is asked for, and so is who became ready", () => {
-  const before = pool([machine("a", { state: "probing", kind: null })], []);
+  const before = cluster([machine("a", { state: "probing", kind: null })], []);
   const ready = event("contributor", "a", { state: "ready", reason: "measured and ready" });
-  const { pool: after, unknown } = changed(before, [ready, event("contributor", "z", { state: "joining", reason: "" })]);
+  const { cluster: after, unknown } = changed(before, [ready, event("contributor", "z", { state: "joining", reason: "" })]);
   expect(unknown).toEqual(["a", "z"]);
   expect(after.machines[0]!.state).toBe("ready");
-  const fresh = pool([machine("a"), machine("z")], [["a"]]);
+  const fresh = cluster([machine("a"), machine("z")], [["a"]]);
   expect(merged(after, fresh).machines.map(({ id }) => id)).toEqual(["a", "z"]);
 });
 
 test("who is lost holds nothing any more", () => {
-  const before = changed(pool([machine("a")], [["a"]]), [working]).pool;
+  const before = changed(cluster([machine("a")], [["a"]]), [working]).cluster;
   const lost = event("contributor", "a", { state: "lost", reason: "its Ray node died" });
-  const after = changed(before, [lost]).pool.machines[0]!;
+  const after = changed(before, [lost]).cluster.machines[0]!;
   expect(after).toMatchObject({ state: "lost", held: null, left_at: "2026-01-31T12:01:00Z" });
 });
 
@@ -110,8 +110,8 @@ test("sorting puts what is not known last, whichever way", () => {
 });
 
 test("islands in which nothing changed stay the same objects", () => {
-  const before = pool([machine("a"), machine("b")], [["a"], ["b"]]);
+  const before = cluster([machine("a"), machine("b")], [["a"], ["b"]]);
   const drawn = groupsOf(before, false);
-  const again = reused(drawn, groupsOf(changed(before, [working]).pool, false));
+  const again = reused(drawn, groupsOf(changed(before, [working]).cluster, false));
   expect([again[0] === drawn[0], again[1] === drawn[1]]).toEqual([false, true]);
 });

@@ -1,4 +1,4 @@
-"""A pool on several hosts: a server and some machines, each with a network of its own."""
+"""A cluster on several hosts: a server and some machines, each with a network of its own."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.hosts.network import Host, Network, why_not
 
 
 @dataclass(frozen=True)
-class Pool:
+class Cluster:
     """A server and the machines that joined it, with the hosts that they are on."""
 
     server: RunningServer
@@ -32,7 +32,7 @@ class Pool:
 
 
 @contextmanager
-def run_pool(machines: int = 3, *, is_resolver_dead: bool = False) -> Iterator[Pool]:
+def run_cluster(machines: int = 3, *, is_resolver_dead: bool = False) -> Iterator[Cluster]:
     """Run a server on one host and machines on others inside the block.
 
     Args:
@@ -56,4 +56,4 @@ def run_pool(machines: int = 3, *, is_resolver_dead: bool = False) -> Iterator[P
 
         with ThreadPoolExecutor() as threads:
             list(threads.map(join, named))
-        yield Pool(server, host, named, network)
+        yield Cluster(server, host, named, network)

@@ -42,7 +42,7 @@ class Islands(View):
     """Whether no link was measured, so that all machines are assumed to be near each other."""
 
 
-class PoolView(View):
+class ClusterView(View):
     """Overview of all machines."""
 
     machines: list[GlanceRecord]

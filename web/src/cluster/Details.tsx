@@ -6,7 +6,7 @@ import type { Glance } from "../api/types";
 import { StateBadge } from "../components/StateBadge";
 import { sentence } from "../components/Feedback";
 import { qualityOf } from "./layout";
-import classes from "./PoolMap.module.css";
+import classes from "./ClusterMap.module.css";
 import { linkWords, memoryWords, partWords, qualityWords, speedWords } from "./words";
 
 export function Details({ machine, hasBubbles }: { machine: Glance | undefined; hasBubbles: boolean }) {

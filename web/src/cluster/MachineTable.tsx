@@ -13,7 +13,7 @@ import { StateBadge } from "../components/StateBadge";
 import { count } from "../format";
 import { qualityOf } from "./layout";
 import classes from "./MachineTable.module.css";
-import { poolSearch, type PoolSearch, type Sort } from "./search";
+import { clusterSearch, type ClusterSearch, type Sort } from "./search";
 import { sorted } from "./sorting";
 import { linkWords, memoryWords, partWords, qualityWords, speedWords } from "./words";
 
@@ -24,7 +24,7 @@ interface Props {
   machines: readonly Glance[];
   /** Number of the island that each machine stands in. */
   islands: ReadonlyMap<string, number>;
-  search: PoolSearch;
+  search: ClusterSearch;
 }
 
 export function MachineTable({ machines, islands, search }: Props) {
@@ -46,10 +46,10 @@ export function MachineTable({ machines, islands, search }: Props) {
   ];
   const order = (next: Sort, isDescending: boolean) =>
     void navigate({
-      search: (old) => poolSearch({ ...old, page: undefined, sort: next, desc: isDescending }),
+      search: (old) => clusterSearch({ ...old, page: undefined, sort: next, desc: isDescending }),
       replace: true,
     });
-  const turn = (to: number) => void navigate({ search: (old) => poolSearch({ ...old, page: to }), replace: true });
+  const turn = (to: number) => void navigate({ search: (old) => clusterSearch({ ...old, page: to }), replace: true });
   if (all.length === 0) {
     return (
       <Empty title={t("No machine fits")}>

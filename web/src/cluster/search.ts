@@ -1,8 +1,8 @@
-/** What the pool page keeps in its address. */
+/** What the cluster page keeps in its address. */
 export const SORTS = ["joined", "name", "state", "work", "speed", "memory", "link", "island"] as const;
 export type Sort = (typeof SORTS)[number];
 
-export interface PoolSearch {
+export interface ClusterSearch {
   view?: "table";
   /** Part of a name, an owner, a device, a state or a job. */
   q?: string;
@@ -16,7 +16,7 @@ export interface PoolSearch {
   island?: string;
 }
 
-export function poolSearch(search: Record<string, unknown>): PoolSearch {
+export function clusterSearch(search: Record<string, unknown>): ClusterSearch {
   const sort = SORTS.find((known) => known === search.sort);
   const page = Number(search.page);
   return {

@@ -29,7 +29,7 @@ _OWN_SETTINGS = {
 }
 
 
-class LocalPool:
+class LocalCluster:
     """A server on a free port with its state in ``data_folder``; `close` ends everything.
 
     Args:

@@ -6,8 +6,8 @@ import { useTranslation } from "react-i18next";
 import { count, si } from "../format";
 import { sumsOf, type MachineGroup } from "./groups";
 import { qualityOf } from "./layout";
-import classes from "./PoolMap.module.css";
-import { poolSearch } from "./search";
+import classes from "./ClusterMap.module.css";
+import { clusterSearch } from "./search";
 import { groupTitle } from "./words";
 
 interface Props {
@@ -33,7 +33,7 @@ export const Bubble = memo(function Bubble({ group, x, y, radius, number }: Prop
     <g style={{ transform: `translate(${x}px, ${y}px)` }} className={classes.mover}>
       <Link
         to="/"
-        search={(old) => poolSearch({ ...old, island: group.id })}
+        search={(old) => clusterSearch({ ...old, island: group.id })}
         className={classes.bubble}
         aria-label={`${title}: ${machines}, ${atWork}, ${speed}`}
       >

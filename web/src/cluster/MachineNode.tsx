@@ -4,7 +4,7 @@ import { memo } from "react";
 import { useTranslation } from "react-i18next";
 
 import { isGone, type Glance } from "../api/types";
-import classes from "./PoolMap.module.css";
+import classes from "./ClusterMap.module.css";
 import { describe, workWords } from "./words";
 
 interface Props {

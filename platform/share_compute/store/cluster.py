@@ -36,7 +36,7 @@ _COLUMNS = (
 )
 
 
-class PoolRows:
+class ClusterRows:
     """Read summaries of machines for the dashboard.
 
     Args:

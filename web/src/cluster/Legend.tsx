@@ -2,7 +2,7 @@ import { Text } from "@mantine/core";
 import { useTranslation } from "react-i18next";
 
 import { Sign, type Tone } from "./MachineNode";
-import classes from "./PoolMap.module.css";
+import classes from "./ClusterMap.module.css";
 
 interface Props {
   hasBubbles: boolean;

@@ -1,24 +1,24 @@
-/** Carries events into the pool at a glance: rows change one by one, and only what is new is asked for. */
+/** Carries events into the cluster at a glance: rows change one by one, and only what is new is asked for. */
 import type { QueryClient } from "@tanstack/react-query";
 
-import { machinesOfPool, pool } from "./queries";
+import { machinesOfCluster, cluster } from "./queries";
 import { Refresher } from "./refresher";
-import { isGone, type ContributorState, type Glance, type Held, type PoolEvent, type PoolView } from "./types";
+import { isGone, type ContributorState, type Glance, type Held, type ClusterEvent, type ClusterView } from "./types";
 import { write } from "./write";
 
-/** Above this, one question for the whole pool is cheaper than one for each machine by name. */
+/** Above this, one question for the whole cluster is cheaper than one for each machine by name. */
 const MOST_NAMED = 100;
 /** The server works out islands of many machines beside its answers. */
 const ISLANDS_MS = 3000;
 
 interface Change {
-  pool: PoolView;
+  cluster: ClusterView;
   /** Machines of which the server knows more than the events said. */
   unknown: string[];
 }
 
-/** The pool after some events. What they do not concern stays the same object, so that it is not drawn again. */
-export function changed(before: PoolView, events: readonly PoolEvent[]): Change {
+/** The cluster after some events. What they do not concern stays the same object, so that it is not drawn again. */
+export function changed(before: ClusterView, events: readonly ClusterEvent[]): Change {
   const places = new Map(before.machines.map((machine, place) => [machine.id, place]));
   const unknown = new Set<string>();
   let machines: Glance[] | undefined;
@@ -35,10 +35,10 @@ export function changed(before: PoolView, events: readonly PoolEvent[]): Change 
     // What was measured is not in the event, and islands follow from it.
     if (event.kind === "contributor" && event.data.state !== "probing" && event.data.state !== "joining") unknown.add(id);
   }
-  return { pool: machines === undefined ? before : { ...before, machines }, unknown: [...unknown] };
+  return { cluster: machines === undefined ? before : { ...before, machines }, unknown: [...unknown] };
 }
 
-function changeOf(event: PoolEvent): Partial<Glance> {
+function changeOf(event: ClusterEvent): Partial<Glance> {
   if (event.kind === "work") return { held: heldBy(event.data) };
   const { state, reason } = event.data as { state: ContributorState; reason: string };
   const hasGone = isGone({ state });
@@ -55,12 +55,12 @@ function changeOf(event: PoolEvent): Partial<Glance> {
 export function heldBy(data: Record<string, unknown>): Held | null {
   const { job, deployment, ...part } = data as { job: string | null; deployment: string | null } & Partial<Held>;
   if (job == null && deployment == null) return null;
-  const nothing = { start: null, stop: null, num_layers: null, pool: null, microbatches: null };
+  const nothing = { start: null, stop: null, num_layers: null, stage: null, microbatches: null };
   return { name: "", ...nothing, of_microbatches: null, memory_bytes: null, ...part, job_id: job, deployment_id: deployment };
 }
 
 /** Put rows as the server has them over those that are known; new ones go behind, in the order they joined. */
-export function merged(before: PoolView, fresh: PoolView): PoolView {
+export function merged(before: ClusterView, fresh: ClusterView): ClusterView {
   const rows = new Map(fresh.machines.map((machine) => [machine.id, machine]));
   const names = new Set(fresh.machines.map((machine) => machine.name));
   const machines = before.machines.flatMap((machine) => {
@@ -73,8 +73,8 @@ export function merged(before: PoolView, fresh: PoolView): PoolView {
   return { machines: [...machines, ...rows.values()], islands: fresh.islands };
 }
 
-/** Keeps the pool in the cache current. */
-export class PoolKeeper {
+/** Keeps the cluster in the cache current. */
+export class ClusterKeeper {
   private readonly wanted = new Set<string>();
 
   constructor(
@@ -82,32 +82,32 @@ export class PoolKeeper {
     private readonly refresher: Refresher,
   ) {}
 
-  apply(events: readonly PoolEvent[]): void {
-    const before = this.client.getQueryData(pool.queryKey);
+  apply(events: readonly ClusterEvent[]): void {
+    const before = this.client.getQueryData(cluster.queryKey);
     if (before !== undefined) {
-      const { pool: after, unknown } = changed(before, events);
-      write<PoolView>(this.client, pool.queryKey, () => after);
+      const { cluster: after, unknown } = changed(before, events);
+      write<ClusterView>(this.client, cluster.queryKey, () => after);
       for (const id of unknown) this.wanted.add(id);
     }
     // An answer that was asked for before these events may not know of them.
-    if (this.client.isFetching({ queryKey: pool.queryKey }) > 0) {
+    if (this.client.isFetching({ queryKey: cluster.queryKey }) > 0) {
       for (const event of events) if (event.contributor_id !== null) this.wanted.add(event.contributor_id);
     }
     this.ask();
   }
 
   private ask(): void {
-    if (this.wanted.size > 0) this.refresher.run("machines of the pool", () => this.fetch());
+    if (this.wanted.size > 0) this.refresher.run("machines of the cluster", () => this.fetch());
   }
 
   private async fetch(): Promise<void> {
-    await this.refresher.answered({ queryKey: pool.queryKey });
+    await this.refresher.answered({ queryKey: cluster.queryKey });
     const ids = [...this.wanted];
     this.wanted.clear();
     if (ids.length === 0) return;
-    if (ids.length > MOST_NAMED) return this.client.invalidateQueries({ queryKey: pool.queryKey });
-    const fresh = await machinesOfPool(ids);
-    write<PoolView>(this.client, pool.queryKey, (before) => merged(before, fresh));
+    if (ids.length > MOST_NAMED) return this.client.invalidateQueries({ queryKey: cluster.queryKey });
+    const fresh = await machinesOfCluster(ids);
+    write<ClusterView>(this.client, cluster.queryKey, (before) => merged(before, fresh));
     if (!fresh.islands.is_current) {
       setTimeout(() => {
         this.wanted.add(ids[0]!);

@@ -1,32 +1,32 @@
-/** The machines of the pool, as they are now: a map of islands and links, or a table. */
+/** The machines of the cluster, as they are now: a map of islands and links, or a table. */
 import { Code, Group, SimpleGrid, Stack, Switch, Text, TextInput } from "@mantine/core";
 import { useQuery } from "@tanstack/react-query";
 import { getRouteApi, Link, useNavigate } from "@tanstack/react-router";
 import { useDeferredValue, useMemo, useRef } from "react";
 import { useTranslation } from "react-i18next";
 
-import { pool as poolQuery } from "../api/queries";
-import { isGone, type PoolView } from "../api/types";
+import { cluster as clusterQuery } from "../api/queries";
+import { isGone, type ClusterView } from "../api/types";
 import { Empty, Waiting } from "../components/Feedback";
 import { Figure } from "../components/Figure";
 import { ButtonLink } from "../components/links";
 import { Page } from "../components/Page";
 import { bytes, count, si } from "../format";
-import { found, groupsOf, reused, sumsOf, type MachineGroup } from "../pool/groups";
-import { MachineTable } from "../pool/MachineTable";
-import { PoolMap } from "../pool/PoolMap";
-import { poolSearch, type PoolSearch } from "../pool/search";
-import { usePlaces } from "../pool/usePlaces";
-import classes from "./Pool.module.css";
+import { found, groupsOf, reused, sumsOf, type MachineGroup } from "../cluster/groups";
+import { MachineTable } from "../cluster/MachineTable";
+import { ClusterMap } from "../cluster/ClusterMap";
+import { clusterSearch, type ClusterSearch } from "../cluster/search";
+import { usePlaces } from "../cluster/usePlaces";
+import classes from "./Cluster.module.css";
 
 const route = getRouteApi("/");
 
-export function Pool() {
+export function Cluster() {
   const { t } = useTranslation();
-  const { data, error, refetch } = useQuery(poolQuery);
+  const { data, error, refetch } = useQuery(clusterQuery);
   return (
     <Page
-      title={t("Pool")}
+      title={t("Machines")}
       actions={
         <ButtonLink to="/invites" variant="default">
           {t("Invite a machine")}
@@ -37,7 +37,7 @@ export function Pool() {
         data.machines.length === 0 ? (
           <NobodyYet />
         ) : (
-          <Machines pool={data} />
+          <Machines cluster={data} />
         )
       ) : (
         <Waiting error={error} refetch={refetch} />
@@ -46,16 +46,16 @@ export function Pool() {
   );
 }
 
-function Machines({ pool }: { pool: PoolView }) {
+function Machines({ cluster }: { cluster: ClusterView }) {
   const { t } = useTranslation();
   const search = route.useSearch();
   const navigate = useNavigate({ from: "/" });
   const showsGone = search.gone === true;
-  const here = useMemo(() => pool.machines.filter((machine) => !isGone(machine)), [pool.machines]);
+  const here = useMemo(() => cluster.machines.filter((machine) => !isGone(machine)), [cluster.machines]);
   const sums = sumsOf(here);
-  const goneCount = pool.machines.length - here.length;
+  const goneCount = cluster.machines.length - here.length;
   const last = useRef<readonly MachineGroup[]>([]);
-  const everyone = useMemo(() => (last.current = reused(last.current, groupsOf(pool, showsGone))), [pool, showsGone]);
+  const everyone = useMemo(() => (last.current = reused(last.current, groupsOf(cluster, showsGone))), [cluster, showsGone]);
   const places = usePlaces(everyone);
   // Islands keep their number as long as they keep their cell.
   const numbers = useMemo(
@@ -67,7 +67,7 @@ function Machines({ pool }: { pool: PoolView }) {
     [places],
   );
   const wanted = useDeferredValue(search.q);
-  const shown = useMemo(() => found(showsGone ? pool.machines : here, wanted), [pool.machines, here, showsGone, wanted]);
+  const shown = useMemo(() => found(showsGone ? cluster.machines : here, wanted), [cluster.machines, here, showsGone, wanted]);
   const groups = useMemo(() => {
     if (wanted === undefined) return everyone;
     const kept = new Set(shown);
@@ -97,7 +97,7 @@ function Machines({ pool }: { pool: PoolView }) {
           value={search.q ?? ""}
           onChange={(event) => {
             const q = event.currentTarget.value;
-            void navigate({ search: (old) => poolSearch({ ...old, page: undefined, q }), replace: true });
+            void navigate({ search: (old) => clusterSearch({ ...old, page: undefined, q }), replace: true });
           }}
         />
         {goneCount > 0 && (
@@ -106,7 +106,7 @@ function Machines({ pool }: { pool: PoolView }) {
             checked={showsGone}
             onChange={(event) => {
               const gone = event.currentTarget.checked;
-              void navigate({ search: (old) => poolSearch({ ...old, gone, page: undefined }), replace: true });
+              void navigate({ search: (old) => clusterSearch({ ...old, gone, page: undefined }), replace: true });
             }}
           />
         )}
@@ -118,21 +118,21 @@ function Machines({ pool }: { pool: PoolView }) {
       ) : search.view === "table" || shown.length === 0 ? (
         <MachineTable machines={shown} islands={islandOf} search={search} />
       ) : (
-        <PoolMap pool={pool} groups={groups} places={places} numbers={numbers} open={search.island} />
+        <ClusterMap cluster={cluster} groups={groups} places={places} numbers={numbers} open={search.island} />
       )}
     </>
   );
 }
 
 /** Which of the two pictures is shown stands in the address. */
-function Views({ search }: { search: PoolSearch }) {
+function Views({ search }: { search: ClusterSearch }) {
   const { t } = useTranslation();
   return (
     <nav className={classes.views} aria-label={t("View")}>
-      <Link to="/" search={(old) => poolSearch({ ...old, view: undefined })} replace data-chosen={search.view === undefined} aria-current={search.view === undefined ? "true" : undefined}>
+      <Link to="/" search={(old) => clusterSearch({ ...old, view: undefined })} replace data-chosen={search.view === undefined} aria-current={search.view === undefined ? "true" : undefined}>
         {t("Map")}
       </Link>
-      <Link to="/" search={(old) => poolSearch({ ...old, view: "table" })} replace data-chosen={search.view === "table"} aria-current={search.view === "table" ? "true" : undefined}>
+      <Link to="/" search={(old) => clusterSearch({ ...old, view: "table" })} replace data-chosen={search.view === "table"} aria-current={search.view === "table" ? "true" : undefined}>
         {t("Table")}
       </Link>
     </nav>

@@ -1,4 +1,4 @@
-"""Pools that execute turns as real ones do, and refuse every turn that real ones could not execute.
+"""Stages that execute turns as real ones do, and refuse every turn that real ones could not execute.
 
 Their model is a hash: the next token depends on all tokens before it, on the seed and on the position, so a wrong,
 lost, doubled or swapped token changes all that follow. Keys and values of a position are the hash of all tokens up to
@@ -20,7 +20,7 @@ VOCABULARY = 40
 _BEGINNING = 17
 
 Cell = tuple[int, int]
-"""Hash of all tokens before a position, and of those up to it: what travels from pool to pool."""
+"""Hash of all tokens before a position, and of those up to it: what travels from stage to stage."""
 
 
 def mixed(*values: int) -> int:
@@ -66,8 +66,8 @@ class Slab:
 
 
 @dataclass
-class Pool:
-    """One pool: its slabs, and the turns that it was sent but has not executed."""
+class Stage:
+    """One stage: its slabs, and the turns that it was sent but has not executed."""
 
     limits: Limits
     inbox: deque[Turn] = field(default_factory=deque)
@@ -103,7 +103,7 @@ class Pool:
         return sum(slab.room for slab in self.slabs.values())
 
     def begin(self, chunk: Chunk, tokens: Sequence[int]) -> list[Cell]:
-        """Do what the first pool does with the inputs of a chunk."""
+        """Do what the first stage does with the inputs of a chunk."""
         cells = self.slabs[chunk.sequence].cells
         made = []
         for token in tokens:
@@ -113,7 +113,7 @@ class Pool:
         return made
 
     def go_on(self, chunk: Chunk, arrived: list[Cell]) -> list[Cell]:
-        """Do what every other pool does with what the one before it made."""
+        """Do what every other stage does with what the one before it made."""
         for place, cell in enumerate(arrived):
             self._write(chunk, cell, place)
         return arrived
@@ -136,40 +136,40 @@ class Pool:
 
 
 class Row:
-    """The pools of one epoch in a row, with what is on its way between them."""
+    """The stages of one epoch in a row, with what is on its way between them."""
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
-        self.pools = [Pool(limits) for _ in range(limits.pools)]
-        self.hidden: list[deque[dict[int, list[Cell]]]] = [deque() for _ in self.pools]
-        """What waits at each pool, by turn and sequence."""
+        self.stages = [Stage(limits) for _ in range(limits.stages)]
+        self.hidden: list[deque[dict[int, list[Cell]]]] = [deque() for _ in self.stages]
+        """What waits at each stage, by turn and sequence."""
         self.fed_back: deque[Sampled] = deque()
-        """On its way from the last pool to the first."""
+        """On its way from the last stage to the first."""
         self.mailbox: dict[int, deque[Sampled]] = {}
-        """Of the first pool, by sequence."""
+        """Of the first stage, by sequence."""
         self._next_id: int | None = None
 
     def send(self, turn: Turn) -> None:
-        """Take a turn in at all pools."""
+        """Take a turn in at all stages."""
         assert self._next_id in (None, turn.id)
         self._next_id = turn.id + 1
         sequences = [chunk.sequence for chunk in turn.chunks]
         assert len(set(sequences)) == len(sequences)
         assert turn.num_tokens <= self.limits.turn_tokens
-        assert 0 <= turn.batch < self.limits.pools
-        for pool in self.pools:
-            pool.inbox.append(turn)
+        assert 0 <= turn.batch < self.limits.stages
+        for stage in self.stages:
+            stage.inbox.append(turn)
 
     def ready(self) -> list[int]:
-        """Return the pools that can execute their next turn."""
-        return [place for place, pool in enumerate(self.pools) if pool.inbox and self._has_inputs(place)]
+        """Return the stages that can execute their next turn."""
+        return [place for place, stage in enumerate(self.stages) if stage.inbox and self._has_inputs(place)]
 
     def _has_inputs(self, place: int) -> bool:
         if place:
             return bool(self.hidden[place])
         return all(
             any(sampled.position == chunk.start for sampled in self.mailbox.get(chunk.sequence, ()))
-            for chunk in self.pools[0].inbox[0].chunks
+            for chunk in self.stages[0].inbox[0].chunks
             if chunk.tokens is None
         )
 
@@ -178,22 +178,22 @@ class Row:
         self.mailbox.setdefault(sampled.sequence, deque()).append(sampled)
 
     def execute(self, place: int) -> TurnResult | None:
-        """Let a pool execute its next turn; return what the last one tells the server."""
-        pool = self.pools[place]
-        turn = pool.inbox.popleft()
-        pool.make_slabs(turn)
+        """Let a stage execute its next turn; return what the last one tells the server."""
+        stage = self.stages[place]
+        turn = stage.inbox.popleft()
+        stage.make_slabs(turn)
         if place == 0:
             for sequence in turn.closes:
                 self.mailbox.pop(sequence, None)
-            made = {chunk.sequence: pool.begin(chunk, self._inputs(chunk)) for chunk in turn.chunks}
+            made = {chunk.sequence: stage.begin(chunk, self._inputs(chunk)) for chunk in turn.chunks}
         else:
             arrived = self.hidden[place].popleft()
-            made = {chunk.sequence: pool.go_on(chunk, arrived[chunk.sequence]) for chunk in turn.chunks}
-        if place + 1 < len(self.pools):
+            made = {chunk.sequence: stage.go_on(chunk, arrived[chunk.sequence]) for chunk in turn.chunks}
+        if place + 1 < len(self.stages):
             self.hidden[place + 1].append(made)
             return None
         sampled = tuple(
-            pool.sample(chunk, made[chunk.sequence][-1]) for chunk in turn.chunks if chunk.samples
+            stage.sample(chunk, made[chunk.sequence][-1]) for chunk in turn.chunks if chunk.samples
         )
         self.fed_back.extend(sampled)
         return TurnResult(turn.id, turn.epoch, sampled)
@@ -201,12 +201,12 @@ class Row:
     def _inputs(self, chunk: Chunk) -> Sequence[int]:
         if chunk.tokens is not None:
             assert len(chunk.tokens) == chunk.count
-            known = len(self.pools[0].slabs[chunk.sequence].opening.history)
+            known = len(self.stages[0].slabs[chunk.sequence].opening.history)
             late = self.mailbox.pop(chunk.sequence, ())  # of the slab that it had before
             assert all(one.position < known for one in late), "a token that was fed back would be used late"
             return chunk.tokens
         mail = self.mailbox[chunk.sequence]
         while (sampled := mail.popleft()).position < chunk.start:
-            assert chunk.start == len(self.pools[0].slabs[chunk.sequence].opening.history)
+            assert chunk.start == len(self.stages[0].slabs[chunk.sequence].opening.history)
         assert (sampled.position, chunk.count, chunk.samples) == (chunk.start, 1, True)
         return [sampled.token]

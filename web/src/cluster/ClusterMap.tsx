@@ -1,9 +1,9 @@
-/** The pool as a picture: islands of machines with good links between them, and the links between islands. */
+/** The cluster as a picture: islands of machines with good links between them, and the links between islands. */
 import { Text } from "@mantine/core";
 import { useCallback, useMemo, useState } from "react";
 import { useTranslation } from "react-i18next";
 
-import type { PoolView } from "../api/types";
+import type { ClusterView } from "../api/types";
 import { AnchorLink } from "../components/links";
 import { useWidth } from "../components/useWidth";
 import { count } from "../format";
@@ -13,8 +13,8 @@ import type { MachineGroup } from "./groups";
 import { between, inRows, qualityOf, ringsFor, spiral, thickness, type Circle, type Places } from "./layout";
 import { Legend } from "./Legend";
 import { MachineNode } from "./MachineNode";
-import classes from "./PoolMap.module.css";
-import { poolSearch } from "./search";
+import classes from "./ClusterMap.module.css";
+import { clusterSearch } from "./search";
 import { groupTitle, linkWords, qualityWords } from "./words";
 
 /** Above so many machines, islands are drawn as bubbles that can be opened. */
@@ -29,7 +29,7 @@ const ABOVE = 48;
 const GAP = 40;
 
 interface Props {
-  pool: PoolView;
+  cluster: ClusterView;
   groups: readonly MachineGroup[];
   places: { islands: Places; others: Places };
   numbers: ReadonlyMap<string, number>;
@@ -45,7 +45,7 @@ interface Drawn {
   isBubble: boolean;
 }
 
-export function PoolMap({ pool, groups, places, numbers, open }: Props) {
+export function ClusterMap({ cluster, groups, places, numbers, open }: Props) {
   const { t } = useTranslation();
   const { ref, width } = useWidth<HTMLDivElement>();
   const [lit, setLit] = useState<string | null>(null);
@@ -59,19 +59,19 @@ export function PoolMap({ pool, groups, places, numbers, open }: Props) {
     // `shown` is made anew by each drawing; what it is made of is not.
     [groups, opened, places, numbers, width, hasBubbles],
   );
-  const litMachine = lit === null ? undefined : pool.machines.find((machine) => machine.id === lit);
+  const litMachine = lit === null ? undefined : cluster.machines.find((machine) => machine.id === lit);
   return (
-    <section className="card" aria-label={t("Map of the pool")}>
+    <section className="card" aria-label={t("Map of the machines")}>
       {opened !== undefined && (
         <div className={classes.opened}>
-          <AnchorLink to="/" search={(old) => poolSearch({ ...old, island: undefined })} size="sm">
+          <AnchorLink to="/" search={(old) => clusterSearch({ ...old, island: undefined })} size="sm">
             {t("All islands")}
           </AnchorLink>
           <Text size="sm" fw={600}>
             {groupTitle(t, opened, numbers.get(opened.id) ?? 0)}
           </Text>
           {opened.machines.length > MOST_OPEN && (
-            <AnchorLink to="/" search={(old) => poolSearch({ ...old, view: "table" })} size="sm">
+            <AnchorLink to="/" search={(old) => clusterSearch({ ...old, view: "table" })} size="sm">
               {t("{{shown}} of {{count}} machines are drawn; the table has all", {
                 shown: count(MOST_OPEN),
                 count: opened.machines.length,
@@ -83,7 +83,7 @@ export function PoolMap({ pool, groups, places, numbers, open }: Props) {
       <div ref={ref} className={classes.frame}>
         {width > 0 && (
           <svg width={width} height={height} viewBox={`0 0 ${width} ${height}`} className={classes.map} role="group" aria-label={t("Machines and islands")}>
-            <Links pool={pool} drawn={drawn} />
+            <Links cluster={cluster} drawn={drawn} />
             {drawn.map((one) =>
               one.isBubble ? (
                 <Bubble key={one.group.id} group={one.group} number={one.number} x={one.circle.x} y={one.circle.y} radius={one.circle.r} />
@@ -95,8 +95,8 @@ export function PoolMap({ pool, groups, places, numbers, open }: Props) {
         )}
       </div>
       <Details machine={litMachine} hasBubbles={hasBubbles} />
-      <Legend hasBubbles={hasBubbles} isAssumed={pool.islands.is_assumed} isCurrent={pool.islands.is_current} />
-      <LinkList pool={pool} numbers={numbers} />
+      <Legend hasBubbles={hasBubbles} isAssumed={cluster.islands.is_assumed} isCurrent={cluster.islands.is_current} />
+      <LinkList cluster={cluster} numbers={numbers} />
     </section>
   );
 }
@@ -173,11 +173,11 @@ function Island({ group, circle, number, step, places, onLight }: Drawn & { plac
 }
 
 /** Lines between islands; the label stands where no island hides it. */
-function Links({ pool, drawn }: { pool: PoolView; drawn: readonly Drawn[] }) {
+function Links({ cluster, drawn }: { cluster: ClusterView; drawn: readonly Drawn[] }) {
   const circles = new Map(drawn.map(({ group, circle }) => [group.id, circle]));
   return (
     <g aria-hidden>
-      {pool.islands.links.map(({ one, other, latency_s: latencyS, bytes_per_s: bytesPerS }) => {
+      {cluster.islands.links.map(({ one, other, latency_s: latencyS, bytes_per_s: bytesPerS }) => {
         const ends = [circles.get(one), circles.get(other)] as const;
         const line = ends[0] && ends[1] && between(ends[0], ends[1]);
         if (!line) return null;
@@ -209,9 +209,9 @@ function Links({ pool, drawn }: { pool: PoolView; drawn: readonly Drawn[] }) {
 }
 
 /** The same links in words. */
-function LinkList({ pool, numbers }: { pool: PoolView; numbers: ReadonlyMap<string, number> }) {
+function LinkList({ cluster, numbers }: { cluster: ClusterView; numbers: ReadonlyMap<string, number> }) {
   const { t } = useTranslation();
-  const { islands, links } = pool.islands;
+  const { islands, links } = cluster.islands;
   if (islands.length < 2) return null;
   return (
     <details className={classes.links}>

@@ -1,4 +1,4 @@
-"""The dashboard over a real pool: machines that joined, real training, a model that really speaks, and deaths."""
+"""The dashboard over a real cluster: machines that joined, real training, a model that really speaks, and deaths."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def page(server: Any, context: BrowserContext, complaints: Complaints) -> Page:
     page = context.new_page()
     complaints.listen(page)
     page.goto(f"{server.url}/#key={server.api_key}")
-    page.get_by_role("heading", name="Pool", level=1).wait_for()
+    page.get_by_role("heading", name="Machines", level=1).wait_for()
     return page
 
 
@@ -105,7 +105,7 @@ def test_a_job_asked_for_by_the_form_survives_a_contributor(
     page.get_by_text("YAML", exact=True).click()
     editor = page.get_by_label("Job as YAML")
     # So small a model is fastest on one machine: it is cut only where that is asked for.
-    editor.fill(f"{editor.input_value()}\nparallelism: {{pools: 2}}\n")
+    editor.fill(f"{editor.input_value()}\nparallelism: {{stages: 2}}\n")
     expect(page.get_by_text("The server would take it as it stands.")).to_be_visible(timeout=READY_MS)
     page.get_by_role("button", name="Submit", exact=True).click()
     expect(page.get_by_role("heading", name="survivor", level=1)).to_be_visible()
@@ -115,7 +115,7 @@ def test_a_job_asked_for_by_the_form_survives_a_contributor(
     with server.client() as client:
         job = client.jobs(name="survivor").jobs[0]
         assert job.plan is not None
-        doomed = job.plan.pools[1].members[0].name
+        doomed = job.plan.stages[1].members[0].name
         machines.kill(doomed)
         told = re.compile(rf"{doomed} lost;.* no step for")  # another may join at once
         expect(page.get_by_role("log")).to_contain_text(told, timeout=READY_MS)
@@ -123,7 +123,7 @@ def test_a_job_asked_for_by_the_form_survives_a_contributor(
         expect(page.get_by_text(f"{STEPS} steps done.", exact=True)).to_be_visible(timeout=DONE_MS)
         done = client.job(job.id)
         assert done.plan is not None
-        assert doomed not in {member.name for pool in done.plan.pools for member in pool.members}
+        assert doomed not in {member.name for stage in done.plan.stages for member in stage.members}
 
 
 @pytest.mark.thorough  # tests of serving have it without a browser, tests of the page without machines
@@ -132,7 +132,7 @@ def test_an_answer_goes_on_while_a_machine_dies(
 ) -> None:
     machines.join(page, server, run_command, 2)
     with server.client() as client:
-        client.deploy({"name": "poet", "model": {"path": str(folder)}, "parallelism": {"pools": 2}})
+        client.deploy({"name": "poet", "model": {"path": str(folder)}, "parallelism": {"stages": 2}})
         page.goto(f"{server.url}/deployments/poet")
         expect(page.get_by_text("ready", exact=True)).to_be_visible(timeout=READY_MS)
         page.goto(f"{server.url}/playground?with=poet")
@@ -144,7 +144,7 @@ def test_an_answer_goes_on_while_a_machine_dies(
         page.keyboard.press("Enter")
         expect(answer).to_contain_text("400 tokens", timeout=READY_MS)
         undisturbed = answer.get_by_test_id("answer").inner_text()
-        doomed = client.deployment("poet").plans[0].pools[1].members[0].name
+        doomed = client.deployment("poet").plans[0].stages[1].members[0].name
         answer.get_by_role("button", name="Regenerate").click()
         expect(answer.get_by_test_id("answer")).not_to_be_empty(timeout=READY_MS)
         machines.kill(doomed)

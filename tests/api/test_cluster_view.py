@@ -1,4 +1,4 @@
-"""The pool at a glance over REST: islands, rows, and what single machines did."""
+"""The cluster at a glance over REST: islands, rows, and what single machines did."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ def two_islands(store: Store) -> list[str]:
     return found
 
 
-def test_the_pool_shows_islands_and_what_is_between_them(plane: Any, http: httpx.Client) -> None:
+def test_the_cluster_shows_islands_and_what_is_between_them(plane: Any, http: httpx.Client) -> None:
     one, two, three, four = two_islands(plane.store)
-    view = http.get("/pool").json()
+    view = http.get("/cluster").json()
     assert [machine["id"] for machine in view["machines"]] == [one, two, three, four]
     assert view["machines"][0]["owner"] == "owner of 1"
     islands = view["islands"]
@@ -50,30 +50,30 @@ def test_the_pool_shows_islands_and_what_is_between_them(plane: Any, http: httpx
     assert islands["islands"][0]["bytes_per_s"] == 1e9
     assert islands["links"] == [{"one": one, "other": three, "latency_s": 0.03, "bytes_per_s": 4e6}]
     assert (islands["is_current"], islands["is_assumed"]) == (True, False)
-    some = http.get("/pool", params={"machine": [three]}).json()
+    some = http.get("/cluster", params={"machine": [three]}).json()
     assert [machine["id"] for machine in some["machines"]] == [three]
     assert some["islands"] == islands
     plane.store.contributors.send_away(one)
     plane.store.contributors.set_state(
         plane.store.contributors.get(one), ContributorState.left, "it handed over"
     )
-    after = http.get("/pool").json()["islands"]["islands"]
+    after = http.get("/cluster").json()["islands"]["islands"]
     assert [island["machines"] for island in after] == [[two], [three, four]]
 
 
-def test_an_empty_pool_has_no_islands(http: httpx.Client) -> None:
-    view = http.get("/pool").json()
+def test_an_empty_cluster_has_no_islands(http: httpx.Client) -> None:
+    view = http.get("/cluster").json()
     assert (view["machines"], view["islands"]["islands"], view["islands"]["is_current"]) == ([], [], True)
 
 
 def test_islands_of_many_machines_are_worked_out_beside_the_answers(plane: Any, http: httpx.Client) -> None:
     for place in range(160):
         ready(plane.store, str(place), [(HEAD, 0.001, 1e8)])
-    assert http.get("/pool").json()["islands"]["is_current"] is True
+    assert http.get("/cluster").json()["islands"]["is_current"] is True
     ready(plane.store, "one-more", [(HEAD, 0.001, 1e8)])
-    assert http.get("/pool").json()["islands"]["is_current"] is False
+    assert http.get("/cluster").json()["islands"]["is_current"] is False
     deadline = time.monotonic() + 60
-    while not (islands := http.get("/pool").json()["islands"])["is_current"]:
+    while not (islands := http.get("/cluster").json()["islands"])["is_current"]:
         assert time.monotonic() < deadline
         time.sleep(0.05)
     assert sum(len(island["machines"]) for island in islands["islands"]) == 161

@@ -1,4 +1,4 @@
-"""The map of the pool and the pages of its machines."""
+"""The map of the cluster and the pages of its machines."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
-from tests.e2e.conftest import Complaints, Pool
+from tests.e2e.conftest import Cluster, Complaints
 from tests.e2e.looking import LOCALES, looking, looks
 from tests.e2e.scenes import digits, join, lose, measure, reform, start, train
 
-from share_compute.jobs.events import Measured, PoolTiming
+from share_compute.jobs.events import Measured, StageTiming
 from share_compute.jobs.states import ContributorState
 from share_compute.store import ContributorRecord, JobRecord, Store
 from share_compute.topology import Device, Link
@@ -52,23 +52,23 @@ def two_islands(store: Store) -> list[ContributorRecord]:
 def time_it(store: Store, job: JobRecord, machines: list[ContributorRecord]) -> None:
     """Steps were measured: the first machine computes most of the time."""
     busy = {machine.id: 0.8 / (place + 1) for place, machine in enumerate(machines)}
-    pools = tuple(PoolTiming(predicted_busy_s=None, measured_busy_s=seconds) for seconds in busy.values())
-    told = Measured(step=10, predicted_step_s=None, measured_step_s=1.0, pools=pools, machines=busy)
+    stages = tuple(StageTiming(predicted_busy_s=None, measured_busy_s=seconds) for seconds in busy.values())
+    told = Measured(step=10, predicted_step_s=None, measured_step_s=1.0, stages=stages, machines=busy)
     store.progress.record(job.id, job.attempt, [told])
 
 
-def test_the_map_shows_machines_as_they_join_work_and_go(page: Page, pool: Pool) -> None:
-    birch = join(pool.store, "birch")
+def test_the_map_shows_machines_as_they_join_work_and_go(page: Page, cluster: Cluster) -> None:
+    birch = join(cluster.store, "birch")
     expect(node(page, "birch")).to_have_accessible_name(re.compile("joining"))
-    measure(pool.store, birch, 51e9)
+    measure(cluster.store, birch, 51e9)
     expect(node(page, "birch")).to_have_accessible_name(re.compile(r"ready, free, 51\.0 GFLOP/s"))
-    ash = measure(pool.store, join(pool.store, "ash"), 51e9)
+    ash = measure(cluster.store, join(cluster.store, "ash"), 51e9)
     expect(node(page, "ash")).to_have_accessible_name(re.compile("free"))
-    job = pool.store.jobs.create(digits())
-    start(pool.store, job, [ash, birch])
+    job = cluster.store.jobs.create(digits())
+    start(cluster.store, job, [ash, birch])
     expect(node(page, "birch")).to_have_accessible_name(re.compile(f"digits, {NIGHT}"))
-    pool.store.contributors.set_state(
-        pool.store.contributors.get(birch.id), ContributorState.lost, "its Ray node died"
+    cluster.store.contributors.set_state(
+        cluster.store.contributors.get(birch.id), ContributorState.lost, "its Ray node died"
     )
     expect(node(page, "birch")).to_have_count(0)
     page.get_by_role("switch", name="Show 1 that left").check()
@@ -76,8 +76,8 @@ def test_the_map_shows_machines_as_they_join_work_and_go(page: Page, pool: Pool)
     assert "gone=true" in page.url
 
 
-def test_machines_stay_where_they_are_when_others_come_and_go(page: Page, pool: Pool) -> None:
-    machines = two_islands(pool.store)
+def test_machines_stay_where_they_are_when_others_come_and_go(page: Page, cluster: Cluster) -> None:
+    machines = two_islands(cluster.store)
     expect(page.get_by_text("Island 2", exact=True).first).to_be_visible()
     expect(node(page, "fir")).to_have_count(1)
 
@@ -86,25 +86,25 @@ def test_machines_stay_where_they_are_when_others_come_and_go(page: Page, pool: 
         return {name: node(page, name).locator("xpath=../..").get_attribute("style") for name in names}
 
     before = places()
-    pool.store.contributors.set_state(machines[1], ContributorState.lost, "its Ray node died")
+    cluster.store.contributors.set_state(machines[1], ContributorState.lost, "its Ray node died")
     expect(node(page, "birch")).to_have_count(0)
     assert places() == before
 
 
-def test_machines_of_the_map_are_reached_by_the_keyboard(page: Page, pool: Pool) -> None:
-    two_islands(pool.store)
+def test_machines_of_the_map_are_reached_by_the_keyboard(page: Page, cluster: Cluster) -> None:
+    two_islands(cluster.store)
     expect(node(page, "fir")).to_have_count(1)
     page.get_by_role("searchbox", name="Search machines").focus()
     page.keyboard.press("Tab")
     expect(node(page, "ash")).to_be_focused()
-    expect(page.get_by_role("region", name="Map of the pool")).to_contain_text("Ada")
+    expect(page.get_by_role("region", name="Map of the machines")).to_contain_text("Ada")
     page.keyboard.press("Tab")
     page.keyboard.press("Enter")
     expect(page.get_by_role("heading", name="birch", level=1)).to_be_visible()
 
 
-def test_the_table_is_sorted_searched_and_kept_in_the_address(page: Page, pool: Pool) -> None:
-    two_islands(pool.store)
+def test_the_table_is_sorted_searched_and_kept_in_the_address(page: Page, cluster: Cluster) -> None:
+    two_islands(cluster.store)
     page.get_by_role("link", name="Table").click()
     rows = page.get_by_role("table", name="Machines").get_by_role("row")
     expect(rows).to_have_count(7)
@@ -121,26 +121,26 @@ def test_the_table_is_sorted_searched_and_kept_in_the_address(page: Page, pool: 
     expect(page.get_by_role("heading", name="No machine fits")).to_be_visible()
 
 
-def test_the_page_of_a_machine_tells_its_story_after_a_loss(page: Page, pool: Pool) -> None:
-    ash, birch = (measure(pool.store, join(pool.store, name), 51e9) for name in ("ash", "birch"))
-    job = pool.store.jobs.create(digits())
-    page.goto(f"{pool.url}/machines/{birch.id}")
+def test_the_page_of_a_machine_tells_its_story_after_a_loss(page: Page, cluster: Cluster) -> None:
+    ash, birch = (measure(cluster.store, join(cluster.store, name), 51e9) for name in ("ash", "birch"))
+    job = cluster.store.jobs.create(digits())
+    page.goto(f"{cluster.url}/machines/{birch.id}")
     expect(page.get_by_role("heading", name="birch", level=1)).to_be_visible()
     expect(page.get_by_text("Nothing: it is free for the next job.")).to_be_visible()
-    start(pool.store, job, [ash, birch])
+    start(cluster.store, job, [ash, birch])
     holds = page.get_by_role("region", name="What it holds")
     expect(holds).to_contain_text(NIGHT)
-    train(pool.store, job, 1, 10)
+    train(cluster.store, job, 1, 10)
     gave = page.get_by_role("region", name="What it gave")
     expect(gave).to_contain_text("10 steps, 40 microbatches, 320 tokens or samples")
-    time_it(pool.store, job, [ash, birch])
+    time_it(cluster.store, job, [ash, birch])
     busy = page.get_by_role("img", name=re.compile("Busy share of a step: 40%"))
     expect(busy).to_be_visible()
-    reform(pool.store, job, [ash], "birch made room")
+    reform(cluster.store, job, [ash], "birch made room")
     history = page.get_by_role("region", name="History").get_by_role("listitem")
     expect(history.first).to_contain_text("It is free again.")
     expect(history.filter(has_text="It holds")).to_contain_text(f"{NIGHT} of digits")
-    lose(pool.store, job, birch)
+    lose(cluster.store, job, birch)
     expect(history.first).to_contain_text("Its Ray node died.")
     expect(page.get_by_text("lost", exact=True).first).to_be_visible()
     expect(page.get_by_role("button", name="Send away")).to_have_count(0)
@@ -148,32 +148,32 @@ def test_the_page_of_a_machine_tells_its_story_after_a_loss(page: Page, pool: Po
 
 
 def test_a_machine_that_is_not_there_is_said_to_be_unknown(
-    page: Page, pool: Pool, complaints: Complaints
+    page: Page, cluster: Cluster, complaints: Complaints
 ) -> None:
-    page.goto(f"{pool.url}/machines/con-nowhere")
+    page.goto(f"{cluster.url}/machines/con-nowhere")
     expect(page.get_by_text("There is no contributor con-nowhere.")).to_be_visible()
     # The browser itself reports what is refused.
     assert [text for text in complaints if "404" not in text] == []
     complaints.clear()
 
 
-def test_a_machine_is_sent_away_after_a_question(page: Page, pool: Pool) -> None:
-    machine = measure(pool.store, join(pool.store, "birch"), 51e9)
-    page.goto(f"{pool.url}/machines/{machine.id}")
+def test_a_machine_is_sent_away_after_a_question(page: Page, cluster: Cluster) -> None:
+    machine = measure(cluster.store, join(cluster.store, "birch"), 51e9)
+    page.goto(f"{cluster.url}/machines/{machine.id}")
     page.get_by_role("button", name="Send away").click()
     page.get_by_role("dialog").get_by_role("button", name="Keep it").click()
     expect(page.get_by_role("dialog")).to_have_count(0)
-    assert pool.store.contributors.get(machine.id).state == "ready"
+    assert cluster.store.contributors.get(machine.id).state == "ready"
     page.get_by_role("button", name="Send away").click()
     page.get_by_role("dialog").get_by_role("button", name="Send away").click()
     expect(page.get_by_text("The operator sent it away.").first).to_be_visible()
     expect(page.get_by_role("button", name="Send away")).to_have_count(0)
-    assert pool.store.contributors.get(machine.id).state == "draining"
+    assert cluster.store.contributors.get(machine.id).state == "draining"
 
 
-def test_islands_of_many_machines_are_bubbles_that_open(page: Page, pool: Pool) -> None:
+def test_islands_of_many_machines_are_bubbles_that_open(page: Page, cluster: Cluster) -> None:
     for number in range(160):
-        measure(pool.store, join(pool.store, f"m{number:03d}"), 1e10)
+        measure(cluster.store, join(cluster.store, f"m{number:03d}"), 1e10)
     page.reload()
     bubble = page.get_by_role("link", name=re.compile("Island 1: 160 machines"))
     bubble.click()
@@ -189,7 +189,7 @@ def test_islands_of_many_machines_are_bubbles_that_open(page: Page, pool: Pool) 
 
 @looks("desk", ("en", "zh"))
 def test_the_map_and_the_pages_of_machines_are_accessible_and_fit(
-    pool: Pool,
+    cluster: Cluster,
     browser: Browser,
     tmp_path: Path,
     scheme: Any,
@@ -197,7 +197,7 @@ def test_the_map_and_the_pages_of_machines_are_accessible_and_fit(
     language: str,
     complaints: Complaints,
 ) -> None:
-    store = pool.store
+    store = cluster.store
     machines = two_islands(store)
     join(store, "gum")
     job = store.jobs.create(digits())
@@ -210,7 +210,7 @@ def test_the_map_and_the_pages_of_machines_are_accessible_and_fit(
     options = {"reduced_motion": "reduce", "locale": LOCALES[language]}
     with looking(browser, tmp_path, complaints, scheme=scheme, width=width, **options) as seen:
         page = seen.page
-        page.goto(f"{pool.url}/#key={pool.key}")
+        page.goto(f"{cluster.url}/#key={cluster.key}")
         paths = (
             "",
             "?gone=true",
@@ -219,7 +219,7 @@ def test_the_map_and_the_pages_of_machines_are_accessible_and_fit(
             f"machines/{machines[3].id}",
         )
         for path in paths:
-            page.goto(f"{pool.url}/{path}")
+            page.goto(f"{cluster.url}/{path}")
             page.get_by_role("heading", level=1).wait_for()
             expect(page.get_by_label("Loading")).to_have_count(0)
             seen.take(path.replace(machines[0].id, "at-work").replace(machines[3].id, "lost"))

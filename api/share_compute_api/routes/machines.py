@@ -9,15 +9,15 @@ from fastapi import APIRouter, Header, Query, Response
 from fastapi.concurrency import run_in_threadpool
 
 from share_compute_api.auth import READ
+from share_compute_api.cluster_schemas import ClusterView, Islands
 from share_compute_api.context import Context, InContext
-from share_compute_api.pool_schemas import Islands, PoolView
 
 _LEAST_BYTES = 2000
-router = APIRouter(prefix="/pool", tags=["contributors"])
+router = APIRouter(prefix="/cluster", tags=["contributors"])
 
 
-@router.get("", operation_id="getPool", dependencies=READ, response_model=PoolView)
-async def get_pool(
+@router.get("", operation_id="getCluster", dependencies=READ, response_model=ClusterView)
+async def get_cluster(
     context: InContext,
     machine: Annotated[
         list[str] | None,
@@ -37,5 +37,5 @@ async def get_pool(
 
 
 def _text(context: Context, machines: list[str] | None, islands: Islands) -> bytes:
-    view = PoolView(machines=context.store.pool.glance(machines), islands=islands)
+    view = ClusterView(machines=context.store.cluster.glance(machines), islands=islands)
     return view.model_dump_json().encode()

@@ -1,0 +1,66 @@
+"""Plans have ``stages``, which were named ``pools`` before, in specifications, plans, measurements and events."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import sqlalchemy as sa
+from alembic import op
+from sqlalchemy.dialects.postgresql import JSONB
+
+revision = "0017"
+down_revision = "0016"
+branch_labels = None
+depends_on = None
+
+_JSON = sa.JSON(none_as_null=True).with_variant(JSONB(none_as_null=True), "postgresql")
+_NAMES = {"pools": "stages", "members_per_pool": "members_per_stage", "pool": "stage"}
+_KINDS = ("planned", "reformed", "replan-proposed", "measured", "work")
+"""Kinds of events that hold a plan, the times of its stages, or the index of a stage."""
+
+_jobs = sa.table(
+    "jobs",
+    sa.column("id", sa.Text()),
+    *(sa.column(name, _JSON) for name in ("spec", "plan", "measured", "proposal")),
+)
+_deployments = sa.table(
+    "deployments", sa.column("id", sa.Text()), sa.column("spec", _JSON), sa.column("plans", _JSON)
+)
+_events = sa.table(
+    "events", sa.column("seq", sa.BigInteger()), sa.column("kind", sa.Text()), sa.column("data", _JSON)
+)
+
+
+def upgrade() -> None:
+    _rename(_NAMES)
+
+
+def downgrade() -> None:
+    _rename({new: old for old, new in _NAMES.items()})
+
+
+def _rename(names: Mapping[str, str]) -> None:
+    def renamed(value: Any) -> Any:
+        """Return the value with new names for its own keys, and for those of a plan and of a parallelism in it."""
+        if not isinstance(value, dict):
+            return value
+        own = {names.get(key, key): part for key, part in value.items()}
+        return {key: renamed(part) if key in ("plan", "parallelism") else part for key, part in own.items()}
+
+    def all_renamed(values: Any) -> Any:
+        return [renamed(value) for value in values] if isinstance(values, list) else values
+
+    for name in ("spec", "plan", "measured", "proposal"):
+        _change(_jobs, _jobs.c.id, _jobs.c[name], renamed)
+    _change(_deployments, _deployments.c.id, _deployments.c.spec, renamed)
+    _change(_deployments, _deployments.c.id, _deployments.c.plans, all_renamed)
+    _change(_events, _events.c.seq, _events.c.data, renamed, _events.c.kind.in_(_KINDS))
+
+
+def _change(table: Any, key: Any, column: Any, change: Callable[[Any], Any], *wanted: Any) -> None:
+    connection = op.get_bind()
+    for row, value in connection.execute(sa.select(key, column).where(column.is_not(None), *wanted)).all():
+        changed = change(value)
+        if changed != value:
+            connection.execute(sa.update(table).where(key == row).values({column.name: changed}))
