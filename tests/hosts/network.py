@@ -19,7 +19,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
-from typing import Literal, Self
+from typing import Literal, Self, TypeVar
 
 import psutil
 
@@ -36,6 +36,7 @@ _CLONE_NEWNET = 0x40000000
 _SHIM = Path(__file__).with_name("shim.py")
 _GRACE_S = 10.0
 _networks = count()
+Returned = TypeVar("Returned")
 
 
 def has_title(word: str) -> Callable[[psutil.Process], bool]:
@@ -106,9 +107,12 @@ class Host:
 
     def open_socket(self, kind: socket.SocketKind = socket.SOCK_STREAM) -> socket.socket:
         """Return a new IPv4 socket on this host, for any thread of this process."""
-        # A thread can enter a namespace alone, and a socket stays in the namespace that it was made in.
-        with ThreadPoolExecutor(1) as thread:
-            return thread.submit(_socket_in, self.name, kind).result()
+        return self.call(lambda: socket.socket(socket.AF_INET, kind))
+
+    def call(self, function: Callable[[], Returned]) -> Returned:
+        """Call a function in a thread of this process that is on this host; its sockets stay there."""
+        with ThreadPoolExecutor(1, initializer=_enter, initargs=(self.name,)) as thread:
+            return thread.submit(function).result()
 
     @contextmanager
     def cut_from(self, others: Sequence[Host], direction: Direction = "both") -> Iterator[None]:
@@ -335,13 +339,12 @@ def _processes(namespace: str) -> list[int]:
     return [int(each) for each in found.stdout.split()]
 
 
-def _socket_in(namespace: str, kind: socket.SocketKind) -> socket.socket:
-    """Return a socket in a namespace, in which the calling thread remains."""
+def _enter(namespace: str) -> None:
+    """Move the calling thread into a network namespace; other threads stay where they are."""
     libc = ctypes.CDLL(None, use_errno=True)
     with (_NAMESPACES / namespace).open() as file:
         if libc.setns(file.fileno(), _CLONE_NEWNET):
             raise OSError(ctypes.get_errno(), f"setns to {namespace}")
-    return socket.socket(socket.AF_INET, kind)
 
 
 def _end(shim: subprocess.Popen[bytes]) -> None:

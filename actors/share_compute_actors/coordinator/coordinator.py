@@ -14,6 +14,7 @@ import ray
 
 from share_compute.errors import ShareComputeError
 from share_compute.jobs.events import Assignment, AttemptEnded, AttemptEvent, Offer, attempt_events
+from share_compute_actors.machine.stalled import close_stalled_connections
 from share_compute_actors.unpickling import refuse_pickles
 
 _log = logging.getLogger(__name__)
@@ -63,6 +64,7 @@ class Coordinator:
 
     def __init__(self, assignment: str) -> None:
         refuse_pickles()
+        close_stalled_connections()
         self._assignment = Assignment.model_validate_json(assignment)
         self._events: list[AttemptEvent] = []
         self._received = 0

@@ -28,6 +28,7 @@ from share_compute.models.checkpoints import STATE, Chosen, newest_whole
 from share_compute.models.export import adapter_description
 from share_compute.models.weights import FolderWriter, WeightFolder, prune_folders, sweep_partial
 from share_compute.training.loss_scale import LossScale, first_loss_scale
+from share_compute_actors.machine.stalled import close_stalled_connections
 from share_compute_actors.member.answering import answered, answers
 from share_compute_actors.member.pieces import PIECE, Piece, take_all
 from share_compute_actors.messages import FolderKind, read_extents
@@ -101,7 +102,12 @@ STATE_OF_TRAINING: Schema[TrainingState] = Schema(TrainingState)
 PROGRESS: Schema[tuple[str, float]] = Schema(tuple[str, float])
 
 
-@ray.remote(num_cpus=0, concurrency_groups={"control": 1, "serve": 4, "weights": 1, "saving": 1})
+# Reads are repeated when a connection breaks; Ray then asks the GCS whether the actor is dead.
+@ray.remote(
+    num_cpus=0,
+    max_task_retries=-1,
+    concurrency_groups={"control": 1, "serve": 4, "weights": 1, "saving": 1},
+)
 class Library:
     """The shard store of one attempt: serves samples and weights, and writes checkpoints and results.
 
@@ -111,6 +117,7 @@ class Library:
 
     def __init__(self, assignment: str) -> None:
         refuse_pickles()
+        close_stalled_connections()
         self._assignment = Assignment.model_validate_json(assignment)
         self._spec = self._assignment.spec
         self._progress = ("", 0.0)

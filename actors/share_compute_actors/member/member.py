@@ -22,6 +22,7 @@ from share_compute.protocol.tree import SummationTree
 from share_compute.training.finiteness import Finding, first_of
 from share_compute_actors.collective.backend import join_group
 from share_compute_actors.machine.reach import Place, unanswered
+from share_compute_actors.machine.stalled import close_stalled_connections
 from share_compute_actors.member.allocator import passing_through, peak_resident_bytes
 from share_compute_actors.member.answering import answers
 from share_compute_actors.member.channel import Channel, Keys
@@ -77,6 +78,7 @@ class Member(GivesState, KeepsCopies):
     """
 
     def __init__(self, setup: MemberSetup, coordinator: Any, key: bytes) -> None:
+        close_stalled_connections()
         self._setup = setup
         self._coordinator = coordinator, key
         self._machine = MemberMachine(setup.worker, setup.applied)

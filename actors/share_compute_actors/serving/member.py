@@ -22,6 +22,7 @@ from share_compute.protocol.roster import Worker
 from share_compute.serving.placement import Holding
 from share_compute.serving.quantization import is_quantized
 from share_compute.serving.turns import Turn
+from share_compute_actors.machine.stalled import close_stalled_connections
 from share_compute_actors.member.allocator import trim
 from share_compute_actors.member.answering import answers
 from share_compute_actors.member.channel import Channel, Keys
@@ -59,6 +60,7 @@ class ServingMember:
     """
 
     def __init__(self, setup: ServingSetup, server: Any, key: bytes) -> None:
+        close_stalled_connections()
         self._setup = setup
         self._server = server
         self._key = key

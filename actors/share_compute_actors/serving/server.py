@@ -21,6 +21,7 @@ from share_compute.serving.placement import limits_before
 from share_compute.serving.states import DeploymentState
 from share_compute.topology import Topology
 from share_compute_actors.coordinator.coordinator import Cancelled
+from share_compute_actors.machine.stalled import close_stalled_connections
 from share_compute_actors.serving.assignment import ServingAssignment
 from share_compute_actors.serving.desk import Desk
 from share_compute_actors.serving.standing import Standing
@@ -46,6 +47,7 @@ class DeploymentServer:
 
     def __init__(self, assignment: str) -> None:
         refuse_pickles()
+        close_stalled_connections()
         self._assignment = ServingAssignment.model_validate_json(assignment)
         self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._stopped = threading.Event()
