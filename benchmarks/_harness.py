@@ -190,7 +190,7 @@ def lead(
 
     from share_compute_actors.coordinator.changes import Changes
     from share_compute_actors.coordinator.conductor import Conductor, Listener
-    from share_compute_actors.coordinator.coordinator import Wishes
+    from share_compute_actors.coordinator.control_requests import Wishes
     from share_compute_actors.coordinator.crew import Crew
     from share_compute_actors.coordinator.forming import Former
     from share_compute_actors.coordinator.moving import Mover

@@ -15,7 +15,7 @@ from share_compute.planning.timings import LayerTiming, MachineTimings
 from share_compute.specification import LayerSpec, TrainJob, parse_job
 from share_compute.training.loss_scale import LossScale
 from share_compute_actors.coordinator.attempt import TrainingAttempt
-from share_compute_actors.coordinator.coordinator import Wishes
+from share_compute_actors.coordinator.control_requests import Wishes
 from share_compute_actors.coordinator.library import LibraryFacts, TrainingState
 
 LAYERS = tuple(LayerSpec(type="linear", options={"in_features": 64, "out_features": 64}) for _ in range(8))

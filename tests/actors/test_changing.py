@@ -25,7 +25,7 @@ from share_compute.planning.planner import Solution, solve
 from share_compute.protocol.roster import Roster, fresh
 from share_compute.topology import Topology
 from share_compute_actors.coordinator.changes import Changes, Recopying, Rests
-from share_compute_actors.coordinator.coordinator import Wishes
+from share_compute_actors.coordinator.control_requests import Wishes
 from share_compute_actors.coordinator.crew import Crew
 from share_compute_actors.coordinator.joining import follows
 from share_compute_actors.member.allocator import as_told, is_out_of_memory

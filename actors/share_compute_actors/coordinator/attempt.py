@@ -35,7 +35,7 @@ from share_compute.topology import Topology
 from share_compute_actors.coordinator.balancing import Balancer
 from share_compute_actors.coordinator.changes import Changes
 from share_compute_actors.coordinator.conductor import Conductor, Heard, Listener
-from share_compute_actors.coordinator.coordinator import Cancelled, Wishes
+from share_compute_actors.coordinator.control_requests import Cancelled, Wishes
 from share_compute_actors.coordinator.crew import Crew, MembersLost
 from share_compute_actors.coordinator.cuts import LinksCut
 from share_compute_actors.coordinator.forming import Former

@@ -13,7 +13,7 @@ from share_compute.planning.words import listed
 from share_compute.protocol.roster import Roster, Worker
 from share_compute.topology import Contributor, Topology
 from share_compute_actors.coordinator.buddies import buddies_of
-from share_compute_actors.coordinator.coordinator import Wishes
+from share_compute_actors.coordinator.control_requests import Wishes
 from share_compute_actors.coordinator.crew import Crew
 from share_compute_actors.coordinator.joining import Joining
 from share_compute_actors.coordinator.protection import ProtectionWatch

@@ -52,7 +52,7 @@ from share_compute.protocol.roster import Roster, Worker
 from share_compute.specification import TrainingSpec
 from share_compute.training.loss_scale import NotFinite, not_finite
 from share_compute_actors.coordinator.changes import Changes
-from share_compute_actors.coordinator.coordinator import Cancelled, Wishes
+from share_compute_actors.coordinator.control_requests import Cancelled, Wishes
 from share_compute_actors.coordinator.crew import Crew, MembersLost
 from share_compute_actors.coordinator.cuts import LinksCut, require_links
 from share_compute_actors.coordinator.linking import Links

@@ -21,7 +21,7 @@ from share_compute.jobs.events import ArtifactSaved, Assignment, AttemptEvent, C
 from share_compute.protocol.roster import Worker
 from share_compute.training.checkpoint_pace import CheckpointPace
 from share_compute_actors.coordinator.conductor import Conductor
-from share_compute_actors.coordinator.coordinator import Wishes
+from share_compute_actors.coordinator.control_requests import Wishes
 from share_compute_actors.coordinator.crew import Crew, MembersLost
 from share_compute_actors.coordinator.library import SAVED, STATE_OF_TRAINING, TrainingState
 from share_compute_actors.member.rows import ask_library
