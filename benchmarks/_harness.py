@@ -33,8 +33,6 @@ os.environ.update(RAY_SETTINGS)
 from share_compute.jobs.events import Assignment, AttemptEvent, StepCommitted
 from share_compute.models.blueprint import dissect
 from share_compute.planning.planner import Solution, solve
-from share_compute.protocol.coordinator import Plan
-from share_compute.protocol.messages import Form
 from share_compute.specification import TrainJob, parse_job
 from share_compute.topology import Contributor, Device, Topology
 
@@ -189,13 +187,15 @@ def lead(
     import ray
 
     from share_compute_actors.coordinator.changes import Changes
-    from share_compute_actors.coordinator.conductor import Conductor, Listener
+    from share_compute_actors.coordinator.conductor import Conductor
     from share_compute_actors.coordinator.control_requests import Wishes
     from share_compute_actors.coordinator.crew import Crew
     from share_compute_actors.coordinator.forming import Former
     from share_compute_actors.coordinator.moving import Mover
+    from share_compute_actors.coordinator.progress import Listener, Progress
+    from share_compute_actors.coordinator.reality import Reality
     from share_compute_actors.coordinator.record import StepRecord
-    from share_compute_actors.coordinator.training import TrainingLoop
+    from share_compute_actors.coordinator.takeover import Start
     from share_compute_actors.member.rows import ask_library
     from share_compute_actors.testing import Mailbox, forward_mail
     from share_compute_actors.wire import NOTHING
@@ -211,20 +211,30 @@ def lead(
     record = StepRecord(assignment.folder, assignment.attempt)
     record.claim()
     record.rewind(facts.first_step - 1)
-    loop = TrainingLoop(assignment.spec, facts, crew, library, tell, observe)
+    progress = Progress(assignment.spec, facts.state, tell)
+
+    class Reports(Listener):
+        """Reports steps, without search for better plans or shares."""
+
+        def account(self, step: int, verdict: Any, figures: Any) -> Any:
+            return progress.account(step, verdict, figures)
+
+        def committed(self, facts: Any, figures: Any) -> None:
+            progress.committed(facts, figures)
+            observe(facts.event.step, facts.event.seconds, figures)
+
+        def reformed(self, *_epoch: Any) -> None:
+            pass
+
+        def ticked(self) -> None:
+            pass
+
     changes = Changes(crew, wishes, tell)
-    mover = Mover(crew, facts.first_step)
-    former = Former(assignment.spec, solution, changes, mover, record.scales, lambda _note: None)
-
-    def form(asked: Plan) -> Form:
-        found = former.form(asked)
-        former.adopt()
-        return found
-
-    listener = Listener(loop.account, loop.committed, lambda *_: None, lambda _note: None)
-    training = assignment.spec.training
+    reality = Reality(assignment, solution, tell, changes)
+    start = Start(facts, solution, runs, facts.state)
+    former = Former(assignment, start, changes, Mover(crew, facts.first_step), record, reality, tell)
     inbox = forward_mail(mailbox)
-    conductor = Conductor(crew, record, form, listener, inbox, training, wishes, changes)
+    conductor = Conductor(crew, record, former, Reports(), inbox, assignment.spec.training, changes, tell)
     conductor.assemble()
 
     def end() -> None:

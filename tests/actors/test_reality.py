@@ -26,7 +26,7 @@ WAIT_S = 30.0
 
 
 class Run:
-    """One attempt at 1,000 steps, whose steps a test makes."""
+    """One attempt at 1,000 steps, whose steps a test makes; it stands for the attempt's `Changes`, too."""
 
     def __init__(
         self,
@@ -47,16 +47,17 @@ class Run:
         assignment = Assignment(job_id="job", attempt=1, spec=spec, topology=topology, folder=folder)
         self.usable = topology
         self.proposed: queue.Queue[Solution] = queue.Queue()
-        self.under_way: Solution | None = None
-        self.reality = Reality(
-            assignment,
-            self.solution,
-            self.told.put,
-            self.propose,
-            lambda: self.usable,
-            lambda: self.under_way,
-            clock=lambda: self.now_s,
-        )
+        self.pending: Solution | None = None
+        self.is_given_up = False
+        changes: Any = self
+        self.reality = Reality(assignment, self.solution, self.told.put, changes, clock=lambda: self.now_s)
+
+    def under_way(self) -> Solution | None:
+        return self.pending
+
+    def take_given_up(self) -> bool:
+        was_given_up, self.is_given_up = self.is_given_up, False
+        return was_given_up
 
     def propose(self, solution: Solution, proposed: ReplanProposed) -> None:
         self.told.put(proposed)
@@ -186,20 +187,20 @@ def test_a_machine_that_comes_is_looked_at_once(tmp_path: Path) -> None:
 
 def test_a_plan_that_is_under_way_is_not_given_up_for_one_that_is_hardly_better(run: Run) -> None:
     run.steps(44, 2.5 * run.predicted_s, run.slow_layers(3.0))
-    run.under_way = run.proposed.get(timeout=WAIT_S)
+    run.pending = run.proposed.get(timeout=WAIT_S)
     for factor in (2.7, 40.0):
         run.reality._planner.join(WAIT_S)
-        run.reality.give_up()
+        run.is_given_up = True
         assert run.proposed.empty()
         run.steps(1, 2.5 * run.predicted_s, run.slow_layers(factor))
-    assert run.proposed.get(timeout=WAIT_S).plan.pools != run.under_way.plan.pools
+    assert run.proposed.get(timeout=WAIT_S).plan.pools != run.pending.plan.pools
 
 
 def test_a_plan_that_was_given_up_is_proposed_again(run: Run) -> None:
     run.steps(44, 2.5 * run.predicted_s, run.slow_layers(3.0))
     first = run.proposed.get(timeout=WAIT_S)
     for _ in range(2):
-        run.reality.give_up()
+        run.is_given_up = True
         run.reality._planner.join(WAIT_S)
         run.steps(1, 2.5 * run.predicted_s)
         assert run.proposed.get(timeout=WAIT_S).plan.pools == first.plan.pools

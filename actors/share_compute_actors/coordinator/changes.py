@@ -124,7 +124,6 @@ class Changes:
         crew: the members.
         wishes: control requests of the control plane.
         tell: receives events.
-        given_up: called when a reported plan is given up.
         can_follow: whether members can be shadowed while they train.
         quarantined: machines that made wrong numbers, which the job must not use.
     """
@@ -134,21 +133,22 @@ class Changes:
         crew: Crew,
         wishes: Wishes,
         tell: Callable[[AttemptEvent], None],
-        given_up: Callable[[], None] = lambda: None,
         *,
         can_follow: bool = True,
         quarantined: Collection[Worker] = (),
     ) -> None:
         self._crew = crew
-        self._wishes = wishes
+        self.wishes = wishes
+        """Control requests of the control plane."""
         self._tell = tell
-        self._tell_given_up = given_up
         self._can_follow = can_follow
         self._lock = threading.Lock()
         """Also held while plans are reported, so that the control plane receives the events in the order they apply."""
         self._joining: Joining | None = None
         self._given_up = ""
         """Reason why a reported plan is given up; empty again once its machines are released and that is reported."""
+        self._was_given_up = False
+        """Whether that was reported since the last call of `take_given_up`."""
         self._shares: Shares | None = None
         self._quarantined: set[Worker] = set(quarantined)
         self._suspected: set[Worker] = set()
@@ -184,7 +184,7 @@ class Changes:
     def _live_joining(self) -> Joining | None:
         """The pending plan; None if there is none, or if one of its machines is to leave, which gives the plan up."""
         with self._lock:
-            joining, leaving = self._joining, self._wishes.leaving
+            joining, leaving = self._joining, self.wishes.leaving
             if joining is not None and not joining.machines.isdisjoint(leaving):
                 self._joining, self._given_up = None, f"the job must do without {joining.names(leaving)}"
             return self._joining
@@ -203,7 +203,7 @@ class Changes:
     @property
     def leaving(self) -> frozenset[Worker]:
         """Members that are asked to leave."""
-        return self._wishes.leaving & self._crew.workers
+        return self.wishes.leaving & self._crew.workers
 
     @property
     def known(self) -> Topology:
@@ -213,7 +213,7 @@ class Changes:
     @property
     def usable(self) -> Topology:
         """All machines that the job may use from now on: machines that it holds, and machines that it was offered."""
-        crew, leaving, offer = self._crew, self._wishes.leaving, self._wishes.offered
+        crew, leaving, offer = self._crew, self.wishes.leaving, self.wishes.offered
         offered = crew.topology if offer is None else offer.topology
         known = {machine.id for machine in offered.contributors}
         held = (machine for machine in crew.topology.contributors if machine.id not in known)
@@ -269,7 +269,7 @@ class Changes:
             return True
         if joining is None:
             return self._let_go(roster)
-        usable, offer = self.usable, self._wishes.offered
+        usable, offer = self.usable, self.wishes.offered
         lacking = joining.lacking(usable)
         if not lacking:
             return joining.needs_epoch(usable, roster, None if offer is None else offer.answers)
@@ -293,8 +293,13 @@ class Changes:
             if self._given_up:
                 self._tell(ReplanAbandoned(reason=self._given_up))
                 self._given_up = ""
-                self._tell_given_up()
+                self._was_given_up = True
         return False
+
+    def take_given_up(self) -> bool:
+        """Whether it was reported since the last call that a plan is given up."""
+        was_given_up, self._was_given_up = self._was_given_up, False
+        return was_given_up
 
     def end_others(self, roster: Roster) -> None:
         """Remove members that an epoch does not use: they left, or had joined for a plan that was given up."""

@@ -22,7 +22,7 @@ from share_compute.planning.timings import Timings
 from share_compute.protocol.roster import Roster, Worker
 from share_compute.specification import TrainJob
 from share_compute.topology import Topology
-from share_compute_actors.coordinator.library import TrainingState
+from share_compute_actors.coordinator.library import LibraryFacts, TrainingState
 from share_compute_actors.coordinator.record import CrewFacts, StepRecord
 from share_compute_actors.coordinator.rosters import shared, standing
 from share_compute_actors.member.answering import answered
@@ -48,6 +48,8 @@ class Takeover:
 class Start:
     """Starting point of an attempt."""
 
+    facts: LibraryFacts
+    """Facts that the shard store returned."""
     solution: Solution
     runs: tuple[int, ...]
     """The runs of the job's `SummationTree`."""
