@@ -188,7 +188,7 @@ def lead(
 
     from share_compute_actors.coordinator.changes import Changes
     from share_compute_actors.coordinator.conductor import Conductor
-    from share_compute_actors.coordinator.control_requests import Wishes
+    from share_compute_actors.coordinator.control_requests import ControlRequests
     from share_compute_actors.coordinator.crew import Crew
     from share_compute_actors.coordinator.forming import Former
     from share_compute_actors.coordinator.moving import Mover
@@ -200,12 +200,12 @@ def lead(
     from share_compute_actors.testing import Mailbox, forward_mail
     from share_compute_actors.wire import NOTHING
 
-    plan, profile, wishes = solution.plan, solution.cost.profile, Wishes()
+    plan, profile, requests = solution.plan, solution.cost.profile, ControlRequests()
     runs = max(plan.shares, key=len)
     ask_library(NOTHING, library.cut.remote(list(runs)))
     mailbox = cast("Any", Mailbox).remote()
     crew = (crew_class or Crew)(
-        assignment, facts, library, mailbox, wishes.cancelled, runs, profile.tied_name, lambda _note: None
+        assignment, facts, library, mailbox, requests.cancelled, runs, profile.tied_name, lambda _note: None
     )
     crew.load(plan)
     record = StepRecord(assignment.folder, assignment.attempt)
@@ -229,7 +229,7 @@ def lead(
         def ticked(self) -> None:
             pass
 
-    changes = Changes(crew, wishes, tell)
+    changes = Changes(crew, requests, tell)
     reality = Reality(assignment, solution, tell, changes)
     start = Start(facts, solution, runs, facts.state)
     former = Former(assignment, start, changes, Mover(crew, facts.first_step), record, reality, tell)

@@ -25,7 +25,7 @@ from share_compute.planning.planner import Solution, solve
 from share_compute.protocol.roster import Roster, fresh
 from share_compute.topology import Topology
 from share_compute_actors.coordinator.changes import Changes, Recopying, Rests
-from share_compute_actors.coordinator.control_requests import Wishes
+from share_compute_actors.coordinator.control_requests import ControlRequests
 from share_compute_actors.coordinator.crew import Crew
 from share_compute_actors.coordinator.joining import follows
 from share_compute_actors.member.allocator import as_told, is_out_of_memory
@@ -180,9 +180,9 @@ class Story:
         assignment = Assignment(job_id="job", attempt=1, spec=job(pools=1), topology=LAN["a"], folder=folder)
         self.crew = Crew(assignment, NOBODY, NOBODY, NOBODY, threading.Event(), (4,), None, print)
         self.crew._actors["a"] = NOBODY
-        self.wishes = Wishes()
+        self.requests = ControlRequests()
         self.told: list[AttemptEvent] = []
-        self.changes = Changes(self.crew, self.wishes, self.told.append)
+        self.changes = Changes(self.crew, self.requests, self.told.append)
 
     def propose(self, step: int, names: str) -> ReplanProposed:
         better = solution(names)
@@ -193,7 +193,7 @@ class Story:
         return proposed
 
     def offer(self, names: str, answers: int | None = None) -> None:
-        self.wishes.offer(Offer(topology=LAN[names], answers=answers))
+        self.requests.offer(Offer(topology=LAN[names], answers=answers))
 
     def are_due(self, *followers: str) -> bool:
         return self.changes.are_due(self.roster(*followers))
@@ -243,7 +243,7 @@ def test_a_plan_whose_machine_is_not_to_be_had_is_given_up(story: Story) -> None
 def test_a_plan_whose_machine_leaves_is_given_up(story: Story) -> None:
     story.offer("ab")
     proposed = story.propose(7, "ab")
-    story.wishes.leave("b")
+    story.requests.leave("b")
     assert not story.are_due()
     assert story.told == [proposed, ReplanAbandoned(reason="the job must do without b")]
 
@@ -263,7 +263,7 @@ def test_a_plan_whose_machine_is_lost_is_given_up_even_if_that_is_soon_back(stor
 def test_the_newest_plan_counts(story: Story) -> None:
     story.offer("ab")
     first = story.propose(7, "ab")
-    story.wishes.leave("b")
+    story.requests.leave("b")
     assert story.changes.expected == frozenset()
     second = story.propose(8, "ac")
     story.offer("ac")

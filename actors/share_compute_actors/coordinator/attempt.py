@@ -21,7 +21,7 @@ from share_compute.protocol.roster import Worker
 from share_compute.specification import TrainJob
 from share_compute.topology import Topology
 from share_compute_actors.coordinator.conductor import Heard
-from share_compute_actors.coordinator.control_requests import Cancelled, Wishes
+from share_compute_actors.coordinator.control_requests import Cancelled, ControlRequests
 from share_compute_actors.coordinator.crew import Crew, MembersLost
 from share_compute_actors.coordinator.keeping import suspended
 from share_compute_actors.coordinator.library import FACTS, PROGRESS, Library, LibraryFacts
@@ -39,7 +39,7 @@ class TrainingAttempt:
     Args:
         assignment: the job, and the machines that it may use.
         tell: receives events.
-        wishes: control requests of the control plane.
+        requests: control requests of the control plane.
         inbox: messages of members.
     """
 
@@ -47,12 +47,12 @@ class TrainingAttempt:
         self,
         assignment: Assignment,
         tell: Callable[[AttemptEvent], None],
-        wishes: Wishes,
+        requests: ControlRequests,
         inbox: SimpleQueue[Heard],
     ) -> None:
         self._assignment = assignment
         self._tell = tell
-        self._wishes = wishes
+        self._requests = requests
         self._inbox = inbox
 
     def make(self) -> AttemptEnded:
@@ -83,13 +83,17 @@ class TrainingAttempt:
             assignment = self._assignment.model_copy(update={"spec": spec})
             tied = start.solution.cost.profile.tied_name
             me = ray.get_runtime_context().current_actor
-            crew = Crew(assignment, facts, library, me, self._wishes.cancelled, start.runs, tied, self._note)
+            crew = Crew(
+                assignment, facts, library, me, self._requests.cancelled, start.runs, tied, self._note
+            )
             if start.takeover is not None:
                 crew.attach(start.takeover.actors)
             else:
                 self._tell(Planned(plan=start.solution.plan))
                 crew.load(start.solution.plan)
-            run = TrainingRun(assignment, start, library, crew, record, self._wishes, self._inbox, self._tell)
+            run = TrainingRun(
+                assignment, start, library, crew, record, self._requests, self._inbox, self._tell
+            )
             return AttemptEnded(outcome="succeeded", reason=run.run())
         except MembersLost as loss:
             topology = self._assignment.topology if crew is None else crew.topology
@@ -142,9 +146,9 @@ class TrainingAttempt:
         asked = library.prepare.remote()
         told = ""
         while not ray.wait([asked], timeout=1.0)[0]:
-            if self._wishes.cancelled.is_set():
+            if self._requests.cancelled.is_set():
                 raise Cancelled
-            if self._wishes.suspended.is_set():
+            if self._requests.suspended.is_set():
                 raise suspended("while its data was prepared")
             what, _ = ask_library(PROGRESS, library.progress.remote())
             if what != told:

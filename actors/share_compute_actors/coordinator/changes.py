@@ -13,7 +13,7 @@ from share_compute.planning.words import listed
 from share_compute.protocol.roster import Roster, Worker
 from share_compute.topology import Contributor, Topology
 from share_compute_actors.coordinator.buddies import buddies_of
-from share_compute_actors.coordinator.control_requests import Wishes
+from share_compute_actors.coordinator.control_requests import ControlRequests
 from share_compute_actors.coordinator.crew import Crew
 from share_compute_actors.coordinator.joining import Joining
 from share_compute_actors.coordinator.protection import ProtectionWatch
@@ -122,7 +122,7 @@ class Changes:
 
     Args:
         crew: the members.
-        wishes: control requests of the control plane.
+        requests: control requests of the control plane.
         tell: receives events.
         can_follow: whether members can be shadowed while they train.
         quarantined: machines that made wrong numbers, which the job must not use.
@@ -131,14 +131,14 @@ class Changes:
     def __init__(
         self,
         crew: Crew,
-        wishes: Wishes,
+        requests: ControlRequests,
         tell: Callable[[AttemptEvent], None],
         *,
         can_follow: bool = True,
         quarantined: Collection[Worker] = (),
     ) -> None:
         self._crew = crew
-        self.wishes = wishes
+        self.requests = requests
         """Control requests of the control plane."""
         self._tell = tell
         self._can_follow = can_follow
@@ -184,7 +184,7 @@ class Changes:
     def _live_joining(self) -> Joining | None:
         """The pending plan; None if there is none, or if one of its machines is to leave, which gives the plan up."""
         with self._lock:
-            joining, leaving = self._joining, self.wishes.leaving
+            joining, leaving = self._joining, self.requests.leaving
             if joining is not None and not joining.machines.isdisjoint(leaving):
                 self._joining, self._given_up = None, f"the job must do without {joining.names(leaving)}"
             return self._joining
@@ -203,7 +203,7 @@ class Changes:
     @property
     def leaving(self) -> frozenset[Worker]:
         """Members that are asked to leave."""
-        return self.wishes.leaving & self._crew.workers
+        return self.requests.leaving & self._crew.workers
 
     @property
     def known(self) -> Topology:
@@ -213,7 +213,7 @@ class Changes:
     @property
     def usable(self) -> Topology:
         """All machines that the job may use from now on: machines that it holds, and machines that it was offered."""
-        crew, leaving, offer = self._crew, self.wishes.leaving, self.wishes.offered
+        crew, leaving, offer = self._crew, self.requests.leaving, self.requests.offered
         offered = crew.topology if offer is None else offer.topology
         known = {machine.id for machine in offered.contributors}
         held = (machine for machine in crew.topology.contributors if machine.id not in known)
@@ -269,7 +269,7 @@ class Changes:
             return True
         if joining is None:
             return self._let_go(roster)
-        usable, offer = self.usable, self.wishes.offered
+        usable, offer = self.usable, self.requests.offered
         lacking = joining.lacking(usable)
         if not lacking:
             return joining.needs_epoch(usable, roster, None if offer is None else offer.answers)

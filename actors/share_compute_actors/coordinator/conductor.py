@@ -222,7 +222,7 @@ class Conductor:
                 pass
             else:
                 self._open(*heard)
-            if self._changes.wishes.cancelled.is_set():
+            if self._changes.requests.cancelled.is_set():
                 raise Cancelled
             self._lose(self._crew.feel_pulse())
             for worker, message in self._crew.repeated_messages():

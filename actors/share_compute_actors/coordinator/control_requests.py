@@ -11,7 +11,7 @@ class Cancelled(Exception):
     """The submitter cancelled the job."""
 
 
-class Wishes:
+class ControlRequests:
     """Control requests of the control plane to a running attempt; any thread may write or read them."""
 
     def __init__(self) -> None:

@@ -14,7 +14,7 @@ import ray
 
 from share_compute.errors import ShareComputeError
 from share_compute.jobs.events import Assignment, AttemptEnded, AttemptEvent, Offer, attempt_events
-from share_compute_actors.coordinator.control_requests import Cancelled, Wishes
+from share_compute_actors.coordinator.control_requests import Cancelled, ControlRequests
 from share_compute_actors.unpickling import refuse_pickles
 
 _log = logging.getLogger(__name__)
@@ -34,7 +34,7 @@ class Coordinator:
         self._events: list[AttemptEvent] = []
         self._received = 0
         self._news = threading.Condition()
-        self._wishes = Wishes()
+        self._requests = ControlRequests()
         self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
     @ray.method(concurrency_group="run")
@@ -43,7 +43,7 @@ class Coordinator:
         try:
             from share_compute_actors.coordinator.attempt import TrainingAttempt  # noqa: PLC0415 - loads torch
 
-            attempt = TrainingAttempt(self._assignment, self._tell, self._wishes, self._inbox)
+            attempt = TrainingAttempt(self._assignment, self._tell, self._requests, self._inbox)
             self._tell(attempt.make())
         except Cancelled:
             self._tell(AttemptEnded(outcome="cancelled", reason="cancelled on request"))
@@ -81,12 +81,12 @@ class Coordinator:
     @ray.method(concurrency_group="control")
     def cancel(self) -> None:
         """Ask the attempt to end at the next step."""
-        self._wishes.cancelled.set()
+        self._requests.cancelled.set()
 
     @ray.method(concurrency_group="control")
     def suspend(self) -> None:
         """Ask the attempt to write a checkpoint after its present step, and then to end."""
-        self._wishes.suspended.set()
+        self._requests.suspended.set()
 
     @ray.method(concurrency_group="control")
     def offer(self, offer: str) -> None:
@@ -95,12 +95,12 @@ class Coordinator:
         Args:
             offer: an `Offer` as JSON.
         """
-        self._wishes.offer(Offer.model_validate_json(offer))
+        self._requests.offer(Offer.model_validate_json(offer))
 
     @ray.method(concurrency_group="control")
     def drain(self, contributor_id: str) -> None:
         """Ask the attempt to move a machine's shard to other machines, and to stop using the machine."""
-        self._wishes.leave(contributor_id)
+        self._requests.leave(contributor_id)
 
     def _tell(self, event: AttemptEvent) -> None:
         with self._news:

@@ -21,7 +21,7 @@ from share_compute.jobs.events import ArtifactSaved, Assignment, AttemptEvent, C
 from share_compute.protocol.roster import Worker
 from share_compute.training.checkpoint_pace import CheckpointPace
 from share_compute_actors.coordinator.conductor import Conductor
-from share_compute_actors.coordinator.control_requests import Wishes
+from share_compute_actors.coordinator.control_requests import ControlRequests
 from share_compute_actors.coordinator.crew import Crew, MembersLost
 from share_compute_actors.coordinator.library import SAVED, STATE_OF_TRAINING, TrainingState
 from share_compute_actors.member.rows import ask_library
@@ -54,7 +54,7 @@ class Keeper:
         conductor: pauses training, so that no step is computed while snapshots are taken.
         assignment: the attempt, with the job's folder and the period of checkpoints.
         tell: receives events.
-        wishes: control requests of the control plane.
+        requests: control requests of the control plane.
     """
 
     def __init__(
@@ -64,13 +64,13 @@ class Keeper:
         conductor: Conductor,
         assignment: Assignment,
         tell: Callable[[AttemptEvent], None],
-        wishes: Wishes,
+        requests: ControlRequests,
     ) -> None:
         self._library = library
         self._crew = crew
         self._conductor = conductor
         self._place = assignment.folder
-        self._wishes = wishes
+        self._requests = requests
         self._tell = tell
         self._under_way: _Saving | None = None
         self._whole: str | None = None
@@ -115,7 +115,7 @@ class Keeper:
             ContributorLost: the attempt is to be suspended, and its checkpoint is whole.
             ShareComputeError: as `checkpoint` does.
         """
-        if self._wishes.suspended.is_set():
+        if self._requests.suspended.is_set():
             self.checkpoint(state, waits=True)
             raise suspended(f"after step {state.step}")
         if self._is_due:
@@ -133,7 +133,7 @@ class Keeper:
         saving = self._under_way
         if saving is not None and ray.wait([saving.answer], timeout=0)[0]:
             self._settle(saving)
-        if self._is_due or self._wishes.suspended.is_set():
+        if self._is_due or self._requests.suspended.is_set():
             self._conductor.pause_early()
 
     def release(self, workers: Collection[Worker]) -> None:

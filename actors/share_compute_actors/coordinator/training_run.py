@@ -19,7 +19,7 @@ from share_compute.training.loss_scale import NotFinite
 from share_compute_actors.coordinator.balancing import Balancer
 from share_compute_actors.coordinator.changes import Changes
 from share_compute_actors.coordinator.conductor import Conductor, Heard
-from share_compute_actors.coordinator.control_requests import Wishes
+from share_compute_actors.coordinator.control_requests import ControlRequests
 from share_compute_actors.coordinator.crew import Crew
 from share_compute_actors.coordinator.cuts import LinksCut
 from share_compute_actors.coordinator.evaluation import Evaluation
@@ -43,7 +43,7 @@ class TrainingRun(Listener):
         library: the shard store's actor.
         crew: the members, each with its shard.
         record: the step log of the job, claimed by this attempt.
-        wishes: control requests of the control plane.
+        requests: control requests of the control plane.
         inbox: messages of members.
         tell: receives events.
     """
@@ -55,7 +55,7 @@ class TrainingRun(Listener):
         library: Any,
         crew: Crew,
         record: StepRecord,
-        wishes: Wishes,
+        requests: ControlRequests,
         inbox: SimpleQueue[Heard],
         tell: Callable[[AttemptEvent], None],
     ) -> None:
@@ -67,7 +67,7 @@ class TrainingRun(Listener):
         self._tell = tell
         self._training = spec.training
         self._changes = Changes(
-            crew, wishes, tell, can_follow=spec.parallelism.buddies, quarantined=record.quarantined()
+            crew, requests, tell, can_follow=spec.parallelism.buddies, quarantined=record.quarantined()
         )
         self._balancer = Balancer()
         self._reality = Reality(assignment, start.solution, tell, self._changes)
@@ -85,7 +85,7 @@ class TrainingRun(Listener):
             crew, record, self._former, self, inbox, spec.training, self._changes, tell
         )
         self._evaluation = Evaluation(spec, start.facts, library, crew, self._conductor, tell)
-        self._keeper = Keeper(library, crew, self._conductor, assignment, tell, wishes)
+        self._keeper = Keeper(library, crew, self._conductor, assignment, tell, requests)
 
     def run(self) -> str:
         """Train and save the result; return the reason why training ended.
