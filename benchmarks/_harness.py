@@ -190,11 +190,11 @@ def lead(
     from share_compute_actors.coordinator.conductor import Conductor
     from share_compute_actors.coordinator.control_requests import ControlRequests
     from share_compute_actors.coordinator.crew import Crew
-    from share_compute_actors.coordinator.forming import Former
-    from share_compute_actors.coordinator.moving import Mover
+    from share_compute_actors.coordinator.membership_planner import MembershipPlanner
     from share_compute_actors.coordinator.progress import Listener, Progress
     from share_compute_actors.coordinator.reality import Reality
     from share_compute_actors.coordinator.record import StepRecord
+    from share_compute_actors.coordinator.resharder import Resharder
     from share_compute_actors.coordinator.takeover import Start
     from share_compute_actors.member.rows import ask_library
     from share_compute_actors.testing import Mailbox, forward_mail
@@ -232,9 +232,11 @@ def lead(
     changes = Changes(crew, requests, tell)
     reality = Reality(assignment, solution, tell, changes)
     start = Start(facts, solution, runs, facts.state)
-    former = Former(assignment, start, changes, Mover(crew, facts.first_step), record, reality, tell)
+    planner = MembershipPlanner(
+        assignment, start, changes, Resharder(crew, facts.first_step), record, reality, tell
+    )
     inbox = forward_mail(mailbox)
-    conductor = Conductor(crew, record, former, Reports(), inbox, assignment.spec.training, changes, tell)
+    conductor = Conductor(crew, record, planner, Reports(), inbox, assignment.spec.training, changes, tell)
     conductor.assemble()
 
     def end() -> None:

@@ -55,8 +55,8 @@ from share_compute_actors.coordinator.changes import Changes
 from share_compute_actors.coordinator.control_requests import Cancelled
 from share_compute_actors.coordinator.crew import Crew, MembersLost
 from share_compute_actors.coordinator.cuts import LinksCut, require_links
-from share_compute_actors.coordinator.forming import Former
 from share_compute_actors.coordinator.linking import Links
+from share_compute_actors.coordinator.membership_planner import MembershipPlanner
 from share_compute_actors.coordinator.progress import Listener
 from share_compute_actors.coordinator.record import Standing, StepFacts, StepRecord, superseded
 from share_compute_actors.coordinator.rosters import machines_lost
@@ -90,7 +90,7 @@ class Conductor:
     Args:
         crew: members of the job.
         record: the step log.
-        former: plans each epoch.
+        planner: plans each epoch.
         listener: receives the progress.
         inbox: messages of members.
         training: training section of the job's specification.
@@ -102,7 +102,7 @@ class Conductor:
         self,
         crew: Crew,
         record: StepRecord,
-        former: Former,
+        planner: MembershipPlanner,
         listener: Listener,
         inbox: queue.SimpleQueue[Heard],
         training: TrainingSpec,
@@ -111,7 +111,7 @@ class Conductor:
     ) -> None:
         self._crew = crew
         self._record = record
-        self._former = former
+        self._planner = planner
         self._listener = listener
         self._inbox = inbox
         self._training = training
@@ -501,7 +501,7 @@ class Conductor:
         ):
             raise cut
         try:
-            form = self._former.form(effect)
+            form = self._planner.form(effect)
         except MembersLost as loss:
             return self._without(loss)
         except WrongTensor as failure:

@@ -23,12 +23,12 @@ from share_compute_actors.coordinator.control_requests import ControlRequests
 from share_compute_actors.coordinator.crew import Crew
 from share_compute_actors.coordinator.cuts import LinksCut
 from share_compute_actors.coordinator.evaluation import Evaluation
-from share_compute_actors.coordinator.forming import Former
 from share_compute_actors.coordinator.keeping import Keeper
-from share_compute_actors.coordinator.moving import Mover
+from share_compute_actors.coordinator.membership_planner import MembershipPlanner
 from share_compute_actors.coordinator.progress import Listener, Progress
 from share_compute_actors.coordinator.reality import Reality
 from share_compute_actors.coordinator.record import StepFacts, StepRecord
+from share_compute_actors.coordinator.resharder import Resharder
 from share_compute_actors.coordinator.takeover import Start
 from share_compute_actors.coordinator.verdict import Verdict
 from share_compute_actors.messages import StepFigures
@@ -72,17 +72,17 @@ class TrainingRun(Listener):
         self._balancer = Balancer()
         self._reality = Reality(assignment, start.solution, tell, self._changes)
         self._progress = Progress(spec, start.state, tell)
-        self._former = Former(
+        self._planner = MembershipPlanner(
             assignment,
             start,
             self._changes,
-            Mover(crew, start.facts.first_step),
+            Resharder(crew, start.facts.first_step),
             record,
             self._reality,
             tell,
         )
         self._conductor = Conductor(
-            crew, record, self._former, self, inbox, spec.training, self._changes, tell
+            crew, record, self._planner, self, inbox, spec.training, self._changes, tell
         )
         self._evaluation = Evaluation(spec, start.facts, library, crew, self._conductor, tell)
         self._keeper = Keeper(library, crew, self._conductor, assignment, tell, requests)
@@ -109,8 +109,8 @@ class TrainingRun(Listener):
         """Report the first epoch, and the committed steps that an earlier attempt did not report."""
         self._balancer.reform(self._conductor.roster)
         if self._start.takeover is not None:
-            self._reality.reform(self._former.solution, are_lost=True)
-            self._tell(Planned(plan=self._former.solution.plan))
+            self._reality.reform(self._planner.solution, are_lost=True)
+            self._tell(Planned(plan=self._planner.solution.plan))
         for step in self._record.steps(after=self._assignment.told):
             self._tell(step.event)
         self._changes.protection.reform(self._conductor.roster)
@@ -184,7 +184,7 @@ class TrainingRun(Listener):
         """Save a checkpoint if one is due, or if members are to leave that the others cannot do without."""
         self._keeper.checkpoint_if_due(self._progress.state)
         leaving = self._changes.leaving
-        if leaving and not self._former.can_do_without(leaving):
+        if leaving and not self._planner.can_do_without(leaving):
             self._keeper.checkpoint(self._progress.state, waits=True)
         self._keeper.release(leaving)
 
@@ -217,19 +217,19 @@ class TrainingRun(Listener):
 
     def reformed(self, before: Roster, after: Roster, lost: frozenset[Worker], seconds: float) -> None:
         """Report an epoch that follows another, with the causes."""
-        self._reality.reform(self._former.solution, are_lost=bool(lost))
+        self._reality.reform(self._planner.solution, are_lost=bool(lost))
         self._balancer.reform(after)
         joined = frozenset(after.workers) - frozenset(before.workers)
         left = frozenset(before.workers) - frozenset(after.workers) - lost
         event = Reformed(
             epoch=after.epoch,
             step=after.step,
-            plan=self._former.solution.plan,
+            plan=self._planner.solution.plan,
             lost=tuple(sorted(lost)),
             joined=tuple(sorted(joined)),
             left=tuple(sorted(left)),
             seconds=seconds,
-            recomputed=self._former.recomputed,
+            recomputed=self._planner.recomputed,
             sentence=self._causes(lost, left, joined),
         )
         self._changes.tell_reformed(event, after)

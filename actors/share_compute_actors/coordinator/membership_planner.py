@@ -14,9 +14,9 @@ from share_compute.protocol.messages import Form
 from share_compute.protocol.roster import Roster, Worker
 from share_compute.topology import Topology
 from share_compute_actors.coordinator.changes import Changes
-from share_compute_actors.coordinator.moving import Mover
 from share_compute_actors.coordinator.reality import Reality
 from share_compute_actors.coordinator.record import CrewFacts, StepRecord
+from share_compute_actors.coordinator.resharder import Resharder
 from share_compute_actors.coordinator.rosters import (
     Shares,
     computed_again,
@@ -29,7 +29,7 @@ from share_compute_actors.coordinator.rosters import (
 from share_compute_actors.coordinator.takeover import Start
 
 
-class Former:
+class MembershipPlanner:
     """Plans the epochs of one attempt.
 
     Args:
@@ -37,7 +37,7 @@ class Former:
         start: the plan that members carry out at first, and the epoch before if another attempt's members are taken
             over.
         changes: requested changes.
-        mover: moves shards between members.
+        resharder: moves shards between members.
         record: the step log, in which each epoch is written before members switch to its shards.
         reality: has the layer timings measured so far.
         tell: receives events.
@@ -48,7 +48,7 @@ class Former:
         assignment: Assignment,
         start: Start,
         changes: Changes,
-        mover: Mover,
+        resharder: Resharder,
         record: StepRecord,
         reality: Reality,
         tell: Callable[[AttemptEvent], None],
@@ -59,7 +59,7 @@ class Former:
         self.solution = start.solution
         """The solution that the members carry out."""
         self._changes = changes
-        self._mover = mover
+        self._resharder = resharder
         self._record = record
         self._reality = reality
         self._tell = tell
@@ -89,7 +89,7 @@ class Former:
         """Return the next epoch for the members that reported, and have them load what they lack."""
         before = self._roster
         self._before = before, self.solution
-        self._mover.forget()
+        self._resharder.forget()
         leaving = self._changes.parting | asked.without
         able = frozenset(asked.reports) - leaving
         shares = self._changes.take_shares()
@@ -113,7 +113,7 @@ class Former:
     def _adopt(self) -> None:
         """Have members switch to the shards that they loaded; if some died meanwhile, others may have switched."""
         try:
-            self._mover.adopt()
+            self._resharder.adopt()
         except BaseException:
             self._roster, self.solution = self._before
             raise
@@ -146,7 +146,7 @@ class Former:
     ) -> Form:
         """Continue with the members in `able`; keep the same shards if each stage has a member left."""
         is_whole = all(not able.isdisjoint(pool) for pool in before.pools)
-        if is_whole and not self._mover.is_torn:
+        if is_whole and not self._resharder.is_torn:
             return next_form(before, asked, self.solution.cost, leaving, shares)
         if not able:
             raise machines_lost(self.solution.cost.topology, before.workers)
@@ -165,7 +165,7 @@ class Former:
 
     def _moved(self, before: Roster, solution: Solution, asked: Plan) -> Form:
         heirs = self._changes.heirs(solution, before)
-        moved = self._mover.load(before, solution.plan, asked, self._record.scales(), heirs)
+        moved = self._resharder.load(before, solution.plan, asked, self._record.scales(), heirs)
         self.solution = solution
         tied = self._is_tied(len(solution.plan.pools))
         return moved_form(before, solution.plan, asked, moved, is_tied=tied)
