@@ -20,10 +20,10 @@ from share_compute.planning.words import listed
 from share_compute.protocol.roster import Worker
 from share_compute.specification import TrainJob
 from share_compute.topology import Topology
+from share_compute_actors.coordinator.checkpoint_manager import suspended
 from share_compute_actors.coordinator.conductor import Heard
 from share_compute_actors.coordinator.control_requests import Cancelled, ControlRequests
 from share_compute_actors.coordinator.crew import Crew, MembersLost
-from share_compute_actors.coordinator.keeping import suspended
 from share_compute_actors.coordinator.library import FACTS, PROGRESS, Library, LibraryFacts
 from share_compute_actors.coordinator.record import StepRecord
 from share_compute_actors.coordinator.rosters import machines_lost

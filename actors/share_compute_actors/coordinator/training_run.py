@@ -18,12 +18,12 @@ from share_compute.protocol.roster import Roster, Worker
 from share_compute.training.loss_scale import NotFinite
 from share_compute_actors.coordinator.balancing import Balancer
 from share_compute_actors.coordinator.changes import Changes
+from share_compute_actors.coordinator.checkpoint_manager import CheckpointManager
 from share_compute_actors.coordinator.conductor import Conductor, Heard
 from share_compute_actors.coordinator.control_requests import ControlRequests
 from share_compute_actors.coordinator.crew import Crew
 from share_compute_actors.coordinator.cuts import LinksCut
 from share_compute_actors.coordinator.evaluation import Evaluation
-from share_compute_actors.coordinator.keeping import Keeper
 from share_compute_actors.coordinator.membership_planner import MembershipPlanner
 from share_compute_actors.coordinator.progress import Listener, Progress
 from share_compute_actors.coordinator.reality import Reality
@@ -85,7 +85,7 @@ class TrainingRun(Listener):
             crew, record, self._planner, self, inbox, spec.training, self._changes, tell
         )
         self._evaluation = Evaluation(spec, start.facts, library, crew, self._conductor, tell)
-        self._keeper = Keeper(library, crew, self._conductor, assignment, tell, requests)
+        self._checkpoints = CheckpointManager(library, crew, self._conductor, assignment, tell, requests)
 
     def run(self) -> str:
         """Train and save the result; return the reason why training ended.
@@ -99,9 +99,9 @@ class TrainingRun(Listener):
             with self._saving_when_cut():
                 self._conductor.assemble()
             self._begin()
-            with self._keeper.salvaging(), self._saving_when_cut():
+            with self._checkpoints.salvaging(), self._saving_when_cut():
                 self._train()
-            self._keeper.result(self._progress.state)
+            self._checkpoints.result(self._progress.state)
         self._report_busy_fractions()
         return self._progress.reason
 
@@ -178,15 +178,15 @@ class TrainingRun(Listener):
         if training.samples is not None and step % training.samples.every == 0:
             self._evaluation.sample(training.samples, step)
         if progress.has_ended or (training.checkpoint_every and step % training.checkpoint_every == 0):
-            self._keeper.checkpoint(progress.state, waits=progress.has_ended)
+            self._checkpoints.checkpoint(progress.state, waits=progress.has_ended)
 
     def _save_before_change(self) -> None:
         """Save a checkpoint if one is due, or if members are to leave that the others cannot do without."""
-        self._keeper.checkpoint_if_due(self._progress.state)
+        self._checkpoints.checkpoint_if_due(self._progress.state)
         leaving = self._changes.leaving
         if leaving and not self._planner.can_do_without(leaving):
-            self._keeper.checkpoint(self._progress.state, waits=True)
-        self._keeper.release(leaving)
+            self._checkpoints.checkpoint(self._progress.state, waits=True)
+        self._checkpoints.release(leaving)
 
     @contextmanager
     def _saving_when_cut(self) -> Iterator[None]:
@@ -197,7 +197,7 @@ class TrainingRun(Listener):
             for pair in cut.pairs:
                 self._tell(LinkCut(machines=pair, sentence=cut.message))
             if self._progress.state.step >= self._start.facts.first_step:
-                self._keeper.checkpoint(self._progress.state, waits=True)
+                self._checkpoints.checkpoint(self._progress.state, waits=True)
             raise
 
     # -- reports of the conductor ------------------------------------------------------------------------------------
@@ -250,5 +250,5 @@ class TrainingRun(Listener):
 
     def ticked(self) -> None:
         """Report folders that were saved and copies that are complete, and request the pauses that are due."""
-        self._keeper.look()
+        self._checkpoints.look()
         self._changes.protection.look(self._progress.state.step)

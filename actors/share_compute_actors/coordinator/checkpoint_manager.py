@@ -42,7 +42,7 @@ class _Saving(NamedTuple):
     answer: Any
 
 
-class Keeper:
+class CheckpointManager:
     """Saves the model of a job into folders of the shard store, one folder at a time.
 
     At a pause, the first member of each stage takes a snapshot. Training then goes on while the shard store fetches the
