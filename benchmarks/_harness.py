@@ -191,8 +191,8 @@ def lead(
     from share_compute_actors.coordinator.control_requests import ControlRequests
     from share_compute_actors.coordinator.crew import Crew
     from share_compute_actors.coordinator.membership_planner import MembershipPlanner
+    from share_compute_actors.coordinator.performance_monitor import PerformanceMonitor
     from share_compute_actors.coordinator.progress import Listener, Progress
-    from share_compute_actors.coordinator.reality import Reality
     from share_compute_actors.coordinator.record import StepRecord
     from share_compute_actors.coordinator.resharder import Resharder
     from share_compute_actors.coordinator.takeover import Start
@@ -230,10 +230,10 @@ def lead(
             pass
 
     changes = Changes(crew, requests, tell)
-    reality = Reality(assignment, solution, tell, changes)
+    monitor = PerformanceMonitor(assignment, solution, tell, changes)
     start = Start(facts, solution, runs, facts.state)
     planner = MembershipPlanner(
-        assignment, start, changes, Resharder(crew, facts.first_step), record, reality, tell
+        assignment, start, changes, Resharder(crew, facts.first_step), record, monitor, tell
     )
     inbox = forward_mail(mailbox)
     conductor = Conductor(crew, record, planner, Reports(), inbox, assignment.spec.training, changes, tell)

@@ -14,7 +14,7 @@ from share_compute.protocol.messages import Form
 from share_compute.protocol.roster import Roster, Worker
 from share_compute.topology import Topology
 from share_compute_actors.coordinator.changes import Changes
-from share_compute_actors.coordinator.reality import Reality
+from share_compute_actors.coordinator.performance_monitor import PerformanceMonitor
 from share_compute_actors.coordinator.record import CrewFacts, StepRecord
 from share_compute_actors.coordinator.resharder import Resharder
 from share_compute_actors.coordinator.rosters import (
@@ -39,7 +39,7 @@ class MembershipPlanner:
         changes: requested changes.
         resharder: moves shards between members.
         record: the step log, in which each epoch is written before members switch to its shards.
-        reality: has the layer timings measured so far.
+        monitor: has the layer timings measured so far.
         tell: receives events.
     """
 
@@ -50,7 +50,7 @@ class MembershipPlanner:
         changes: Changes,
         resharder: Resharder,
         record: StepRecord,
-        reality: Reality,
+        monitor: PerformanceMonitor,
         tell: Callable[[AttemptEvent], None],
     ) -> None:
         self._spec = assignment.spec
@@ -61,7 +61,7 @@ class MembershipPlanner:
         self._changes = changes
         self._resharder = resharder
         self._record = record
-        self._reality = reality
+        self._monitor = monitor
         self._tell = tell
         self._roster = start.takeover.facts.roster if start.takeover is not None else None
         self._before = self._roster, self.solution
@@ -181,7 +181,7 @@ class MembershipPlanner:
             machines,
             self.solution.cost.profile,
             epoch,
-            self._reality.timings(),
+            self._monitor.timings(),
             in_use=len(self.solution.layout.machines),
         )
 

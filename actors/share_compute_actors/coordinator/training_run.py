@@ -25,8 +25,8 @@ from share_compute_actors.coordinator.crew import Crew
 from share_compute_actors.coordinator.cuts import LinksCut
 from share_compute_actors.coordinator.evaluation import Evaluation
 from share_compute_actors.coordinator.membership_planner import MembershipPlanner
+from share_compute_actors.coordinator.performance_monitor import PerformanceMonitor
 from share_compute_actors.coordinator.progress import Listener, Progress
-from share_compute_actors.coordinator.reality import Reality
 from share_compute_actors.coordinator.record import StepFacts, StepRecord
 from share_compute_actors.coordinator.resharder import Resharder
 from share_compute_actors.coordinator.takeover import Start
@@ -70,7 +70,7 @@ class TrainingRun(Listener):
             crew, requests, tell, can_follow=spec.parallelism.buddies, quarantined=record.quarantined()
         )
         self._balancer = Balancer()
-        self._reality = Reality(assignment, start.solution, tell, self._changes)
+        self._monitor = PerformanceMonitor(assignment, start.solution, tell, self._changes)
         self._progress = Progress(spec, start.state, tell)
         self._planner = MembershipPlanner(
             assignment,
@@ -78,7 +78,7 @@ class TrainingRun(Listener):
             self._changes,
             Resharder(crew, start.facts.first_step),
             record,
-            self._reality,
+            self._monitor,
             tell,
         )
         self._conductor = Conductor(
@@ -95,7 +95,7 @@ class TrainingRun(Listener):
             ShareComputeError: the attempt failed.
             MembersLost: members died, and the others cannot go on without them.
         """
-        with self._reality:
+        with self._monitor:
             with self._saving_when_cut():
                 self._conductor.assemble()
             self._begin()
@@ -109,7 +109,7 @@ class TrainingRun(Listener):
         """Report the first epoch, and the committed steps that an earlier attempt did not report."""
         self._balancer.reform(self._conductor.roster)
         if self._start.takeover is not None:
-            self._reality.reform(self._planner.solution, are_lost=True)
+            self._monitor.reform(self._planner.solution, are_lost=True)
             self._tell(Planned(plan=self._planner.solution.plan))
         for step in self._record.steps(after=self._assignment.told):
             self._tell(step.event)
@@ -210,14 +210,14 @@ class TrainingRun(Listener):
         """Report a committed step, and look for a better plan and better shares of microbatches."""
         self._progress.committed(facts, figures)
         step = facts.event.step
-        self._reality.observe(step, facts.event.seconds, figures)
+        self._monitor.observe(step, facts.event.seconds, figures)
         shares = self._balancer.observe(step, figures, self._training.steps - step)
         if shares is not None:
             self._changes.share(shares)
 
     def reformed(self, before: Roster, after: Roster, lost: frozenset[Worker], seconds: float) -> None:
         """Report an epoch that follows another, with the causes."""
-        self._reality.reform(self._planner.solution, are_lost=bool(lost))
+        self._monitor.reform(self._planner.solution, are_lost=bool(lost))
         self._balancer.reform(after)
         joined = frozenset(after.workers) - frozenset(before.workers)
         left = frozenset(before.workers) - frozenset(after.workers) - lost

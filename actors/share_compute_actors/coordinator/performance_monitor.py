@@ -39,7 +39,7 @@ _SIGMA = 1.4826
 """Standard deviation of a normal distribution, in median absolute deviations (Rousseeuw and Croux, 1993)."""
 
 
-class Reality:
+class PerformanceMonitor:
     """Performance monitor of one attempt.
 
     Args:
@@ -88,7 +88,7 @@ class Reality:
         """Whether the proposed plan was given up since the last search, so that it may be proposed again."""
         self._pools = _pools(solution)
 
-    def __enter__(self) -> Reality:
+    def __enter__(self) -> PerformanceMonitor:
         return self
 
     def __exit__(
