@@ -193,8 +193,8 @@ def lead(
     from share_compute_actors.coordinator.membership_planner import MembershipPlanner
     from share_compute_actors.coordinator.performance_monitor import PerformanceMonitor
     from share_compute_actors.coordinator.progress import Listener, Progress
-    from share_compute_actors.coordinator.record import StepRecord
     from share_compute_actors.coordinator.resharder import Resharder
+    from share_compute_actors.coordinator.step_log import StepLog
     from share_compute_actors.coordinator.takeover import Start
     from share_compute_actors.member.rows import ask_library
     from share_compute_actors.testing import Mailbox, forward_mail
@@ -208,9 +208,9 @@ def lead(
         assignment, facts, library, mailbox, requests.cancelled, runs, profile.tied_name, lambda _note: None
     )
     crew.load(plan)
-    record = StepRecord(assignment.folder, assignment.attempt)
-    record.claim()
-    record.rewind(facts.first_step - 1)
+    step_log = StepLog(assignment.folder, assignment.attempt)
+    step_log.claim()
+    step_log.rewind(facts.first_step - 1)
     progress = Progress(assignment.spec, facts.state, tell)
 
     class Reports(Listener):
@@ -233,16 +233,16 @@ def lead(
     monitor = PerformanceMonitor(assignment, solution, tell, changes)
     start = Start(facts, solution, runs, facts.state)
     planner = MembershipPlanner(
-        assignment, start, changes, Resharder(crew, facts.first_step), record, monitor, tell
+        assignment, start, changes, Resharder(crew, facts.first_step), step_log, monitor, tell
     )
     inbox = forward_mail(mailbox)
-    conductor = Conductor(crew, record, planner, Reports(), inbox, assignment.spec.training, changes, tell)
+    conductor = Conductor(crew, step_log, planner, Reports(), inbox, assignment.spec.training, changes, tell)
     conductor.assemble()
 
     def end() -> None:
         crew.dismiss()
         ray.kill(mailbox)
-        record.close()
+        step_log.close()
 
     return Led(conductor, crew, end)
 

@@ -21,7 +21,7 @@ from share_compute.planning.partitioning import Shard
 from share_compute.planning.plan import Plan
 from share_compute.specification import parse_job
 from share_compute.topology import Topology
-from share_compute_actors.coordinator.record import StepRecord
+from share_compute_actors.coordinator.step_log import StepLog
 
 pytestmark = pytest.mark.slow
 
@@ -422,9 +422,9 @@ def test_an_undisturbed_job_stays_in_its_first_epoch(attempt: Attempt, corpus: P
     assert not [event.sentence for event in events if event.type == "reformed"]
     assert [event.step for event in events if event.type == "step"] == list(range(1, steps + 1))
     (tmp_path / "other").mkdir()
-    other = StepRecord(tmp_path / "other", 1)
+    other = StepLog(tmp_path / "other", 1)
     other.claim()  # an attempt takes an epoch for itself, and another for its way back to step 0
     other.rewind(0)
     first_epoch = other.read().epoch + 1
-    standing = StepRecord(tmp_path, 1).read()
+    standing = StepLog(tmp_path, 1).read()
     assert (standing.epoch, standing.committed) == (first_epoch, steps)

@@ -25,8 +25,8 @@ from share_compute_actors.coordinator.conductor import Heard
 from share_compute_actors.coordinator.control_requests import Cancelled, ControlRequests
 from share_compute_actors.coordinator.crew import Crew, MembersLost
 from share_compute_actors.coordinator.library import FACTS, PROGRESS, Library, LibraryFacts
-from share_compute_actors.coordinator.record import StepRecord
 from share_compute_actors.coordinator.rosters import machines_lost
+from share_compute_actors.coordinator.step_log import StepLog
 from share_compute_actors.coordinator.takeover import Start, find_takeover, solution_of, state_of
 from share_compute_actors.coordinator.training_run import TrainingRun
 from share_compute_actors.member.rows import ask_library
@@ -62,22 +62,22 @@ class TrainingAttempt:
             Cancelled: the submitter cancelled the job.
             ShareComputeError: the attempt failed.
         """
-        with closing(StepRecord(self._assignment.folder, self._assignment.attempt)) as record:
-            record.claim()
+        with closing(StepLog(self._assignment.folder, self._assignment.attempt)) as step_log:
+            step_log.claim()
             library = Library.options(  # type: ignore[attr-defined]
                 scheduling_strategy=_here()
             ).remote(self._assignment.model_dump_json())
             try:
-                return self._make(record, library)
+                return self._make(step_log, library)
             finally:
                 ray.kill(library)
 
-    def _make(self, record: StepRecord, library: Any) -> AttemptEnded:
+    def _make(self, step_log: StepLog, library: Any) -> AttemptEnded:
         crew: Crew | None = None
         is_over = True
         try:
             facts = self._prepare(library)
-            start = self._start(record, facts)
+            start = self._start(step_log, facts)
             spec = self._assignment.spec.with_microbatches(start.solution.plan.microbatches)
             ask_library(NOTHING, library.cut.remote(list(start.runs)))
             assignment = self._assignment.model_copy(update={"spec": spec})
@@ -92,7 +92,7 @@ class TrainingAttempt:
                 self._tell(Planned(plan=start.solution.plan))
                 crew.load(start.solution.plan)
             run = TrainingRun(
-                assignment, start, library, crew, record, self._requests, self._inbox, self._tell
+                assignment, start, library, crew, step_log, self._requests, self._inbox, self._tell
             )
             return AttemptEnded(outcome="succeeded", reason=run.run())
         except MembersLost as loss:
@@ -105,19 +105,19 @@ class TrainingAttempt:
             if crew is not None and is_over:
                 crew.dismiss()
 
-    def _start(self, record: StepRecord, facts: LibraryFacts) -> Start:
+    def _start(self, step_log: StepLog, facts: LibraryFacts) -> Start:
         """Return the start from members of an earlier attempt; without such members, plan from the last checkpoint."""
-        topology = _without(self._assignment.topology, record.quarantined())
-        takeover = find_takeover(self._assignment.job_id, with_nominal_speeds(topology), record)
+        topology = _without(self._assignment.topology, step_log.quarantined())
+        takeover = find_takeover(self._assignment.job_id, with_nominal_speeds(topology), step_log)
         if takeover is None:
-            record.rewind(facts.first_step - 1)
+            step_log.rewind(facts.first_step - 1)
             solution = self._plan(facts, topology)
             runs = facts.runs or max(solution.plan.shares, key=len)
             return Start(facts, solution, runs, facts.state)
         spec = self._assignment.spec.with_microbatches(takeover.facts.plan.microbatches)
         profile, timings = dissect(facts.blueprint), self._timings(spec)
         solution = solution_of(takeover, spec, topology, profile, timings)
-        state = state_of(record, facts.state)
+        state = state_of(step_log, facts.state)
         self._note(
             f"continues at step {state.step + 1} with the members of attempt {takeover.facts.attempt}: "
             + listed(sorted(topology[worker].name for worker in takeover.actors))

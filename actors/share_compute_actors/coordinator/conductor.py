@@ -58,8 +58,8 @@ from share_compute_actors.coordinator.cuts import LinksCut, require_links
 from share_compute_actors.coordinator.linking import Links
 from share_compute_actors.coordinator.membership_planner import MembershipPlanner
 from share_compute_actors.coordinator.progress import Listener
-from share_compute_actors.coordinator.record import Standing, StepFacts, StepRecord, superseded
 from share_compute_actors.coordinator.rosters import machines_lost
+from share_compute_actors.coordinator.step_log import Standing, StepFacts, StepLog, superseded
 from share_compute_actors.coordinator.verdict import Verdict, disputed, judge
 from share_compute_actors.member.schemas import unpack_said
 from share_compute_actors.messages import StepFigures
@@ -89,7 +89,7 @@ class Conductor:
 
     Args:
         crew: members of the job.
-        record: the step log.
+        step_log: the step log.
         planner: plans each epoch.
         listener: receives the progress.
         inbox: messages of members.
@@ -101,7 +101,7 @@ class Conductor:
     def __init__(
         self,
         crew: Crew,
-        record: StepRecord,
+        step_log: StepLog,
         planner: MembershipPlanner,
         listener: Listener,
         inbox: queue.SimpleQueue[Heard],
@@ -110,7 +110,7 @@ class Conductor:
         tell: Callable[[AttemptEvent], None],
     ) -> None:
         self._crew = crew
-        self._record = record
+        self._step_log = step_log
         self._planner = planner
         self._listener = listener
         self._inbox = inbox
@@ -119,7 +119,7 @@ class Conductor:
         self._tell = tell
         self._links = Links(crew, self._note)
         self._injector = Injector(crew.failures, None)
-        standing = record.read()
+        standing = step_log.read()
         self._machine = CoordinatorMachine(
             standing.epoch, standing.committed, self._decide, math.ceil(_QUIET_S / _TICK_S)
         )
@@ -370,14 +370,14 @@ class Conductor:
                 self._stop()
                 self._count_epochs()
                 self._passes(Point.epoch_recording)
-                recorded = _recorded(self._record.begin_epoch(epoch))
+                recorded = _recorded(self._step_log.begin_epoch(epoch))
                 self._passes(Point.epoch_recorded)
                 return [recorded]
             case Record(epoch=epoch, step=int(step), scale=scale, generation=generation):
                 self._passes(Point.step_recording)
                 assert self._verdict is not None
                 self._facts = self._listener.account(step, self._verdict, self._figures)
-                recorded = _recorded(self._record.commit(epoch, step, scale, self._facts, generation))
+                recorded = _recorded(self._step_log.commit(epoch, step, scale, self._facts, generation))
                 self._passes(Point.step_recorded)
                 return [recorded]
             case Tell(worker=worker, message=message):
@@ -434,7 +434,7 @@ class Conductor:
         """Write to the step log that a machine made wrong numbers, and report it."""
         worker, step, what, accuser = blame.worker, blame.step, blame.what, blame.accuser
         name = self._crew.name(worker)
-        is_over = self._record.offend(worker, step, what, is_grave=blame.is_grave, accuser=accuser)
+        is_over = self._step_log.offend(worker, step, what, is_grave=blame.is_grave, accuser=accuser)
         self._changes.blame(worker)
         if is_over:
             self._changes.quarantine(worker)

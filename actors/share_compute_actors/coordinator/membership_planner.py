@@ -15,7 +15,6 @@ from share_compute.protocol.roster import Roster, Worker
 from share_compute.topology import Topology
 from share_compute_actors.coordinator.changes import Changes
 from share_compute_actors.coordinator.performance_monitor import PerformanceMonitor
-from share_compute_actors.coordinator.record import CrewFacts, StepRecord
 from share_compute_actors.coordinator.resharder import Resharder
 from share_compute_actors.coordinator.rosters import (
     Shares,
@@ -26,6 +25,7 @@ from share_compute_actors.coordinator.rosters import (
     next_form,
     standing,
 )
+from share_compute_actors.coordinator.step_log import CrewFacts, StepLog
 from share_compute_actors.coordinator.takeover import Start
 
 
@@ -38,7 +38,7 @@ class MembershipPlanner:
             over.
         changes: requested changes.
         resharder: moves shards between members.
-        record: the step log, in which each epoch is written before members switch to its shards.
+        step_log: the step log, in which each epoch is written before members switch to its shards.
         monitor: has the layer timings measured so far.
         tell: receives events.
     """
@@ -49,7 +49,7 @@ class MembershipPlanner:
         start: Start,
         changes: Changes,
         resharder: Resharder,
-        record: StepRecord,
+        step_log: StepLog,
         monitor: PerformanceMonitor,
         tell: Callable[[AttemptEvent], None],
     ) -> None:
@@ -60,7 +60,7 @@ class MembershipPlanner:
         """The solution that the members carry out."""
         self._changes = changes
         self._resharder = resharder
-        self._record = record
+        self._step_log = step_log
         self._monitor = monitor
         self._tell = tell
         self._roster = start.takeover.facts.roster if start.takeover is not None else None
@@ -81,7 +81,7 @@ class MembershipPlanner:
             StaleEpoch: another coordinator has claimed the step log.
         """
         form = self._next(asked)
-        self._record.lay(CrewFacts(form.roster, self.solution.plan, self._runs, self._attempt))
+        self._step_log.lay(CrewFacts(form.roster, self.solution.plan, self._runs, self._attempt))
         self._adopt()
         return form
 
@@ -165,7 +165,7 @@ class MembershipPlanner:
 
     def _moved(self, before: Roster, solution: Solution, asked: Plan) -> Form:
         heirs = self._changes.heirs(solution, before)
-        moved = self._resharder.load(before, solution.plan, asked, self._record.scales(), heirs)
+        moved = self._resharder.load(before, solution.plan, asked, self._step_log.scales(), heirs)
         self.solution = solution
         tied = self._is_tied(len(solution.plan.pools))
         return moved_form(before, solution.plan, asked, moved, is_tied=tied)

@@ -27,8 +27,8 @@ from share_compute_actors.coordinator.evaluation import Evaluation
 from share_compute_actors.coordinator.membership_planner import MembershipPlanner
 from share_compute_actors.coordinator.performance_monitor import PerformanceMonitor
 from share_compute_actors.coordinator.progress import Listener, Progress
-from share_compute_actors.coordinator.record import StepFacts, StepRecord
 from share_compute_actors.coordinator.resharder import Resharder
+from share_compute_actors.coordinator.step_log import StepFacts, StepLog
 from share_compute_actors.coordinator.takeover import Start
 from share_compute_actors.coordinator.verdict import Verdict
 from share_compute_actors.messages import StepFigures
@@ -42,7 +42,7 @@ class TrainingRun(Listener):
         start: plan and training state that the members begin with.
         library: the shard store's actor.
         crew: the members, each with its shard.
-        record: the step log of the job, claimed by this attempt.
+        step_log: the step log of the job, claimed by this attempt.
         requests: control requests of the control plane.
         inbox: messages of members.
         tell: receives events.
@@ -54,7 +54,7 @@ class TrainingRun(Listener):
         start: Start,
         library: Any,
         crew: Crew,
-        record: StepRecord,
+        step_log: StepLog,
         requests: ControlRequests,
         inbox: SimpleQueue[Heard],
         tell: Callable[[AttemptEvent], None],
@@ -63,11 +63,11 @@ class TrainingRun(Listener):
         self._assignment = assignment
         self._start = start
         self._crew = crew
-        self._record = record
+        self._step_log = step_log
         self._tell = tell
         self._training = spec.training
         self._changes = Changes(
-            crew, requests, tell, can_follow=spec.parallelism.buddies, quarantined=record.quarantined()
+            crew, requests, tell, can_follow=spec.parallelism.buddies, quarantined=step_log.quarantined()
         )
         self._balancer = Balancer()
         self._monitor = PerformanceMonitor(assignment, start.solution, tell, self._changes)
@@ -77,12 +77,12 @@ class TrainingRun(Listener):
             start,
             self._changes,
             Resharder(crew, start.facts.first_step),
-            record,
+            step_log,
             self._monitor,
             tell,
         )
         self._conductor = Conductor(
-            crew, record, self._planner, self, inbox, spec.training, self._changes, tell
+            crew, step_log, self._planner, self, inbox, spec.training, self._changes, tell
         )
         self._evaluation = Evaluation(spec, start.facts, library, crew, self._conductor, tell)
         self._checkpoints = CheckpointManager(library, crew, self._conductor, assignment, tell, requests)
@@ -111,7 +111,7 @@ class TrainingRun(Listener):
         if self._start.takeover is not None:
             self._monitor.reform(self._planner.solution, are_lost=True)
             self._tell(Planned(plan=self._planner.solution.plan))
-        for step in self._record.steps(after=self._assignment.told):
+        for step in self._step_log.steps(after=self._assignment.told):
             self._tell(step.event)
         self._changes.protection.reform(self._conductor.roster)
         first_step = self._start.state.step + 1
@@ -173,7 +173,7 @@ class TrainingRun(Listener):
             progress.has_ended or (training.validate_every and step % training.validate_every == 0)
         ):
             loss = self._evaluation.mean_loss("validation", step)
-            self._record.validated(step, loss)
+            self._step_log.validated(step, loss)
             progress.validated(step, loss)
         if training.samples is not None and step % training.samples.every == 0:
             self._evaluation.sample(training.samples, step)
