@@ -121,8 +121,8 @@ class Ours:
 
     def __init__(self, spec: TrainJob, folder: Path, node_ids: list[str], speeds: list[float]) -> None:
 
-        from share_compute_actors.coordinator.library import FACTS, Library
-        from share_compute_actors.member.rows import ask_library
+        from share_compute_actors.coordinator.shard_store import FACTS, ShardStore
+        from share_compute_actors.member.rows import ask_shard_store
 
         topology = Topology(
             tuple(
@@ -137,15 +137,15 @@ class Ours:
             )
         )
         assignment = Assignment(job_id="benchmark", attempt=1, spec=spec, topology=topology, folder=folder)
-        self.library = cast("Any", Library).remote(assignment.model_dump_json())
-        self._facts = ask_library(FACTS, self.library.prepare.remote())
+        self.shard_store = cast("Any", ShardStore).remote(assignment.model_dump_json())
+        self._facts = ask_shard_store(FACTS, self.shard_store.prepare.remote())
         profile = dissect(self._facts.blueprint)
         solution = solve(spec, topology, profile, 0, {})
         self.plan = solution.plan
         self.parameters = profile.parameters
         self.config = self._facts.blueprint.config
         self.losses: list[float] = []
-        self.led = lead(assignment, solution, self._facts, self.library, self._hear)
+        self.led = lead(assignment, solution, self._facts, self.shard_store, self._hear)
 
     def _hear(self, event: AttemptEvent) -> None:
         if isinstance(event, StepCommitted):
@@ -162,7 +162,7 @@ class Ours:
         import ray
 
         self.led.end()
-        ray.kill(self.library)
+        ray.kill(self.shard_store)
 
 
 @dataclass(frozen=True)
@@ -178,7 +178,7 @@ def lead(
     assignment: Assignment,
     solution: Solution,
     facts: Any,
-    library: Any,
+    shard_store: Any,
     tell: Callable[[AttemptEvent], None],
     observe: Callable[[int, float, Any], None] = lambda _step, _seconds, _figures: None,
     crew_class: Any = None,
@@ -196,16 +196,23 @@ def lead(
     from share_compute_actors.coordinator.resharder import Resharder
     from share_compute_actors.coordinator.step_log import StepLog
     from share_compute_actors.coordinator.takeover import Start
-    from share_compute_actors.member.rows import ask_library
+    from share_compute_actors.member.rows import ask_shard_store
     from share_compute_actors.testing import Mailbox, forward_mail
     from share_compute_actors.wire import NOTHING
 
     plan, profile, requests = solution.plan, solution.cost.profile, ControlRequests()
     runs = max(plan.shares, key=len)
-    ask_library(NOTHING, library.cut.remote(list(runs)))
+    ask_shard_store(NOTHING, shard_store.cut.remote(list(runs)))
     mailbox = cast("Any", Mailbox).remote()
     crew = (crew_class or Crew)(
-        assignment, facts, library, mailbox, requests.cancelled, runs, profile.tied_name, lambda _note: None
+        assignment,
+        facts,
+        shard_store,
+        mailbox,
+        requests.cancelled,
+        runs,
+        profile.tied_name,
+        lambda _note: None,
     )
     crew.load(plan)
     step_log = StepLog(assignment.folder, assignment.attempt)

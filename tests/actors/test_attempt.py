@@ -16,7 +16,7 @@ from share_compute.specification import LayerSpec, TrainJob, parse_job
 from share_compute.training.loss_scale import LossScale
 from share_compute_actors.coordinator.attempt import TrainingAttempt
 from share_compute_actors.coordinator.control_requests import ControlRequests
-from share_compute_actors.coordinator.library import LibraryFacts, TrainingState
+from share_compute_actors.coordinator.shard_store import ShardStoreFacts, TrainingState
 
 LAYERS = tuple(LayerSpec(type="linear", options={"in_features": 64, "out_features": 64}) for _ in range(8))
 TOPOLOGY = lan(machine("a"), machine("b"))
@@ -34,8 +34,8 @@ def spec(**training: Any) -> TrainJob:
 
 
 def layers_of(attempt: TrainingAttempt, microbatches: int | None) -> dict[str, int]:
-    """Return how many layers each machine gets, when the library settled so many microbatches."""
-    facts = LibraryFacts(
+    """Return how many layers each machine gets, when the shard store settled so many microbatches."""
+    facts = ShardStoreFacts(
         blueprint=Blueprint(layers=LAYERS),
         sizes={},
         state=TrainingState(0, LossScale()),

@@ -17,8 +17,8 @@ from share_compute.protocol.roster import Resend, Roster, fresh
 from share_compute.specification import parse_job
 from share_compute.topology import Contributor, Device, Topology
 from share_compute.training.loss_scale import LossScale
-from share_compute_actors.coordinator.library import TrainingState
 from share_compute_actors.coordinator.rosters import owners_of, pools_of, shards_of
+from share_compute_actors.coordinator.shard_store import TrainingState
 from share_compute_actors.coordinator.step_log import FILE, CrewFacts, Standing, StepFacts, StepLog
 from share_compute_actors.coordinator.takeover import (
     Takeover,

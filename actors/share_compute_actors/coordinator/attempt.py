@@ -10,7 +10,7 @@ from typing import Any, Literal
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from share_compute.errors import LibraryLost, LinkLost, StaleEpoch
+from share_compute.errors import LinkLost, ShardStoreLost, StaleEpoch
 from share_compute.jobs.events import Assignment, AttemptEnded, AttemptEvent, Note, Planned
 from share_compute.models.blueprint import dissect
 from share_compute.planning.planner import Solution, solve
@@ -24,12 +24,12 @@ from share_compute_actors.coordinator.checkpoint_manager import suspended
 from share_compute_actors.coordinator.conductor import Heard
 from share_compute_actors.coordinator.control_requests import Cancelled, ControlRequests
 from share_compute_actors.coordinator.crew import Crew, MembersLost
-from share_compute_actors.coordinator.library import FACTS, PROGRESS, Library, LibraryFacts
 from share_compute_actors.coordinator.rosters import machines_lost
+from share_compute_actors.coordinator.shard_store import FACTS, PROGRESS, ShardStore, ShardStoreFacts
 from share_compute_actors.coordinator.step_log import StepLog
 from share_compute_actors.coordinator.takeover import Start, find_takeover, solution_of, state_of
 from share_compute_actors.coordinator.training_run import TrainingRun
-from share_compute_actors.member.rows import ask_library
+from share_compute_actors.member.rows import ask_shard_store
 from share_compute_actors.wire import NOTHING
 
 
@@ -64,27 +64,27 @@ class TrainingAttempt:
         """
         with closing(StepLog(self._assignment.folder, self._assignment.attempt)) as step_log:
             step_log.claim()
-            library = Library.options(  # type: ignore[attr-defined]
+            shard_store = ShardStore.options(  # type: ignore[attr-defined]
                 scheduling_strategy=_here()
             ).remote(self._assignment.model_dump_json())
             try:
-                return self._make(step_log, library)
+                return self._make(step_log, shard_store)
             finally:
-                ray.kill(library)
+                ray.kill(shard_store)
 
-    def _make(self, step_log: StepLog, library: Any) -> AttemptEnded:
+    def _make(self, step_log: StepLog, shard_store: Any) -> AttemptEnded:
         crew: Crew | None = None
         is_over = True
         try:
-            facts = self._prepare(library)
+            facts = self._prepare(shard_store)
             start = self._start(step_log, facts)
             spec = self._assignment.spec.with_microbatches(start.solution.plan.microbatches)
-            ask_library(NOTHING, library.cut.remote(list(start.runs)))
+            ask_shard_store(NOTHING, shard_store.cut.remote(list(start.runs)))
             assignment = self._assignment.model_copy(update={"spec": spec})
             tied = start.solution.cost.profile.tied_name
             me = ray.get_runtime_context().current_actor
             crew = Crew(
-                assignment, facts, library, me, self._requests.cancelled, start.runs, tied, self._note
+                assignment, facts, shard_store, me, self._requests.cancelled, start.runs, tied, self._note
             )
             if start.takeover is not None:
                 crew.attach(start.takeover.actors)
@@ -92,20 +92,20 @@ class TrainingAttempt:
                 self._tell(Planned(plan=start.solution.plan))
                 crew.load(start.solution.plan)
             run = TrainingRun(
-                assignment, start, library, crew, step_log, self._requests, self._inbox, self._tell
+                assignment, start, shard_store, crew, step_log, self._requests, self._inbox, self._tell
             )
             return AttemptEnded(outcome="succeeded", reason=run.run())
         except MembersLost as loss:
             topology = self._assignment.topology if crew is None else crew.topology
             raise machines_lost(topology, loss.workers) from loss
-        except (LibraryLost, LinkLost, StaleEpoch):
+        except (ShardStoreLost, LinkLost, StaleEpoch):
             is_over = False  # members are alive: another attempt continues with them, or does so already
             raise
         finally:
             if crew is not None and is_over:
                 crew.dismiss()
 
-    def _start(self, step_log: StepLog, facts: LibraryFacts) -> Start:
+    def _start(self, step_log: StepLog, facts: ShardStoreFacts) -> Start:
         """Return the start from members of an earlier attempt; without such members, plan from the last checkpoint."""
         topology = _without(self._assignment.topology, step_log.quarantined())
         takeover = find_takeover(self._assignment.job_id, with_nominal_speeds(topology), step_log)
@@ -124,7 +124,7 @@ class TrainingAttempt:
         )
         return Start(facts, solution, takeover.facts.runs, state, takeover)
 
-    def _plan(self, facts: LibraryFacts, topology: Topology) -> Solution:
+    def _plan(self, facts: ShardStoreFacts, topology: Topology) -> Solution:
         spec = self._assignment.spec
         if facts.microbatches is not None:
             spec = spec.with_microbatches(facts.microbatches)
@@ -142,19 +142,19 @@ class TrainingAttempt:
         kept, size = self._assignment.timings, spec.training.microbatch_size
         return holding(kept, self._assignment.topology, size)
 
-    def _prepare(self, library: Any) -> LibraryFacts:
-        asked = library.prepare.remote()
+    def _prepare(self, shard_store: Any) -> ShardStoreFacts:
+        asked = shard_store.prepare.remote()
         told = ""
         while not ray.wait([asked], timeout=1.0)[0]:
             if self._requests.cancelled.is_set():
                 raise Cancelled
             if self._requests.suspended.is_set():
                 raise suspended("while its data was prepared")
-            what, _ = ask_library(PROGRESS, library.progress.remote())
+            what, _ = ask_shard_store(PROGRESS, shard_store.progress.remote())
             if what != told:
                 told = what
                 self._note(what)
-        facts = ask_library(FACTS, asked)
+        facts = ask_shard_store(FACTS, asked)
         for note in facts.notes:
             self._note(note)
         return facts

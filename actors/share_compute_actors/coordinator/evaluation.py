@@ -19,8 +19,8 @@ from share_compute.training.loss_scale import NotFinite, not_finite
 from share_compute.training.sampling import continue_greedily
 from share_compute_actors.coordinator.conductor import Conductor
 from share_compute_actors.coordinator.crew import Crew, MembersLost
-from share_compute_actors.coordinator.library import LibraryFacts
-from share_compute_actors.member.rows import ask_library
+from share_compute_actors.coordinator.shard_store import ShardStoreFacts
+from share_compute_actors.member.rows import ask_shard_store
 from share_compute_actors.member.schemas import EVALUATION, FINDING, LOGITS
 from share_compute_actors.messages import EvaluationResult
 from share_compute_actors.wire import TEXT
@@ -35,7 +35,7 @@ class Evaluation:
     Args:
         spec: the job, with its number of microbatches settled.
         facts: the facts that the shard store returned.
-        library: the shard store's actor, which has the tokenizer.
+        shard_store: the shard store's actor, which has the tokenizer.
         crew: the members.
         conductor: pauses training, so that no step is computed meanwhile.
         tell: receives events.
@@ -44,15 +44,15 @@ class Evaluation:
     def __init__(
         self,
         spec: TrainJob,
-        facts: LibraryFacts,
-        library: Any,
+        facts: ShardStoreFacts,
+        shard_store: Any,
         crew: Crew,
         conductor: Conductor,
         tell: Callable[[AttemptEvent], None],
     ) -> None:
         self._spec = spec
         self._facts = facts
-        self._library = library
+        self._shard_store = shard_store
         self._crew = crew
         self._conductor = conductor
         self._tell = tell
@@ -110,7 +110,7 @@ class Evaluation:
         window = (self._facts.blueprint.config or {}).get("max_position_embeddings")
         for prompt, row in zip(wanted.prompts, self._facts.prompts, strict=True):
             made = continue_greedily(next_logits, row, wanted.max_tokens, window, self._facts.text_ends)
-            text = ask_library(TEXT, self._library.text.remote(list(made)))
+            text = ask_shard_store(TEXT, self._shard_store.text.remote(list(made)))
             self._tell(Sampled(step=step, prompt=prompt, text=text))
 
     def _next_logits(self, step: int, ids: list[int]) -> Tensor:

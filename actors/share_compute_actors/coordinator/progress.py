@@ -18,7 +18,7 @@ from share_compute.specification import TrainJob
 from share_compute.training.early_stopping import EarlyStopping
 from share_compute.training.loss_scale import SKIPPED
 from share_compute.training.optimizers import learning_rates
-from share_compute_actors.coordinator.library import TrainingState
+from share_compute_actors.coordinator.shard_store import TrainingState
 from share_compute_actors.coordinator.step_log import StepFacts
 from share_compute_actors.coordinator.verdict import Verdict
 from share_compute_actors.messages import StepFigures

@@ -22,8 +22,8 @@ from share_compute.planning.timings import Timings
 from share_compute.protocol.roster import Roster, Worker
 from share_compute.specification import TrainJob
 from share_compute.topology import Topology
-from share_compute_actors.coordinator.library import LibraryFacts, TrainingState
 from share_compute_actors.coordinator.rosters import shared, standing
+from share_compute_actors.coordinator.shard_store import ShardStoreFacts, TrainingState
 from share_compute_actors.coordinator.step_log import CrewFacts, StepLog
 from share_compute_actors.member.answering import answered
 from share_compute_actors.member.naming import workers_of
@@ -48,7 +48,7 @@ class Takeover:
 class Start:
     """Starting point of an attempt."""
 
-    facts: LibraryFacts
+    facts: ShardStoreFacts
     """Facts that the shard store returned."""
     solution: Solution
     runs: tuple[int, ...]

@@ -40,7 +40,7 @@ class TrainingRun(Listener):
     Args:
         assignment: the attempt, with its number of microbatches settled.
         start: plan and training state that the members begin with.
-        library: the shard store's actor.
+        shard_store: the shard store's actor.
         crew: the members, each with its shard.
         step_log: the step log of the job, claimed by this attempt.
         requests: control requests of the control plane.
@@ -52,7 +52,7 @@ class TrainingRun(Listener):
         self,
         assignment: Assignment,
         start: Start,
-        library: Any,
+        shard_store: Any,
         crew: Crew,
         step_log: StepLog,
         requests: ControlRequests,
@@ -84,8 +84,8 @@ class TrainingRun(Listener):
         self._conductor = Conductor(
             crew, step_log, self._planner, self, inbox, spec.training, self._changes, tell
         )
-        self._evaluation = Evaluation(spec, start.facts, library, crew, self._conductor, tell)
-        self._checkpoints = CheckpointManager(library, crew, self._conductor, assignment, tell, requests)
+        self._evaluation = Evaluation(spec, start.facts, shard_store, crew, self._conductor, tell)
+        self._checkpoints = CheckpointManager(shard_store, crew, self._conductor, assignment, tell, requests)
 
     def run(self) -> str:
         """Train and save the result; return the reason why training ended.
