@@ -12,7 +12,7 @@ from share_compute.planning.planner import Solution
 from share_compute.planning.words import listed
 from share_compute.protocol.roster import Roster, Worker
 from share_compute.topology import Contributor, Topology
-from share_compute_actors.coordinator.buddies import buddies_of
+from share_compute_actors.coordinator.backups import backups_of
 from share_compute_actors.coordinator.control_requests import ControlRequests
 from share_compute_actors.coordinator.crew import Crew
 from share_compute_actors.coordinator.joining import Joining
@@ -107,14 +107,14 @@ class Recopying:
         if self._due_s is not None:
             self._begun_s, self._due_s = self._clock(), None
 
-    def buddies(
+    def backups(
         self,
         pools: Sequence[Sequence[Worker]],
         topology: Topology,
         present: Mapping[Worker, Worker] | None = None,
     ) -> dict[Worker, Worker]:
-        """Return the backup member of each member that is alone in its stage; see `buddies_of`."""
-        return buddies_of(pools, topology, self._cramped, present)
+        """Return the backup member of each member that is alone in its stage; see `backups_of`."""
+        return backups_of(pools, topology, self._cramped, present)
 
 
 class Changes:
@@ -124,7 +124,7 @@ class Changes:
         crew: the members.
         requests: control requests of the control plane.
         tell: receives events.
-        can_follow: whether members can be shadowed while they train.
+        can_shadow: whether members can be shadowed while they train.
         quarantined: machines that made wrong numbers, which the job must not use.
     """
 
@@ -134,14 +134,14 @@ class Changes:
         requests: ControlRequests,
         tell: Callable[[AttemptEvent], None],
         *,
-        can_follow: bool = True,
+        can_shadow: bool = True,
         quarantined: Collection[Worker] = (),
     ) -> None:
         self._crew = crew
         self.requests = requests
         """Control requests of the control plane."""
         self._tell = tell
-        self._can_follow = can_follow
+        self._can_shadow = can_shadow
         self._lock = threading.Lock()
         """Also held while plans are reported, so that the control plane receives the events in the order they apply."""
         self._joining: Joining | None = None
@@ -172,7 +172,7 @@ class Changes:
             self._given_up = ""
             if self._joining is None or not self._joining.takes(solution, proposed):
                 self._joining = Joining(
-                    self._crew, solution, proposed, self.heirs, can_follow=self._can_follow
+                    self._crew, solution, proposed, self.heirs, can_shadow=self._can_shadow
                 )
 
     def under_way(self) -> Solution | None:
@@ -338,7 +338,7 @@ class Changes:
         self.why = joining.why
         return joining.solution
 
-    def buddies(self, roster: Roster, before: Roster | None) -> dict[Worker, Worker]:
+    def backups(self, roster: Roster, before: Roster | None) -> dict[Worker, Worker]:
         """Return the backup member of each primary, in an epoch that is being formed.
 
         Args:
@@ -348,7 +348,7 @@ class Changes:
         if self.recopying.is_due and not self.why:
             self.why = "copies of what one machine alone holds were lost: they are begun anew"
         self.recopying.begun()
-        return self._buddies(roster.shards, roster.pools, before)
+        return self._backups(roster.shards, roster.pools, before)
 
     def heirs(self, solution: Solution, before: Roster) -> dict[Worker, tuple[tuple[int, int], ...]]:
         """Return the shards of which each member will keep a backup copy once a plan is carried out, by member.
@@ -357,16 +357,16 @@ class Changes:
             solution: the plan.
             before: membership of the epoch before the plan.
         """
-        if not self._can_follow:
+        if not self._can_shadow:
             return {}
         shards, pools = shards_of(solution.plan), pools_of(solution.plan)
         found: dict[Worker, tuple[tuple[int, int], ...]] = {}
-        for owner, buddy in self._buddies(shards, pools, before).items():
-            shard = next(each for each, pool in zip(shards, pools, strict=True) if owner in pool)
-            found[buddy] = (*found.get(buddy, ()), shard)
+        for primary, backup in self._backups(shards, pools, before).items():
+            shard = next(each for each, pool in zip(shards, pools, strict=True) if primary in pool)
+            found[backup] = (*found.get(backup, ()), shard)
         return found
 
-    def _buddies(
+    def _backups(
         self,
         shards: Sequence[tuple[int, int]],
         pools: Sequence[Sequence[Worker]],
@@ -374,26 +374,26 @@ class Changes:
     ) -> dict[Worker, Worker]:
         held = {worker: shard for shard, pool in zip(shards, pools, strict=True) for worker in pool}
         present = {
-            owner: buddy
-            for owner, buddy in (before.buddies.items() if before is not None else ())
-            if before is not None and before.shard_of(owner) == held.get(owner)
+            primary: backup
+            for primary, backup in (before.buddies.items() if before is not None else ())
+            if before is not None and before.shard_of(primary) == held.get(primary)
         }
-        return self.recopying.buddies(pools, self.known, present)
+        return self.recopying.backups(pools, self.known, present)
 
-    def followers(self, roster: Roster) -> dict[Worker, tuple[Worker, ...]]:
+    def replicas(self, roster: Roster) -> dict[Worker, tuple[Worker, ...]]:
         """Return the catch-up replicas of each member's layers, in an epoch that is being formed."""
         self.rests.joined(roster.workers)
         joining = self._live_joining
-        followers = {} if joining is None else joining.followers(roster)
+        replicas = {} if joining is None else joining.replicas(roster)
         if self._given_up and not self.why:
             self.why = f"the better plan is given up: {self._given_up}"
-        if followers and not self.why:
-            comers = {follower for each in followers.values() for follower in each}
+        if replicas and not self.why:
+            comers = {replica for each in replicas.values() for replica in each}
             new = comers - set(roster.workers)
             names = listed(sorted(map(self._crew.name, new or comers)))
             what = f"to join: {names}" if new else f"to hold other layers: {names}"
             self.why = f"{what}, as soon as what they are to hold has come"
-        return followers
+        return replicas
 
     def take_shares(self) -> Shares | None:
         """Return the requested shares and forget them; None if there are none."""

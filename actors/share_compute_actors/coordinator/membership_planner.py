@@ -121,9 +121,9 @@ class MembershipPlanner:
     def _with_copies(self, form: Form, before: Roster | None) -> Form:
         """Return the epoch with its backup members and its catch-up replicas."""
         roster = form.roster
-        buddies = self._changes.buddies(roster, before) if self._spec.parallelism.buddies else {}
-        followers = self._changes.followers(roster)
-        return replace(form, roster=replace(roster, buddies=buddies, followers=followers))
+        backups = self._changes.backups(roster, before) if self._spec.parallelism.buddies else {}
+        replicas = self._changes.replicas(roster)
+        return replace(form, roster=replace(roster, buddies=backups, followers=replicas))
 
     def can_do_without(self, leaving: frozenset[Worker]) -> bool:
         """Whether the other members could hold the shards of the leaving ones."""

@@ -67,7 +67,7 @@ class TrainingRun(Listener):
         self._tell = tell
         self._training = spec.training
         self._changes = Changes(
-            crew, requests, tell, can_follow=spec.parallelism.buddies, quarantined=step_log.quarantined()
+            crew, requests, tell, can_shadow=spec.parallelism.buddies, quarantined=step_log.quarantined()
         )
         self._balancer = Balancer()
         self._monitor = PerformanceMonitor(assignment, start.solution, tell, self._changes)
