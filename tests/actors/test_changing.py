@@ -96,7 +96,7 @@ def test_copies_that_were_lost_are_begun_anew_later_each_time_they_do_not_last()
 def test_a_copy_that_was_lost_before_another_was_begun_is_not_begun_once_more() -> None:
     clock = Clock()
     recopying = Recopying(clock)
-    recopying.lost("b", lacks_room=False, is_begun_anew=True)
+    recopying.lost("b", lacks_room=False, is_restarted=True)
     clock.now_s += 3600.0
     assert not recopying.is_due
 

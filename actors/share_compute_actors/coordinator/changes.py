@@ -80,17 +80,17 @@ class Recopying:
         self._rest_s = _REST_S
         self._due_s: float | None = None
 
-    def lost(self, worker: Worker, *, lacks_room: bool, is_begun_anew: bool = False) -> None:
+    def lost(self, worker: Worker, *, lacks_room: bool, is_restarted: bool = False) -> None:
         """Record that a member lost its backup copy.
 
         Args:
             worker: the member.
             lacks_room: whether it lacks the memory for a copy.
-            is_begun_anew: whether another copy was begun since.
+            is_restarted: whether another copy was begun since.
         """
         if lacks_room:
             self._cramped.add(worker)
-        if self._due_s is not None or is_begun_anew:
+        if self._due_s is not None or is_restarted:
             return
         now = self._clock()
         has_lasted = now - self._begun_s >= _LASTING * self._rest_s

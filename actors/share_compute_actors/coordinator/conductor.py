@@ -66,7 +66,7 @@ from share_compute_actors.messages import StepFigures
 from share_compute_actors.testing import Injector
 from share_compute_actors.wire import Undeclared
 
-_GLANCE_S = 0.2
+_POLL_S = 0.2
 _TICK_S = 0.5
 """Period of the state machine's ticks, in seconds.
 
@@ -217,7 +217,7 @@ class Conductor:
     def _run(self) -> None:
         while not self._is_paused:
             try:
-                heard = self._inbox.get(timeout=_GLANCE_S)
+                heard = self._inbox.get(timeout=_POLL_S)
             except queue.Empty:
                 pass
             else:
@@ -282,7 +282,7 @@ class Conductor:
             if self._roster is not None and self._roster.buddies.get(message.owner) == worker:
                 is_current = message.epoch == self._roster.epoch  # else a newer copy was begun since
                 self._changes.recopying.lost(
-                    worker, lacks_room=message.lacks_room, is_begun_anew=not is_current
+                    worker, lacks_room=message.lacks_room, is_restarted=not is_current
                 )
                 if is_current:
                     self._changes.protection.lose_copy(self._machine.committed)
@@ -507,7 +507,7 @@ class Conductor:
         except WrongTensor as failure:
             return self._without_sender(failure)
         except StaleEpoch as failure:
-            return self._begin_anew(failure)
+            return self._restart(failure)
         except (ContributorLost, PlanInfeasible) as failure:
             if not effect.without:
                 raise
@@ -523,14 +523,14 @@ class Conductor:
         except WrongTensor as failure:
             return self._without_sender(failure)
         except (ContributorLost, StaleEpoch) as failure:
-            return self._begin_anew(failure)
+            return self._restart(failure)
         return [Planned(form)]
 
     def _without(self, loss: MembersLost) -> list[Event]:
         """Begin another epoch without the lost members, including members that the protocol does not know."""
         return [*self._say_lost(loss.workers), Assemble(self._crew.workers)]
 
-    def _begin_anew(self, failure: ShareComputeError) -> list[Event]:
+    def _restart(self, failure: ShareComputeError) -> list[Event]:
         if self._epochs_in_vain >= _EPOCHS_IN_VAIN:
             raise Unavailable(
                 f"members could not be linked {_EPOCHS_IN_VAIN} times: {failure.message}",
