@@ -33,8 +33,6 @@ os.environ.update(RAY_SETTINGS)
 from share_compute.jobs.events import Assignment, AttemptEvent, StepCommitted
 from share_compute.models.blueprint import dissect
 from share_compute.planning.planner import Solution, solve
-from share_compute.protocol.coordinator import Plan
-from share_compute.protocol.messages import Form
 from share_compute.specification import TrainJob, parse_job
 from share_compute.topology import Contributor, Device, Topology
 
@@ -123,8 +121,8 @@ class Ours:
 
     def __init__(self, spec: TrainJob, folder: Path, node_ids: list[str], speeds: list[float]) -> None:
 
-        from share_compute_actors.coordinator.library import FACTS, Library
-        from share_compute_actors.member.rows import ask_library
+        from share_compute_actors.coordinator.shard_store import FACTS, ShardStore
+        from share_compute_actors.member.rows import ask_shard_store
 
         topology = Topology(
             tuple(
@@ -139,15 +137,15 @@ class Ours:
             )
         )
         assignment = Assignment(job_id="benchmark", attempt=1, spec=spec, topology=topology, folder=folder)
-        self.library = cast("Any", Library).remote(assignment.model_dump_json())
-        self._facts = ask_library(FACTS, self.library.prepare.remote())
+        self.shard_store = cast("Any", ShardStore).remote(assignment.model_dump_json())
+        self._facts = ask_shard_store(FACTS, self.shard_store.prepare.remote())
         profile = dissect(self._facts.blueprint)
         solution = solve(spec, topology, profile, 0, {})
         self.plan = solution.plan
         self.parameters = profile.parameters
         self.config = self._facts.blueprint.config
         self.losses: list[float] = []
-        self.led = lead(assignment, solution, self._facts, self.library, self._hear)
+        self.led = lead(assignment, solution, self._facts, self.shard_store, self._hear)
 
     def _hear(self, event: AttemptEvent) -> None:
         if isinstance(event, StepCommitted):
@@ -164,7 +162,7 @@ class Ours:
         import ray
 
         self.led.end()
-        ray.kill(self.library)
+        ray.kill(self.shard_store)
 
 
 @dataclass(frozen=True)
@@ -180,7 +178,7 @@ def lead(
     assignment: Assignment,
     solution: Solution,
     facts: Any,
-    library: Any,
+    shard_store: Any,
     tell: Callable[[AttemptEvent], None],
     observe: Callable[[int, float, Any], None] = lambda _step, _seconds, _figures: None,
     crew_class: Any = None,
@@ -189,48 +187,69 @@ def lead(
     import ray
 
     from share_compute_actors.coordinator.changes import Changes
-    from share_compute_actors.coordinator.conductor import Conductor, Listener
-    from share_compute_actors.coordinator.coordinator import Wishes
+    from share_compute_actors.coordinator.conductor import Conductor
+    from share_compute_actors.coordinator.control_requests import ControlRequests
     from share_compute_actors.coordinator.crew import Crew
-    from share_compute_actors.coordinator.forming import Former
-    from share_compute_actors.coordinator.moving import Mover
-    from share_compute_actors.coordinator.record import StepRecord
-    from share_compute_actors.coordinator.training import TrainingLoop
-    from share_compute_actors.member.rows import ask_library
+    from share_compute_actors.coordinator.membership_planner import MembershipPlanner
+    from share_compute_actors.coordinator.performance_monitor import PerformanceMonitor
+    from share_compute_actors.coordinator.progress import Listener, Progress
+    from share_compute_actors.coordinator.resharder import Resharder
+    from share_compute_actors.coordinator.step_log import StepLog
+    from share_compute_actors.coordinator.takeover import Start
+    from share_compute_actors.member.rows import ask_shard_store
     from share_compute_actors.testing import Mailbox, forward_mail
     from share_compute_actors.wire import NOTHING
 
-    plan, profile, wishes = solution.plan, solution.cost.profile, Wishes()
+    plan, profile, requests = solution.plan, solution.cost.profile, ControlRequests()
     runs = max(plan.shares, key=len)
-    ask_library(NOTHING, library.cut.remote(list(runs)))
+    ask_shard_store(NOTHING, shard_store.cut.remote(list(runs)))
     mailbox = cast("Any", Mailbox).remote()
     crew = (crew_class or Crew)(
-        assignment, facts, library, mailbox, wishes.cancelled, runs, profile.tied_name, lambda _note: None
+        assignment,
+        facts,
+        shard_store,
+        mailbox,
+        requests.cancelled,
+        runs,
+        profile.tied_name,
+        lambda _note: None,
     )
     crew.load(plan)
-    record = StepRecord(assignment.folder, assignment.attempt)
-    record.claim()
-    record.rewind(facts.first_step - 1)
-    loop = TrainingLoop(assignment.spec, facts, crew, library, tell, observe)
-    changes = Changes(crew, wishes, tell)
-    mover = Mover(crew, facts.first_step)
-    former = Former(assignment.spec, solution, changes, mover, record.scales, lambda _note: None)
+    step_log = StepLog(assignment.folder, assignment.attempt)
+    step_log.claim()
+    step_log.rewind(facts.first_step - 1)
+    progress = Progress(assignment.spec, facts.state, tell)
 
-    def form(asked: Plan) -> Form:
-        found = former.form(asked)
-        former.adopt()
-        return found
+    class Reports(Listener):
+        """Reports steps, without search for better plans or shares."""
 
-    listener = Listener(loop.account, loop.committed, lambda *_: None, lambda _note: None)
-    training = assignment.spec.training
+        def account(self, step: int, verdict: Any, figures: Any) -> Any:
+            return progress.account(step, verdict, figures)
+
+        def committed(self, facts: Any, figures: Any) -> None:
+            progress.committed(facts, figures)
+            observe(facts.event.step, facts.event.seconds, figures)
+
+        def reformed(self, *_epoch: Any) -> None:
+            pass
+
+        def ticked(self) -> None:
+            pass
+
+    changes = Changes(crew, requests, tell)
+    monitor = PerformanceMonitor(assignment, solution, tell, changes)
+    start = Start(facts, solution, runs, facts.state)
+    planner = MembershipPlanner(
+        assignment, start, changes, Resharder(crew, facts.first_step), step_log, monitor, tell
+    )
     inbox = forward_mail(mailbox)
-    conductor = Conductor(crew, record, form, listener, inbox, training, wishes, changes)
+    conductor = Conductor(crew, step_log, planner, Reports(), inbox, assignment.spec.training, changes, tell)
     conductor.assemble()
 
     def end() -> None:
         crew.dismiss()
         ray.kill(mailbox)
-        record.close()
+        step_log.close()
 
     return Led(conductor, crew, end)
 

@@ -49,19 +49,21 @@ class Block(NamedTuple):
     """Losses in the order of the steps; only the last stage has them."""
 
 
-def straight(member: Any, first: int, count: int, roster: Roster, tree: SummationTree, library: Any) -> Block:
+def straight(
+    member: Any, first: int, count: int, roster: Roster, tree: SummationTree, shard_store: Any
+) -> Block:
     """Run steps without the protocol in one member, on its compute thread."""
     engine, me = member._engine, member._setup.worker  # noqa: SLF001 - no public API bypasses the protocol
-    walked: Block = engine.order(partial(_walk, engine, me, first, count, roster, tree, library))
+    walked: Block = engine.order(partial(_walk, engine, me, first, count, roster, tree, shard_store))
     return walked
 
 
 def _walk(
-    engine: Any, me: str, first: int, count: int, roster: Roster, tree: SummationTree, library: Any
+    engine: Any, me: str, first: int, count: int, roster: Roster, tree: SummationTree, shard_store: Any
 ) -> Block:
     runner, channel, stage = engine.runner, engine.channel, roster.stage_of(me)
-    inputs = Rows(library, "inputs") if runner.stage.shard.is_first else None
-    targets = Rows(library, "targets") if runner.stage.shard.is_last else None
+    inputs = Rows(shard_store, "inputs") if runner.stage.shard.is_first else None
+    targets = Rows(shard_store, "targets") if runner.stage.shard.is_last else None
     rows = [part for part in (inputs, targets) if part is not None]
     own = [microbatch for microbatch, owner in enumerate(roster.owners[stage]) if owner == me]
 
@@ -159,7 +161,7 @@ class Sides:
 
     def _straight(self, first: int, count: int) -> float:
         roster = self._ours.led.conductor.roster
-        blocks = self._all(straight, first, count, roster, self._tree, self._ours.library)
+        blocks = self._all(straight, first, count, roster, self._tree, self._ours.shard_store)
         self.losses["straight"] += blocks[roster.stages[-1][0]].losses
         began_s = min(block.began_s for block in blocks.values())
         return float(max(block.ended_s for block in blocks.values()) - began_s)

@@ -188,15 +188,15 @@ class Bench:
 
     def __init__(self, spec: TrainJob, topology: Topology, folder: Path) -> None:
 
-        from share_compute_actors.coordinator.library import FACTS, Library
-        from share_compute_actors.member.rows import ask_library
+        from share_compute_actors.coordinator.shard_store import FACTS, ShardStore
+        from share_compute_actors.member.rows import ask_shard_store
 
         self.spec, self.topology = spec, topology
         self._assignment = Assignment(
             job_id="reality", attempt=1, spec=spec, topology=topology, folder=folder
         )
-        self._library = cast("Any", Library).remote(self._assignment.model_dump_json())
-        self._facts = ask_library(FACTS, self._library.prepare.remote())
+        self._shard_store = cast("Any", ShardStore).remote(self._assignment.model_dump_json())
+        self._facts = ask_shard_store(FACTS, self._shard_store.prepare.remote())
         self.profile = dissect(self._facts.blueprint)
 
     def plan(self, case: Case, timings: dict[str, dict[int, LayerTiming]]) -> Solution:
@@ -225,7 +225,13 @@ class Bench:
                     done.timings[worker] = dict(result.layer_timings)
 
         led = lead(
-            self._assignment, solution, self._facts, self._library, lambda _event: None, observe, RelayedCrew
+            self._assignment,
+            solution,
+            self._facts,
+            self._shard_store,
+            lambda _event: None,
+            observe,
+            RelayedCrew,
         )
         try:
             led.conductor.steps(_SETTLING_STEPS + steps)

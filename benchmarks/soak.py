@@ -32,7 +32,7 @@ WARM_S = 60.0
 """Warm-up time before memory is compared."""
 SAMPLE_S = 5.0
 GROWTH_GOAL = 0.03
-_ROLES = ("ray::Member", "ray::Coordinator", "ray::Library")
+_ROLES = ("ray::Member", "ray::Coordinator", "ray::ShardStore")
 
 
 @dataclass
@@ -244,7 +244,7 @@ def report(calm: Soaked, soaked: Soaked, scale: Scale, steps: int) -> None:
     )
     for what, sizes in (
         ("largest member", scale.largest_bytes),
-        ("coordinator and library", scale.lasting_bytes),
+        ("coordinator and shard store", scale.lasting_bytes),
     ):
         grown = growth(sizes)
         print_figure(

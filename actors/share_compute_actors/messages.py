@@ -188,7 +188,7 @@ class Source(NamedTuple):
         return arguments if self.shard is None else (*arguments, self.shard)
 
 
-def library_source(actor: Any) -> Source:
+def server_source(actor: Any) -> Source:
     """Return the source that loads from the actor which reads a model's files."""
     return Source(actor, "the server", None)
 

@@ -36,7 +36,7 @@ from ray.util import rpdb
 
 _ACTORS: Mapping[str, frozenset[str]] = {
     "share_compute_actors.coordinator.coordinator": frozenset({"Coordinator"}),
-    "share_compute_actors.coordinator.library": frozenset({"Library"}),
+    "share_compute_actors.coordinator.shard_store": frozenset({"ShardStore"}),
     "share_compute_actors.machine.contributor": frozenset({"Contributor"}),
     "share_compute_actors.member.member": frozenset({"Member"}),
     "share_compute_actors.serving.member": frozenset({"ServingMember"}),

@@ -30,7 +30,7 @@
         ├── Busy               a deployment's queue is full; try again after the seconds that the error has
         │   └── TooManyAttempts   too many wrong keys or invites came from this address
         ├── Fenced             another server took over the database; this one ends
-        ├── LibraryLost        the process that serves a job's samples died; its members continue with another one
+        ├── ShardStoreLost     the process that serves a job's samples died; its members continue with another one
         └── LinkLost           the server's host was cut off from all others; its jobs' members continue later
 
 Each class stands for one reaction of the caller. Each error has one sentence about what happened and one hint
@@ -360,7 +360,7 @@ class TooManyAttempts(Busy):
     code = "too-many-attempts"
 
 
-class LibraryLost(Unavailable):
+class ShardStoreLost(Unavailable):
     """The process that serves a job's samples died; the job's members continue with another one."""
 
     code = "library-lost"

@@ -15,8 +15,8 @@ from share_compute.planning.timings import LayerTiming, MachineTimings
 from share_compute.specification import LayerSpec, TrainJob, parse_job
 from share_compute.training.loss_scale import LossScale
 from share_compute_actors.coordinator.attempt import TrainingAttempt
-from share_compute_actors.coordinator.coordinator import Wishes
-from share_compute_actors.coordinator.library import LibraryFacts, TrainingState
+from share_compute_actors.coordinator.control_requests import ControlRequests
+from share_compute_actors.coordinator.shard_store import ShardStoreFacts, TrainingState
 
 LAYERS = tuple(LayerSpec(type="linear", options={"in_features": 64, "out_features": 64}) for _ in range(8))
 TOPOLOGY = lan(machine("a"), machine("b"))
@@ -34,8 +34,8 @@ def spec(**training: Any) -> TrainJob:
 
 
 def layers_of(attempt: TrainingAttempt, microbatches: int | None) -> dict[str, int]:
-    """Return how many layers each machine gets, when the library settled so many microbatches."""
-    facts = LibraryFacts(
+    """Return how many layers each machine gets, when the shard store settled so many microbatches."""
+    facts = ShardStoreFacts(
         blueprint=Blueprint(layers=LAYERS),
         sizes={},
         state=TrainingState(0, LossScale()),
@@ -62,11 +62,11 @@ def test_a_resumed_attempt_plans_with_what_was_timed(
     }
     told: queue.Queue[AttemptEvent] = queue.Queue()
     first = Assignment(job_id="job", attempt=1, spec=spec(), topology=TOPOLOGY, folder=tmp_path)
-    fresh = TrainingAttempt(first, told.put, Wishes(), queue.SimpleQueue())
+    fresh = TrainingAttempt(first, told.put, ControlRequests(), queue.SimpleQueue())
     even = layers_of(fresh, settled)
     assert told.empty()
     again = first.model_copy(update={"attempt": 2, "timings": timings})
-    resumed = TrainingAttempt(again, told.put, Wishes(), queue.SimpleQueue())
+    resumed = TrainingAttempt(again, told.put, ControlRequests(), queue.SimpleQueue())
     if is_used:
         assert layers_of(resumed, settled)["a"] < min(3, even["a"])
         note = told.get_nowait()

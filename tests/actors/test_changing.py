@@ -25,9 +25,9 @@ from share_compute.planning.planner import Solution, solve
 from share_compute.protocol.roster import Roster, fresh
 from share_compute.topology import Topology
 from share_compute_actors.coordinator.changes import Changes, Recopying, Rests
-from share_compute_actors.coordinator.coordinator import Wishes
+from share_compute_actors.coordinator.control_requests import ControlRequests
 from share_compute_actors.coordinator.crew import Crew
-from share_compute_actors.coordinator.joining import follows
+from share_compute_actors.coordinator.joining import replicas_of
 from share_compute_actors.member.allocator import as_told, is_out_of_memory
 
 
@@ -76,7 +76,7 @@ def test_copies_that_were_lost_are_begun_anew_later_each_time_they_do_not_last()
     fleet = Topology(tuple(machine(worker, 1e9) for worker in "abc"))
     stages = (("a",), ("b",), ("c",))
     recopying = Recopying(clock)
-    first = recopying.buddies(stages, fleet)
+    first = recopying.backups(stages, fleet)
     for rest_s in (10.0, 20.0, 40.0):
         assert not recopying.is_due
         recopying.lost("b", lacks_room=False)
@@ -86,7 +86,7 @@ def test_copies_that_were_lost_are_begun_anew_later_each_time_they_do_not_last()
         clock.now_s += 0.2
         assert recopying.is_due
         recopying.begun()
-        assert recopying.buddies(stages, fleet) == first
+        assert recopying.backups(stages, fleet) == first
     clock.now_s += 3600.0
     recopying.lost("b", lacks_room=False)
     clock.now_s += 5.1
@@ -96,7 +96,7 @@ def test_copies_that_were_lost_are_begun_anew_later_each_time_they_do_not_last()
 def test_a_copy_that_was_lost_before_another_was_begun_is_not_begun_once_more() -> None:
     clock = Clock()
     recopying = Recopying(clock)
-    recopying.lost("b", lacks_room=False, is_begun_anew=True)
+    recopying.lost("b", lacks_room=False, is_restarted=True)
     clock.now_s += 3600.0
     assert not recopying.is_due
 
@@ -104,9 +104,9 @@ def test_a_copy_that_was_lost_before_another_was_begun_is_not_begun_once_more() 
 def test_another_one_is_asked_for_the_copy_that_found_no_room() -> None:
     fleet = Topology(tuple(machine(worker, 1e9) for worker in "abc"))
     recopying = Recopying(Clock())
-    before = recopying.buddies((("a",), ("b", "c")), fleet)["a"]
+    before = recopying.backups((("a",), ("b", "c")), fleet)["a"]
     recopying.lost(before, lacks_room=True)
-    assert recopying.buddies((("a",), ("b", "c")), fleet)["a"] == ({"b", "c"} - {before}).pop()
+    assert recopying.backups((("a",), ("b", "c")), fleet)["a"] == ({"b", "c"} - {before}).pop()
 
 
 def roster(*stages: tuple[tuple[int, int], tuple[str, ...]]) -> Roster:
@@ -131,27 +131,29 @@ def alike(_: str) -> str:
 
 def test_whoever_is_to_hold_other_layers_follows_those_who_have_them() -> None:
     two = roster(((0, 6), ("a",)), ((6, 12), ("b", "c")))
-    assert follows(two, plan(((0, 6), ("a",)), ((6, 12), ("b", "c"))), alike) == {}
-    assert follows(two, plan(((0, 6), ("a",)), ((6, 12), ("c",))), alike) == {}
+    assert replicas_of(two, plan(((0, 6), ("a",)), ((6, 12), ("b", "c"))), alike) == {}
+    assert replicas_of(two, plan(((0, 6), ("a",)), ((6, 12), ("c",))), alike) == {}
     more = plan(((0, 6), ("a", "d")), ((6, 12), ("b", "e", "c", "f", "g")))
-    assert follows(two, more, alike) == {"a": ("d",), "b": ("e", "g"), "c": ("f",)}
+    assert replicas_of(two, more, alike) == {"a": ("d",), "b": ("e", "g"), "c": ("f",)}
     moved = plan(((0, 4), ("a",)), ((4, 8), ("d",)), ((8, 12), ("b", "c")))
-    assert follows(two, moved, alike) == {"a": ("d",), "b": ("d",)}
+    assert replicas_of(two, moved, alike) == {"a": ("d",), "b": ("d",)}
     swapped = plan(((0, 6), ("b",)), ((6, 12), ("a", "c")))
-    assert follows(two, swapped, alike) == {"a": ("b",), "b": ("a",)}
+    assert replicas_of(two, swapped, alike) == {"a": ("b",), "b": ("a",)}
     one = plan(((0, 12), ("a", "b", "c")))
-    assert follows(two, one, alike) == {"a": ("b", "c"), "b": ("a",)}
-    assert follows(two, more, lambda worker: "cuda" if worker in "cd" else "cpu") == {"b": ("e", "f", "g")}
+    assert replicas_of(two, one, alike) == {"a": ("b", "c"), "b": ("a",)}
+    assert replicas_of(two, more, lambda worker: "cuda" if worker in "cd" else "cpu") == {
+        "b": ("e", "f", "g")
+    }
 
 
 def test_a_member_that_will_keep_a_copy_of_other_layers_follows_those_who_have_them() -> None:
     one = plan(((0, 3), ("a",)), ((3, 12), ("b",)))
     two = replace(roster(((0, 6), ("a",)), ((6, 12), ("b",))), buddies={"a": "b", "b": "a"})
     heirs = {"a": ((3, 12),), "b": ((0, 3),)}
-    assert follows(two, one, alike) == {"a": ("b",)}
-    assert follows(two, one, alike, heirs) == {"a": ("b",), "b": ("a",)}
+    assert replicas_of(two, one, alike) == {"a": ("b",)}
+    assert replicas_of(two, one, alike, heirs) == {"a": ("b",), "b": ("a",)}
     # The copy of this shard is there already.
-    assert follows(two, plan(((0, 6), ("a",)), ((6, 12), ("b",))), alike, {"b": ((0, 6),)}) == {}
+    assert replicas_of(two, plan(((0, 6), ("a",)), ((6, 12), ("b",))), alike, {"b": ((0, 6),)}) == {}
 
 
 def test_lack_of_memory_is_told_with_what_there_was() -> None:
@@ -180,9 +182,9 @@ class Story:
         assignment = Assignment(job_id="job", attempt=1, spec=job(stages=1), topology=LAN["a"], folder=folder)
         self.crew = Crew(assignment, NOBODY, NOBODY, NOBODY, threading.Event(), (4,), None, print)
         self.crew._actors["a"] = NOBODY
-        self.wishes = Wishes()
+        self.requests = ControlRequests()
         self.told: list[AttemptEvent] = []
-        self.changes = Changes(self.crew, self.wishes, self.told.append)
+        self.changes = Changes(self.crew, self.requests, self.told.append)
 
     def propose(self, step: int, names: str) -> ReplanProposed:
         better = solution(names)
@@ -193,7 +195,7 @@ class Story:
         return proposed
 
     def offer(self, names: str, answers: int | None = None) -> None:
-        self.wishes.offer(Offer(topology=LAN[names], answers=answers))
+        self.requests.offer(Offer(topology=LAN[names], answers=answers))
 
     def are_due(self, *followers: str) -> bool:
         return self.changes.are_due(self.roster(*followers))
@@ -243,7 +245,7 @@ def test_a_plan_whose_machine_is_not_to_be_had_is_given_up(story: Story) -> None
 def test_a_plan_whose_machine_leaves_is_given_up(story: Story) -> None:
     story.offer("ab")
     proposed = story.propose(7, "ab")
-    story.wishes.leave("b")
+    story.requests.leave("b")
     assert not story.are_due()
     assert story.told == [proposed, ReplanAbandoned(reason="the job must do without b")]
 
@@ -263,7 +265,7 @@ def test_a_plan_whose_machine_is_lost_is_given_up_even_if_that_is_soon_back(stor
 def test_the_newest_plan_counts(story: Story) -> None:
     story.offer("ab")
     first = story.propose(7, "ab")
-    story.wishes.leave("b")
+    story.requests.leave("b")
     assert story.changes.expected == frozenset()
     second = story.propose(8, "ac")
     story.offer("ac")
@@ -281,7 +283,7 @@ def test_a_plan_whose_machines_are_there_outlasts_an_epoch_for_which_they_were_n
     story.propose(7, "ab")
     story.crew._actors["b"] = NOBODY
     assert story.are_due()
-    assert story.changes.followers(story.roster()) == {"a": ("b",)}
+    assert story.changes.replicas(story.roster()) == {"a": ("b",)}
     assert story.changes._joining is not None
     story.changes._joining.is_ready = True
     assert story.changes.take_solution({"a"}) is None

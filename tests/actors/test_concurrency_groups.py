@@ -9,7 +9,7 @@ import pytest
 import ray
 
 from share_compute_actors.coordinator.coordinator import Coordinator
-from share_compute_actors.coordinator.library import Library
+from share_compute_actors.coordinator.shard_store import ShardStore
 from share_compute_actors.machine.contributor import Contributor
 from share_compute_actors.member.answering import answered, answers
 from share_compute_actors.member.member import Member
@@ -18,7 +18,7 @@ from share_compute_actors.serving.server import DeploymentServer
 from share_compute_actors.serving.weights import ServedWeights
 from share_compute_actors.wire import COUNT
 
-ACTORS = (Contributor, Coordinator, DeploymentServer, Library, Member, ServedWeights, ServingMember)
+ACTORS = (Contributor, Coordinator, DeploymentServer, ShardStore, Member, ServedWeights, ServingMember)
 
 
 @pytest.mark.parametrize("actor", ACTORS, ids=lambda actor: actor.__ray_metadata__.class_name)

@@ -19,7 +19,7 @@ from share_compute.specification import LayerSpec, OptimizerName, TrainingSpec
 from share_compute.topology import Contributor, Device, Link, Topology
 from share_compute.training.loss_scale import SKIPPED
 from share_compute.training.optimizers import optimizer_tensors, parameter_of, restore_optimizer
-from share_compute_actors.coordinator.buddies import buddies_of
+from share_compute_actors.coordinator.backups import backups_of
 from share_compute_actors.member.copies import copying, followers
 from share_compute_actors.member.copies.copying import Copied, Copier, Outline, ShardRange
 from share_compute_actors.member.copies.followers import Follower
@@ -504,10 +504,10 @@ def test_a_copy_of_other_layers_begins_with_what_is_there(
 
 def test_only_who_is_alone_needs_a_buddy() -> None:
     fleet = Topology(tuple(machine(name) for name in "abcd"))
-    assert buddies_of((("a",),), fleet) == {}
-    assert buddies_of((("a", "b"), ("c", "d")), fleet) == {}
-    assert buddies_of((("a",), ("b",)), fleet) == {"a": "b", "b": "a"}
-    assert buddies_of((("a", "b"), ("c",)), fleet) == {"c": "a"}
+    assert backups_of((("a",),), fleet) == {}
+    assert backups_of((("a", "b"), ("c", "d")), fleet) == {}
+    assert backups_of((("a",), ("b",)), fleet) == {"a": "b", "b": "a"}
+    assert backups_of((("a", "b"), ("c",)), fleet) == {"c": "a"}
 
 
 def test_buddies_are_near_alike_and_not_all_the_same() -> None:
@@ -518,28 +518,28 @@ def test_buddies_are_near_alike_and_not_all_the_same() -> None:
         Link("c", "a", 0.0, 1e9),
     )
     fleet = Topology(tuple(machine(name) for name in "abcd"), links)
-    assert buddies_of((("a",), ("b",), ("c",), ("d",)), fleet) == {"a": "c", "b": "a", "c": "b", "d": "a"}
+    assert backups_of((("a",), ("b",), ("c",), ("d",)), fleet) == {"a": "c", "b": "a", "c": "b", "d": "a"}
     mixed = Topology(
         (machine("a", "cuda"), machine("b"), machine("c", "cuda"), machine("d", memory_bytes=2**31))
     )
-    assert buddies_of((("a",), ("b",), ("c",)), mixed) == {"a": "c", "b": "a", "c": "a"}
-    assert buddies_of((("b",), ("a", "d")), mixed) == {"b": "d"}
-    assert buddies_of((("a",), ("b",), ("c",), ("d",)), fleet, present={"a": "d"})["a"] == "d"
+    assert backups_of((("a",), ("b",), ("c",)), mixed) == {"a": "c", "b": "a", "c": "a"}
+    assert backups_of((("b",), ("a", "d")), mixed) == {"b": "d"}
+    assert backups_of((("a",), ("b",), ("c",), ("d",)), fleet, present={"a": "d"})["a"] == "d"
 
 
 def test_buddies_reach_each_other() -> None:
     machines = tuple(machine(name) for name in "abc")
     stages = (("a",), ("b",), ("c",))
-    assert buddies_of(stages, Topology(machines))["c"] == "a"
+    assert backups_of(stages, Topology(machines))["c"] == "a"
     apart = Topology(machines, (Link.dead("a", "c"),))
-    assert buddies_of(stages, apart) == {"a": "b", "b": "a", "c": "b"}
+    assert backups_of(stages, apart) == {"a": "b", "b": "a", "c": "b"}
     alone = Topology(machines, (Link.dead("a", "c"), Link.dead("c", "b")))
-    assert "c" not in buddies_of(stages, alone)
+    assert "c" not in backups_of(stages, alone)
 
 
 def test_buddies_are_those_that_have_room_if_there_are_any() -> None:
     fleet = Topology((machine("a"), machine("b"), machine("c", "cuda"), machine("d")))
     stages = (("a",), ("b", "c", "d"))
-    assert buddies_of(stages, fleet, cramped={"b"}) == {"a": "d"}
-    assert buddies_of(stages, fleet, cramped={"b", "d"}) == {"a": "c"}
-    assert buddies_of(stages, fleet, cramped={"b", "c", "d"}) == {"a": "b"}
+    assert backups_of(stages, fleet, cramped={"b"}) == {"a": "d"}
+    assert backups_of(stages, fleet, cramped={"b", "d"}) == {"a": "c"}
+    assert backups_of(stages, fleet, cramped={"b", "c", "d"}) == {"a": "b"}

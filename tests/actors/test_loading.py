@@ -14,7 +14,7 @@ from share_compute.errors import ContributorLost, StaleEpoch, WrongTensor
 from share_compute.models.weights import rows_of
 from share_compute_actors.member import loading
 from share_compute_actors.member.pieces import Piece
-from share_compute_actors.messages import Extent, Source, Sources, library_source, read_extents
+from share_compute_actors.messages import Extent, Source, Sources, read_extents, server_source
 
 HELD = {"large": torch.rand(5, 3), "small": torch.rand(7), "scalar": torch.tensor(2.5)}
 
@@ -72,7 +72,7 @@ def test_what_never_arrives_whole_names_its_machine() -> None:
         loaded(Source(actor, "ada", "ada"))
     assert lost.value.machine == "ada"
     with pytest.raises(ContributorLost, match="from the server") as lost:
-        loaded(library_source(actor))
+        loaded(server_source(actor))
     assert lost.value.machine == "the server"
 
 

@@ -35,8 +35,8 @@ def test_peak_memory_of_a_member_is_its_shard_and_the_process(
     topology: Topology, tmp_path: Path, shape: str
 ) -> None:
     from share_compute_actors.coordinator.crew import Crew
-    from share_compute_actors.coordinator.library import FACTS, SAVED, STATE_OF_TRAINING, Library
-    from share_compute_actors.member.rows import ask_library
+    from share_compute_actors.coordinator.shard_store import FACTS, SAVED, STATE_OF_TRAINING, ShardStore
+    from share_compute_actors.member.rows import ask_shard_store
     from share_compute_actors.member.schemas import STATUS
     from share_compute_actors.testing import Mailbox
     from share_compute_actors.wire import FLAG, NOTHING
@@ -56,16 +56,16 @@ def test_peak_memory_of_a_member_is_its_shard_and_the_process(
         }
     )
     assignment = Assignment(job_id="job-memory", attempt=1, spec=spec, topology=topology, folder=tmp_path)
-    library = Library.remote(assignment.model_dump_json())
-    facts = ask_library(FACTS, library.prepare.remote())
+    shard_store = ShardStore.remote(assignment.model_dump_json())
+    facts = ask_shard_store(FACTS, shard_store.prepare.remote())
     profile = dissect(facts.blueprint)
     solution = solve(spec, topology, profile, 0, {})
     mailbox = Mailbox.remote()
     runs = max(solution.plan.shares, key=len)
-    ask_library(NOTHING, library.cut.remote(list(runs)))
+    ask_shard_store(NOTHING, shard_store.cut.remote(list(runs)))
     settled = spec.with_microbatches(solution.plan.microbatches)
     assignment = assignment.model_copy(update={"spec": settled})
-    crew = Crew(assignment, facts, library, mailbox, threading.Event(), runs, profile.tied_name, print)
+    crew = Crew(assignment, facts, shard_store, mailbox, threading.Event(), runs, profile.tied_name, print)
     try:
         crew.load(solution.plan)
         holders = [stage.members[0].contributor_id for stage in solution.plan.stages]
@@ -78,8 +78,8 @@ def test_peak_memory_of_a_member_is_its_shard_and_the_process(
         )
         members = [crew.handle(worker) for worker in holders]
         state = STATE_OF_TRAINING.pack(facts.state)
-        saving = library.save.remote("artifacts/model", "artifact", state, holders, *members)
-        assert ask_library(SAVED, saving).size_bytes
+        saving = shard_store.save.remote("artifacts/model", "artifact", state, holders, *members)
+        assert ask_shard_store(SAVED, saving).size_bytes
         for worker, status in crew.ask(STATUS, holders, "status").items():
             # A member that trains holds its weights and as many bytes of gradients.
             shard = 2 * 4 * profile.parameters_of(solution.plan.shard(holders.index(worker)))
@@ -87,4 +87,4 @@ def test_peak_memory_of_a_member_is_its_shard_and_the_process(
     finally:
         crew.dismiss()
         ray.kill(mailbox)
-        ray.kill(library)
+        ray.kill(shard_store)

@@ -21,7 +21,7 @@ from share_compute.planning.partitioning import Shard
 from share_compute.planning.plan import Plan
 from share_compute.specification import parse_job
 from share_compute.topology import Topology
-from share_compute_actors.coordinator.record import StepRecord
+from share_compute_actors.coordinator.step_log import StepLog
 
 pytestmark = pytest.mark.slow
 
@@ -360,15 +360,17 @@ def test_a_silent_member_is_named(attempt: Attempt, corpus: Path, nodes: list[An
 
 
 @pytest.mark.chaos
-def test_the_librarys_death_is_not_blamed_on_a_machine(attempt: Attempt, corpus: Path, cluster: Any) -> None:
+def test_the_shard_stores_death_is_not_blamed_on_a_machine(
+    attempt: Attempt, corpus: Path, cluster: Any
+) -> None:
     def kill(event: AttemptEvent, _coordinator: Any) -> None:
         if event.type == "step" and event.step == 5:
-            (pid,) = filter(None, (_process_on(node, "Library") for node in cluster.list_all_nodes()))
+            (pid,) = filter(None, (_process_on(node, "ShardStore") for node in cluster.list_all_nodes()))
             os.kill(pid, signal.SIGKILL)
 
     events = attempt(job(corpus, training={"steps": 5000}, stages=2), on_event=kill)
     assert ending(events).outcome == "failed"
-    assert "library" in ending(events).reason
+    assert "shard store" in ending(events).reason
     assert "machine" not in ending(events).error
 
 
@@ -422,9 +424,9 @@ def test_an_undisturbed_job_stays_in_its_first_epoch(attempt: Attempt, corpus: P
     assert not [event.sentence for event in events if event.type == "reformed"]
     assert [event.step for event in events if event.type == "step"] == list(range(1, steps + 1))
     (tmp_path / "other").mkdir()
-    other = StepRecord(tmp_path / "other", 1)
+    other = StepLog(tmp_path / "other", 1)
     other.claim()  # an attempt takes an epoch for itself, and another for its way back to step 0
     other.rewind(0)
     first_epoch = other.read().epoch + 1
-    standing = StepRecord(tmp_path, 1).read()
+    standing = StepLog(tmp_path, 1).read()
     assert (standing.epoch, standing.committed) == (first_epoch, steps)

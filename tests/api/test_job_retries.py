@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tests.api.playing import Attempt, Cluster, planned, run, step
 
-from share_compute.errors import ContributorLost, LibraryLost, ShareComputeError, Unavailable
+from share_compute.errors import ContributorLost, ShardStoreLost, ShareComputeError, Unavailable
 from share_compute.jobs.events import AttemptEnded, CheckpointSaved, LayersTimed
 from share_compute.jobs.states import JobState
 from share_compute.planning.timings import LayerTiming, MachineTimings
@@ -66,14 +66,14 @@ def test_a_job_outlives_its_coordinator(store: Store, tmp_path: Path, failure: S
     run(store, tmp_path, story)
 
 
-LIBRARY_DIED = {"code": LibraryLost.code, "hint": "resume it"}
+STORE_DIED = {"code": ShardStoreLost.code, "hint": "resume it"}
 
 
 @pytest.mark.parametrize(
     ("failure", "rests"),
     [
         (Failure.noticed(DIED), False),
-        (Failure.told("the library died", LIBRARY_DIED), False),
+        (Failure.told("the shard store died", STORE_DIED), False),
         (Failure.told(LOST.reason, LOST.error), True),
     ],
 )

@@ -227,19 +227,19 @@ def test_of_two_coordinators_the_older_one_ends(attempt: Attempt, tmp_path: Path
     assert digest(tmp_path) == calm.digest
 
 
-def test_the_library_dies(attempt: Attempt, tmp_path: Path, calm: Calm) -> None:  # noqa: F811
-    libraries: list[psutil.Process] = []
+def test_the_shard_store_dies(attempt: Attempt, tmp_path: Path, calm: Calm) -> None:  # noqa: F811
+    stores: list[psutil.Process] = []
 
     def kill_it(event: AttemptEvent, _: Any) -> None:
         if event.type == "planned":
             family = psutil.Process().children(recursive=True)
-            libraries.extend(process for process in family if process.name().startswith("ray::Library"))
+            stores.extend(process for process in family if process.name().startswith("ray::ShardStore"))
         if event.type == "started":
-            for process in libraries:
+            for process in stores:
                 process.kill()
 
     before = attempt(job(2, 2), folder=tmp_path, on_event=kill_it)
-    assert libraries
+    assert stores
     assert before[-1].error["code"] == "library-lost"
     after = goes_on(attempt, tmp_path, before)
     assert after[-1].outcome == "succeeded", after[-1].reason

@@ -24,8 +24,8 @@ from share_compute.serving.states import DeploymentState
 from share_compute.serving.status import ServingStatus
 from share_compute.specification import ServeJob, parse_job
 from share_compute.topology import Topology
-from share_compute_actors.coordinator.library import FACTS, PROGRESS, Library
-from share_compute_actors.member.rows import ask_library
+from share_compute_actors.coordinator.shard_store import FACTS, PROGRESS, ShardStore
+from share_compute_actors.member.rows import ask_shard_store
 from share_compute_actors.messages import Extent
 from share_compute_actors.serving.assignment import ServingAssignment
 from share_compute_actors.serving.server import DeploymentServer, generations_adapter
@@ -145,7 +145,7 @@ def test_a_job_that_has_only_a_hostile_machine_fails(
 def test_a_snapshot_of_a_hostile_member_is_not_saved(
     attempt: Attempt, both: Topology, hostile: Hostile, tmp_path: Path
 ) -> None:
-    """The first member of the stage is the hostile one: the library fetches the result from it."""
+    """The first member of the stage is the hostile one: the shard store fetches the result from it."""
 
     def look(event: AttemptEvent, _: Any) -> None:
         if event.type == "step" and event.step == STEPS:
@@ -157,24 +157,24 @@ def test_a_snapshot_of_a_hostile_member_is_not_saved(
     assert told[-1].outcome == "succeeded"
 
 
-def test_the_library_reads_no_pickle(cluster: Cluster, tmp_path: Path) -> None:
+def test_the_shard_store_reads_no_pickle(cluster: Cluster, tmp_path: Path) -> None:
     del cluster
     spec = parse_job(job(tmp_path, members=1))
     assignment = Assignment(job_id="job-1", attempt=1, spec=spec, topology=Topology(()), folder=tmp_path)
-    library = Library.options(scheduling_strategy=on_the_head()).remote(assignment.model_dump_json())
-    facts = ask_library(FACTS, library.prepare.remote())
-    ask_library(NOTHING, library.cut.remote([2, 2]))
+    shard_store = ShardStore.options(scheduling_strategy=on_the_head()).remote(assignment.model_dump_json())
+    facts = ask_shard_store(FACTS, shard_store.prepare.remote())
+    ask_shard_store(NOTHING, shard_store.cut.remote([2, 2]))
     bomb = Bomb(tmp_path / "marker")
     for asked in (
-        library.train_rows.remote(bomb, [0], "inputs"),
-        library.train_rows.remote(1, [bomb], "inputs"),
-        library.weights.remote(bomb),
-        library.weights.remote([Extent("lm_head", 0, None)]),
-        library.text.remote([ray.put(1)]),
-        library.text.remote([library]),
-        library.__ray_call__.remote(len, 1),
+        shard_store.train_rows.remote(bomb, [0], "inputs"),
+        shard_store.train_rows.remote(1, [bomb], "inputs"),
+        shard_store.weights.remote(bomb),
+        shard_store.weights.remote([Extent("lm_head", 0, None)]),
+        shard_store.text.remote([ray.put(1)]),
+        shard_store.text.remote([shard_store]),
+        shard_store.__ray_call__.remote(len, 1),
         # What it is to be repeated after is a pickle, too, which is read when the call fails.
-        library.train_rows.options(max_task_retries=1, retry_exceptions=[ValueError]).remote(
+        shard_store.train_rows.options(max_task_retries=1, retry_exceptions=[ValueError]).remote(
             "x", [0], "inputs"
         ),
     ):
@@ -182,9 +182,9 @@ def test_the_library_reads_no_pickle(cluster: Cluster, tmp_path: Path) -> None:
             ray.get(asked, timeout=DEADLINE_S)
     assert not (tmp_path / "marker").exists()
     assert facts.sizes["train"]
-    assert ask_library(PROGRESS, library.progress.remote())
-    assert set(ray.get(library.train_rows.remote(1, [0], "inputs"))) == {0}
-    ray.kill(library)
+    assert ask_shard_store(PROGRESS, shard_store.progress.remote())
+    assert set(ray.get(shard_store.train_rows.remote(1, [0], "inputs"))) == {0}
+    ray.kill(shard_store)
 
 
 # -- serving -------------------------------------------------------------------------------------------------------

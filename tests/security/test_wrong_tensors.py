@@ -14,7 +14,7 @@ from share_compute.jobs.events import AttemptEvent
 from share_compute.models.weights import WeightFolder
 from share_compute.protocol.failures import Failure, FailureKind
 from share_compute.protocol.points import Point
-from share_compute_actors.coordinator.record import StepRecord
+from share_compute_actors.coordinator.step_log import StepLog
 
 pytestmark = pytest.mark.slow
 
@@ -111,7 +111,7 @@ def test_a_bad_tensor_counts_as_the_loss_of_its_sender(
 def test_offences_count_in_later_attempts_and_two_accusers_quarantine(
     attempt: Attempt, tmp_path: Path
 ) -> None:
-    """The job's record counts: the second attempt uses the machine, the third does not."""
+    """The job's step log counts: the second attempt uses the machine, the third does not."""
 
     def in_two_attempts(folder: Path, *kinds: FailureKind) -> list[Trained]:
         failures = [
@@ -129,8 +129,8 @@ def test_offences_count_in_later_attempts_and_two_accusers_quarantine(
     assert None not in accusers
     for trained, undisturbed in zip(wrong, calm, strict=True):
         require_equal(trained, undisturbed)
-    with closing(StepRecord(tmp_path / "wrong", 2)) as record:
-        assert record.offend("c0", 8, "its shape is [1]", is_grave=False, accuser="another")
+    with closing(StepLog(tmp_path / "wrong", 2)) as step_log:
+        assert step_log.offend("c0", 8, "its shape is [1]", is_grave=False, accuser="another")
     saved = tmp_path / "wrong" / "checkpoints" / "step-00000008"
     third = train(attempt, tmp_path / "wrong", job(1, 3, steps=9), checkpoint=saved, number=3)
     plan = next(event.plan for event in third.events if event.type == "planned")

@@ -12,8 +12,8 @@ from share_compute.planning.planner import Solution
 from share_compute.planning.words import listed
 from share_compute.protocol.roster import Roster, Worker
 from share_compute.topology import Contributor, Topology
-from share_compute_actors.coordinator.buddies import buddies_of
-from share_compute_actors.coordinator.coordinator import Wishes
+from share_compute_actors.coordinator.backups import backups_of
+from share_compute_actors.coordinator.control_requests import ControlRequests
 from share_compute_actors.coordinator.crew import Crew
 from share_compute_actors.coordinator.joining import Joining
 from share_compute_actors.coordinator.protection import ProtectionWatch
@@ -80,17 +80,17 @@ class Recopying:
         self._rest_s = _REST_S
         self._due_s: float | None = None
 
-    def lost(self, worker: Worker, *, lacks_room: bool, is_begun_anew: bool = False) -> None:
+    def lost(self, worker: Worker, *, lacks_room: bool, is_restarted: bool = False) -> None:
         """Record that a member lost its backup copy.
 
         Args:
             worker: the member.
             lacks_room: whether it lacks the memory for a copy.
-            is_begun_anew: whether another copy was begun since.
+            is_restarted: whether another copy was begun since.
         """
         if lacks_room:
             self._cramped.add(worker)
-        if self._due_s is not None or is_begun_anew:
+        if self._due_s is not None or is_restarted:
             return
         now = self._clock()
         has_lasted = now - self._begun_s >= _LASTING * self._rest_s
@@ -107,14 +107,14 @@ class Recopying:
         if self._due_s is not None:
             self._begun_s, self._due_s = self._clock(), None
 
-    def buddies(
+    def backups(
         self,
         stages: Sequence[Sequence[Worker]],
         topology: Topology,
         present: Mapping[Worker, Worker] | None = None,
     ) -> dict[Worker, Worker]:
-        """Return the backup member of each member that is alone in its stage; see `buddies_of`."""
-        return buddies_of(stages, topology, self._cramped, present)
+        """Return the backup member of each member that is alone in its stage; see `backups_of`."""
+        return backups_of(stages, topology, self._cramped, present)
 
 
 class Changes:
@@ -122,33 +122,33 @@ class Changes:
 
     Args:
         crew: the members.
-        wishes: control requests of the control plane.
+        requests: control requests of the control plane.
         tell: receives events.
-        given_up: called when a reported plan is given up.
-        can_follow: whether members can be shadowed while they train.
+        can_shadow: whether members can be shadowed while they train.
         quarantined: machines that made wrong numbers, which the job must not use.
     """
 
     def __init__(
         self,
         crew: Crew,
-        wishes: Wishes,
+        requests: ControlRequests,
         tell: Callable[[AttemptEvent], None],
-        given_up: Callable[[], None] = lambda: None,
         *,
-        can_follow: bool = True,
+        can_shadow: bool = True,
         quarantined: Collection[Worker] = (),
     ) -> None:
         self._crew = crew
-        self._wishes = wishes
+        self.requests = requests
+        """Control requests of the control plane."""
         self._tell = tell
-        self._tell_given_up = given_up
-        self._can_follow = can_follow
+        self._can_shadow = can_shadow
         self._lock = threading.Lock()
         """Also held while plans are reported, so that the control plane receives the events in the order they apply."""
         self._joining: Joining | None = None
         self._given_up = ""
         """Reason why a reported plan is given up; empty again once its machines are released and that is reported."""
+        self._was_given_up = False
+        """Whether that was reported since the last call of `take_given_up`."""
         self._shares: Shares | None = None
         self._quarantined: set[Worker] = set(quarantined)
         self._suspected: set[Worker] = set()
@@ -172,7 +172,7 @@ class Changes:
             self._given_up = ""
             if self._joining is None or not self._joining.takes(solution, proposed):
                 self._joining = Joining(
-                    self._crew, solution, proposed, self.heirs, can_follow=self._can_follow
+                    self._crew, solution, proposed, self.heirs, can_shadow=self._can_shadow
                 )
 
     def under_way(self) -> Solution | None:
@@ -184,7 +184,7 @@ class Changes:
     def _live_joining(self) -> Joining | None:
         """The pending plan; None if there is none, or if one of its machines is to leave, which gives the plan up."""
         with self._lock:
-            joining, leaving = self._joining, self._wishes.leaving
+            joining, leaving = self._joining, self.requests.leaving
             if joining is not None and not joining.machines.isdisjoint(leaving):
                 self._joining, self._given_up = None, f"the job must do without {joining.names(leaving)}"
             return self._joining
@@ -203,7 +203,7 @@ class Changes:
     @property
     def leaving(self) -> frozenset[Worker]:
         """Members that are asked to leave."""
-        return self._wishes.leaving & self._crew.workers
+        return self.requests.leaving & self._crew.workers
 
     @property
     def known(self) -> Topology:
@@ -213,7 +213,7 @@ class Changes:
     @property
     def usable(self) -> Topology:
         """All machines that the job may use from now on: machines that it holds, and machines that it was offered."""
-        crew, leaving, offer = self._crew, self._wishes.leaving, self._wishes.offered
+        crew, leaving, offer = self._crew, self.requests.leaving, self.requests.offered
         offered = crew.topology if offer is None else offer.topology
         known = {machine.id for machine in offered.contributors}
         held = (machine for machine in crew.topology.contributors if machine.id not in known)
@@ -269,7 +269,7 @@ class Changes:
             return True
         if joining is None:
             return self._let_go(roster)
-        usable, offer = self.usable, self._wishes.offered
+        usable, offer = self.usable, self.requests.offered
         lacking = joining.lacking(usable)
         if not lacking:
             return joining.needs_epoch(usable, roster, None if offer is None else offer.answers)
@@ -293,8 +293,13 @@ class Changes:
             if self._given_up:
                 self._tell(ReplanAbandoned(reason=self._given_up))
                 self._given_up = ""
-                self._tell_given_up()
+                self._was_given_up = True
         return False
+
+    def take_given_up(self) -> bool:
+        """Whether it was reported since the last call that a plan is given up."""
+        was_given_up, self._was_given_up = self._was_given_up, False
+        return was_given_up
 
     def end_others(self, roster: Roster) -> None:
         """Remove members that an epoch does not use: they left, or had joined for a plan that was given up."""
@@ -333,7 +338,7 @@ class Changes:
         self.why = joining.why
         return joining.solution
 
-    def buddies(self, roster: Roster, before: Roster | None) -> dict[Worker, Worker]:
+    def backups(self, roster: Roster, before: Roster | None) -> dict[Worker, Worker]:
         """Return the backup member of each primary, in an epoch that is being formed.
 
         Args:
@@ -343,7 +348,7 @@ class Changes:
         if self.recopying.is_due and not self.why:
             self.why = "copies of what one machine alone holds were lost: they are begun anew"
         self.recopying.begun()
-        return self._buddies(roster.shards, roster.stages, before)
+        return self._backups(roster.shards, roster.stages, before)
 
     def heirs(self, solution: Solution, before: Roster) -> dict[Worker, tuple[tuple[int, int], ...]]:
         """Return the shards of which each member will keep a backup copy once a plan is carried out, by member.
@@ -352,16 +357,16 @@ class Changes:
             solution: the plan.
             before: membership of the epoch before the plan.
         """
-        if not self._can_follow:
+        if not self._can_shadow:
             return {}
         shards, stages = shards_of(solution.plan), stages_of(solution.plan)
         found: dict[Worker, tuple[tuple[int, int], ...]] = {}
-        for owner, buddy in self._buddies(shards, stages, before).items():
-            shard = next(each for each, stage in zip(shards, stages, strict=True) if owner in stage)
-            found[buddy] = (*found.get(buddy, ()), shard)
+        for primary, backup in self._backups(shards, stages, before).items():
+            shard = next(each for each, stage in zip(shards, stages, strict=True) if primary in stage)
+            found[backup] = (*found.get(backup, ()), shard)
         return found
 
-    def _buddies(
+    def _backups(
         self,
         shards: Sequence[tuple[int, int]],
         stages: Sequence[Sequence[Worker]],
@@ -369,26 +374,26 @@ class Changes:
     ) -> dict[Worker, Worker]:
         held = {worker: shard for shard, stage in zip(shards, stages, strict=True) for worker in stage}
         present = {
-            owner: buddy
-            for owner, buddy in (before.buddies.items() if before is not None else ())
-            if before is not None and before.shard_of(owner) == held.get(owner)
+            primary: backup
+            for primary, backup in (before.buddies.items() if before is not None else ())
+            if before is not None and before.shard_of(primary) == held.get(primary)
         }
-        return self.recopying.buddies(stages, self.known, present)
+        return self.recopying.backups(stages, self.known, present)
 
-    def followers(self, roster: Roster) -> dict[Worker, tuple[Worker, ...]]:
+    def replicas(self, roster: Roster) -> dict[Worker, tuple[Worker, ...]]:
         """Return the catch-up replicas of each member's layers, in an epoch that is being formed."""
         self.rests.joined(roster.workers)
         joining = self._live_joining
-        followers = {} if joining is None else joining.followers(roster)
+        replicas = {} if joining is None else joining.replicas(roster)
         if self._given_up and not self.why:
             self.why = f"the better plan is given up: {self._given_up}"
-        if followers and not self.why:
-            comers = {follower for each in followers.values() for follower in each}
+        if replicas and not self.why:
+            comers = {replica for each in replicas.values() for replica in each}
             new = comers - set(roster.workers)
             names = listed(sorted(map(self._crew.name, new or comers)))
             what = f"to join: {names}" if new else f"to hold other layers: {names}"
             self.why = f"{what}, as soon as what they are to hold has come"
-        return followers
+        return replicas
 
     def take_shares(self) -> Shares | None:
         """Return the requested shares and forget them; None if there are none."""

@@ -7,7 +7,7 @@ import queue
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from share_compute.errors import (
@@ -20,7 +20,7 @@ from share_compute.errors import (
     Unavailable,
     WrongTensor,
 )
-from share_compute.jobs.events import Offended
+from share_compute.jobs.events import AttemptEvent, Note, Offended
 from share_compute.planning.words import bytes_text, listed
 from share_compute.protocol.coordinator import (
     Assemble,
@@ -46,25 +46,27 @@ from share_compute.protocol.coordinator import (
 )
 from share_compute.protocol.doubts import UNBELIEVED
 from share_compute.protocol.failures import Failure
-from share_compute.protocol.messages import Broken, Form, Prepared, ToCoordinator
+from share_compute.protocol.messages import Broken, Prepared, ToCoordinator
 from share_compute.protocol.points import HEARD, SENDING, Point
 from share_compute.protocol.roster import Roster, Worker
 from share_compute.specification import TrainingSpec
 from share_compute.training.loss_scale import NotFinite, not_finite
 from share_compute_actors.coordinator.changes import Changes
-from share_compute_actors.coordinator.coordinator import Cancelled, Wishes
+from share_compute_actors.coordinator.control_requests import Cancelled
 from share_compute_actors.coordinator.crew import Crew, MembersLost
 from share_compute_actors.coordinator.cuts import LinksCut, require_links
 from share_compute_actors.coordinator.linking import Links
-from share_compute_actors.coordinator.record import Standing, StepFacts, StepRecord, superseded
+from share_compute_actors.coordinator.membership_planner import MembershipPlanner
+from share_compute_actors.coordinator.progress import Listener
 from share_compute_actors.coordinator.rosters import machines_lost
+from share_compute_actors.coordinator.step_log import Standing, StepFacts, StepLog, superseded
 from share_compute_actors.coordinator.verdict import Verdict, disputed, judge
 from share_compute_actors.member.schemas import unpack_said
 from share_compute_actors.messages import StepFigures
 from share_compute_actors.testing import Injector
 from share_compute_actors.wire import Undeclared
 
-_GLANCE_S = 0.2
+_POLL_S = 0.2
 _TICK_S = 0.5
 """Period of the state machine's ticks, in seconds.
 
@@ -82,60 +84,42 @@ Heard = tuple[Any, Any, Any]
 """An unchecked message: id of the member that claims to send it, that member's key, content."""
 
 
-@dataclass(frozen=True, slots=True)
-class Listener:
-    """Callbacks of a conductor."""
-
-    account: Callable[[int, Verdict, Mapping[Worker, StepFigures]], StepFacts]
-    """Receives a step that all members prepared, its verdict and figures; returns the facts that its commit writes."""
-    committed: Callable[[StepFacts, Mapping[Worker, StepFigures]], None]
-    """Receives each committed step, and the figures of its members."""
-    reformed: Callable[[Roster, Roster, frozenset[Worker], float], None]
-    """Receives the memberships before and after, the lost members, and the seconds in which nothing was computed."""
-    note: Callable[[str], None]
-    """Receives lines for the job's log."""
-    offended: Callable[[Offended], None] = lambda _offence: None
-    """Receives reports of machines that made wrong numbers."""
-    ticked: Callable[[], None] = lambda: None
-    """Called about every 0.5 s while the conductor waits for members."""
-
-
 class Conductor:
     """Drives one job's steps.
 
     Args:
         crew: members of the job.
-        record: the step log.
-        plan: returns the next epoch for the members that reported, and loads the state that they lack.
-        listener: the callbacks.
+        step_log: the step log.
+        planner: plans each epoch.
+        listener: receives the progress.
         inbox: messages of members.
         training: training section of the job's specification.
-        wishes: control requests of the control plane.
         changes: changes for the next pause.
+        tell: receives events.
     """
 
     def __init__(
         self,
         crew: Crew,
-        record: StepRecord,
-        plan: Callable[[Plan], Form],
+        step_log: StepLog,
+        planner: MembershipPlanner,
         listener: Listener,
         inbox: queue.SimpleQueue[Heard],
         training: TrainingSpec,
-        wishes: Wishes,
         changes: Changes,
+        tell: Callable[[AttemptEvent], None],
     ) -> None:
         self._crew = crew
-        self._record = record
-        self._plan = plan
+        self._step_log = step_log
+        self._planner = planner
         self._listener = listener
         self._inbox = inbox
         self._training = training
-        self._wishes = wishes
         self._changes = changes
-        self._links = Links(crew, listener.note)
+        self._tell = tell
+        self._links = Links(crew, self._note)
         self._injector = Injector(crew.failures, None)
-        standing = record.read()
+        standing = step_log.read()
         self._machine = CoordinatorMachine(
             standing.epoch, standing.committed, self._decide, math.ceil(_QUIET_S / _TICK_S)
         )
@@ -233,12 +217,12 @@ class Conductor:
     def _run(self) -> None:
         while not self._is_paused:
             try:
-                heard = self._inbox.get(timeout=_GLANCE_S)
+                heard = self._inbox.get(timeout=_POLL_S)
             except queue.Empty:
                 pass
             else:
                 self._open(*heard)
-            if self._wishes.cancelled.is_set():
+            if self._changes.requests.cancelled.is_set():
                 raise Cancelled
             self._lose(self._crew.feel_pulse())
             for worker, message in self._crew.repeated_messages():
@@ -298,11 +282,11 @@ class Conductor:
             if self._roster is not None and self._roster.buddies.get(message.owner) == worker:
                 is_current = message.epoch == self._roster.epoch  # else a newer copy was begun since
                 self._changes.recopying.lost(
-                    worker, lacks_room=message.lacks_room, is_begun_anew=not is_current
+                    worker, lacks_room=message.lacks_room, is_restarted=not is_current
                 )
                 if is_current:
                     self._changes.protection.lose_copy(self._machine.committed)
-            self._listener.note(f"{self._crew.name(worker)}: {message.message}")
+            self._note(f"{self._crew.name(worker)}: {message.message}")
         elif isinstance(message, ShareComputeError):
             if worker in self._crew.workers:
                 if isinstance(message, OutOfMemory) and len(self._crew.workers) > 1:
@@ -329,7 +313,7 @@ class Conductor:
     def _do_without(self, worker: Worker, failure: OutOfMemory) -> None:
         """Continue without a machine that has less memory than it lends; it may join again with the memory it has."""
         name = self._crew.name(worker)
-        self._listener.note(f"{name} ran out of memory at {bytes_text(failure.room_bytes)}: it is given less")
+        self._note(f"{name} ran out of memory at {bytes_text(failure.room_bytes)}: it is given less")
         self._changes.shrink(worker, failure.room_bytes)
         self._crew.remove([worker])
         self._lose(frozenset([worker]))
@@ -346,7 +330,7 @@ class Conductor:
     def _say_lost(self, workers: frozenset[Worker]) -> list[Event]:
         for worker in sorted(workers):
             fault = self._crew.pulse.take_fault(worker)
-            self._listener.note(f"lost machine {self._crew.name(worker)}" + (f": {fault}" if fault else ""))
+            self._note(f"lost machine {self._crew.name(worker)}" + (f": {fault}" if fault else ""))
             self._figures.pop(worker, None)
             self._lost.add(worker)
             self._changes.lost(worker)
@@ -386,14 +370,14 @@ class Conductor:
                 self._stop()
                 self._count_epochs()
                 self._passes(Point.epoch_recording)
-                recorded = _recorded(self._record.begin_epoch(epoch))
+                recorded = _recorded(self._step_log.begin_epoch(epoch))
                 self._passes(Point.epoch_recorded)
                 return [recorded]
             case Record(epoch=epoch, step=int(step), scale=scale, generation=generation):
                 self._passes(Point.step_recording)
                 assert self._verdict is not None
                 self._facts = self._listener.account(step, self._verdict, self._figures)
-                recorded = _recorded(self._record.commit(epoch, step, scale, self._facts, generation))
+                recorded = _recorded(self._step_log.commit(epoch, step, scale, self._facts, generation))
                 self._passes(Point.step_recorded)
                 return [recorded]
             case Tell(worker=worker, message=message):
@@ -425,7 +409,7 @@ class Conductor:
                 self._blame(effect)
             case Expel():
                 if effect.why:
-                    self._listener.note(f"{self._crew.name(effect.worker)} is left out: {effect.why}")
+                    self._note(f"{self._crew.name(effect.worker)} is left out: {effect.why}")
                 self._crew.remove([effect.worker])
                 return self._say_lost(frozenset({effect.worker}))
             case StartOver():
@@ -438,7 +422,7 @@ class Conductor:
 
     def _suspect(self, suspect: Suspect) -> None:
         name = self._crew.name(suspect.worker)
-        self._listener.note(
+        self._note(
             f"step {suspect.step} begins anew without {name}, to see whether other machines make the same: "
             f"{suspect.what}"
         )
@@ -450,7 +434,7 @@ class Conductor:
         """Write to the step log that a machine made wrong numbers, and report it."""
         worker, step, what, accuser = blame.worker, blame.step, blame.what, blame.accuser
         name = self._crew.name(worker)
-        is_over = self._record.offend(worker, step, what, is_grave=blame.is_grave, accuser=accuser)
+        is_over = self._step_log.offend(worker, step, what, is_grave=blame.is_grave, accuser=accuser)
         self._changes.blame(worker)
         if is_over:
             self._changes.quarantine(worker)
@@ -459,7 +443,7 @@ class Conductor:
         sentence += "They were not used; the step goes on without it"
         if is_over:
             sentence += f". {name} is quarantined"
-        self._listener.offended(
+        self._tell(
             Offended(
                 machine=worker,
                 step=step,
@@ -476,7 +460,7 @@ class Conductor:
             why = f"the gradients on {names} differ, so step {effect.step} is computed again"
         else:
             why = f"numbers of step {effect.step} are not finite, so it is computed again and each cell is checked"
-        self._listener.note(why)
+        self._note(why)
         self._changes.why = why
         self._epochs_in_vain = 0
 
@@ -502,6 +486,9 @@ class Conductor:
         expel = Expel(loser, "" if loser == worker else f"{UNBELIEVED}: {failure.what}")
         return [*self._on_doubt(expel), Assemble(self._crew.workers)]
 
+    def _note(self, message: str) -> None:
+        self._tell(Note(message=message))
+
     def _passes(self, point: Point) -> list[Failure]:
         return self._injector.passes(point, self._machine.committed + 1)
 
@@ -514,13 +501,13 @@ class Conductor:
         ):
             raise cut
         try:
-            form = self._plan(effect)
+            form = self._planner.form(effect)
         except MembersLost as loss:
             return self._without(loss)
         except WrongTensor as failure:
             return self._without_sender(failure)
         except StaleEpoch as failure:
-            return self._begin_anew(failure)
+            return self._restart(failure)
         except (ContributorLost, PlanInfeasible) as failure:
             if not effect.without:
                 raise
@@ -536,20 +523,20 @@ class Conductor:
         except WrongTensor as failure:
             return self._without_sender(failure)
         except (ContributorLost, StaleEpoch) as failure:
-            return self._begin_anew(failure)
+            return self._restart(failure)
         return [Planned(form)]
 
     def _without(self, loss: MembersLost) -> list[Event]:
         """Begin another epoch without the lost members, including members that the protocol does not know."""
         return [*self._say_lost(loss.workers), Assemble(self._crew.workers)]
 
-    def _begin_anew(self, failure: ShareComputeError) -> list[Event]:
+    def _restart(self, failure: ShareComputeError) -> list[Event]:
         if self._epochs_in_vain >= _EPOCHS_IN_VAIN:
             raise Unavailable(
                 f"members could not be linked {_EPOCHS_IN_VAIN} times: {failure.message}",
                 hint="look at the network between the job's machines, then resume it",
             ) from failure
-        self._listener.note(f"members could not be linked, and are linked anew: {failure.message}")
+        self._note(f"members could not be linked, and are linked anew: {failure.message}")
         return [Assemble(self._crew.workers)]
 
     def _count_epochs(self) -> None:

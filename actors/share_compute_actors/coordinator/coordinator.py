@@ -14,44 +14,11 @@ import ray
 
 from share_compute.errors import ShareComputeError
 from share_compute.jobs.events import Assignment, AttemptEnded, AttemptEvent, Offer, attempt_events
+from share_compute_actors.coordinator.control_requests import Cancelled, ControlRequests
 from share_compute_actors.machine.stalled import close_stalled_connections
 from share_compute_actors.unpickling import refuse_pickles
 
 _log = logging.getLogger(__name__)
-
-
-class Cancelled(Exception):
-    """The submitter cancelled the job."""
-
-
-class Wishes:
-    """Control requests of the control plane to a running attempt; any thread may write or read them."""
-
-    def __init__(self) -> None:
-        self.cancelled = threading.Event()
-        self.suspended = threading.Event()
-        """Set when the attempt is to write a checkpoint and end, so that another attempt continues from it."""
-        self._lock = threading.Lock()
-        self._leaving: set[str] = set()
-        self.offered: Offer | None = None
-        """The latest offer of machines that the attempt may use; None if none was made since it began."""
-
-    def leave(self, contributor_id: str) -> None:
-        """Ask the attempt to stop using a machine."""
-        with self._lock:
-            self._leaving.add(contributor_id)
-
-    def offer(self, offer: Offer) -> None:
-        """Set the machines that the attempt may use; this cancels earlier `leave` requests for them."""
-        with self._lock:
-            self.offered = offer
-            self._leaving.difference_update(machine.id for machine in offer.topology.contributors)
-
-    @property
-    def leaving(self) -> frozenset[str]:
-        """Ids of the machines that the attempt must stop using."""
-        with self._lock:
-            return frozenset(self._leaving)
 
 
 @ray.remote(num_cpus=0, concurrency_groups={"run": 1, "control": 4, "mail": 1})
@@ -69,7 +36,7 @@ class Coordinator:
         self._events: list[AttemptEvent] = []
         self._received = 0
         self._news = threading.Condition()
-        self._wishes = Wishes()
+        self._requests = ControlRequests()
         self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
     @ray.method(concurrency_group="run")
@@ -78,7 +45,7 @@ class Coordinator:
         try:
             from share_compute_actors.coordinator.attempt import TrainingAttempt  # noqa: PLC0415 - loads torch
 
-            attempt = TrainingAttempt(self._assignment, self._tell, self._wishes, self._inbox)
+            attempt = TrainingAttempt(self._assignment, self._tell, self._requests, self._inbox)
             self._tell(attempt.make())
         except Cancelled:
             self._tell(AttemptEnded(outcome="cancelled", reason="cancelled on request"))
@@ -116,12 +83,12 @@ class Coordinator:
     @ray.method(concurrency_group="control")
     def cancel(self) -> None:
         """Ask the attempt to end at the next step."""
-        self._wishes.cancelled.set()
+        self._requests.cancelled.set()
 
     @ray.method(concurrency_group="control")
     def suspend(self) -> None:
         """Ask the attempt to write a checkpoint after its present step, and then to end."""
-        self._wishes.suspended.set()
+        self._requests.suspended.set()
 
     @ray.method(concurrency_group="control")
     def offer(self, offer: str) -> None:
@@ -130,12 +97,12 @@ class Coordinator:
         Args:
             offer: an `Offer` as JSON.
         """
-        self._wishes.offer(Offer.model_validate_json(offer))
+        self._requests.offer(Offer.model_validate_json(offer))
 
     @ray.method(concurrency_group="control")
     def drain(self, contributor_id: str) -> None:
         """Ask the attempt to move a machine's shard to other machines, and to stop using the machine."""
-        self._wishes.leave(contributor_id)
+        self._requests.leave(contributor_id)
 
     def _tell(self, event: AttemptEvent) -> None:
         with self._news:

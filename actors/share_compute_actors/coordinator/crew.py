@@ -19,13 +19,13 @@ from share_compute.protocol.failures import Failure
 from share_compute.protocol.messages import ToMember
 from share_compute.protocol.roster import Worker
 from share_compute.topology import Contributor, Topology
-from share_compute_actors.coordinator.library import LibraryFacts
 from share_compute_actors.coordinator.party import MembersLost, Party
+from share_compute_actors.coordinator.shard_store import ShardStoreFacts
 from share_compute_actors.member.answering import answered
 from share_compute_actors.member.member import Member
 from share_compute_actors.member.naming import member_options
 from share_compute_actors.member.schemas import STATUS
-from share_compute_actors.messages import MemberSetup, Source, Sources, library_source
+from share_compute_actors.messages import MemberSetup, Source, Sources, server_source
 from share_compute_actors.testing import require_carried_out
 from share_compute_actors.unpickling import is_refusal
 from share_compute_actors.wire import COUNT, FLAG, NAMES, NOTHING, Undeclared
@@ -44,7 +44,7 @@ class Crew(Party):
     Args:
         assignment: the attempt, with its number of microbatches settled.
         facts: the facts that the shard store returned.
-        library: the shard store's actor.
+        shard_store: the shard store's actor.
         coordinator: actor that members send their messages to.
         cancelled: set when the submitter cancels the job.
         runs: the runs of the job's `SummationTree`.
@@ -55,8 +55,8 @@ class Crew(Party):
     def __init__(
         self,
         assignment: Assignment,
-        facts: LibraryFacts,
-        library: Any,
+        facts: ShardStoreFacts,
+        shard_store: Any,
         coordinator: Any,
         cancelled: threading.Event,
         runs: tuple[int, ...],
@@ -68,7 +68,7 @@ class Crew(Party):
         require_carried_out(assignment.failures)
         self._assignment = assignment
         self._facts = facts
-        self._library = library
+        self._shard_store = shard_store
         self._coordinator = coordinator
         self._runs = runs
         self._tied_name = tied_name
@@ -153,7 +153,7 @@ class Crew(Party):
         self.gather(
             NOTHING,
             {
-                worker: actor.follow.remote(self._coordinator, self._library, self.issue_key(worker))
+                worker: actor.follow.remote(self._coordinator, self._shard_store, self.issue_key(worker))
                 for worker, actor in actors.items()
             },
             goes_on=True,
@@ -181,7 +181,7 @@ class Crew(Party):
         sizes = self.gather(
             COUNT,
             {
-                worker: self._actors[worker].load.remote(self._library, shard, sources, applied)
+                worker: self._actors[worker].load.remote(self._shard_store, shard, sources, applied)
                 for worker, shard in shards.items()
             },
             goes_on=True,
@@ -205,7 +205,7 @@ class Crew(Party):
     @property
     def beginning(self) -> Sources | None:
         """Sources of the weights that the attempt began with; None if they come from the seed."""
-        return Sources((library_source(self._library),)) if self._facts.has_weights else None
+        return Sources((server_source(self._shard_store),)) if self._facts.has_weights else None
 
     def source(self, worker: Worker, copy: tuple[int, int] | None = None) -> Source:
         """Return a member as a source to load from.
@@ -315,7 +315,9 @@ class Crew(Party):
             self.gather(
                 COUNT,
                 {
-                    worker: self._actors[worker].load.remote(self._library, shard, sources(worker), applied)
+                    worker: self._actors[worker].load.remote(
+                        self._shard_store, shard, sources(worker), applied
+                    )
                     for worker, shard in shards.items()
                 },
             )

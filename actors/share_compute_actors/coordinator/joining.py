@@ -36,7 +36,7 @@ class Joining:
         solution: the plan.
         proposed: the event that reported the plan.
         heirs: returns the backup copies that members will keep, for a plan and the membership before it.
-        can_follow: whether members can be shadowed while they train; if not, shards are loaded while steps pause.
+        can_shadow: whether members can be shadowed while they train; if not, shards are loaded while steps pause.
     """
 
     def __init__(
@@ -46,16 +46,16 @@ class Joining:
         proposed: ReplanProposed,
         heirs: Callable[[Solution, Roster], Heirs] = lambda _solution, _roster: {},
         *,
-        can_follow: bool = True,
+        can_shadow: bool = True,
     ) -> None:
         self._crew = crew
         self._heirs = heirs
-        self._can_follow = can_follow
+        self._can_shadow = can_shadow
         self.solution = solution
         self._proposed = proposed
         self._is_linked = False
         """Whether an epoch was formed after all machines of the plan were there, so that replicas can catch up."""
-        self._followers: dict[Worker, tuple[Worker, ...]] = {}
+        self._replicas: dict[Worker, tuple[Worker, ...]] = {}
         self._poll = Poll(crew)
         self.is_ready = False
         """Whether the next epoch can carry out the plan."""
@@ -107,32 +107,32 @@ class Joining:
             self._crew.invite({worker: shards[worker] for worker in missing}, usable)
             return False
         if not self._is_linked:
-            self.is_ready = not self._follows(roster)
+            self.is_ready = not self._replicas_of(roster)
         if not self._is_linked or self.is_ready:
             return True
-        followers = {follower for each in self._followers.values() for follower in each}
-        self.is_ready = self._poll.is_unanimous(lambda: self._crew.ask_following(followers))
+        replicas = {replica for each in self._replicas.values() for replica in each}
+        self.is_ready = self._poll.is_unanimous(lambda: self._crew.ask_following(replicas))
         return self.is_ready
 
-    def _follows(self, roster: Roster) -> dict[Worker, tuple[Worker, ...]]:
-        if not self._can_follow:
+    def _replicas_of(self, roster: Roster) -> dict[Worker, tuple[Worker, ...]]:
+        if not self._can_shadow:
             return {}
         topology = self._crew.topology
         heirs = self._heirs(self.solution, roster)
-        return follows(roster, self.solution, lambda one: topology[one].device.kind, heirs)
+        return replicas_of(roster, self.solution, lambda one: topology[one].device.kind, heirs)
 
-    def followers(self, roster: Roster) -> dict[Worker, tuple[Worker, ...]]:
+    def replicas(self, roster: Roster) -> dict[Worker, tuple[Worker, ...]]:
         """Return the catch-up replicas of each member, in an epoch that is being formed."""
         self._is_linked, self._poll = self.machines <= self._crew.workers, Poll(self._crew)
         if not self._is_linked:
-            self._followers, self.is_ready = {}, False
+            self._replicas, self.is_ready = {}, False
             return {}
-        self._followers = self._follows(roster)
-        self.is_ready = not self._followers
-        return self._followers
+        self._replicas = self._replicas_of(roster)
+        self.is_ready = not self._replicas
+        return self._replicas
 
 
-def follows(
+def replicas_of(
     roster: Roster, solution: Solution, kind: Callable[[Worker], str], heirs: Heirs | None = None
 ) -> dict[Worker, tuple[Worker, ...]]:
     """Return the catch-up replicas of each member, for the time before a plan is carried out.
@@ -174,8 +174,8 @@ def follows(
 
 def _keeps(roster: Roster, worker: Worker, shard: tuple[int, int]) -> bool:
     """Whether a member keeps a backup copy of this shard."""
-    owners = (owner for owner, buddy in roster.buddies.items() if buddy == worker)
-    return any(roster.shard_of(owner) == shard for owner in owners)
+    primaries = (primary for primary, backup in roster.buddies.items() if backup == worker)
+    return any(roster.shard_of(primary) == shard for primary in primaries)
 
 
 def overlap(one: tuple[int, int], other: tuple[int, int]) -> range:

@@ -16,7 +16,7 @@ from ray.exceptions import ActorUnavailableError, ObjectLostError, RayActorError
 
 from share_compute.errors import ContributorLost, ShareComputeError, StaleEpoch, Unavailable, WrongTensor
 from share_compute.protocol.roster import Worker
-from share_compute_actors.coordinator.coordinator import Cancelled
+from share_compute_actors.coordinator.control_requests import Cancelled
 from share_compute_actors.coordinator.own_link import OwnLink
 from share_compute_actors.coordinator.pulse import Pulse
 from share_compute_actors.machine.reach import Place

@@ -22,9 +22,9 @@ from share_compute.planning.timings import Timings
 from share_compute.protocol.roster import Roster, Worker
 from share_compute.specification import TrainJob
 from share_compute.topology import Topology
-from share_compute_actors.coordinator.library import TrainingState
-from share_compute_actors.coordinator.record import CrewFacts, StepRecord
 from share_compute_actors.coordinator.rosters import shared, standing
+from share_compute_actors.coordinator.shard_store import ShardStoreFacts, TrainingState
+from share_compute_actors.coordinator.step_log import CrewFacts, StepLog
 from share_compute_actors.member.answering import answered
 from share_compute_actors.member.naming import workers_of
 from share_compute_actors.member.schemas import STATUS
@@ -48,6 +48,8 @@ class Takeover:
 class Start:
     """Starting point of an attempt."""
 
+    facts: ShardStoreFacts
+    """Facts that the shard store returned."""
     solution: Solution
     runs: tuple[int, ...]
     """The runs of the job's `SummationTree`."""
@@ -56,7 +58,7 @@ class Start:
     """Members taken over; None if new members load from the checkpoint or the seed."""
 
 
-def find_takeover(job_id: str, topology: Topology, record: StepRecord) -> Takeover | None:
+def find_takeover(job_id: str, topology: Topology, step_log: StepLog) -> Takeover | None:
     """Return the members left of a job, if together they hold the whole state after the last committed step.
 
     Members that cannot be used are killed; if a part of the state is missing, all members are.
@@ -64,10 +66,10 @@ def find_takeover(job_id: str, topology: Topology, record: StepRecord) -> Takeov
     Args:
         job_id: id of the job.
         topology: machines that the job may use.
-        record: step log of the job. It must be claimed, so that nobody commits a step meanwhile.
+        step_log: step log of the job. It must be claimed, so that nobody commits a step meanwhile.
     """
     left = workers_of(job_id)
-    crew, committed = record.crew, record.read().committed
+    crew, committed = step_log.crew, step_log.read().committed
     usable: dict[Worker, Any] = {}
     if crew is not None:
         known = {machine.id for machine in topology.contributors}
@@ -132,19 +134,19 @@ def solution_of(
     return found
 
 
-def state_of(record: StepRecord, beginning: TrainingState) -> TrainingState:
+def state_of(step_log: StepLog, beginning: TrainingState) -> TrainingState:
     """Return the training state after the last committed step.
 
     Args:
-        record: step log of the job.
+        step_log: step log of the job.
         beginning: training state in the checkpoint, or at the start of the job.
     """
-    step = record.read().committed
+    step = step_log.read().committed
     if step <= beginning.step:
         return beginning
-    (last,) = record.steps(after=step - 1)
+    (last,) = step_log.steps(after=step - 1)
     # The work that follows the last step, such as its validation, may be unfinished: it is done again.
-    validations = {**dict(beginning.validations), **dict(record.validations())}
+    validations = {**dict(beginning.validations), **dict(step_log.validations())}
     validations.pop(step, None)
     return TrainingState(step, last.loss_scale, tuple(sorted(validations.items())))
 

@@ -11,7 +11,7 @@ from ray.exceptions import RayActorError, RayTaskError
 
 from share_compute.errors import ShareComputeError
 from share_compute_actors.member.allocator import as_told
-from share_compute_actors.member.rows import library_lost
+from share_compute_actors.member.rows import shard_store_lost
 from share_compute_actors.wire import Packs, answers_by, unpack_answer
 
 Parameters = ParamSpec("Parameters")
@@ -27,7 +27,7 @@ def answers(schema: Packs[T]) -> Callable[[Callable[Parameters, T]], Callable[Pa
 def _told(failure: Exception) -> ShareComputeError:
     if isinstance(failure, RayActorError):
         # Members call the shard store or another member. The coordinator notices the loss of a member by itself.
-        return library_lost()
+        return shard_store_lost()
     cause = failure.cause if isinstance(failure, RayTaskError) else failure
     if isinstance(cause, ShareComputeError):
         return cause

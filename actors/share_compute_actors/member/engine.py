@@ -150,10 +150,10 @@ class Engine:
             channel.wake()
         return future.result()
 
-    def use_library(self, library: Any) -> None:
+    def use_shard_store(self, shard_store: Any) -> None:
         """Request samples from another shard store from now on; this also ends a wait for the previous one."""
         if self._samples is not None:
-            self._samples.use(library)
+            self._samples.use(shard_store)
 
     # -- orders ------------------------------------------------------------------------------------------------------
 

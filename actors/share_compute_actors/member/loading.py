@@ -27,7 +27,7 @@ from share_compute_actors.machine.device import measured_device
 from share_compute_actors.member.allocator import is_out_of_memory, passing_through
 from share_compute_actors.member.pieces import Piece, whole
 from share_compute_actors.member.reading import GivesState
-from share_compute_actors.member.rows import library_lost
+from share_compute_actors.member.rows import shard_store_lost
 from share_compute_actors.member.runner import Runner
 from share_compute_actors.messages import Extent, MemberSetup, Source, Sources, pack_extents
 from share_compute_actors.wire import NAMES, Undeclared, unpack_answer
@@ -90,7 +90,7 @@ class Givers:
         """Return the answer of a source.
 
         Raises:
-            LibraryLost: the source was the shard store, and died.
+            ShardStoreLost: the source was the shard store, and died.
             StaleEpoch: the source was a member, and died.
         """
         return self.begin(source, method, *arguments)()
@@ -266,14 +266,14 @@ def _given(asked: Any, source: Source) -> Any:
     """Return the answer of a source.
 
     Raises:
-        LibraryLost: the source was the shard store, and died.
+        ShardStoreLost: the source was the shard store, and died.
         StaleEpoch: the source was a member, and died.
     """
     try:
         return ray.get(asked)
     except (RayActorError, ObjectLostError) as failure:
         if source.worker is None:
-            raise library_lost() from failure
+            raise shard_store_lost() from failure
         raise StaleEpoch(
             "who had a part of the shard died while it was loaded", hint="nothing: the next epoch begins"
         ) from failure

@@ -12,7 +12,7 @@ import ray
 import torch
 from numpy.typing import NDArray
 
-from share_compute.errors import LibraryLost, ShareComputeError, StaleEpoch
+from share_compute.errors import ShardStoreLost, ShareComputeError, StaleEpoch
 from share_compute.planning.partitioning import Shard
 from share_compute.protocol.member import MemberMachine
 from share_compute.protocol.member_events import Loaded
@@ -99,7 +99,7 @@ class Member(GivesState, KeepsCopies):
         self._built: Runner | None = None
         """A runner whose weights are not loaded yet."""
         self._names: dict[Worker, str] = {}
-        self._library: Any = None
+        self._shard_store: Any = None
         self._pieces: Pieces | None = None
         self._lifeline = Lifeline()
         self._unacknowledged = Unacknowledged()
@@ -113,13 +113,13 @@ class Member(GivesState, KeepsCopies):
 
     @ray.method(concurrency_group="orders")
     @answers(COUNT)
-    def load(self, library: Any, shard: Shard, sources: Sources | None, applied: int) -> int:
+    def load(self, shard_store: Any, shard: Shard, sources: Sources | None, applied: int) -> int:
         """Build a shard for the next epoch and fill it; return the bytes of its weights.
 
         The current shard stays until `adopt`, because other members may want to read it.
 
         Args:
-            library: the shard store, which gives samples.
+            shard_store: the shard store, which gives samples.
             shard: layers of the model.
             sources: source of each parameter and buffer, by stored name: the shard store, or members of the previous
                 epoch. None initializes from the seed.
@@ -129,10 +129,10 @@ class Member(GivesState, KeepsCopies):
             PlanInfeasible: the shard does not fit into this machine's memory.
             UserError: the weights do not belong to the configuration.
         """
-        return self._engine.order(partial(self._load, library, shard, sources, applied))
+        return self._engine.order(partial(self._load, shard_store, shard, sources, applied))
 
-    def _load(self, library: Any, shard: Shard, sources: Sources | None, applied: int) -> int:
-        self._library = library
+    def _load(self, shard_store: Any, shard: Shard, sources: Sources | None, applied: int) -> int:
+        self._shard_store = shard_store
         runner, self._built = self._built, None
         if runner is None or runner.stage.shard != shard:
             self._next = None  # frees the memory of a shard that was loaded for an epoch that never began
@@ -170,11 +170,11 @@ class Member(GivesState, KeepsCopies):
         assert self._next is not None
         self._runner, self._next = self._next, None
         inputs, targets = (
-            Rows(self._library, part, self._tell_library_lost) for part in ("inputs", "targets")
+            Rows(self._shard_store, part, self._tell_shard_store_lost) for part in ("inputs", "targets")
         )
         self._engine.equip(self._runner, inputs, targets, loaded)
 
-    def _tell_library_lost(self, lost: LibraryLost) -> None:
+    def _tell_shard_store_lost(self, lost: ShardStoreLost) -> None:
         self._tell(lost, None)
 
     # -- epochs ------------------------------------------------------------------------------------------------------
@@ -274,7 +274,9 @@ class Member(GivesState, KeepsCopies):
         return self._engine.order(lambda: self._passing().next_logits(step, ids, stage, way))
 
     def _passing(self) -> Passing:
-        return Passing(self._here(), self._open_channel(), self._names, self._library, self._setup.deadline_s)
+        return Passing(
+            self._here(), self._open_channel(), self._names, self._shard_store, self._setup.deadline_s
+        )
 
     @ray.method(concurrency_group="orders")
     @answers(FINDING)
@@ -284,7 +286,7 @@ class Member(GivesState, KeepsCopies):
 
     def _find_nonfinite(self, step: int, place: int, microbatches: Sequence[int]) -> Finding | None:
         runner, shard = self._here(), self._here().stage.shard
-        inputs, targets = Rows(self._library, "inputs"), Rows(self._library, "targets")
+        inputs, targets = Rows(self._shard_store, "inputs"), Rows(self._shard_store, "targets")
         findings: list[Finding | None] = []
         for microbatch in microbatches:
             entering, incoming = self._engine.arrived(step, microbatch)
@@ -323,10 +325,10 @@ class Member(GivesState, KeepsCopies):
 
     @ray.method(concurrency_group="control")
     @answers(NOTHING)
-    def follow(self, coordinator: Any, library: Any, key: bytes) -> None:
+    def follow(self, coordinator: Any, shard_store: Any, key: bytes) -> None:
         """Switch to another attempt's coordinator, its key and its shard store."""
-        self._library, self._pieces = library, None
-        self._engine.use_library(library)
+        self._shard_store, self._pieces = shard_store, None
+        self._engine.use_shard_store(shard_store)
         self._unacknowledged.clear()
         self._coordinator = coordinator, key  # last: messages about the old shard store are not for it
 

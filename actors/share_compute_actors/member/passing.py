@@ -31,14 +31,14 @@ class Passing:
         runner: runner of this member's shard.
         channel: channel of the epoch.
         names: names of the members' machines.
-        library: the shard store, which has the samples.
+        shard_store: the shard store, which has the samples.
         deadline_s: longest wait for another member, in seconds.
     """
 
     runner: Runner
     channel: Channel
     names: Mapping[Worker, str]
-    library: Any
+    shard_store: Any
     deadline_s: float
 
     def evaluate(
@@ -116,6 +116,6 @@ class Passing:
 
     def _samples(self, split: Held, microbatches: Sequence[int], part: Part) -> dict[int, Tensor]:
         rows: Mapping[int, NDArray[Any]] = ray.get(
-            self.library.evaluation_rows.remote(split, list(microbatches), part)
+            self.shard_store.evaluation_rows.remote(split, list(microbatches), part)
         )
         return {microbatch: torch.tensor(values) for microbatch, values in rows.items()}

@@ -12,22 +12,22 @@ from numpy.typing import NDArray
 from ray.exceptions import ObjectLostError, RayActorError
 from torch import Tensor
 
-from share_compute.errors import LibraryLost
+from share_compute.errors import ShardStoreLost
 from share_compute_actors.wire import Packs, unpack_answer
 
 Answer = TypeVar("Answer")
 Part = Literal["inputs", "targets"]
 
 
-def library_lost() -> LibraryLost:
+def shard_store_lost() -> ShardStoreLost:
     """Return the error for a shard store whose actor died."""
-    return LibraryLost(
-        "the library process on the server died",
+    return ShardStoreLost(
+        "the shard store on the server died",
         hint="look for lack of memory on the server, then resume the job",
     )
 
 
-def ask_library(schema: Packs[Answer], asked: Any) -> Answer:
+def ask_shard_store(schema: Packs[Answer], asked: Any) -> Answer:
     """Wait for the shard store's answer to the coordinator, and return it.
 
     Args:
@@ -36,71 +36,71 @@ def ask_library(schema: Packs[Answer], asked: Any) -> Answer:
 
     Raises:
         ShareComputeError: the shard store raised this error.
-        LibraryLost: the shard store's process died.
+        ShardStoreLost: the shard store's process died.
     """
     try:
-        return unpack_answer(schema, ray.get(asked), "the library")
+        return unpack_answer(schema, ray.get(asked), "the shard store")
     except RayActorError as failure:
-        raise library_lost() from failure
+        raise shard_store_lost() from failure
 
 
 class Rows:
     """Fetches one part of the samples: their inputs or their targets.
 
     Args:
-        library: the shard store's actor.
+        shard_store: the shard store's actor.
         part: the part of each sample.
         tell_lost: called when the shard store died; `take` then waits for another one. None: `take` raises the error.
     """
 
     def __init__(
-        self, library: Any, part: Part, tell_lost: Callable[[LibraryLost], None] | None = None
+        self, shard_store: Any, part: Part, tell_lost: Callable[[ShardStoreLost], None] | None = None
     ) -> None:
-        self._library = library
+        self._shard_store = shard_store
         self._part = part
         self._tell_lost = tell_lost
         self._changed = threading.Condition()
         self._asked: dict[tuple[int, int], tuple[Any, Any]] = {}
         """The shard store that was asked, and the call that returns the samples with others, by step and microbatch."""
 
-    def use(self, library: Any) -> None:
+    def use(self, shard_store: Any) -> None:
         """Request samples from another shard store from now on; may be called from any thread."""
         with self._changed:
-            self._library = library
+            self._shard_store = shard_store
             self._changed.notify_all()
 
     def expect(self, step: int, microbatches: Collection[int]) -> None:
         """Request samples that will be needed, so that they are transferred meanwhile."""
         missing = [microbatch for microbatch in microbatches if (step, microbatch) not in self._asked]
         if missing:
-            library = self._library
-            call = library.train_rows.remote(step, missing, self._part)
-            self._asked.update({(step, microbatch): (library, call) for microbatch in missing})
+            shard_store = self._shard_store
+            call = shard_store.train_rows.remote(step, missing, self._part)
+            self._asked.update({(step, microbatch): (shard_store, call) for microbatch in missing})
 
     def take(self, step: int, microbatch: int) -> Tensor:
         """Return the samples of one microbatch, ``[batch, ...]``.
 
         Raises:
-            LibraryLost: the shard store died, and no `tell_lost` was given.
+            ShardStoreLost: the shard store died, and no `tell_lost` was given.
         """
         while True:
             self.expect(step, [microbatch])
-            library, call = self._asked[step, microbatch]
+            shard_store, call = self._asked[step, microbatch]
             try:
                 rows: Mapping[int, NDArray[Any]] = ray.get(call)
             except (RayActorError, ObjectLostError) as failure:
                 self._asked.clear()
-                self._await_other(library, failure)
+                self._await_other(shard_store, failure)
             else:
                 return torch.tensor(rows[microbatch])
 
     def _await_other(self, lost: Any, failure: RayActorError | ObjectLostError) -> None:
         if self._tell_lost is None:
-            raise library_lost() from failure
+            raise shard_store_lost() from failure
         with self._changed:
-            if self._library is lost:  # locked: a new store's provider gets no report of the old one
-                self._tell_lost(library_lost())
-            self._changed.wait_for(lambda: self._library is not lost)
+            if self._shard_store is lost:  # locked: a new store's provider gets no report of the old one
+                self._tell_lost(shard_store_lost())
+            self._changed.wait_for(lambda: self._shard_store is not lost)
 
     def forget(self, step: int) -> None:
         """Drop the samples of this step and of the steps before."""

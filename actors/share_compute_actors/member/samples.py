@@ -64,10 +64,10 @@ class Samples:
         for rows in self._all:
             rows.forget(step)
 
-    def use(self, library: Any) -> None:
+    def use(self, shard_store: Any) -> None:
         """Request samples from another shard store from now on; this also ends a wait for the previous one."""
         for rows in self._all:
-            rows.use(library)
+            rows.use(shard_store)
 
     @property
     def _all(self) -> tuple[Rows, ...]:

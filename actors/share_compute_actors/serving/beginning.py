@@ -9,8 +9,8 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from share_compute_actors.coordinator.coordinator import Cancelled
-from share_compute_actors.member.rows import ask_library
+from share_compute_actors.coordinator.control_requests import Cancelled
+from share_compute_actors.member.rows import ask_shard_store
 from share_compute_actors.serving.assembly import Assembly
 from share_compute_actors.serving.assignment import ServingAssignment
 from share_compute_actors.serving.crew import ServingCrew
@@ -60,4 +60,4 @@ def _prepared(weights: Any, stopped: threading.Event) -> ServedModel:
     while not ray.wait([asked], timeout=_GLANCE_S)[0]:
         if stopped.is_set():
             raise Cancelled
-    return ask_library(SERVED, asked)
+    return ask_shard_store(SERVED, asked)

@@ -19,7 +19,7 @@ from share_compute.serving.turn_stage import TurnStage
 from share_compute_actors.machine.device import measured_device
 from share_compute_actors.member.allocator import passing_through
 from share_compute_actors.member.loading import Givers, fill, fits
-from share_compute_actors.messages import Sources, library_source
+from share_compute_actors.messages import Sources, server_source
 from share_compute_actors.serving.messages import ServingSetup
 
 
@@ -75,11 +75,11 @@ def fill_shard(setup: ServingSetup, weights: Any, stage: TurnStage, missing: dic
         missing: tensors to fill, by stored name; emptied, so that packed weights are not in memory twice.
 
     Raises:
-        LibraryLost: the actor that gives weights died.
+        ShardStoreLost: the actor that gives weights died.
         PlanInfeasible: the shard does not fit into this machine's memory.
         UserError: the weights do not belong to the configuration.
     """
-    givers = Givers(Sources((library_source(weights),)))
+    givers = Givers(Sources((server_source(weights),)))
     groups: dict[tuple[str, torch.dtype], dict[str, Tensor]] = {}
     for name, tensor in missing.items():
         groups.setdefault(_asked(name, tensor, stage.dtype), {})[name] = tensor

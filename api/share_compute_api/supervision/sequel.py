@@ -7,9 +7,9 @@ from typing import Any
 
 from share_compute.errors import (
     ContributorLost,
-    LibraryLost,
     LinkLost,
     PlanInfeasible,
+    ShardStoreLost,
     ShareComputeError,
     Unavailable,
 )
@@ -38,7 +38,7 @@ class Failure:
         """Return the failure that an attempt reported itself."""
         error = error or {}
         code = error.get("code")
-        leaves_members = code in (LibraryLost.code, LinkLost.code)
+        leaves_members = code in (ShardStoreLost.code, LinkLost.code)
         return cls(reason, error, code == ContributorLost.code or leaves_members, leaves_members)
 
     @classmethod

@@ -82,7 +82,7 @@ _crews: TypeAdapter[CrewFacts] = TypeAdapter(CrewFacts)
 _steps: TypeAdapter[StepFacts] = TypeAdapter(StepFacts)
 
 
-class StepRecord:
+class StepLog:
     """The step log of one job: a SQLite file in the job's folder.
 
     If two coordinators of one job run, only the one of the later attempt may write. It claims the step log. From then

@@ -26,6 +26,7 @@ from share_compute.planning.planner import Solution
 from share_compute.planning.timings import LayerTiming, MachineTimings, Timings
 from share_compute.protocol.roster import Worker
 from share_compute.topology import Topology
+from share_compute_actors.coordinator.changes import Changes
 from share_compute_actors.messages import StepFigures
 
 _STEPS = 10
@@ -38,16 +39,14 @@ _SIGMA = 1.4826
 """Standard deviation of a normal distribution, in median absolute deviations (Rousseeuw and Croux, 1993)."""
 
 
-class Reality:
+class PerformanceMonitor:
     """Performance monitor of one attempt.
 
     Args:
         assignment: the attempt, with its number of microbatches settled.
         solution: the plan in use, with the figures behind it.
         tell: receives events.
-        propose: receives a better plan with its event, and reports it.
-        usable: returns the machines that the job may use now.
-        under_way: returns the plan that waits for its machines, or None.
+        changes: takes better plans; knows the usable machines and the plan that waits for its machines.
         clock: returns the time in seconds.
     """
 
@@ -56,18 +55,14 @@ class Reality:
         assignment: Assignment,
         solution: Solution,
         tell: Callable[[AttemptEvent], None],
-        propose: Callable[[Solution, ReplanProposed], None],
-        usable: Callable[[], Topology],
-        under_way: Callable[[], Solution | None],
+        changes: Changes,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._assignment = assignment
         self._solution = solution
         self._tell = tell
-        self._propose_plan = propose
-        self._usable = usable
-        self._under_way = under_way
-        self._known = usable()
+        self._changes = changes
+        self._known = changes.usable
         """Usable machines at the last search for a plan."""
         self._clock = clock
         self._limits = DriftLimits(drift=assignment.drift)
@@ -90,10 +85,10 @@ class Reality:
         self._is_disturbed = False
         """Whether members were lost since the last search for a plan."""
         self._is_given_up = False
-        """Whether the proposed plan was given up since the last search."""
+        """Whether the proposed plan was given up since the last search, so that it may be proposed again."""
         self._stages = _stages(solution)
 
-    def __enter__(self) -> Reality:
+    def __enter__(self) -> PerformanceMonitor:
         return self
 
     def __exit__(
@@ -125,10 +120,6 @@ class Reality:
         self._is_warm = False
         self._is_disturbed |= are_lost
 
-    def give_up(self) -> None:
-        """Record that the proposed plan was given up, so that it may be proposed again. Thread-safe."""
-        self._is_given_up = True
-
     def timings(self) -> Timings:
         """Return the layer timings measured so far, by contributor id."""
         return {machine: dict(timed) for machine, timed in self._timings.items()}
@@ -145,7 +136,8 @@ class Reality:
         if not self._is_warm:
             self._is_warm = True  # the first step is not counted: it loads libraries and fills caches
             return
-        if self._is_disturbed or self._is_given_up or self._known != self._usable():
+        self._is_given_up |= self._changes.take_given_up()
+        if self._is_disturbed or self._is_given_up or self._known != self._changes.usable:
             self._plan_again(step)
         self._step_s.append(seconds)
         self._recent_s.append(seconds)
@@ -168,7 +160,7 @@ class Reality:
         """Keep and report members' layer timings, which replace estimates when the job is planned again."""
         timed: dict[str, MachineTimings] = {}
         told = {worker: result.layer_timings for worker, result in results.items() if result.layer_timings}
-        machines = {machine.id: machine for machine in self._usable().contributors} if told else {}
+        machines = {machine.id: machine for machine in self._changes.usable.contributors} if told else {}
         slowdowns = _slowdowns(self._solution)
         for worker in sorted(told.keys() & machines.keys()):
             machine = machines[worker]
@@ -216,7 +208,7 @@ class Reality:
         if left == 0 or step == self._looked_after or is_looking:
             return
         self._looked_after = step
-        usable = self._usable()
+        usable = self._changes.usable
         if self._is_given_up or usable != self._known:
             self._forget_proposal()
         self._known, self._is_disturbed, self._is_given_up = usable, False, False
@@ -241,7 +233,7 @@ class Reality:
 
     def _look(self, step: int, left: int, machines: Topology, timings: Timings, noise: float) -> None:
         solution = self._solution
-        under_way = self._under_way()
+        under_way = self._changes.under_way()
         limits = self._limits.model_copy(update={"least_gain": max(self._limits.least_gain, noise)})
         replan = propose(self._assignment.spec, machines, solution, timings, left, limits, under_way)
         with self._lock:
@@ -259,7 +251,7 @@ class Reality:
                 move_cost_s=replan.move_cost_s,
                 sentence=replan.sentence,
             )
-            self._propose_plan(replan.solution, proposed)
+            self._changes.propose(replan.solution, proposed)
 
 
 def _stages(solution: Solution) -> list[tuple[Worker, ...]]:

@@ -21,10 +21,10 @@ from share_compute.jobs.events import ArtifactSaved, Assignment, AttemptEvent, C
 from share_compute.protocol.roster import Worker
 from share_compute.training.checkpoint_pace import CheckpointPace
 from share_compute_actors.coordinator.conductor import Conductor
-from share_compute_actors.coordinator.coordinator import Wishes
+from share_compute_actors.coordinator.control_requests import ControlRequests
 from share_compute_actors.coordinator.crew import Crew, MembersLost
-from share_compute_actors.coordinator.library import SAVED, STATE_OF_TRAINING, TrainingState
-from share_compute_actors.member.rows import ask_library
+from share_compute_actors.coordinator.shard_store import SAVED, STATE_OF_TRAINING, TrainingState
+from share_compute_actors.member.rows import ask_shard_store
 from share_compute_actors.messages import FolderKind
 from share_compute_actors.wire import FLAG
 
@@ -42,35 +42,35 @@ class _Saving(NamedTuple):
     answer: Any
 
 
-class Keeper:
+class CheckpointManager:
     """Saves the model of a job into folders of the shard store, one folder at a time.
 
     At a pause, the first member of each stage takes a snapshot. Training then goes on while the shard store fetches the
     snapshots and writes them. All methods must be called on the coordinator's one thread.
 
     Args:
-        library: the shard store's actor, which writes the folders.
+        shard_store: the shard store's actor, which writes the folders.
         crew: the members, which hold the model.
         conductor: pauses training, so that no step is computed while snapshots are taken.
         assignment: the attempt, with the job's folder and the period of checkpoints.
         tell: receives events.
-        wishes: control requests of the control plane.
+        requests: control requests of the control plane.
     """
 
     def __init__(
         self,
-        library: Any,
+        shard_store: Any,
         crew: Crew,
         conductor: Conductor,
         assignment: Assignment,
         tell: Callable[[AttemptEvent], None],
-        wishes: Wishes,
+        requests: ControlRequests,
     ) -> None:
-        self._library = library
+        self._shard_store = shard_store
         self._crew = crew
         self._conductor = conductor
         self._place = assignment.folder
-        self._wishes = wishes
+        self._requests = requests
         self._tell = tell
         self._under_way: _Saving | None = None
         self._whole: str | None = None
@@ -115,7 +115,7 @@ class Keeper:
             ContributorLost: the attempt is to be suspended, and its checkpoint is whole.
             ShareComputeError: as `checkpoint` does.
         """
-        if self._wishes.suspended.is_set():
+        if self._requests.suspended.is_set():
             self.checkpoint(state, waits=True)
             raise suspended(f"after step {state.step}")
         if self._is_due:
@@ -133,7 +133,7 @@ class Keeper:
         saving = self._under_way
         if saving is not None and ray.wait([saving.answer], timeout=0)[0]:
             self._settle(saving)
-        if self._is_due or self._wishes.suspended.is_set():
+        if self._is_due or self._requests.suspended.is_set():
             self._conductor.pause_early()
 
     def release(self, workers: Collection[Worker]) -> None:
@@ -184,7 +184,7 @@ class Keeper:
         )
         names = [self._crew.name(worker) for worker in first]
         members = [self._crew.handle(worker) for worker in first]
-        answer = self._library.save.remote(folder, kind, STATE_OF_TRAINING.pack(state), names, *members)
+        answer = self._shard_store.save.remote(folder, kind, STATE_OF_TRAINING.pack(state), names, *members)
         self._under_way = _Saving(folder, kind, state.step, tuple(first), answer)
         if copies and not all(are_copies.values()) and not self._has_told_of_memory:
             self._has_told_of_memory = True
@@ -211,7 +211,7 @@ class Keeper:
         self._under_way = None
         if self._pace is not None:
             self._pace = self._pace.written(time.monotonic())
-        saved = ask_library(SAVED, saving.answer)
+        saved = ask_shard_store(SAVED, saving.answer)
         if saved.culprit is not None and saving.holders[saved.culprit] in self._crew.workers:
             self._crew.pulse.accuse(saving.holders[saved.culprit], VerificationFailed(saved.fault))
         size_bytes = saved.size_bytes

@@ -17,7 +17,7 @@ from share_compute.planning.drift import DriftLimits
 from share_compute.planning.planner import Solution, solve
 from share_compute.planning.timings import LayerTiming, Timings
 from share_compute.topology import Topology
-from share_compute_actors.coordinator.reality import Reality
+from share_compute_actors.coordinator.performance_monitor import PerformanceMonitor
 from share_compute_actors.messages import StepFigures
 
 LEAST_TIME_S = DriftLimits().least_time_s
@@ -26,7 +26,7 @@ WAIT_S = 30.0
 
 
 class Run:
-    """One attempt at 1,000 steps, whose steps a test makes."""
+    """One attempt at 1,000 steps, whose steps a test makes; it stands for the attempt's `Changes`, too."""
 
     def __init__(
         self,
@@ -47,16 +47,19 @@ class Run:
         assignment = Assignment(job_id="job", attempt=1, spec=spec, topology=topology, folder=folder)
         self.usable = topology
         self.proposed: queue.Queue[Solution] = queue.Queue()
-        self.under_way: Solution | None = None
-        self.reality = Reality(
-            assignment,
-            self.solution,
-            self.told.put,
-            self.propose,
-            lambda: self.usable,
-            lambda: self.under_way,
-            clock=lambda: self.now_s,
+        self.pending: Solution | None = None
+        self.is_given_up = False
+        changes: Any = self
+        self.monitor = PerformanceMonitor(
+            assignment, self.solution, self.told.put, changes, clock=lambda: self.now_s
         )
+
+    def under_way(self) -> Solution | None:
+        return self.pending
+
+    def take_given_up(self) -> bool:
+        was_given_up, self.is_given_up = self.is_given_up, False
+        return was_given_up
 
     def propose(self, solution: Solution, proposed: ReplanProposed) -> None:
         self.told.put(proposed)
@@ -77,7 +80,7 @@ class Run:
                 )
                 for stage, holders in enumerate(self.solution.layout.stages)
             }
-            self.reality.observe(self.step, seconds, results)
+            self.monitor.observe(self.step, seconds, results)
 
     def slow_layers(self, factor: float) -> dict[int, dict[int, LayerTiming]]:
         """Timings as if the machine of the first stage were slower than it said."""
@@ -100,7 +103,7 @@ class Run:
 @pytest.fixture
 def run(tmp_path: Path) -> Iterator[Run]:
     made = Run(tmp_path)
-    with made.reality:
+    with made.monitor:
         yield made
 
 
@@ -158,7 +161,7 @@ def test_what_earlier_attempts_timed_counts_when_the_job_is_planned_again(tmp_pa
     new = {0: {0: LayerTiming(0.03, 0.04)}}
     resumed.steps(1, 1.0, new)
     (first,) = (member.name for member in resumed.solution.plan.stages[0].members)
-    timings = resumed.reality.timings()
+    timings = resumed.monitor.timings()
     assert timings[first][0] == LayerTiming(0.03, 0.04)
     assert timings["a"][11] == LayerTiming(0.01, 0.02)
     assert known["a"][0] == LayerTiming(0.01, 0.02)  # the plan in use was made from it
@@ -167,80 +170,80 @@ def test_what_earlier_attempts_timed_counts_when_the_job_is_planned_again(tmp_pa
 def test_steps_as_predicted_lead_to_nothing(run: Run) -> None:
     run.steps(4, run.predicted_s, run.slow_layers(1.0))
     run.steps(200, 1.1 * run.predicted_s)
-    assert run.reality._planner is None
+    assert run.monitor._planner is None
 
 
 def test_a_machine_that_comes_is_looked_at_once(tmp_path: Path) -> None:
     run = Run(tmp_path, stages=None)
-    with run.reality:
+    with run.monitor:
         run.steps(3, run.predicted_s)
-        assert run.reality._planner is None
+        assert run.monitor._planner is None
         run.usable = lan(machine("a", 50), machine("b", 50), machine("c", 50), bytes_per_s=1e9)
         run.steps(1, run.predicted_s)
         better = run.proposed.get(timeout=WAIT_S)
         assert {member.name for stage in better.plan.stages for member in stage.members} == {"a", "b", "c"}
         run.steps(5, run.predicted_s)
-        run.reality._planner.join(WAIT_S)
+        run.monitor._planner.join(WAIT_S)
         assert run.proposed.empty()
 
 
 def test_a_plan_that_is_under_way_is_not_given_up_for_one_that_is_hardly_better(run: Run) -> None:
     run.steps(44, 2.5 * run.predicted_s, run.slow_layers(3.0))
-    run.under_way = run.proposed.get(timeout=WAIT_S)
+    run.pending = run.proposed.get(timeout=WAIT_S)
     for factor in (2.7, 40.0):
-        run.reality._planner.join(WAIT_S)
-        run.reality.give_up()
+        run.monitor._planner.join(WAIT_S)
+        run.is_given_up = True
         assert run.proposed.empty()
         run.steps(1, 2.5 * run.predicted_s, run.slow_layers(factor))
-    assert run.proposed.get(timeout=WAIT_S).plan.stages != run.under_way.plan.stages
+    assert run.proposed.get(timeout=WAIT_S).plan.stages != run.pending.plan.stages
 
 
 def test_a_plan_that_was_given_up_is_proposed_again(run: Run) -> None:
     run.steps(44, 2.5 * run.predicted_s, run.slow_layers(3.0))
     first = run.proposed.get(timeout=WAIT_S)
     for _ in range(2):
-        run.reality.give_up()
-        run.reality._planner.join(WAIT_S)
+        run.is_given_up = True
+        run.monitor._planner.join(WAIT_S)
         run.steps(1, 2.5 * run.predicted_s)
         assert run.proposed.get(timeout=WAIT_S).plan.stages == first.plan.stages
     run.steps(1, 2.5 * run.predicted_s)
-    run.reality._planner.join(WAIT_S)
+    run.monitor._planner.join(WAIT_S)
     assert run.proposed.empty()
 
 
 def test_members_that_are_lost_let_the_job_be_planned_again(run: Run) -> None:
     run.steps(3, run.predicted_s)
-    run.reality.reform(run.solution, are_lost=True)
+    run.monitor.reform(run.solution, are_lost=True)
     run.steps(2, run.predicted_s)
-    assert run.reality._planner is not None
-    run.reality._planner.join(WAIT_S)
+    assert run.monitor._planner is not None
+    run.monitor._planner.join(WAIT_S)
     assert run.proposed.empty()  # the plan in use is the best
 
 
 def test_a_plan_that_was_adopted_is_kept_for_a_while(run: Run) -> None:
     run.steps(44, 2.5 * run.predicted_s, run.slow_layers(3.0))
     adopted = run.proposed.get(timeout=WAIT_S)
-    assert run.reality._planner is not None
-    run.reality._planner.join(WAIT_S)
-    run.reality.reform(adopted)
-    first, begun_s = run.reality._planner, run.now_s
+    assert run.monitor._planner is not None
+    run.monitor._planner.join(WAIT_S)
+    run.monitor.reform(adopted)
+    first, begun_s = run.monitor._planner, run.now_s
     while run.now_s + 3.0 * run.predicted_s - begun_s < LEAST_TIME_S:  # steps drift all the time
         run.steps(1, 3.0 * run.predicted_s)
-    assert run.reality._planner is first
+    assert run.monitor._planner is first
     run.steps(2 * DriftLimits().steps, 3.0 * run.predicted_s)
-    assert run.reality._planner is not first
+    assert run.monitor._planner is not first
 
 
 def test_a_gain_that_is_within_the_noise_leads_to_nothing(tmp_path: Path) -> None:
     def propose_at(spread: float) -> bool:
         run = Run(tmp_path)
-        with run.reality:
+        with run.monitor:
             median_s = 2.5 * run.predicted_s
             run.steps(1, median_s, run.slow_layers(1.5))
-            while run.reality._planner is None:
+            while run.monitor._planner is None:
                 for factor in (1 - spread, 1.0, 1 + spread):
                     run.steps(1, factor * median_s)
-            run.reality._planner.join(WAIT_S)
+            run.monitor._planner.join(WAIT_S)
             return not run.proposed.empty()
 
     assert propose_at(0.05)
@@ -259,7 +262,7 @@ def test_layers_that_share_cores_are_told_as_on_cores_of_their_own(tmp_path: Pat
 
     timed = shared.slow_layers(1.0)
     shared.steps(2, 1.0, timed)
-    learned = shared.reality.timings()
+    learned = shared.monitor.timings()
     for place, stage in enumerate(shared.solution.layout.stages):
         slowdown = slowdowns[stage.members[0]]
         for layer, timing in learned[shared.usable.contributors[stage.members[0]].id].items():

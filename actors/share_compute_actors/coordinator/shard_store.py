@@ -58,7 +58,7 @@ class TrainingState:
 
 
 @dataclass(frozen=True, slots=True)
-class LibraryFacts:
+class ShardStoreFacts:
     """Facts that the coordinator gets from the shard store before it plans."""
 
     blueprint: Blueprint
@@ -96,7 +96,7 @@ class Saved:
     """Defect of the data that this member sent, for the user."""
 
 
-FACTS: Schema[LibraryFacts] = Schema(LibraryFacts)
+FACTS: Schema[ShardStoreFacts] = Schema(ShardStoreFacts)
 SAVED: Schema[Saved] = Schema(Saved)
 STATE_OF_TRAINING: Schema[TrainingState] = Schema(TrainingState)
 PROGRESS: Schema[tuple[str, float]] = Schema(tuple[str, float])
@@ -108,7 +108,7 @@ PROGRESS: Schema[tuple[str, float]] = Schema(tuple[str, float])
     max_task_retries=-1,
     concurrency_groups={"control": 1, "serve": 4, "weights": 1, "saving": 1},
 )
-class Library:
+class ShardStore:
     """The shard store of one attempt: serves samples and weights, and writes checkpoints and results.
 
     Args:
@@ -140,7 +140,7 @@ class Library:
         return self._progress
 
     @answers(FACTS)
-    def prepare(self) -> LibraryFacts:
+    def prepare(self) -> ShardStoreFacts:
         """Read and tokenize the data, open the weights and resolve the model's configuration; return the facts."""
 
         def note(what: str, share: float) -> None:
@@ -167,7 +167,7 @@ class Library:
             from share_compute.models.conversion import PretrainedWeights  # noqa: PLC0415 - slow to import
 
             self._weights = PretrainedWeights(WeightFolder(self._spec.model.path), blueprint.config or {})
-        return LibraryFacts(
+        return ShardStoreFacts(
             blueprint=blueprint,
             sizes={split: prepared.samples.size(split) for split in ("train", "validation", "test")},
             state=self._state,

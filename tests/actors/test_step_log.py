@@ -1,4 +1,4 @@
-"""The record of a job's steps: what two coordinators write, and what is there after a crash."""
+"""The step log of a job: what two coordinators write, and what is there after a crash."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from share_compute.protocol.roster import Resend, Roster, fresh
 from share_compute.specification import parse_job
 from share_compute.topology import Contributor, Device, Topology
 from share_compute.training.loss_scale import LossScale
-from share_compute_actors.coordinator.library import TrainingState
-from share_compute_actors.coordinator.record import FILE, CrewFacts, Standing, StepFacts, StepRecord
 from share_compute_actors.coordinator.rosters import owners_of, shards_of, stages_of
+from share_compute_actors.coordinator.shard_store import TrainingState
+from share_compute_actors.coordinator.step_log import FILE, CrewFacts, Standing, StepFacts, StepLog
 from share_compute_actors.coordinator.takeover import (
     Takeover,
     fits,
@@ -30,13 +30,13 @@ from share_compute_actors.coordinator.takeover import (
 )
 from share_compute_actors.messages import MemberStatus
 
-Open = Callable[[int], StepRecord]
+Open = Callable[[int], StepLog]
 
 
 @pytest.fixture
-def record(tmp_path: Path) -> Iterator[Open]:
+def step_log(tmp_path: Path) -> Iterator[Open]:
     with ExitStack() as stack:
-        yield lambda attempt: stack.enter_context(closing(StepRecord(tmp_path, attempt)))
+        yield lambda attempt: stack.enter_context(closing(StepLog(tmp_path, attempt)))
 
 
 def facts(number: int, factor: float = 1.0) -> StepFacts:
@@ -59,21 +59,21 @@ def roster(epoch: int) -> Roster:
     )
 
 
-def committed(record: StepRecord, last: int, epoch: int = 0) -> int:
-    epoch = epoch or record.claim().epoch + 1
-    record.begin_epoch(epoch)
-    for number in range(record.read().committed + 1, last + 1):
-        assert record.commit(epoch, number, scale=0.5 * number, facts=facts(number, 2.0**number))
+def committed(step_log: StepLog, last: int, epoch: int = 0) -> int:
+    epoch = epoch or step_log.claim().epoch + 1
+    step_log.begin_epoch(epoch)
+    for number in range(step_log.read().committed + 1, last + 1):
+        assert step_log.commit(epoch, number, scale=0.5 * number, facts=facts(number, 2.0**number))
     return epoch
 
 
-def test_what_is_committed_is_found_again(record: Open) -> None:
-    first = record(1)
+def test_what_is_committed_is_found_again(step_log: Open) -> None:
+    first = step_log(1)
     epoch = committed(first, 3)
     first.lay(CrewFacts(roster(epoch), laid("a", "b", "c"), (2, 1), attempt=1))
     first.validated(2, 0.25)
     first.close()
-    again = record(2)
+    again = step_log(2)
     assert again.read() == (epoch, 3, 1.5, 0)
     assert again.claim() == (epoch + 1, 3, 1.5, 0)
     assert [one.event.step for one in again.steps(after=1)] == [2, 3]
@@ -86,8 +86,8 @@ def test_what_is_committed_is_found_again(record: Open) -> None:
     assert crew.plan == laid("a", "b", "c")
 
 
-def test_only_the_later_of_two_coordinators_writes(record: Open) -> None:
-    older, younger = record(1), record(2)
+def test_only_the_later_of_two_coordinators_writes(step_log: Open) -> None:
+    older, younger = step_log(1), step_log(2)
     epoch = committed(older, 2)
     taken = younger.claim()
     assert taken.committed == 2
@@ -105,8 +105,8 @@ def test_only_the_later_of_two_coordinators_writes(record: Open) -> None:
     assert younger.commit(taken.epoch + 1, 3, 1.0, facts(3)) == (taken.epoch + 1, 3, 1.0, 0)
 
 
-def test_a_step_is_committed_once_and_in_its_epoch(record: Open) -> None:
-    one = record(1)
+def test_a_step_is_committed_once_and_in_its_epoch(step_log: Open) -> None:
+    one = step_log(1)
     epoch = committed(one, 1)
     assert one.commit(epoch, 1, 1.0, facts(1)) is None
     assert one.commit(epoch, 3, 1.0, facts(3)) is None
@@ -116,16 +116,16 @@ def test_a_step_is_committed_once_and_in_its_epoch(record: Open) -> None:
     assert list(one.scales()) == [1]
 
 
-def test_what_is_long_past_is_not_kept(record: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("share_compute_actors.coordinator.record._STEPS_KEPT", 2)
-    one = record(1)
+def test_what_is_long_past_is_not_kept(step_log: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("share_compute_actors.coordinator.step_log._STEPS_KEPT", 2)
+    one = step_log(1)
     committed(one, 5)
     assert list(one.scales()) == [4, 5]
     assert one.read().committed == 5
 
 
-def test_rewound_to_a_checkpoint(record: Open) -> None:
-    one = record(1)
+def test_rewound_to_a_checkpoint(step_log: Open) -> None:
+    one = step_log(1)
     epoch = committed(one, 4)
     one.lay(CrewFacts(roster(epoch), laid("a"), (1,), attempt=1))
     one.validated(2, 0.5)
@@ -138,26 +138,26 @@ def test_rewound_to_a_checkpoint(record: Open) -> None:
     assert [found.event.step for found in one.steps(after=0)] == [1, 2, 3]
 
 
-def test_a_file_of_another_shape_is_begun_anew(tmp_path: Path, record: Open) -> None:
+def test_a_file_of_another_shape_is_begun_anew(tmp_path: Path, step_log: Open) -> None:
     with closing(sqlite3.connect(tmp_path / FILE)) as older:
         older.execute("CREATE TABLE standing (one INTEGER, epoch INTEGER, committed INTEGER, scale REAL)")
         older.execute("INSERT INTO standing VALUES (1, 7, 9, 1.0)")
         older.commit()
-    one = record(1)
+    one = step_log(1)
     assert one.read() == (0, 0, 1.0, 0)
     assert one.crew is None
     committed(one, 1)
-    assert record(2).read().committed == 1  # a file of this shape is not touched
+    assert step_log(2).read().committed == 1  # a file of this shape is not touched
 
 
 def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     with pytest.raises(Unavailable, match=r"steps.sqlite3 cannot be written") as caught:
-        StepRecord(tmp_path / "missing", 1)
+        StepLog(tmp_path / "missing", 1)
     assert caught.value.hint
 
 
-def test_where_training_stands_after_a_takeover(record: Open) -> None:
-    one = record(2)
+def test_where_training_stands_after_a_takeover(step_log: Open) -> None:
+    one = step_log(2)
     beginning = TrainingState(1, LossScale(4.0), ((1, 0.75),))
     committed(one, 1)
     assert state_of(one, beginning) is beginning
@@ -236,23 +236,23 @@ def test_what_is_left_of_a_crew_is_a_plan() -> None:
 
 
 def test_offences_outlive_the_attempt_and_the_second_one_quarantines(tmp_path: Path) -> None:
-    with closing(StepRecord(tmp_path, 1)) as record:
-        assert not record.offend("ada", 3, "its dtype is float64", is_grave=False)
-        assert record.quarantined() == frozenset()
-    with closing(StepRecord(tmp_path, 2)) as record:
-        assert record.offend("ada", 9, "its shape is [1]", is_grave=False)
-        assert not record.offend("cal", 3, "its dtype is float64", is_grave=False, accuser="ada")
-        assert not record.offend("cal", 9, "its dtype is float64", is_grave=False, accuser="ada")
-        assert record.quarantined() == {"ada"}
-        assert record.offend("ben", 9, "its sum of the gradients is not that of the others", is_grave=True)
-        record.claim()
-        record.rewind(2)
-        assert record.quarantined() == {"ada", "ben"}
-        assert record.offend("cal", 10, "its shape is [1]", is_grave=False, accuser="ben")
+    with closing(StepLog(tmp_path, 1)) as step_log:
+        assert not step_log.offend("ada", 3, "its dtype is float64", is_grave=False)
+        assert step_log.quarantined() == frozenset()
+    with closing(StepLog(tmp_path, 2)) as step_log:
+        assert step_log.offend("ada", 9, "its shape is [1]", is_grave=False)
+        assert not step_log.offend("cal", 3, "its dtype is float64", is_grave=False, accuser="ada")
+        assert not step_log.offend("cal", 9, "its dtype is float64", is_grave=False, accuser="ada")
+        assert step_log.quarantined() == {"ada"}
+        assert step_log.offend("ben", 9, "its sum of the gradients is not that of the others", is_grave=True)
+        step_log.claim()
+        step_log.rewind(2)
+        assert step_log.quarantined() == {"ada", "ben"}
+        assert step_log.offend("cal", 10, "its shape is [1]", is_grave=False, accuser="ben")
 
 
 def test_the_generation_of_a_step_is_kept_with_it(tmp_path: Path) -> None:
-    with closing(StepRecord(tmp_path, 1)) as record:
-        standing = record.claim()
-        record.commit(standing.epoch, 1, 0.5, None, generation=2)
-        assert record.read() == Standing(standing.epoch, 1, 0.5, 2)
+    with closing(StepLog(tmp_path, 1)) as step_log:
+        standing = step_log.claim()
+        step_log.commit(standing.epoch, 1, 0.5, None, generation=2)
+        assert step_log.read() == Standing(standing.epoch, 1, 0.5, 2)

@@ -16,7 +16,7 @@ from share_compute_actors.messages import Source, Sources
 from share_compute_actors.wire import FLAG
 
 
-class Mover:
+class Resharder:
     """Moves shards between members that are halted.
 
     Args:

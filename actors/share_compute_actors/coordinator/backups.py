@@ -9,7 +9,7 @@ from share_compute.protocol.roster import Worker
 from share_compute.topology import Topology
 
 
-def buddies_of(
+def backups_of(
     stages: Sequence[Sequence[Worker]],
     topology: Topology,
     cramped: Container[Worker] = (),
@@ -35,23 +35,23 @@ def buddies_of(
     dead = {frozenset(pair) for pair in topology.cut_off}
     rates = {(link.source, link.target): link.bytes_per_s for link in topology.links if not link.is_dead}
     slowest = min(rates.values(), default=1.0)
-    follows: Counter[Worker] = Counter()
-    buddies: dict[Worker, Worker] = {}
+    kept: Counter[Worker] = Counter()
+    backups: dict[Worker, Worker] = {}
     members = [worker for stage in stages for worker in stage]
-    for owner in (stage[0] for stage in stages if len(stage) == 1):
-        kind = topology[owner].device.kind
+    for primary in (stage[0] for stage in stages if len(stage) == 1):
+        kind = topology[primary].device.kind
 
         def cost(
-            worker: Worker, owner: Worker = owner, kind: str = kind
+            worker: Worker, primary: Worker = primary, kind: str = kind
         ) -> tuple[bool, bool, bool, float, int, Worker]:
             machine = topology[worker]
-            is_new = present.get(owner) != worker
-            seconds_per_byte = (follows[worker] + 1) / rates.get((owner, worker), slowest)
+            is_new = present.get(primary) != worker
+            seconds_per_byte = (kept[worker] + 1) / rates.get((primary, worker), slowest)
             is_unlike = machine.device.kind != kind
             return worker in cramped, is_unlike, is_new, seconds_per_byte, -machine.memory_bytes, worker
 
-        others = [worker for worker in members if worker != owner and {worker, owner} not in dead]
+        others = [worker for worker in members if worker != primary and {worker, primary} not in dead]
         if others:
-            buddies[owner] = min(others, key=cost)
-            follows[buddies[owner]] += 1
-    return buddies
+            backups[primary] = min(others, key=cost)
+            kept[backups[primary]] += 1
+    return backups

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 
 from share_compute.errors import ContributorLost, PlanInfeasible
+from share_compute.jobs.events import Assignment, AttemptEvent, Note
 from share_compute.planning.drift import plan_again
 from share_compute.planning.planner import Solution
-from share_compute.planning.timings import Timings
 from share_compute.protocol.coordinator import Plan
 from share_compute.protocol.messages import Form
 from share_compute.protocol.roster import Roster, Worker
-from share_compute.specification import TrainJob
 from share_compute.topology import Topology
 from share_compute_actors.coordinator.changes import Changes
-from share_compute_actors.coordinator.moving import Mover
+from share_compute_actors.coordinator.performance_monitor import PerformanceMonitor
+from share_compute_actors.coordinator.resharder import Resharder
 from share_compute_actors.coordinator.rosters import (
     Shares,
     computed_again,
@@ -25,57 +25,71 @@ from share_compute_actors.coordinator.rosters import (
     next_form,
     standing,
 )
+from share_compute_actors.coordinator.step_log import CrewFacts, StepLog
+from share_compute_actors.coordinator.takeover import Start
 
 
-class Former:
+class MembershipPlanner:
     """Plans the epochs of one attempt.
 
     Args:
-        spec: the job, with its number of microbatches settled.
-        solution: the plan that members carry out at first, with the figures behind it.
+        assignment: the attempt, with its number of microbatches settled.
+        start: the plan that members carry out at first, and the epoch before if another attempt's members are taken
+            over.
         changes: requested changes.
-        mover: moves shards between members.
-        scales: returns the factor of each committed step's gradient.
-        note: receives lines for the job's log.
-        timings: returns the layer timings measured so far.
-        roster: membership of the epoch before, if another attempt's members are taken over.
+        resharder: moves shards between members.
+        step_log: the step log, in which each epoch is written before members switch to its shards.
+        monitor: has the layer timings measured so far.
+        tell: receives events.
     """
 
     def __init__(
         self,
-        spec: TrainJob,
-        solution: Solution,
+        assignment: Assignment,
+        start: Start,
         changes: Changes,
-        mover: Mover,
-        scales: Callable[[], Mapping[int, float]],
-        note: Callable[[str], None],
-        timings: Callable[[], Timings] = dict,
-        roster: Roster | None = None,
+        resharder: Resharder,
+        step_log: StepLog,
+        monitor: PerformanceMonitor,
+        tell: Callable[[AttemptEvent], None],
     ) -> None:
-        self._spec = spec
-        self.solution = solution
+        self._spec = assignment.spec
+        self._attempt = assignment.attempt
+        self._runs = start.runs
+        self.solution = start.solution
         """The solution that the members carry out."""
         self._changes = changes
-        self._mover = mover
-        self._scales = scales
-        self._note = note
-        self._timings = timings
-        self._roster = roster
-        self._before = roster, solution
+        self._resharder = resharder
+        self._step_log = step_log
+        self._monitor = monitor
+        self._tell = tell
+        self._roster = start.takeover.facts.roster if start.takeover is not None else None
+        self._before = self._roster, self.solution
         self.recomputed = 0
         """Number of microbatches that the last epoch computes again, because the members that held them are lost."""
 
     def form(self, asked: Plan) -> Form:
-        """Return the next epoch for the members that reported, and have them load what they lack; `adopt` follows.
+        """Return the next epoch for the members that reported, once it is in the step log and they hold its shards.
+
+        Members switch to the shards that they loaded after the epoch is in the step log, so that a successor of a
+        coordinator that dies finds each member either with its shard, or with its shard loaded.
 
         Raises:
             ContributorLost: no member has some part of the model any more, or its holder died meanwhile.
             MembersLost: members died meanwhile.
             PlanInfeasible: the remaining members cannot hold the model.
+            StaleEpoch: another coordinator has claimed the step log.
         """
+        form = self._next(asked)
+        self._step_log.lay(CrewFacts(form.roster, self.solution.plan, self._runs, self._attempt))
+        self._adopt()
+        return form
+
+    def _next(self, asked: Plan) -> Form:
+        """Return the next epoch for the members that reported, and have them load what they lack."""
         before = self._roster
         self._before = before, self.solution
-        self._mover.forget()
+        self._resharder.forget()
         leaving = self._changes.parting | asked.without
         able = frozenset(asked.reports) - leaving
         shares = self._changes.take_shares()
@@ -96,14 +110,10 @@ class Former:
         self.solution = standing(form.roster, self.solution)
         return form
 
-    def adopt(self) -> None:
-        """Have members switch to the shards that they loaded; call it once the epoch is in the step log.
-
-        Raises:
-            MembersLost: members died meanwhile; other members may have switched.
-        """
+    def _adopt(self) -> None:
+        """Have members switch to the shards that they loaded; if some died meanwhile, others may have switched."""
         try:
-            self._mover.adopt()
+            self._resharder.adopt()
         except BaseException:
             self._roster, self.solution = self._before
             raise
@@ -111,9 +121,9 @@ class Former:
     def _with_copies(self, form: Form, before: Roster | None) -> Form:
         """Return the epoch with its backup members and its catch-up replicas."""
         roster = form.roster
-        buddies = self._changes.buddies(roster, before) if self._spec.parallelism.buddies else {}
-        followers = self._changes.followers(roster)
-        return replace(form, roster=replace(roster, buddies=buddies, followers=followers))
+        backups = self._changes.backups(roster, before) if self._spec.parallelism.buddies else {}
+        replicas = self._changes.replicas(roster)
+        return replace(form, roster=replace(roster, buddies=backups, followers=replicas))
 
     def can_do_without(self, leaving: frozenset[Worker]) -> bool:
         """Whether the other members could hold the shards of the leaving ones."""
@@ -136,7 +146,7 @@ class Former:
     ) -> Form:
         """Continue with the members in `able`; keep the same shards if each stage has a member left."""
         is_whole = all(not able.isdisjoint(stage) for stage in before.stages)
-        if is_whole and not self._mover.is_torn:
+        if is_whole and not self._resharder.is_torn:
             return next_form(before, asked, self.solution.cost, leaving, shares)
         if not able:
             raise machines_lost(self.solution.cost.topology, before.workers)
@@ -150,12 +160,12 @@ class Former:
             return self._moved(before, wanted, asked)
         except (PlanInfeasible, ContributorLost) as failure:
             self._changes.why = ""
-            self._note(f"stays with its plan, since in the better one {failure.message}")
+            self._tell(Note(message=f"stays with its plan, since in the better one {failure.message}"))
             return None
 
     def _moved(self, before: Roster, solution: Solution, asked: Plan) -> Form:
         heirs = self._changes.heirs(solution, before)
-        moved = self._mover.load(before, solution.plan, asked, self._scales(), heirs)
+        moved = self._resharder.load(before, solution.plan, asked, self._step_log.scales(), heirs)
         self.solution = solution
         tied = self._is_tied(len(solution.plan.stages))
         return moved_form(before, solution.plan, asked, moved, is_tied=tied)
@@ -171,7 +181,7 @@ class Former:
             machines,
             self.solution.cost.profile,
             epoch,
-            self._timings(),
+            self._monitor.timings(),
             in_use=len(self.solution.layout.machines),
         )
 
