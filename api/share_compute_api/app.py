@@ -19,7 +19,6 @@ from share_compute_api.auth import check_routes
 from share_compute_api.cluster.cluster import Cluster
 from share_compute_api.cluster.rotation import TokenRotation
 from share_compute_api.context import Context
-from share_compute_api.data_roots import rechecked
 from share_compute_api.limits import BodyLimit
 from share_compute_api.retention import cleaner
 from share_compute_api.routes import PREFIX, api_router
@@ -30,7 +29,7 @@ from share_compute_api.serving.replica import replica_launcher
 from share_compute_api.sessions import Sessions
 from share_compute_api.supervision.batches import BatchSupervisor
 from share_compute_api.supervision.contributors import SILENCE, ContributorSupervisor
-from share_compute_api.supervision.coordinators import launcher
+from share_compute_api.supervision.coordinators import launcher, rechecked
 from share_compute_api.supervision.deployments import DeploymentSupervisor
 from share_compute_api.supervision.jobs import JobSupervisor
 from share_compute_api.supervision.keeping import keep_running

@@ -21,9 +21,9 @@ from share_compute.store import ContributorRecord, Store, upgrade
 from share_compute.store.store import utc_now
 from share_compute_api.alerts import HELD_UP, REMEMBERED, SILENCE, AlertWatch, find_alerts
 from share_compute_api.client import Client
+from share_compute_api.cluster.cluster import ClusterInfo
 from share_compute_api.context import Context
 from share_compute_api.sessions import Sessions
-from share_compute_api.supervision import ClusterInfo
 from share_compute_api.versions import local_versions
 
 CLUSTER = SimpleNamespace(info=ClusterInfo("192.0.2.1:6379", "token", "ab", "192.0.2.1"), trouble=None)
