@@ -18,8 +18,6 @@ from itsdangerous import BadSignature, Signer
 from share_compute.durable import write_private
 from share_compute.errors import Unavailable
 
-LIFE: Final = timedelta(days=7)
-"""Lifetime of a session that is not renewed."""
 _RENEWED_AFTER: Final = timedelta(days=1)
 _FILE: Final = "session-secret"
 _SECRET_BYTES: Final = 32
@@ -30,9 +28,11 @@ class Sessions:
 
     Args:
         folder: the data folder; the secret is created there when it is first needed.
+        life: lifetime of a session that is not renewed.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, life: timedelta) -> None:
+        self._life = life
         self._file = folder / _FILE
         self._lock = threading.Lock()
         self._known: bytes | None = None
@@ -44,7 +44,7 @@ class Sessions:
 
     def issue(self, key_id: str, now: datetime) -> tuple[str, datetime]:
         """Return a token for a key, and the time at which it expires."""
-        expires_at = (now + LIFE).replace(microsecond=0)
+        expires_at = (now + self._life).replace(microsecond=0)
         token = self._signer("session").sign(f"{key_id}.{int(expires_at.timestamp())}")
         return token.decode(), expires_at
 
@@ -58,10 +58,9 @@ class Sessions:
         expires_at = datetime.fromtimestamp(int(expiry), UTC)
         return (key_id, expires_at) if now < expires_at else None
 
-    @staticmethod
-    def is_due(expires_at: datetime, now: datetime) -> bool:
+    def is_due(self, expires_at: datetime, now: datetime) -> bool:
         """Return whether a session is old enough to be renewed when it is used."""
-        return expires_at - now < LIFE - _RENEWED_AFTER
+        return expires_at - now < self._life - _RENEWED_AFTER
 
     def _signer(self, purpose: str) -> Signer:
         # The expiry is part of the content, and not itsdangerous's own timestamp, since the caller names the time.

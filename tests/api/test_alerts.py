@@ -19,7 +19,7 @@ from share_compute.settings import Settings
 from share_compute.specification import parse_deployment, parse_job
 from share_compute.store import ContributorRecord, Store, upgrade
 from share_compute.store.store import utc_now
-from share_compute_api.alerts import HELD_UP, REMEMBERED, SILENCE, AlertWatch, find_alerts
+from share_compute_api.alerts import REMEMBERED, SILENCE, AlertWatch, find_alerts
 from share_compute_api.client import Client
 from share_compute_api.cluster.cluster import ClusterInfo
 from share_compute_api.context import Context
@@ -41,7 +41,7 @@ class Pool:
             settings=settings,
             store=self.store,
             cluster=CLUSTER,
-            sessions=Sessions(folder),
+            sessions=Sessions(folder, timedelta(days=7)),
             started_at=self.now,
         )
 
@@ -121,7 +121,7 @@ def test_a_job_that_waits_is_told_with_its_reason(pool: Pool, digits: dict[str, 
     job = pool.store.jobs.create(parse_job(digits))
     submitted_at = pool.now
     assert pool.kinds() == []
-    pool.wait(HELD_UP)
+    pool.wait(timedelta(minutes=10))
     pool.store.jobs.explain(job.id, "waiting for contributors: needs 1, none is ready")
     (alert,) = find_alerts(pool.context)
     assert alert.text == "job digits waits: waiting for contributors: needs 1, none is ready"
@@ -132,11 +132,11 @@ def test_a_job_that_waits_is_told_with_its_reason(pool: Pool, digits: dict[str, 
 
 def test_a_job_waits_since_it_was_put_back(pool: Pool, digits: dict[str, Any]) -> None:
     job = pool.store.jobs.create(parse_job(digits))
-    pool.wait(HELD_UP)
+    pool.wait(timedelta(minutes=10))
     pool.store.jobs.begin(job.id, [])
     pool.store.jobs.requeue(job.id, "a machine was lost", attempt=1)
     assert pool.kinds() == []
-    pool.wait(HELD_UP)
+    pool.wait(timedelta(minutes=10))
     assert pool.kinds() == ["job-waits"]
 
 
@@ -165,7 +165,7 @@ def test_deployments_that_fail_lose_a_part_or_wait_are_told(pool: Pool, tmp_path
     deployments = pool.store.deployments
     one = deployments.create(parse_deployment(spec), reason="submitted")
     assert pool.kinds() == []
-    pool.wait(HELD_UP)
+    pool.wait(timedelta(minutes=10))
     assert pool.kinds() == ["deployment-waits"]
     deployments.set_state(one.id, DeploymentState.loading, "loading")
     deployments.set_state(one.id, DeploymentState.degraded, "a machine was lost")
