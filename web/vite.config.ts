@@ -1,11 +1,30 @@
+import { readFileSync, writeFileSync } from "node:fs";
+import { join } from "node:path";
+import { brotliCompressSync, gzipSync } from "node:zlib";
+
 import react from "@vitejs/plugin-react";
+import type { Plugin } from "vite";
 import { defineConfig } from "vitest/config";
 
 /** Where `npm run dev` finds the control plane. */
 const server = process.env.SHARE_COMPUTE_URL ?? "http://127.0.0.1:8700";
 
+/** Writes compressed copies beside scripts and styles; the server selects one by Accept-Encoding (dashboard.py). */
+const compressed: Plugin = {
+  name: "compressed-copies",
+  apply: "build",
+  writeBundle({ dir }, bundle) {
+    for (const name of Object.keys(bundle).filter((name) => /\.(js|css)$/.test(name))) {
+      const path = join(dir!, name);
+      const content = readFileSync(path);
+      writeFileSync(`${path}.br`, brotliCompressSync(content));
+      writeFileSync(`${path}.gz`, gzipSync(content, { level: 9 }));
+    }
+  },
+};
+
 export default defineConfig({
-  plugins: [react()],
+  plugins: [react(), compressed],
   // The server puts a fresh nonce here in each answer (dashboard.py).
   html: { cspNonce: "__CSP_NONCE__" },
   build: {

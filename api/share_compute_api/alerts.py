@@ -26,8 +26,6 @@ REMEMBERED: Final = timedelta(hours=1)
 """Time for which a loss or a failure is reported after it happened."""
 SILENCE: Final = timedelta(seconds=20)
 """Time without a heartbeat (one every 2 s) after which a machine counts as unresponsive."""
-HELD_UP: Final = timedelta(minutes=10)
-"""Waiting time after which a job or a deployment is reported."""
 _FRUITLESS: Final = 2
 _LOOK_S: Final = 5.0
 _HEARD = (
@@ -43,12 +41,14 @@ _log = logging.getLogger(__name__)
 def find_alerts(context: Context) -> list[Alert]:
     """Return all present alerts: errors first, then the latest first."""
     store, now = context.store, context.store.clock()
-    lately = now - REMEMBERED
+    lately, longest_wait = now - REMEMBERED, timedelta(seconds=context.settings.alert_wait_s)
     found = [
         *_of_server(context),
         *of_machines(store.contributors.presences(lately), local_versions(), now, context.started_at),
-        *of_jobs(store.jobs.queue(), store.jobs.failed_since(lately), now),
-        *of_deployments([*reversed(store.deployments.list()), *store.deployments.failed_since(lately)], now),
+        *of_jobs(store.jobs.queue(), store.jobs.failed_since(lately), now, longest_wait),
+        *of_deployments(
+            [*reversed(store.deployments.list()), *store.deployments.failed_since(lately)], now, longest_wait
+        ),
     ]
     oldest = datetime.min.replace(tzinfo=UTC)
     found.sort(key=lambda alert: alert.since or oldest, reverse=True)
@@ -150,7 +150,9 @@ def _mismatch(server: Versions, machine: PresenceRecord) -> VersionMismatch | No
     return None
 
 
-def of_jobs(queue: Iterable[QueuedJob], failed: Iterable[JobRecord], now: datetime) -> Iterator[Alert]:
+def of_jobs(
+    queue: Iterable[QueuedJob], failed: Iterable[JobRecord], now: datetime, longest_wait: timedelta
+) -> Iterator[Alert]:
     """Yield alerts for failed jobs, for jobs that wait long, and for jobs whose attempts repeatedly get nowhere."""
     for job in failed:
         yield Alert(
@@ -174,7 +176,7 @@ def of_jobs(queue: Iterable[QueuedJob], failed: Iterable[JobRecord], now: dateti
                 since=waiting.waiting_since,
                 job_id=waiting.id,
             )
-        elif now - waiting.waiting_since > HELD_UP:
+        elif now - waiting.waiting_since > longest_wait:
             yield Alert(
                 id=f"job-waits {waiting.id} {waiting.attempt}",
                 kind="job-waits",
@@ -185,7 +187,9 @@ def of_jobs(queue: Iterable[QueuedJob], failed: Iterable[JobRecord], now: dateti
             )
 
 
-def of_deployments(deployments: Iterable[DeploymentRecord], now: datetime) -> Iterator[Alert]:
+def of_deployments(
+    deployments: Iterable[DeploymentRecord], now: datetime, longest_wait: timedelta
+) -> Iterator[Alert]:
     """Yield alerts for deployments that failed, are degraded, or wait long."""
     for one in deployments:
         match one.state:
@@ -207,7 +211,7 @@ def of_deployments(deployments: Iterable[DeploymentRecord], now: datetime) -> It
                     text=f"deployment {one.name} is degraded: {one.reason}",
                     deployment_id=one.id,
                 )
-            case DeploymentState.pending | DeploymentState.loading if now - one.created_at > HELD_UP:
+            case DeploymentState.pending | DeploymentState.loading if now - one.created_at > longest_wait:
                 told = Alert(
                     id=f"deployment-waits {one.id}",
                     kind="deployment-waits",

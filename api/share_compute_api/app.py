@@ -6,6 +6,7 @@ import asyncio
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import timedelta
 
 from fastapi import FastAPI
 
@@ -19,7 +20,6 @@ from share_compute_api.auth import check_routes
 from share_compute_api.cluster.cluster import Cluster
 from share_compute_api.cluster.rotation import TokenRotation
 from share_compute_api.context import Context
-from share_compute_api.data_roots import rechecked
 from share_compute_api.limits import BodyLimit
 from share_compute_api.retention import cleaner
 from share_compute_api.routes import PREFIX, api_router
@@ -29,8 +29,8 @@ from share_compute_api.serving import problems as openai_problems
 from share_compute_api.serving.replica import replica_launcher
 from share_compute_api.sessions import Sessions
 from share_compute_api.supervision.batches import BatchSupervisor
-from share_compute_api.supervision.contributors import SILENCE, ContributorSupervisor
-from share_compute_api.supervision.coordinators import launcher
+from share_compute_api.supervision.contributors import ContributorSupervisor
+from share_compute_api.supervision.coordinators import launcher, rechecked
 from share_compute_api.supervision.deployments import DeploymentSupervisor
 from share_compute_api.supervision.jobs import JobSupervisor
 from share_compute_api.supervision.keeping import keep_running
@@ -73,7 +73,7 @@ def create_app(
         settings=settings,
         store=store,
         cluster=cluster,
-        sessions=Sessions(settings.data_folder),
+        sessions=Sessions(settings.data_folder, timedelta(days=settings.session_days)),
         started_at=store.clock(),
         fingerprint=fingerprint,
     )
@@ -130,12 +130,14 @@ def _supervise(context: Context, cluster: Cluster) -> None:
         rechecked(launcher(cluster), context.data_roots),
         settings.data_folder / TRAINING,
         context.bell,
-        Patience(retry_s=SILENCE.total_seconds() + 1),
+        Patience(retry_s=settings.lost_after_s + 1),
         members=cluster.members,
         drift=settings.replan_drift,
         checkpoint_every_s=settings.checkpoint_every_s or None,
     )
-    contributors = ContributorSupervisor(context.store, context.measurements, cluster.nodes)
+    contributors = ContributorSupervisor(
+        context.store, context.measurements, cluster.nodes, timedelta(seconds=settings.lost_after_s)
+    )
     context.deployments = DeploymentSupervisor(
         context.store,
         context.engines,
@@ -143,6 +145,7 @@ def _supervise(context: Context, cluster: Cluster) -> None:
         context.bell,
         context.metrics.serving,
         cluster.members,
+        settings.replica_drain_s,
     )
     batches = BatchSupervisor(context.store, context.engines, settings.data_folder / BATCHES, context.bell)
     context.rotation = TokenRotation(cluster, jobs, context.store, context.spawn)

@@ -7,17 +7,15 @@ inside the wheel. Without them the server works too, and ``/`` says how to build
 from __future__ import annotations
 
 import base64
-import gzip
+import re
 import secrets
 from pathlib import Path
 from typing import Final
 
 from fastapi import FastAPI
-from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
-from starlette.middleware.gzip import GZipMiddleware
-from starlette.responses import FileResponse, HTMLResponse, Response
+from starlette.responses import HTMLResponse, Response
 from starlette.routing import Match, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import Receive, Scope, Send
@@ -29,6 +27,9 @@ _NONCE_PLACEHOLDER: Final = "__CSP_NONCE__"
 
 _APIS: Final = ("/api/", "/v1/")
 _ASSETS: Final = "assets/"
+_CODINGS: Final = {"br": ".br", "gzip": ".gz"}
+"""Endings of the compressed copies, by content coding, the smallest copy first; ``vite build`` writes them."""
+_REFUSED: Final = re.compile(r"\s*q\s*=\s*0(\.0*)?\s*")
 
 _HEADERS: Final = {
     "X-Content-Type-Options": "nosniff",
@@ -66,7 +67,7 @@ def mount(app: FastAPI, folder: Path = STATIC_FOLDER) -> None:
     app.router.routes.append(
         _PageRoute(
             "/{path:path}",
-            GZipMiddleware(_Dashboard(folder), minimum_size=1000),
+            _Dashboard(folder),
             methods=["GET", "HEAD"],
             include_in_schema=False,
         )
@@ -88,8 +89,6 @@ class _Dashboard:
     def __init__(self, folder: Path) -> None:
         self._index = folder / "index.html"
         self._files = StaticFiles(directory=folder, check_dir=False)
-        self._small: dict[str, bytes] = {}
-        """Compressed assets by path. Their names contain a hash of the content, so no entry gets out of date."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer with an asset, with the page, or with 404."""
@@ -106,28 +105,31 @@ class _Dashboard:
         if path in ("", "index.html"):
             return self._page()
         try:
-            response = await self._files.get_response(path, scope)
+            if path.startswith(_ASSETS):
+                return await self._asset(path, scope)
+            return await self._files.get_response(path, scope)
         except HTTPException as failure:
             if failure.status_code != 404 or path.startswith(_ASSETS):
                 raise
             return self._page()
-        if path.startswith(_ASSETS) and isinstance(response, FileResponse):
-            if "gzip" in Headers(scope=scope).get("accept-encoding", ""):
-                response = await self._compressed(response)
-            # The name contains a hash of the content: a new build has new names.
-            response.headers["Cache-Control"] = "public, max-age=31536000, immutable"
-        return response
 
-    async def _compressed(self, response: FileResponse) -> Response:
-        """Return the file compressed; it is kept in memory after the first request."""
-        path = str(response.path)
-        if path not in self._small:
-            self._small[path] = await run_in_threadpool(_read_compressed, path)
-        return Response(
-            self._small[path],
-            media_type=response.media_type,
-            headers={"Content-Encoding": "gzip", "Vary": "Accept-Encoding"},
-        )
+    async def _asset(self, path: str, scope: Scope) -> Response:
+        """Return the smallest copy of an asset that the client accepts."""
+        accepted = Headers(scope=scope).get("accept-encoding", "")
+        response = await self._files.get_response(path, scope)
+        for coding, ending in _CODINGS.items():
+            if not _accepts(accepted, coding):
+                continue
+            try:
+                response = await self._files.get_response(path + ending, scope)
+            except HTTPException:  # without a copy the asset is sent as it is
+                continue
+            response.headers["Content-Encoding"] = coding
+            break
+        response.headers["Vary"] = "Accept-Encoding"
+        # The name contains a hash of the content: a new build has new names.
+        response.headers["Cache-Control"] = "public, max-age=31536000, immutable"
+        return response
 
     def _page(self) -> Response:
         nonce = base64.b64encode(secrets.token_bytes(18)).decode()
@@ -135,8 +137,10 @@ class _Dashboard:
         return HTMLResponse(html, headers=_page_headers(f"'self' 'nonce-{nonce}'"))
 
 
-def _read_compressed(path: str) -> bytes:
-    return gzip.compress(Path(path).read_bytes())
+def _accepts(header: str, coding: str) -> bool:
+    """Return whether an Accept-Encoding header names a content coding, and not with the weight 0."""
+    parts = (part.partition(";") for part in header.lower().split(","))
+    return any(name.strip() == coding and not _REFUSED.fullmatch(weight) for name, _, weight in parts)
 
 
 def _page_headers(sources: str) -> dict[str, str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections.abc import Sequence
 from ipaddress import ip_address
@@ -10,11 +9,9 @@ from pathlib import Path
 from typing import Final
 
 from share_compute.errors import UserError
-from share_compute.jobs.events import Assignment
 from share_compute.settings import Settings
 from share_compute.specification import Named, with_paths
 from share_compute_api.model_folders import refused
-from share_compute_api.supervision.coordinators import Attempt, Launch
 
 _PROCESSES: Final = (Path("/proc"), Path("/sys"))
 """Folders of kernel files, which count as below no root."""
@@ -55,16 +52,6 @@ def require_unlinked(path: Path, field: str) -> None:
         raise refused(
             field, f"a part of {path} has become a link since it was submitted", "submit it with its new path"
         )
-
-
-def rechecked(launch: Launch, roots: DataRoots) -> Launch:
-    """Return a launcher that checks a job's paths again and then calls ``launch``."""
-
-    async def start(assignment: Assignment) -> Attempt:
-        await asyncio.to_thread(roots.recheck, assignment.spec)
-        return await launch(assignment)
-
-    return start
 
 
 def _is_loopback(host: str) -> bool:

@@ -17,20 +17,21 @@ from share_compute.store.retention import Keep, Prunable
 from share_compute_api.retention_schemas import Pruned, PruneReport
 
 _LOOK_S = 5.0
-_PRUNE_S = 3600.0
 _log = logging.getLogger(__name__)
 
 
 class Cleaner:
-    """Carries out postponed deletions, removes the files of deleted records, and prunes every hour.
+    """Carries out postponed deletions, removes the files of deleted records, and prunes at regular intervals.
 
     Args:
         store: the store with the rows.
         data_folder: folder that contains the folders of all jobs; nothing outside those is removed.
         keep: retention times, in days.
+        prune_every_s: time between two prunings, in seconds.
     """
 
-    def __init__(self, store: Store, data_folder: Path, keep: Keep) -> None:
+    def __init__(self, store: Store, data_folder: Path, keep: Keep, prune_every_s: float) -> None:
+        self._prune_every_s = prune_every_s
         self._store = store
         self._data_folder = data_folder
         self._keep = keep
@@ -42,7 +43,7 @@ class Cleaner:
         while True:
             try:
                 if any(days is not None for days in astuple(self._keep)) and loop.time() >= next_prune_s:
-                    next_prune_s = loop.time() + _PRUNE_S
+                    next_prune_s = loop.time() + self._prune_every_s
                     report = await asyncio.to_thread(self.prune, dry_run=False)
                     if report.pruned:
                         _log.info("pruned %d things, %d bytes", len(report.pruned), report.size_bytes)
@@ -114,7 +115,7 @@ def cleaner(settings: Settings, store: Store) -> Cleaner:
         metrics_days=settings.keep_metrics_days,
         events_days=settings.keep_events_days,
     )
-    return Cleaner(store, settings.data_folder, keep)
+    return Cleaner(store, settings.data_folder, keep, settings.prune_every_s)
 
 
 def _size(folder: Path | None) -> int:

@@ -38,8 +38,6 @@ if TYPE_CHECKING:
 
 _WRITE_TICKS = 100
 """Period of updates of the list of child processes, in ticks of 0.1 s: Ray starts more processes while it runs."""
-_CONNECTIONS_GRACE_S = 3
-_INVITE_LIFE_S = 3600.0
 _log = logging.getLogger(__name__)
 
 
@@ -158,7 +156,7 @@ def _introduce(
     key = store.keys.verify(first_api_key(settings.data_folder, store))
     assert key is not None
     sign_in, _ = context.codes.make(key.id, store.clock())
-    _, code = store.invites.create(label="printed at start", expires_in_s=_INVITE_LIFE_S)
+    _, code = store.invites.create(label="printed at start", expires_in_s=settings.invite_life_s)
     fingerprint = certificate.fingerprint if certificate else None
     file = write_server_file(settings.data_folder, url, fingerprint)
     stack.callback(file.unlink, missing_ok=True)
@@ -190,13 +188,13 @@ def _control_plane(app: FastAPI, certificate: ServerCertificate | None, roster: 
         tls=certificate.context if certificate else None,
         log_level="warning" if settings.log_level == "info" else settings.log_level,
         access_log=settings.log_level == "debug",
-        timeout_graceful_shutdown=_CONNECTIONS_GRACE_S,
+        timeout_graceful_shutdown=settings.shutdown_grace_s,
     )
     return _Server(config, app, roster, context.store)
 
 
 def _contribute(store: Store, running: Running, roster: Roster, settings: Settings) -> None:
-    _, code = store.invites.create(label="this machine", expires_in_s=_INVITE_LIFE_S)
+    _, code = store.invites.create(label="this machine", expires_in_s=settings.invite_life_s)
     command = own_command("join", running.url, "--name", f"{socket.gethostname().split('.')[0]}-server")
     # All users of the machine can read arguments, but not the environment.
     environment = {

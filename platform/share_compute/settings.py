@@ -71,6 +71,21 @@ class Settings(BaseSettings):
     """Days after the end of a job for which the metrics of its steps are kept."""
     keep_events_days: float | None = Field(default=None, ge=0)
     """Days for which events are kept, except events of unfinished jobs and live deployments."""
+    prune_every_s: float = Field(default=3600.0, gt=0)
+    """Seconds between two removals of data that is older than the ``keep`` settings allow."""
+    invite_life_s: float = Field(default=3600.0, gt=0)
+    """Seconds for which the invite that `up` prints can be used."""
+    session_days: float = Field(default=7.0, gt=0)
+    """Days after which a browser that does not use the dashboard is signed out."""
+    lost_after_s: float = Field(default=8.0, ge=4)
+    """Seconds without a heartbeat (one every 2 s) after which a machine is lost if its Ray node does not answer
+    either."""
+    alert_wait_s: float = Field(default=600.0, gt=0)
+    """Seconds that a job or a deployment waits before an alert reports it."""
+    replica_drain_s: float = Field(default=120.0, ge=0)
+    """Seconds for which a replica that is no longer needed may finish its requests; then other replicas do."""
+    shutdown_grace_s: int = Field(default=3, ge=0)
+    """Seconds that open requests get to finish when the server stops."""
     max_connections: int = Field(default=4096, ge=16)
     """Maximum number of concurrent connections to the control plane; the limit of open files may lower it."""
     half_open_per_address: int = Field(default=32, ge=1)

@@ -19,11 +19,11 @@ from share_compute.settings import Settings
 from share_compute.specification import parse_deployment, parse_job
 from share_compute.store import ContributorRecord, Store, upgrade
 from share_compute.store.store import utc_now
-from share_compute_api.alerts import HELD_UP, REMEMBERED, SILENCE, AlertWatch, find_alerts
+from share_compute_api.alerts import REMEMBERED, SILENCE, AlertWatch, find_alerts
 from share_compute_api.client import Client
+from share_compute_api.cluster.cluster import ClusterInfo
 from share_compute_api.context import Context
 from share_compute_api.sessions import Sessions
-from share_compute_api.supervision import ClusterInfo
 from share_compute_api.versions import local_versions
 
 CLUSTER = SimpleNamespace(info=ClusterInfo("192.0.2.1:6379", "token", "ab", "192.0.2.1"), trouble=None)
@@ -41,7 +41,7 @@ class Cluster:
             settings=settings,
             store=self.store,
             cluster=CLUSTER,
-            sessions=Sessions(folder),
+            sessions=Sessions(folder, timedelta(days=7)),
             started_at=self.now,
         )
 
@@ -121,7 +121,7 @@ def test_a_job_that_waits_is_told_with_its_reason(cluster: Cluster, digits: dict
     job = cluster.store.jobs.create(parse_job(digits))
     submitted_at = cluster.now
     assert cluster.kinds() == []
-    cluster.wait(HELD_UP)
+    cluster.wait(timedelta(minutes=10))
     cluster.store.jobs.explain(job.id, "waiting for contributors: needs 1, none is ready")
     (alert,) = find_alerts(cluster.context)
     assert alert.text == "job digits waits: waiting for contributors: needs 1, none is ready"
@@ -132,11 +132,11 @@ def test_a_job_that_waits_is_told_with_its_reason(cluster: Cluster, digits: dict
 
 def test_a_job_waits_since_it_was_put_back(cluster: Cluster, digits: dict[str, Any]) -> None:
     job = cluster.store.jobs.create(parse_job(digits))
-    cluster.wait(HELD_UP)
+    cluster.wait(timedelta(minutes=10))
     cluster.store.jobs.begin(job.id, [])
     cluster.store.jobs.requeue(job.id, "a machine was lost", attempt=1)
     assert cluster.kinds() == []
-    cluster.wait(HELD_UP)
+    cluster.wait(timedelta(minutes=10))
     assert cluster.kinds() == ["job-waits"]
 
 
@@ -165,7 +165,7 @@ def test_deployments_that_fail_lose_a_part_or_wait_are_told(cluster: Cluster, tm
     deployments = cluster.store.deployments
     one = deployments.create(parse_deployment(spec), reason="submitted")
     assert cluster.kinds() == []
-    cluster.wait(HELD_UP)
+    cluster.wait(timedelta(minutes=10))
     assert cluster.kinds() == ["deployment-waits"]
     deployments.set_state(one.id, DeploymentState.loading, "loading")
     deployments.set_state(one.id, DeploymentState.degraded, "a machine was lost")

@@ -21,12 +21,13 @@ from share_compute.store import ContributorRecord, Store, upgrade
 from share_compute.topology import HEAD, Device, Link
 from share_compute_api.cluster.calls import NodeFacts
 from share_compute_api.supervision import AWAY
-from share_compute_api.supervision.contributors import DISAGREEMENT, SILENCE, ContributorSupervisor
+from share_compute_api.supervision.contributors import DISAGREEMENT, ContributorSupervisor
 from share_compute_api.supervision.live_topology import live_topology
 from share_compute_api.supervision.machines import Machine
 from share_compute_api.supervision.measuring import AGAIN, Measurements, share_of
 
 CPU = Device("cpu", "some cpu", 2**30)
+SILENCE = timedelta(seconds=8)
 ADDRESS = "127.0.0.1"
 NOWHERE = "192.0.2.7"
 """For documentation: nobody is there."""
@@ -75,7 +76,7 @@ class Cluster:
         self.addresses: dict[str, str] = {}
         """Of single nodes, where they differ."""
         self.heads: set[str] = set()
-        self.supervisor = ContributorSupervisor(self.store, self.measurements, self._nodes)
+        self.supervisor = ContributorSupervisor(self.store, self.measurements, self._nodes, SILENCE)
 
     async def _nodes(self) -> list[NodeFacts]:
         return [
@@ -315,7 +316,9 @@ async def two_ready(cluster: Cluster) -> tuple[str, str]:
 def test_dead_links_are_measured_again(settings: Settings) -> None:
     async def story(cluster: Cluster) -> None:
         cluster.measurements = Measurements(cluster.store, cluster._start, relink_s=0)
-        cluster.supervisor = ContributorSupervisor(cluster.store, cluster.measurements, cluster._nodes)
+        cluster.supervisor = ContributorSupervisor(
+            cluster.store, cluster.measurements, cluster._nodes, SILENCE
+        )
         ada, grace = cluster.arrive("ada"), cluster.arrive("grace")
         for contributor_id in (ada, grace):
             (await cluster.machine(contributor_id)).devices.set_result((CPU,))

@@ -183,7 +183,7 @@ class House:
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         supervisor = DeploymentSupervisor(
-            self.store, self.engines, self._launch, self.bell, self.metrics.serving, no_members
+            self.store, self.engines, self._launch, self.bell, self.metrics.serving, no_members, 120.0
         )
         silence = self.store.on_commit(self.bell.ring)
         task = asyncio.create_task(supervisor.run())

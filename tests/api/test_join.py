@@ -17,7 +17,7 @@ import pytest
 from share_compute.jobs.states import ContributorState
 from share_compute_actors.machine.processes import is_alive
 from share_compute_api.children import own_command
-from share_compute_api.supervision import ClusterInfo
+from share_compute_api.cluster.cluster import ClusterInfo
 
 pytestmark = pytest.mark.slow
 

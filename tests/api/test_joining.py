@@ -26,9 +26,10 @@ from share_compute.store import Store
 from share_compute_api.agent_client import AgentClient, fetch_health, join
 from share_compute_api.agent_schemas import JoinRequest, Limits, SiblingRequest
 from share_compute_api.cluster.calls import NodeFacts
+from share_compute_api.cluster.cluster import ClusterInfo
 from share_compute_api.context import Context
 from share_compute_api.schemas import Versions
-from share_compute_api.supervision import LABEL, ClusterInfo
+from share_compute_api.supervision import LABEL
 from share_compute_api.supervision.machines import Machine
 from share_compute_api.supervision.measuring import Measurements
 from share_compute_api.versions import local_versions

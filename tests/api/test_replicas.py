@@ -228,7 +228,7 @@ def test_the_first_who_asks_at_zero_may_bring_much(store: Store, tmp_path: Path)
 
 def test_a_drain_has_a_bound_and_who_leaves_may_stay_again() -> None:
     async def story() -> None:
-        seats = Seats(None)
+        seats = Seats(None, 120.0)
         seats.fit(3, 0.0, lambda _: 0)
         busy = {seat.number: Idle() for seat in seats.staying}
         for seat in seats:

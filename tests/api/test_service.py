@@ -19,9 +19,9 @@ from share_compute.errors import Conflict, NotAuthorized, UserError
 from share_compute.store import Store
 from share_compute_api.agent import Agent
 from share_compute_api.agent_schemas import Limits
+from share_compute_api.cluster.cluster import ClusterInfo
 from share_compute_api.identity import Identities
 from share_compute_api.joining import JoinOptions
-from share_compute_api.supervision import ClusterInfo
 from share_compute_api.systemd import unit_text
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]

@@ -14,8 +14,9 @@ from tests.api.test_rest import problem
 
 from share_compute.scopes import Scope
 from share_compute_api import streams
-from share_compute_api.sessions import LIFE, Sessions
+from share_compute_api.sessions import Sessions
 
+LIFE = timedelta(days=7)
 NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
 OURS = {"Sec-Fetch-Site": "same-origin"}
 
@@ -160,7 +161,7 @@ def test_a_session_that_is_used_is_renewed_and_another_one_ends(
 
 
 def test_only_this_servers_tokens_are_read(tmp_path: Path) -> None:
-    ours, others = Sessions(tmp_path / "ours"), Sessions(tmp_path / "others")
+    ours, others = Sessions(tmp_path / "ours", LIFE), Sessions(tmp_path / "others", LIFE)
     token, _ = ours.issue("key-a", NOW)
     assert ours.read(token, NOW) == ("key-a", NOW + LIFE)
     assert ours.read(token, NOW + LIFE) is None
@@ -173,8 +174,8 @@ def test_only_this_servers_tokens_are_read(tmp_path: Path) -> None:
 
 
 def test_a_spoilt_secret_ends_sessions_and_a_new_one_is_made(tmp_path: Path) -> None:
-    token, _ = Sessions(tmp_path).issue("key-a", NOW)
-    assert Sessions(tmp_path).read(token, NOW) is not None
+    token, _ = Sessions(tmp_path, LIFE).issue("key-a", NOW)
+    assert Sessions(tmp_path, LIFE).read(token, NOW) is not None
     (tmp_path / "session-secret").write_text("x")
-    assert Sessions(tmp_path).read(token, NOW) is None
+    assert Sessions(tmp_path, LIFE).read(token, NOW) is None
     assert len((tmp_path / "session-secret").read_text()) == 64

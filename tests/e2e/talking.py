@@ -55,7 +55,13 @@ class TalkingServer(Server):
         self.talkers: dict[str, Talker] = {}
         context = app.state.context
         context.deployments = DeploymentSupervisor(
-            context.store, context.engines, self._launch, context.bell, context.metrics.serving, no_members
+            context.store,
+            context.engines,
+            self._launch,
+            context.bell,
+            context.metrics.serving,
+            no_members,
+            120.0,
         )
         inner = app.router.lifespan_context
 

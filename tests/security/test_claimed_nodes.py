@@ -15,9 +15,10 @@ from share_compute.settings import Settings
 from share_compute.store import ContributorRecord, Store, upgrade
 from share_compute_api.app import create_app
 from share_compute_api.cluster.calls import NodeFacts
+from share_compute_api.cluster.cluster import ClusterInfo
 from share_compute_api.context import Context
 from share_compute_api.routes import agents
-from share_compute_api.supervision import LABEL, ClusterInfo
+from share_compute_api.supervision import LABEL
 from share_compute_api.supervision.machines import Machine
 from share_compute_api.supervision.measuring import Measurements
 from share_compute_api.supervision.nodes import check_node

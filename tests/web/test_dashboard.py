@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import re
 from pathlib import Path
 
@@ -17,6 +18,9 @@ def built(tmp_path: Path) -> Path:
     """A folder as Vite leaves it."""
     (tmp_path / "assets").mkdir()
     (tmp_path / "assets" / "index-Ab12.js").write_text("console.log(1)")
+    (tmp_path / "assets" / "index-Ab12.js.br").write_bytes(b"compressed by brotli")
+    (tmp_path / "assets" / "index-Ab12.js.gz").write_bytes(gzip.compress(b"console.log(1)"))
+    (tmp_path / "assets" / "plain-Cd34.js").write_text("console.log(2)")
     (tmp_path / "icon.svg").write_text("<svg xmlns='http://www.w3.org/2000/svg'/>")
     (tmp_path / "index.html").write_text(
         '<meta property="csp-nonce" nonce="__CSP_NONCE__"><script nonce="__CSP_NONCE__"></script>'
@@ -80,10 +84,37 @@ async def test_hashed_assets_are_kept_for_good(built: Path) -> None:
 
 
 @pytest.mark.anyio
-async def test_assets_come_as_they_are_to_who_cannot_unpack(built: Path) -> None:
+@pytest.mark.parametrize(
+    ("accepted", "coding", "content"),
+    [
+        ("identity", None, b"console.log(1)"),
+        ("", None, b"console.log(1)"),
+        ("gzip;q=0, br; q=0.0", None, b"console.log(1)"),
+        ("x-gzip", None, b"console.log(1)"),
+        ("GZIP", "gzip", b"console.log(1)"),
+        ("deflate, gzip;q=0.5", "gzip", b"console.log(1)"),
+        ("gzip, deflate, br", "br", b"compressed by brotli"),
+    ],
+)
+async def test_the_smallest_accepted_copy_of_an_asset_is_sent(
+    built: Path, accepted: str, coding: str | None, content: bytes
+) -> None:
     async with client_of(built) as client:
-        answer = await client.get("/assets/index-Ab12.js", headers={"Accept-Encoding": "identity"})
-    assert (answer.text, "content-encoding" in answer.headers) == ("console.log(1)", False)
+        answer = await client.get("/assets/index-Ab12.js", headers={"Accept-Encoding": accepted})
+    assert answer.content == content
+    assert (answer.headers.get("content-encoding"), answer.headers["vary"]) == (coding, "Accept-Encoding")
+    assert answer.headers["content-type"].startswith("text/javascript")
+    assert answer.headers["content-length"] == str(
+        len(gzip.compress(content) if coding == "gzip" else content)
+    )
+
+
+@pytest.mark.anyio
+async def test_an_asset_without_copies_is_sent_as_it_is(built: Path) -> None:
+    answer = await get(built, "/assets/plain-Cd34.js")
+    assert (answer.text, "content-encoding" in answer.headers) == ("console.log(2)", False)
+    assert answer.headers["vary"] == "Accept-Encoding"
+    assert "immutable" in answer.headers["cache-control"]
 
 
 @pytest.mark.anyio

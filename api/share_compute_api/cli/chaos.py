@@ -15,7 +15,7 @@ from rich.markup import escape
 from share_compute.errors import Conflict, NotFound, UserError, VerificationFailed
 from share_compute.jobs.states import JobState
 from share_compute_api.cli.completion import complete_job
-from share_compute_api.cli.options import Json
+from share_compute_api.cli.options import UNITS_S, Json
 from share_compute_api.cli.output import Terminal, duration, print_json, print_table, state_text
 
 if TYPE_CHECKING:
@@ -29,7 +29,6 @@ _GLANCE_S = 0.5
 _RECOVERY_S = 60.0
 """Time to wait for the next step after the storm, in seconds."""
 _FAILED = 10
-_UNITS_S = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 
 
 def chaos(
@@ -232,7 +231,7 @@ def _losses(client: Client, job_id: str) -> dict[int, float]:
 
 def _seconds(text: str) -> float:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|m|min|h)?", text.strip())
-    seconds = float(match[1]) * _UNITS_S[match[2] or ""] if match else 0.0
+    seconds = float(match[1]) * UNITS_S[match[2] or "s"] if match else 0.0
     if seconds <= 0:
         raise UserError(f"--mtbf {text} is no time above 0", hint="write it like 20s, 2m or 1h")
     return seconds

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from share_compute_api.cli.options import Json
+from share_compute_api.cli.options import UNITS_S, Json
 from share_compute_api.cli.output import console, print_json, print_table, print_text, since, state_text
 from share_compute_api.join_line import INSTALL_COMMAND, is_for_this_machine_alone
 
@@ -22,7 +22,6 @@ MostMemory = Annotated[
     str | None, typer.Option("--memory", help="Most memory that each machine may lend, e.g. 4GiB.")
 ]
 CodeOnly = Annotated[bool, typer.Option("--code-only", help="Print the code alone.")]
-_UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 @app.callback()
@@ -120,4 +119,4 @@ def _seconds(text: str) -> float:
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text.strip().lower())
     if found is None:
         raise UserError(f"{text!r} is not a time", hint="write it like 90s, 30m, 12h or 7d")
-    return float(found[1]) * _UNITS_S[found[2]]
+    return float(found[1]) * UNITS_S[found[2]]

@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from share_compute.simulation.fleet_name import FleetName
-from share_compute_api.cli.options import Json
+from share_compute_api.cli.options import UNITS_S, Json
 from share_compute_api.cli.output import Terminal, console, duration, print_json, print_table, rate
 
 if TYPE_CHECKING:
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from share_compute.specification import TrainJob
     from share_compute.topology import Topology
 
-_UNITS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
-_HOUR_S = 3600.0
 _MACHINES = 100
 _BACK_AFTER = "30m"
 _BY_RULE = (
@@ -86,7 +84,7 @@ def simulate(
         if mtbf
         else None
     )
-    report = _run(spec, there, Scenario(hours * _HOUR_S, churn, seed), quiet=as_json)
+    report = _run(spec, there, Scenario(hours * UNITS_S["h"], churn, seed), quiet=as_json)
     if as_json:
         print_json(report)
     else:
@@ -104,7 +102,7 @@ def parse_time(text: str, option: str) -> float:
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(s|min|m|h|d)\s*", text)
     if match is None:
         raise UserError(f"{option} {text!r} is not a time", hint="write it as 90s, 30m, 4h or 2d")
-    return float(match[1]) * _UNITS[match[2]]
+    return float(match[1]) * UNITS_S[match[2]]
 
 
 def _run(spec: TrainJob, there: Topology, scenario: Scenario, *, quiet: bool) -> SimulationReport:

@@ -9,7 +9,7 @@ import socket
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,6 @@ from share_compute_api.addresses import advertised
 from share_compute_api.cluster.calls import NodeFacts, members_answer, nodes_answer
 from share_compute_api.cluster.gateway import Gateway, RemoteActor, translated
 from share_compute_api.cluster.pings import MOST_MISSED, PING_S, unresponsive
-from share_compute_api.supervision import ClusterInfo
 
 _POLL_S = 0.1
 _SOUND_S = 60.0
@@ -44,6 +43,22 @@ _PATIENCE_S = 120.0
 _ANSWER_S = 30.0
 """Time limit for an answer from Ray's tables, in seconds."""
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterInfo:
+    """The Ray cluster that this process is connected to."""
+
+    ray_address: str
+    """host:port of the head, as other machines reach it."""
+    token: str = field(repr=False)
+    """Secret that nodes authenticate with."""
+    head_node_id: str
+    """Ray node of the head, in hexadecimal."""
+    advertise_address: str
+    """IP address that other machines reach this one at."""
+    environment: dict[str, str] = field(default_factory=dict)
+    """Environment variables that joining nodes must be started with."""
 
 
 @dataclass(slots=True)

@@ -35,10 +35,11 @@ from share_compute_api.agent_schemas import (
     SiblingRequest,
 )
 from share_compute_api.auth import LivingContributor, SelfContributor
+from share_compute_api.cluster.cluster import ClusterInfo
 from share_compute_api.context import Context, InContext
 from share_compute_api.private import is_from_here, require_private
 from share_compute_api.problems import documented
-from share_compute_api.supervision import LABEL, ClusterInfo
+from share_compute_api.supervision import LABEL
 from share_compute_api.supervision.nodes import check_node, unknown_node
 from share_compute_api.versions import check_versions, local_versions
 

@@ -19,7 +19,6 @@ from share_compute_api.serving.engine import Engines
 from share_compute_api.supervision.looking import keep_looking
 from share_compute_api.supervision.patience import Patience, patiently
 
-_LOOK_S = 1.0
 _RESTARTED = "the server was restarted"
 _LOST = "its attempt was lost"
 _ANSWERING = (DeploymentState.ready, DeploymentState.degraded)
@@ -54,7 +53,7 @@ class BatchSupervisor:
     async def run(self) -> None:
         """Run batches until cancelled; begin by requeueing the attempts that an earlier server left unfinished."""
         try:
-            await keep_looking(self._look, "batches", self._bell, _LOOK_S)
+            await keep_looking(self._look, "batches", self._bell)
         finally:
             tasks = list(self._attempts.values())
             for task in tasks:

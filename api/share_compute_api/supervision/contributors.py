@@ -13,19 +13,17 @@ from share_compute.store import ContributorRecord, JobRecord, Store
 from share_compute_actors.machine.reach import Place, answers
 from share_compute_api.cluster.calls import NodeFacts
 from share_compute_api.supervision import AWAY
+from share_compute_api.supervision.looking import LOOK_S
 from share_compute_api.supervision.measuring import Measurements
 
-_LOOK_S = 1.0
 _JOINING_LIMIT = timedelta(seconds=180)
 _PROBING_LIMIT = timedelta(seconds=30)
 """Time limit for a contributor in state probing that no task measures."""
-SILENCE = timedelta(seconds=8)
-"""Time without a heartbeat after which a contributor is lost if its node does not answer either. Agents send a
-heartbeat every two seconds."""
 _CALLS_APART = timedelta(seconds=4)
 """A server that heard the agent of another host within this time is not cut off from the network."""
 _LONGEST_SILENCE = timedelta(seconds=30)
-"""The same limit if the node answers: the agent may be busy, or may pause before it tries again."""
+"""Time without a heartbeat after which a contributor is lost although its node answers. The agent may be busy, or
+may pause before it tries again."""
 DISAGREEMENT = 2.0
 """Factor between measured and predicted time, in either direction, from which a machine is measured again after a job.
 The measured time is the median of the job's last steps."""
@@ -55,6 +53,7 @@ class ContributorSupervisor:
         store: the store of contributors.
         measurements: measures contributors.
         nodes: returns the facts that Ray has about its nodes.
+        lost_after: time without a heartbeat after which a contributor is lost if its node does not answer either.
     """
 
     def __init__(
@@ -62,7 +61,9 @@ class ContributorSupervisor:
         store: Store,
         measurements: Measurements,
         nodes: Callable[[], Awaitable[Sequence[NodeFacts]]],
+        lost_after: timedelta,
     ) -> None:
+        self._lost_after = lost_after
         self._store = store
         self._measurements = measurements
         self._nodes = nodes
@@ -82,7 +83,7 @@ class ContributorSupervisor:
                 await self.look()
             except ShareComputeError as failure:
                 _log.warning("contributors could not be looked at: %s", failure.message)
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(LOOK_S)
 
     async def _mark_ghosts(self) -> None:
         """Mark contributors of an earlier server as lost, or left if they drained; their agents bring them back."""
@@ -143,7 +144,7 @@ class ContributorSupervisor:
             if (node := nodes.get(record.node_id or "")) is not None
         }
         silence = {record.id: now - max(record.last_seen_at, self._hears_since) for record in records}
-        silent = [one for one in places if silence[one] > SILENCE]
+        silent = [one for one in places if silence[one] > self._lost_after]
         if not silent:
             return frozenset()
         found = await asyncio.to_thread(answers, places.values())

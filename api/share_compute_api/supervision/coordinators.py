@@ -20,6 +20,7 @@ from share_compute.jobs.events import (
 from share_compute.specification.paths import named_paths
 from share_compute_api.cluster.cluster import Cluster
 from share_compute_api.cluster.gateway import ANSWER_S, RemoteActor, translated
+from share_compute_api.data_roots import DataRoots
 
 
 class Attempt(Protocol):
@@ -62,6 +63,16 @@ def launcher(cluster: Cluster) -> Launch:
         return RayAttempt(assignment.job_id, assignment.folder, actor)
 
     return launch
+
+
+def rechecked(launch: Launch, roots: DataRoots) -> Launch:
+    """Return a launcher that checks a job's paths again and then calls ``launch``."""
+
+    async def start(assignment: Assignment) -> Attempt:
+        await asyncio.to_thread(roots.recheck, assignment.spec)
+        return await launch(assignment)
+
+    return start
 
 
 class RayAttempt:

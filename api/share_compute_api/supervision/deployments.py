@@ -16,7 +16,6 @@ from share_compute_api.serving.replica import LaunchReplica
 from share_compute_api.supervision.looking import keep_looking
 from share_compute_api.supervision.serving import Members, Serving
 
-_LOOK_S = 1.0
 _log = logging.getLogger(__name__)
 
 
@@ -30,6 +29,7 @@ class DeploymentSupervisor:
         bell: notifies of changes in the store.
         metrics: records the figures that clients see.
         members: returns, by contributor, the jobs whose members keep memory there.
+        drain_s: seconds that a leaving replica may continue its sequences; then other replicas continue them.
     """
 
     def __init__(
@@ -40,7 +40,9 @@ class DeploymentSupervisor:
         bell: Bell,
         metrics: ServingMetrics,
         members: Members,
+        drain_s: float,
     ) -> None:
+        self._drain_s = drain_s
         self._members = members
         self._metrics = metrics
         self._store = store
@@ -55,7 +57,7 @@ class DeploymentSupervisor:
     async def run(self) -> None:
         """Serve until cancelled; the next server continues the deployments."""
         try:
-            await keep_looking(self._look, "deployments", self._bell, _LOOK_S)
+            await keep_looking(self._look, "deployments", self._bell)
         finally:
             tasks = [_end(*each) for each in self._serving.values()]
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -95,7 +97,9 @@ class DeploymentSupervisor:
         ]
 
     def _start(self, record: DeploymentRecord) -> None:
-        serving = Serving(self._store, self._engines, self._launch, self._members, self._metrics, record)
+        serving = Serving(
+            self._store, self._engines, self._launch, self._members, self._metrics, record, self._drain_s
+        )
         task = asyncio.create_task(serving.run())
         self._serving[record.id] = serving, task
         task.add_done_callback(lambda ended: self._ended(record, ended))

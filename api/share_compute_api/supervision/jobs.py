@@ -19,12 +19,11 @@ from share_compute_api.supervision.allotting import Allotted, Allotting, allotme
 from share_compute_api.supervision.coordinators import Attempt, Launch
 from share_compute_api.supervision.following import Following
 from share_compute_api.supervision.live_topology import live_topology
-from share_compute_api.supervision.looking import keep_looking
+from share_compute_api.supervision.looking import LOOK_S, keep_looking
 from share_compute_api.supervision.patience import Patience, patiently
 from share_compute_api.supervision.sequel import Failure, sequel
 from share_compute_api.supervision.waiting import Waiting
 
-_LOOK_S = 1.0
 _KINDS = ("train",)
 """Kinds of jobs run here. Batches have their own supervisor: they need a deployment, not machines."""
 _RESTARTED = "the server was restarted"
@@ -123,7 +122,7 @@ class JobSupervisor:
         Running attempts continue while the store does not answer.
         """
         try:
-            await keep_looking(self._look, "jobs", self._bell, _LOOK_S)
+            await keep_looking(self._look, "jobs", self._bell)
         finally:
             tasks = [running.task for running in self._attempts.values()]
             for task in tasks:
@@ -168,7 +167,7 @@ class JobSupervisor:
         return [job for job in active if job.id in self._attempts]
 
     def _is_time_to_allot(self) -> bool:
-        """Return whether ``_LOOK_S`` has passed since the last allotting; the bell rings at every committed step."""
+        """Return whether `LOOK_S` has passed since the last allotting; the bell rings at every committed step."""
         return asyncio.get_running_loop().time() >= self._next_allotting_s
 
     def _allot(
@@ -178,7 +177,7 @@ class JobSupervisor:
         spare: Sequence[ContributorRecord],
     ) -> None:
         """Update the machines that each running attempt may use, and those that it must release."""
-        self._next_allotting_s = asyncio.get_running_loop().time() + _LOOK_S
+        self._next_allotting_s = asyncio.get_running_loop().time() + LOOK_S
         for job_id, newest in self._allotting.look(running, present, spare).items():
             if job_id in self._attempts:
                 self._attempts[job_id].allotted.put(newest)

@@ -9,19 +9,18 @@ from typing import NoReturn
 from share_compute.errors import ShareComputeError
 from share_compute_api.bell import Bell
 
+LOOK_S = 1.0
+"""Longest pause between two looks, in seconds."""
 _log = logging.getLogger(__name__)
 
 
-async def keep_looking(
-    look: Callable[[], Awaitable[None]], at: str, bell: Bell, longest_pause_s: float
-) -> NoReturn:
+async def keep_looking(look: Callable[[], Awaitable[None]], at: str, bell: Bell) -> NoReturn:
     """Call ``look`` until cancelled; after a failure, log it and look again.
 
     Args:
         look: looks once, and acts.
         at: the things that it looks at, in the plural, for the log.
         bell: notifies of changes in the store.
-        longest_pause_s: longest pause between two looks without a notification, in seconds.
     """
     while True:
         ticket = bell.ticket
@@ -29,4 +28,4 @@ async def keep_looking(
             await look()
         except ShareComputeError as failure:
             _log.warning("%s could not be looked at: %s", at, failure.message)
-        await bell.wait(ticket, longest_pause_s)
+        await bell.wait(ticket, LOOK_S)

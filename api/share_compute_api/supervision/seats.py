@@ -11,9 +11,6 @@ from share_compute_api.serving.replica import Replica
 from share_compute_api.supervision.interruptions import Interruptions
 from share_compute_api.supervision.replicas import Slot
 
-_DRAIN_S = 120.0
-"""Seconds that a leaving replica may continue its sequences; then other replicas continue them."""
-
 
 class Seat:
     """One replica, and what was reported to it and about it.
@@ -54,9 +51,11 @@ class Seats:
 
     Args:
         stages: number of stages that were asked for, for each replica; None leaves it open.
+        drain_s: seconds that a leaving replica may continue its sequences; then other replicas continue them.
     """
 
-    def __init__(self, stages: int | None) -> None:
+    def __init__(self, stages: int | None, drain_s: float) -> None:
+        self._drain_s = drain_s
         self._stages = stages
         self._seats: list[Seat] = []
 
@@ -109,7 +108,11 @@ class Seats:
             for seat in self._seats
             if seat.leaves_since_s is not None
             and seat.ending is None
-            and (seat.replica is None or not ongoing(seat.replica) or now_s - seat.leaves_since_s > _DRAIN_S)
+            and (
+                seat.replica is None
+                or not ongoing(seat.replica)
+                or now_s - seat.leaves_since_s > self._drain_s
+            )
         ]
 
     def forget_ended(self) -> None:

@@ -72,6 +72,7 @@ class Serving:
         members: returns, by contributor, the jobs whose members keep memory there.
         metrics: records the figures that the deployment's clients see.
         record: the deployment, as it was when this was made.
+        drain_s: seconds that a leaving replica may continue its sequences.
     """
 
     def __init__(
@@ -82,6 +83,7 @@ class Serving:
         members: Members,
         metrics: ServingMetrics,
         record: DeploymentRecord,
+        drain_s: float,
     ) -> None:
         self._members = members
         self._store = store
@@ -95,7 +97,7 @@ class Serving:
         """Reason for the present number of wanted replicas."""
         self._untold: tuple[int, Decision] | None = None
         """A change of the number of replicas that is not written down yet: the number before, and the decision."""
-        self._seats = Seats(record.spec.parallelism.stages)
+        self._seats = Seats(record.spec.parallelism.stages, drain_s)
         self._folder = Path()
         self._window_tokens = 0
         self._pooling: Pooling | None = None

@@ -1,19 +1,16 @@
 /** One field of the form, by what it is filled in with. */
-import { Button, Checkbox, Group, Input, NativeSelect, SegmentedControl, Stack, Textarea, TextInput, type TextInputProps } from "@mantine/core";
+import { Checkbox, Input, NativeSelect, SegmentedControl, Stack, Textarea, TextInput } from "@mantine/core";
 import { useState } from "react";
 import { useTranslation } from "react-i18next";
 
 import { sentence } from "../../components/Feedback";
 import { Draft, readShort, short, written } from "./draft";
 import classes from "./Form.module.css";
-import { useField, useForm } from "./form";
+import { BELOW, useField, useForm } from "./form";
 import { useWords } from "./fieldWords";
 import { PathInput } from "./PathInput";
 import { RowsInput } from "./RowsInput";
 import type { Field } from "./schema";
-
-/** Help stands below, so that inputs beside each other stand in one line. */
-export const BELOW = { inputWrapperOrder: ["label", "input", "error", "description"] } satisfies Partial<TextInputProps>;
 
 export function FieldInput({ field }: { field: Field }) {
   switch (field.kind) {
@@ -252,16 +249,5 @@ function Optional({ field }: { field: Field }) {
         </div>
       )}
     </Stack>
-  );
-}
-
-/** A button beside a row of inputs. */
-export function RowButton({ children, ...rest }: { children: string; onClick: () => void; "aria-label": string; disabled?: boolean }) {
-  return (
-    <Group align="end">
-      <Button size="compact-sm" variant="default" {...rest}>
-        {children}
-      </Button>
-    </Group>
   );
 }

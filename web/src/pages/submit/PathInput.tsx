@@ -10,10 +10,9 @@ import { upload, type Sent } from "../../api/upload";
 import { Failure, sentence } from "../../components/Feedback";
 import { bytes } from "../../format";
 import { useWords } from "./fieldWords";
-import { BELOW } from "./FieldInput";
 import { dropped, nameOf, picked, usable } from "./files";
 import classes from "./Form.module.css";
-import { useField, useForm } from "./form";
+import { BELOW, useField, useForm } from "./form";
 import type { Field } from "./schema";
 import { isStandIn } from "./starts";
 

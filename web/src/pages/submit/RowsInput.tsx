@@ -6,7 +6,6 @@ import { useTranslation } from "react-i18next";
 import { sentence } from "../../components/Feedback";
 import { readShort, short } from "./draft";
 import { useWords } from "./fieldWords";
-import { RowButton } from "./FieldInput";
 import classes from "./Form.module.css";
 import { useField } from "./form";
 import type { Field } from "./schema";
@@ -97,5 +96,16 @@ function Cell({ field, name, value, onChange }: CellProps) {
       spellCheck={false}
       autoComplete="off"
     />
+  );
+}
+
+/** A button beside a row of inputs. */
+function RowButton({ children, ...rest }: { children: string; onClick: () => void; "aria-label": string; disabled?: boolean }) {
+  return (
+    <Group align="end">
+      <Button size="compact-sm" variant="default" {...rest}>
+        {children}
+      </Button>
+    </Group>
   );
 }

@@ -1,8 +1,12 @@
-/** What every input of the form reads and changes. */
+/** The state that every input of the form reads and changes, and the layout that they share. */
+import type { TextInputProps } from "@mantine/core";
 import { createContext, useContext } from "react";
 
 import type { Draft } from "./draft";
 import type { Field } from "./schema";
+
+/** The help text is below the input, so that inputs side by side are aligned. */
+export const BELOW = { inputWrapperOrder: ["label", "input", "error", "description"] } satisfies Partial<TextInputProps>;
 
 export interface Form {
   draft: Draft;
