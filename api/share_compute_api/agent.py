@@ -5,7 +5,6 @@ One agent runs for each contributor. To stay small it imports neither Ray nor to
 
 from __future__ import annotations
 
-import random
 import socket
 import time
 from collections.abc import Callable
@@ -40,6 +39,7 @@ from share_compute_api.agent_schemas import (
     RejoinRequest,
     SiblingRequest,
 )
+from share_compute_api.backoff import ExponentialBackoff
 from share_compute_api.children import Interrupts
 from share_compute_api.identity import Identities, Identity, digest_of
 from share_compute_api.join_line import INVITE_VARIABLE
@@ -52,7 +52,8 @@ _WRITE_BEATS = 5
 """Heartbeats between two updates of the list of child processes: Ray starts more processes while it runs."""
 _PATIENCE_S = 600.0
 """Time without an answer from the server after which the agent gives up, in seconds."""
-_LONGEST_PAUSE_S = 30.0
+_PAUSES_S = (0.5, 30.0)
+"""First and longest pause before the agent tries again, in seconds."""
 _SOUND_S = 60.0
 """Time after which a running node counts as healthy, in seconds; later failures start a new backoff."""
 _NODE_GRACE_S = 5.0
@@ -72,13 +73,6 @@ class View:
     work: ContributorWork | None = None
     warnings: tuple[str, ...] = ()
     """Warnings from the checks before the machine joined."""
-
-
-def pause_before_retry_s(failures: int) -> float:
-    """Return the pause before the next try, in seconds: exponential backoff with jitter, 30 s at most."""
-    longest_s = min(0.5 * 2 ** min(failures, 10), _LONGEST_PAUSE_S)
-    # Jitter: machines that lost the server at the same moment must not all reconnect at the same moment.
-    return random.uniform(longest_s / 2, longest_s)  # noqa: S311 - no secret
 
 
 class Agent:
@@ -104,7 +98,7 @@ class Agent:
         self._access: ClusterAccess | None = None
         """Address and token with which the node was started, or will be started."""
         self._node_started = 0.0
-        self._trouble = 0
+        self._backoff = ExponentialBackoff(*_PAUSES_S, has_jitter=True)
         self._rejoins = 0
         """Rejoins since this machine was last ready."""
         self._beats = 0
@@ -270,7 +264,7 @@ class Agent:
 
     def _show_work(self, work: ContributorWork) -> None:
         if time.monotonic() - self._node_started > _SOUND_S:
-            self._trouble = 0
+            self._backoff.reset()
         if work.state is ContributorState.ready:
             self._rejoins = 0
         self._view = replace(self._view, work=work)
@@ -313,8 +307,7 @@ class Agent:
                 f"the server stayed away for {_PATIENCE_S / 60:.0f} minutes: {trouble.message}",
                 hint="join again when it is back",
             ) from trouble
-        pause_s = pause_before_retry_s(self._trouble)
-        self._trouble += 1
+        pause_s = self._backoff.failed()
         self._show(f"{trouble.message}; trying again in {pause_s:.0f} s")
         time.sleep(pause_s)
 

@@ -27,6 +27,7 @@ from share_compute.store.records import (
 )
 from share_compute.topology_file import TopologyDocument
 from share_compute_api import chatting, downloads, sending
+from share_compute_api.backoff import ExponentialBackoff
 from share_compute_api.choices import UploadKind
 from share_compute_api.discovery import find_target
 from share_compute_api.retention_schemas import Deleted, PruneReport
@@ -64,7 +65,8 @@ from share_compute_api.transport import Transport, raise_for_problem
 
 _SILENCE_S = 30.0
 """Read timeout of a stream, in seconds. The server sends a keep-alive every 10 s; after 30 s it counts as lost."""
-_LONGEST_PAUSE_S = 5.0
+_PAUSES_S = (0.1, 5.0)
+"""First and longest pause before a stream is opened again, in seconds."""
 _PLAN_TIMEOUT_S = 300.0
 """The server gives up a plan before this, the wait in its queue included."""
 _EXPORT_TIMEOUT_S = 3600.0
@@ -234,11 +236,12 @@ class Client:
             yield from page.events
             seen = page.next_after
         last_contact = time.monotonic()
-        pause_s = 0.1
+        backoff = ExponentialBackoff(*_PAUSES_S)
         while True:
             try:
                 for event in self._stream(job_id, seen):
-                    last_contact, pause_s = time.monotonic(), 0.1
+                    last_contact = time.monotonic()
+                    backoff.reset()
                     if event is None:
                         continue
                     seen = event.seq
@@ -251,8 +254,7 @@ class Client:
                 if time.monotonic() - last_contact > patience_s:
                     with self._transport.translated():
                         raise
-            time.sleep(pause_s)
-            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+            time.sleep(backoff.failed())
 
     def _stream(self, job_id: str, after: int) -> Iterator[EventRecord | None]:
         headers = {"Last-Event-ID": str(after)}

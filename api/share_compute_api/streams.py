@@ -9,14 +9,13 @@ from typing import Annotated
 from fastapi import Header, Query
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import StreamingResponse
-from fastapi.sse import KEEPALIVE_COMMENT, format_sse_event
 
 from share_compute.errors import UserError
 from share_compute.store import ApiKeyRecord
+from share_compute_api import sse
 from share_compute_api.context import Context
 from share_compute_api.figures import KIND, PERIOD_S, Figures
 
-MEDIA_TYPE = "text/event-stream"
 _KEEPALIVE_S = 10.0
 _RECONNECT_MS = 1000
 MOST = 2**63 - 1
@@ -26,7 +25,7 @@ LastEventId = Annotated[str | None, Header(description="Number of the last event
 
 STREAM_RESPONSE = {
     "description": "Events as they happen. Each has the event's number as `id` and its kind as `event`.",
-    "content": {MEDIA_TYPE: {"schema": {"type": "string"}}},
+    "content": {sse.MEDIA_TYPE: {"schema": {"type": "string"}}},
 }
 
 
@@ -63,15 +62,15 @@ def stream(
     """
     return StreamingResponse(
         _events(context, after, caller.id, job_id, Figures() if tells_figures else None),
-        media_type=MEDIA_TYPE,
-        headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
+        media_type=sse.MEDIA_TYPE,
+        headers=sse.HEADERS,
     )
 
 
 async def _events(
     context: Context, after: int, key_id: str, job_id: str | None, figures: Figures | None
 ) -> AsyncIterator[bytes]:
-    yield format_sse_event(retry=_RECONNECT_MS)
+    yield sse.reconnection(_RECONNECT_MS)
     wait_s = _KEEPALIVE_S if figures is None else PERIOD_S
     looked_s = told_s = monotonic()
     is_rung = True
@@ -85,13 +84,13 @@ async def _events(
         if is_rung:
             batch = await run_in_threadpool(context.store.events.after, after, job_id=job_id)
         for record in batch:
-            yield format_sse_event(data_str=record.model_dump_json(), event=record.kind, id=str(record.seq))
+            yield sse.event(record.model_dump_json(), kind=record.kind, number=record.seq)
             after, told_s = record.seq, monotonic()
         if figures is not None and context.deployments is not None:
             for one in figures.news(context.deployments.snapshots, monotonic()):
-                yield format_sse_event(data_str=one.model_dump_json(), event=KIND)
+                yield sse.event(one.model_dump_json(), kind=KIND)
                 told_s = monotonic()
         is_rung = bool(batch) or await context.bell.wait(ticket, wait_s)
         if monotonic() - told_s >= _KEEPALIVE_S:
             told_s = monotonic()
-            yield KEEPALIVE_COMMENT
+            yield sse.KEEPALIVE

@@ -7,13 +7,14 @@ import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from functools import cache
 from pathlib import Path
+from typing import Self
 
 from share_compute.data.tokenization import has_chat_template
 from share_compute.errors import ShareComputeError
 from share_compute.serving.events import Emitted, Finished
 from share_compute.serving.options import Generation
 from share_compute_api.isolated.pool import IsolatedProcesses
-from share_compute_api.serving.engine import ModelFacts
+from share_compute_api.serving.engine import ModelFacts, StreamEvent
 
 WINDOW = 256
 CHAT_TEMPLATE = (
@@ -82,21 +83,19 @@ class Speaker:
         self.pause_after: int | None = None
         self.go_on = threading.Event()
 
-    async def generate(self, generations: Sequence[Generation]) -> list[Speech]:
+    async def generate(self, generations: Sequence[Generation]) -> Speech:
         if self.refusal is not None:
             raise self.refusal
         self.heard += generations
-        return [Speech(self, generation) for generation in generations]
+        return Speech(self, generations)
 
 
 class Speech:
-    """One sequence."""
+    """The sequences of one request, one token of each after the other."""
 
-    def __init__(self, speaker: Speaker, generation: Generation) -> None:
+    def __init__(self, speaker: Speaker, generations: Sequence[Generation]) -> None:
         self._speaker = speaker
-        self._sequence = generation.sequence
-        self._is_over = False
-        self._events = self._say(generation)
+        self._open = {one.sequence: self._say(one) for one in generations}
 
     async def _say(self, generation: Generation) -> AsyncIterator[Emitted | Finished]:
         speaker, options = self._speaker, generation.options
@@ -111,25 +110,37 @@ class Speech:
             asked = options.logprobs
             others = tuple((token + other, -1.0 - other) for other in range(asked or 0))
             cached = 0 if index else 3
-            yield Emitted(self._sequence, index, token, None if asked is None else -0.25, others, cached)
+            yield Emitted(generation.sequence, index, token, None if asked is None else -0.25, others, cached)
             if token in options.stop_token_ids:
-                yield Finished(self._sequence, "stop", index + 1)
+                yield Finished(generation.sequence, "stop", index + 1)
                 return
         reason = "length" if len(ids) > options.max_tokens else "stop"
-        yield Finished(self._sequence, reason, min(len(ids), options.max_tokens))
+        yield Finished(generation.sequence, reason, min(len(ids), options.max_tokens))
 
-    def __aiter__(self) -> Speech:
+    def __aiter__(self) -> Self:
         return self
 
-    async def __anext__(self) -> Emitted | Finished:
-        event = await anext(self._events)
-        self._is_over = isinstance(event, Finished)
-        return event
+    async def __anext__(self) -> list[StreamEvent]:
+        if not self._open:
+            raise StopAsyncIteration
+        events: list[StreamEvent] = []
+        for sequence, said in tuple(self._open.items()):
+            event = await anext(said)
+            if isinstance(event, Finished):
+                del self._open[sequence]
+            events.append(event)
+        return events
 
-    async def aclose(self, *, is_complete: bool = False) -> None:
-        del is_complete
-        if not self._is_over:
-            self._speaker.closed.add(self._sequence)
+    def complete(self, sequence: int) -> None:
+        self._end([sequence])
+
+    def close(self) -> None:
+        self._end(tuple(self._open))
+
+    def _end(self, sequences: Sequence[int]) -> None:
+        for sequence in sequences:
+            if self._open.pop(sequence, None) is not None:
+                self._speaker.closed.add(sequence)
 
 
 class Encoder:

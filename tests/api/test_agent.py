@@ -13,20 +13,11 @@ from share_compute.jobs.states import ContributorState
 from share_compute.specification import parse_job
 from share_compute_actors.machine.node import NodeLimits
 from share_compute_actors.machine.processes import Roster
-from share_compute_api.agent import Agent, View, pause_before_retry_s
+from share_compute_api.agent import Agent, View
 from share_compute_api.agent_client import AgentClient
 from share_compute_api.agent_schemas import ClusterAccess
 from share_compute_api.identity import Identities
 from share_compute_api.joining import JoinOptions
-
-
-def test_pauses_grow_up_to_a_limit_and_differ_between_machines() -> None:
-    longest = 0.5
-    for failures in range(2000):
-        pauses = {pause_before_retry_s(failures) for _ in range(20)}
-        assert len(pauses) > 1
-        assert longest / 2 <= min(pauses) <= max(pauses) <= longest
-        longest = min(2 * longest, 30.0)
 
 
 @pytest.mark.parametrize("is_released", [True, False])

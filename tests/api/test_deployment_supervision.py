@@ -19,7 +19,7 @@ from share_compute.errors import ContributorLost, Unavailable, UserError
 from share_compute.jobs.states import ContributorState
 from share_compute.planning.plan import Bottleneck
 from share_compute.planning.report import ServingPrediction
-from share_compute.serving.events import Finished, SequenceEvent
+from share_compute.serving.events import Emitted, Finished, SequenceEvent
 from share_compute.serving.limits import Limits
 from share_compute.serving.options import Generation, SamplingOptions
 from share_compute.serving.placement import limits_before
@@ -230,13 +230,19 @@ def wanted(sequence: int, tokens: int = 30) -> Generation:
     return Generation(sequence=sequence, owner="key", prompt=(1, 2, sequence), options=options)
 
 
-async def read(stream: Stream, tokens: list[int]) -> str:
-    async for event in stream:
-        if isinstance(event, Finished):
-            return event.reason
-        assert event.index == len(tokens)
-        tokens.append(event.token)
-    return "nothing"
+async def read(stream: Stream, tokens: dict[int, list[int]]) -> dict[int, str]:
+    """Read a stream to its end into ``tokens``, by sequence; return why each sequence ended."""
+    reasons: dict[int, str] = {}
+    async for events in stream:
+        for event in events:
+            if isinstance(event, Finished):
+                reasons[event.sequence] = event.reason
+            else:
+                assert isinstance(event, Emitted)
+                known = tokens.setdefault(event.sequence, [])
+                assert event.index == len(known)
+                known.append(event.token)
+    return reasons
 
 
 def test_a_stream_goes_on_when_its_server_dies(store: Store, tmp_path: Path) -> None:
@@ -251,24 +257,24 @@ def test_a_stream_goes_on_when_its_server_dies(store: Store, tmp_path: Path) -> 
         await house.until(lambda: house.state(record) is DeploymentState.ready)
         assert house.store.deployments.get(record.id).plans == (laid(ada),)
         generations = [wanted(one) for one in range(3)]
-        streams = await house.engine().generate(generations)
-        tokens: list[list[int]] = [[] for _ in generations]
-        reading = [asyncio.create_task(read(*each)) for each in zip(streams, tokens, strict=True)]
+        stream = await house.engine().generate(generations)
+        tokens: dict[int, list[int]] = {}
+        reading = asyncio.create_task(read(stream, tokens))
         first.take_turns(12)
-        await house.until(lambda: all(len(each) >= 8 for each in tokens))
+        await house.until(lambda: len(tokens) == 3 and all(len(each) >= 8 for each in tokens.values()))
         first.die()
         # What comes meanwhile waits for the next server, and what is not wanted any more is not begun there.
-        late, unwanted = await house.engine().generate([wanted(7), wanted(8)])
-        late_tokens: list[int] = []
-        reading.append(asyncio.create_task(read(late, late_tokens)))
-        await unwanted.aclose()
+        late, unwanted = wanted(7), wanted(8)
+        stream = await house.engine().generate([late, unwanted])
+        stream.complete(unwanted.sequence)
+        reading_late = asyncio.create_task(read(stream, tokens))
         second = await house.replicas.get()
         assert first.is_closed
         second.serve(ada)
         second.take_turns(1000)
-        assert await asyncio.gather(*reading) == ["length"] * 4
-        for generation, made in zip([*generations, wanted(7)], [*tokens, late_tokens], strict=True):
-            assert made == reference(generation, WINDOW)[0]
+        assert await reading == dict.fromkeys(range(3), "length")
+        assert await reading_late == {late.sequence: "length"}
+        assert tokens == {one.sequence: reference(one, WINDOW)[0] for one in [*generations, late]}
         # Whoever watches is told that nothing came for a while, and that it goes on.
         told = [event.data for event in house.store.events.after(0, deployment_id=record.id)]
         (died,) = [data["interrupted"] for data in told if "interrupted" in data]
@@ -292,14 +298,14 @@ def test_a_client_that_vanishes_while_its_request_is_placed_leaves_nothing(
         engine = house.engine()
         replica.doors.clear()
         client = asyncio.create_task(engine.generate([wanted(1)]))
-        await house.until(lambda: engine.ongoing(engine._takers[0]) == 1)
+        await house.until(lambda: engine.ongoing(replica) == 1)
         client.cancel()
         await asyncio.gather(client, return_exceptions=True)
         for _ in range(20):  # whatever overtakes the submission does it now
             await asyncio.sleep(0)
         replica.doors.set()
         await house.until(lambda: replica.num_taken == 1)
-        await house.until(lambda: engine.ongoing(engine._takers[0]) == replica.num_queued == 0)
+        await house.until(lambda: engine.ongoing(replica) == replica.num_queued == 0)
         assert client.cancelled()
 
     run(store, tmp_path, story)
@@ -336,10 +342,10 @@ def test_who_takes_it_down_frees_its_machines(store: Store, tmp_path: Path) -> N
         assert house.store.contributors.get(ada).is_leased
         replica.serve(ada)
         await house.until(lambda: house.state(record) is DeploymentState.ready)
-        (stream,) = await house.engine().generate([wanted(1)])
+        stream = await house.engine().generate([wanted(1)])
         house.store.deployments.stop(record.id)
         with pytest.raises(Unavailable, match="not served any more"):
-            await read(stream, [])
+            await read(stream, {})
         await house.until(lambda: not house.leased())
         assert house.engines.find("llama") is None
         assert replica.is_closed

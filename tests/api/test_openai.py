@@ -22,7 +22,8 @@ from tests.api.speaking import WINDOW, Encoder, Speaker, make_tokenizer
 from share_compute.errors import Busy, TooLong, Unavailable
 from share_compute.serving.options import Generation
 from share_compute.specification import parse_deployment
-from share_compute_api.serving import sse
+from share_compute_api import sse
+from share_compute_api.serving import answer_stream
 from share_compute_api.serving.requests import Message
 from share_compute_api.serving.tokenizer import ServedTokenizer
 
@@ -646,7 +647,7 @@ def asked(served: Plane, name: str, **options: Any) -> socket.socket:
 def test_a_client_that_never_reads_is_given_up(
     served: Plane, says: Says, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sse, "_UNREAD_S", 0.3)
+    monkeypatch.setattr(answer_stream, "_UNREAD_S", 0.3)
     speaker = says(lambda _: [200] * WINDOW)
     speaker.pause_after = 200
     with asked(served, speaker.facts.name, max_tokens=WINDOW - 1, n=128, logprobs=20):
@@ -656,7 +657,7 @@ def test_a_client_that_never_reads_is_given_up(
 def test_a_silent_stream_gives_signs_of_life(
     served: Plane, says: Says, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sse, "_QUIET_S", 0.05)
+    monkeypatch.setattr(answer_stream, "_QUIET_S", 0.05)
     speaker = says()
     speaker.pause_after = 1
     with asked(served, speaker.facts.name) as connection:
@@ -698,6 +699,6 @@ def test_many_read_at_the_same_time(served: Plane, says: Says) -> None:
 
 def test_events_are_lines_for_all_who_cut_text_into_lines() -> None:
     data = {"text": "one\x85two\u2028three\u2029four\nfünf"}
-    line, *rest = sse.event(data).decode().splitlines()
+    line, *rest = sse.json_event(data).decode().splitlines()
     assert rest == [""]
     assert json.loads(line.removeprefix("data: ")) == data

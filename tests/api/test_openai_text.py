@@ -15,11 +15,9 @@ from tokenizers import Tokenizer, decoders, models
 
 from share_compute.errors import TooLong, UserError
 from share_compute.serving.events import Emitted, Finished
-from share_compute_api.serving.detokenizing import Detokenizer
-from share_compute_api.serving.stopping import StopStrings
 from share_compute_api.serving.tokenizer import ServedTokenizer
 from share_compute_api.serving.vocabulary import Vocabulary
-from share_compute_api.serving.writing import Told, Writer
+from share_compute_api.serving.writing import Detokenizer, StopStrings, Told, Writer
 
 
 @pytest.fixture(scope="module")

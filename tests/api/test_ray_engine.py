@@ -127,10 +127,10 @@ def test_who_leaves_while_it_is_given_away_is_ended_there_afterwards(tmp_path: P
     async def story(engine: RayEngine) -> None:
         replica = Replica(engine)
         replica.doors.clear()
-        (stream,) = await engine.generate(wanted(1))  # it waits: nobody is known to be ready
+        stream = await engine.generate(wanted(1))  # it waits: nobody is known to be ready
         replica.look()
         await replica.asked.wait()
-        await stream.aclose()
+        stream.close()
         await settled()
         replica.doors.set()
         await settled()
@@ -143,11 +143,11 @@ def test_who_leaves_while_one_refuses_is_not_given_to_the_next(tmp_path: Path) -
     async def story(engine: RayEngine) -> None:
         full, free = Replica(engine, failures=[Busy("full", hint="wait")]), Replica(engine)
         full.doors.clear()
-        (stream,) = await engine.generate(wanted(1))
+        stream = await engine.generate(wanted(1))
         full.look()
         await full.asked.wait()
         free.look()
-        await stream.aclose()
+        stream.close()
         full.doors.set()
         await settled()
         assert full.log == free.log == []

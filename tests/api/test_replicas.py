@@ -15,7 +15,7 @@ from share_compute.serving.options import Generation
 from share_compute.serving.states import DeploymentState
 from share_compute.specification import ReplicasSpec
 from share_compute.store import Store
-from share_compute_api.serving import ray_engine
+from share_compute_api.serving import routing
 from share_compute_api.serving.problems import problem_of
 from share_compute_api.supervision.seats import Seats
 
@@ -39,10 +39,10 @@ async def served(house: House, *contributor_ids: str) -> Replica:
 
 
 async def answered(house: House, generation: Generation) -> None:
-    (stream,) = await house.engine().generate([generation])
-    tokens: list[int] = []
-    assert await read(stream, tokens) == "length"
-    assert tokens == reference(generation, WINDOW)[0]
+    tokens: dict[int, list[int]] = {}
+    stream = await house.engine().generate([generation])
+    assert await read(stream, tokens) == {generation.sequence: "length"}
+    assert tokens == {generation.sequence: reference(generation, WINDOW)[0]}
 
 
 def test_a_request_at_zero_is_answered_after_a_cold_start(store: Store, tmp_path: Path) -> None:
@@ -96,9 +96,9 @@ def test_who_waits_for_too_long_is_told_when_to_come_again(store: Store, tmp_pat
         await house.replicas.get()  # it never gets ready
         await house.until(lambda: house.engines.find("llama") is not None)
         await house.until(lambda: house.engine().patience_s < 1)
-        (stream,) = await house.engine().generate([wanted(1)])
+        stream = await house.engine().generate([wanted(1)])
         with pytest.raises(Unavailable, match=r"llama did not answer for 0\.7 s: looking") as caught:
-            await read(stream, [])
+            await read(stream, {})
         problem = problem_of(caught.value)
         assert (problem.status, problem.code) == (503, "model_not_ready")
         assert problem.headers == {"Retry-After": "10"}
@@ -110,10 +110,10 @@ def test_only_so_many_wait_for_a_cold_start(store: Store, tmp_path: Path) -> Non
     async def story(house: House) -> None:
         house.deploy(replicas="0..1")
         await house.until(lambda: house.engines.find("llama") is not None)
-        streams = await house.engine().generate([wanted(one) for one in range(512)])
+        stream = await house.engine().generate([wanted(one) for one in range(512)])
         with pytest.raises(Busy, match=r"llama does not answer now .*, and 512 sequences wait"):
             await house.engine().generate([wanted(600)])
-        await streams[0].aclose()
+        stream.complete(0)
         await house.engine().generate([wanted(601)])
 
     run(store, tmp_path, story)
@@ -129,17 +129,17 @@ def test_more_are_started_for_more_and_who_goes_ends_what_it_has(store: Store, t
         first.serve(ada)
         await house.until(lambda: house.state(record) is DeploymentState.ready)
         three = [wanted(one) for one in range(3)]
-        streams = await house.engine().generate(three)
+        streams = [await house.engine().generate(three)]
         second = await house.replicas.get()
         # While it starts, nothing goes to it, and the deployment is as well as it was.
         early = wanted(3)
-        streams = [*streams, *await house.engine().generate([early])]
+        streams.append(await house.engine().generate([early]))
         assert house.engine().ongoing(second) == 0
         assert house.state(record) is DeploymentState.ready
         second.serve(grace)
         await house.until(lambda: house.store.deployments.get(record.id).reason == "2 replicas answer")
         late = wanted(4)
-        streams = [*streams, *await house.engine().generate([late])]
+        streams.append(await house.engine().generate([late]))
         assert (house.engine().ongoing(first), house.engine().ongoing(second)) == (4, 1)
 
         house.store.deployments.set_replicas("llama", ReplicasSpec(min=1, max=1))
@@ -148,16 +148,16 @@ def test_more_are_started_for_more_and_who_goes_ends_what_it_has(store: Store, t
         await house.until(lambda: house.store.deployments.get(record.id).reason != "2 replicas answer")
         # The second has less to lose. What comes now goes to the first, though that has more to do.
         last = wanted(5)
-        streams = [*streams, *await house.engine().generate([last])]
+        streams.append(await house.engine().generate([last]))
         assert (house.engine().ongoing(first), house.engine().ongoing(second)) == (5, 1)
         assert not second.is_closed
-        tokens: list[list[int]] = [[] for _ in streams]
+        tokens: dict[int, list[int]] = {}
         first.take_turns(1000)
         second.take_turns(1000)
-        ends = await asyncio.gather(*map(read, streams, tokens))
-        assert ends == ["length"] * 6
-        for generation, made in zip([*three, early, late, last], tokens, strict=True):
-            assert made == reference(generation, WINDOW)[0]
+        ends = await asyncio.gather(*(read(stream, tokens) for stream in streams))
+        assert [list(one.values()) for one in ends] == [["length"] * 3, *[["length"]] * 3]
+        everything = [*three, early, late, last]
+        assert tokens == {one.sequence: reference(one, WINDOW)[0] for one in everything}
         await house.until(lambda: second.is_closed)
         await house.until(lambda: house.leased() == {ada})
         assert scalings(house) == [(1, 2), (2, 1)]
@@ -173,7 +173,7 @@ def test_more_are_started_for_more_and_who_goes_ends_what_it_has(store: Store, t
 def test_another_replica_goes_on_with_what_one_cannot(
     happens: Callable[[Replica], None], store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ray_engine, "_MOVES_AFTER_S", 0.2)
+    monkeypatch.setattr(routing, "_MOVES_AFTER_S", 0.2)
 
     async def story(house: House) -> None:
         ada, grace = house.cluster.contributor("ada"), house.cluster.contributor("grace")
@@ -183,16 +183,16 @@ def test_another_replica_goes_on_with_what_one_cannot(
         second.serve(grace)
         await house.until(lambda: "2 replicas answer" in reasons(house))
         asked = [wanted(one) for one in range(2)]
-        streams = [(await house.engine().generate([one]))[0] for one in asked]
+        streams = [await house.engine().generate([one]) for one in asked]
         assert (house.engine().ongoing(first), house.engine().ongoing(second)) == (1, 1)
-        tokens: list[list[int]] = [[], []]
-        reading = asyncio.gather(*map(read, streams, tokens))
+        tokens: dict[int, list[int]] = {}
+        reading = asyncio.gather(*(read(stream, tokens) for stream in streams))
         first.take_turns(6)
-        await house.until(lambda: any(len(one) > 2 for one in tokens))
+        await house.until(lambda: any(len(one) > 2 for one in tokens.values()))
         happens(first)
         second.take_turns(1000)
-        assert await reading == ["length"] * 2
-        assert tokens == [reference(one, WINDOW)[0] for one in asked]
+        assert await reading == [{one.sequence: "length"} for one in asked]
+        assert tokens == {one.sequence: reference(one, WINDOW)[0] for one in asked}
 
     run(store, tmp_path, story)
 
@@ -206,10 +206,12 @@ def test_who_has_all_that_they_want_did_not_break_off(
         replica = await served(house, house.cluster.contributor("ada"))
         replica.take_turns(2)
         await house.until(lambda: house.engines.find("llama") is not None)
-        (stream,) = await house.engine().generate([wanted(1)])
+        stream = await house.engine().generate([wanted(1)])
         async for _ in stream:
             break
-        await stream.aclose(is_complete=is_complete)
+        if is_complete:
+            stream.complete(1)
+        stream.close()
         text = house.metrics.exposition(()).decode()
         assert f'request_success_total{{finished_reason="{reason}",model_name="llama"}} 1.0' in text
 

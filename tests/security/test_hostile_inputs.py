@@ -361,7 +361,7 @@ def test_a_request_to_a_model_is_stopped(plane: Plane, http: httpx.Client, hones
 class Hog(Speaker):
     """Takes all threads that requests share, until it is told to let them go."""
 
-    async def generate(self, generations: Sequence[Generation]) -> list[Speech]:
+    async def generate(self, generations: Sequence[Generation]) -> Speech:
         threads = to_thread.current_default_thread_limiter()
         taken = [object() for _ in range(int(threads.total_tokens))]
         for one in taken:

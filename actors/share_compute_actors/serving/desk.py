@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 
 from share_compute.errors import ShareComputeError
-from share_compute.serving.events import Emitted, Failed, SequenceEvent, Stats
+from share_compute.serving.events import Failed, SequenceEvent, Stats
 from share_compute.serving.figures import Figures, Measured
 from share_compute.serving.limits import Limits
 from share_compute.serving.options import Generation
@@ -30,8 +30,6 @@ class Desk:
         self._feed = Feed()
         self._lock = threading.Lock()
         self._figures = Figures()
-        self._live: set[int] = set()
-        """Sequences that will have more events."""
         self._closed: ShareComputeError | None = None
         """Error for new sequences while none are accepted; None while the service is open."""
 
@@ -52,7 +50,6 @@ class Desk:
                 raise self._closed
             rate = self._figures.tokens_per_s(now_s)
             events = self._scheduler.submit(*generations, tokens_per_s=rate)
-            self._live.update(generation.sequence for generation in generations)
             for generation in generations:
                 self._figures.came(generation.sequence, now_s)
             self._tell(events)
@@ -101,15 +98,15 @@ class Desk:
     def fail(self, sequences: Iterable[int], error: ShareComputeError) -> None:
         """Fail sequences with an error; tokens that were emitted stay valid."""
         with self._lock:
-            for sequence in self._live.intersection(sequences):
-                self._scheduler.cancel(sequence)
-                self._tell([Failed(sequence, error)])
+            for sequence in sequences:
+                if self._scheduler.cancel(sequence):
+                    self._tell([Failed(sequence, error)])
 
     def close(self, error: ShareComputeError) -> None:
         """Fail all sequences, and accept none until `open`."""
         with self._lock:
             self._closed = error
-            live = tuple(self._live)
+            live = self._scheduler.live
         self.fail(live, error)
 
     def open(self) -> None:
@@ -136,5 +133,4 @@ class Desk:
 
     def _tell(self, events: list[SequenceEvent]) -> None:
         self._figures.told(events, time.monotonic())
-        self._live.difference_update(event.sequence for event in events if not isinstance(event, Emitted))
         self._feed.put(events)

@@ -12,10 +12,9 @@ from share_compute.batches.inputs import InputRow
 from share_compute.errors import UserError
 from share_compute.field_errors import invalid
 from share_compute.specification import BatchJob, BatchSamplingSpec, GenerateJob
-from share_compute_api.serving.completing import Completing
+from share_compute_api.serving.completion import Completion
 from share_compute_api.serving.engine import Engine, TextEngine, VectorEngine
 from share_compute_api.serving.requests import ChatRequest, CompletionRequest, TextRequest
-from share_compute_api.serving.sequences import Sequences, sequences
 
 if TYPE_CHECKING:
     from share_compute_api.serving.tokenizer_client import TokenizerClient
@@ -59,20 +58,20 @@ async def ask(
 async def _generated(
     spec: GenerateJob, row: InputRow, engine: TextEngine, tokenizer: TokenizerClient, owner: str
 ) -> Answer:
-    asked = await _sequences(spec, row, engine, tokenizer, owner)
-    completing = await Completing.begin(engine, asked.generations, asked.writers)
+    completion = await _completion(spec, row, engine, tokenizer, owner)
+    await completion.begin(engine)
     try:
-        (told,) = await completing.collected()
+        (told,) = await completion.collected()
     finally:
-        await completing.close()
-    new_tokens = asked.completion_tokens
-    usage = _usage(asked.prompt_tokens, new_tokens) | {"completion_tokens": new_tokens}
+        completion.close()
+    new_tokens = completion.completion_tokens
+    usage = _usage(completion.prompt_tokens, new_tokens) | {"completion_tokens": new_tokens}
     return Answer({"output": told.text, "finish_reason": told.finish, "usage": usage}, new_tokens)
 
 
-async def _sequences(
+async def _completion(
     spec: GenerateJob, row: InputRow, engine: TextEngine, tokenizer: TokenizerClient, owner: str
-) -> Sequences:
+) -> Completion:
     facts = engine.facts
     request = text_request(spec, row.value, seed=row_seed(spec.sampling.seed, row.number))
     if isinstance(request, ChatRequest):
@@ -83,7 +82,7 @@ async def _sequences(
     grammar = None if request.response_format is None else request.response_format.grammar
     if grammar is not None:
         await tokenizer.check_schema(grammar)
-    return sequences(request, [prompt], facts, tokenizer.vocabulary, owner)
+    return Completion(request, [prompt], facts, tokenizer.vocabulary, owner)
 
 
 def text_request(spec: GenerateJob, value: Any, *, seed: int) -> TextRequest:

@@ -28,6 +28,7 @@ from share_compute_actors.machine.head import (
 )
 from share_compute_actors.machine.processes import Child, Roster
 from share_compute_api.addresses import advertised
+from share_compute_api.backoff import ExponentialBackoff
 from share_compute_api.cluster.calls import NodeFacts, members_answer, nodes_answer
 from share_compute_api.cluster.gateway import Gateway, RemoteActor, translated
 from share_compute_api.cluster.pings import MOST_MISSED, PING_S, unresponsive
@@ -35,6 +36,7 @@ from share_compute_api.cluster.pings import MOST_MISSED, PING_S, unresponsive
 _POLL_S = 0.1
 _SOUND_S = 60.0
 """Seconds after which a process counts as sound, so that pauses begin short again."""
+_FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 30.0
 _NOTICE_S = 2.0
 """Longest delay between noticing the end of the gateway and that of the head, in seconds."""
@@ -61,19 +63,16 @@ class ClusterInfo:
     """Environment variables that joining nodes must be started with."""
 
 
-@dataclass(slots=True)
-class _Backoff:
-    """Pauses before a process is started again; a pause doubles after each process in a row that did not last."""
+def _backoff() -> ExponentialBackoff:
+    """Return the pauses before a process is started again, which begin short again after a process that lasted."""
+    return ExponentialBackoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S)
 
-    _short_lives: int = 0
-    """Number of processes in a row that did not last."""
 
-    def pause_s(self, life_s: float) -> float:
-        """Return the pause in seconds after a process that ran for ``life_s`` seconds."""
-        if life_s > _SOUND_S:
-            self._short_lives = 0
-        self._short_lives += 1
-        return min(0.25 * 2.0 ** min(self._short_lives, 10), _LONGEST_PAUSE_S)
+def _pause_s(backoff: ExponentialBackoff, life_s: float) -> float:
+    """Return the pause in seconds after a process that ran for ``life_s`` seconds."""
+    if life_s > _SOUND_S:
+        backoff.reset()
+    return backoff.failed()
 
 
 class Cluster:
@@ -93,7 +92,7 @@ class Cluster:
         self._roster = roster
         self._address = advertised(settings)
         self._began_s = 0.0
-        self._head_backoff = _Backoff()
+        self._head_backoff = _backoff()
         self._hang: str | None = None
         """Reason why the present head does not answer though it runs; None while it answers."""
         self._gateway: Gateway | None = None
@@ -226,14 +225,14 @@ class Cluster:
 
     async def _use_head(self) -> None:
         """Keep a gateway connected to the present head, until that head has ended or is to be replaced."""
-        backoff = _Backoff()
+        backoff = _backoff()
         while not self._is_over:
             began_s = time.monotonic()
             try:
                 why = await self._use_gateway()
             except ShareComputeError as failure:  # for example, the disk is full
                 why = failure.message
-            pause_s = backoff.pause_s(time.monotonic() - began_s)
+            pause_s = _pause_s(backoff, time.monotonic() - began_s)
             # If the head ended first, its end is noticed a moment later.
             if not await self._is_over_within(_NOTICE_S):
                 self._report(why, pause_s)
@@ -317,7 +316,7 @@ class Cluster:
     async def _replace_head(self) -> None:
         """Start another head in place of the present one; try again until one runs."""
         if self._rotated is None:
-            pause_s = self._head_backoff.pause_s(time.monotonic() - self._began_s)
+            pause_s = _pause_s(self._head_backoff, time.monotonic() - self._began_s)
             self._report(f"the Ray head is replaced: {self._why_over}", pause_s)
             await asyncio.sleep(pause_s)
         while True:
@@ -325,7 +324,7 @@ class Cluster:
             try:
                 await asyncio.to_thread(self._start_another_head, renews=rotated is not None)
             except Exception as failure:  # noqa: BLE001 - the server answers requests, whatever it is
-                pause_s = self._head_backoff.pause_s(0.0)
+                pause_s = self._head_backoff.failed()
                 self._report(f"the Ray head did not start: {as_ours(failure).message}", pause_s)
                 await asyncio.sleep(pause_s)
             else:

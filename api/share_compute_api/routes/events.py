@@ -11,7 +11,8 @@ from share_compute_api.auth import Reader
 from share_compute_api.context import InContext
 from share_compute_api.problems import documented
 from share_compute_api.schemas import EventPage
-from share_compute_api.streams import MEDIA_TYPE, STREAM_RESPONSE, After, LastEventId, starting_point, stream
+from share_compute_api.sse import MEDIA_TYPE
+from share_compute_api.streams import STREAM_RESPONSE, After, LastEventId, starting_point, stream
 
 router = APIRouter(tags=["events"])
 WithFigures = Annotated[

@@ -11,10 +11,11 @@ from fastapi.responses import JSONResponse
 from starlette.responses import Response
 
 from share_compute.errors import NotFound, Unavailable, UserError
+from share_compute_api import sse
 from share_compute_api.auth import CHAT, Chatter
 from share_compute_api.context import Context, InContext
 from share_compute_api.departures import while_wanted
-from share_compute_api.serving import sse
+from share_compute_api.serving.answer_stream import AnswerStream, answer_events
 from share_compute_api.serving.answers import (
     ChatCompletion,
     ChatShape,
@@ -27,7 +28,7 @@ from share_compute_api.serving.answers import (
     Usage,
     vector,
 )
-from share_compute_api.serving.completing import Completing
+from share_compute_api.serving.completion import Completion
 from share_compute_api.serving.engine import RETRY_AFTER_S, Engine, TextEngine, VectorEngine
 from share_compute_api.serving.problems import PREFIX, documented
 from share_compute_api.serving.requests import (
@@ -36,7 +37,6 @@ from share_compute_api.serving.requests import (
     EmbeddingRequest,
     TextRequest,
 )
-from share_compute_api.serving.sequences import Sequences, sequences
 from share_compute_api.serving.tokenizer_client import TokenizerClient
 
 router = APIRouter(prefix=PREFIX, tags=["openai"], responses=documented(400, 401, 403))
@@ -68,10 +68,10 @@ async def create_chat_completion(
     engine = await _text_engine(context, wanted.model)
     tokenizer = await context.engines.tokenizer(engine)
 
-    async def prepare() -> Sequences:
+    async def prepare() -> Completion:
         messages = [message.for_template() for message in wanted.messages]
         prompt = await tokenizer.chat(messages, engine.facts.window_tokens)
-        return await _sequences(wanted, [prompt], engine, tokenizer, caller.id)
+        return await _completion(wanted, [prompt], engine, tokenizer, caller.id)
 
     shape = ChatShape(
         wanted.model,
@@ -94,9 +94,9 @@ async def create_completion(
     engine = await _text_engine(context, wanted.model)
     tokenizer = await context.engines.tokenizer(engine)
 
-    async def prepare() -> Sequences:
+    async def prepare() -> Completion:
         prompts = await tokenizer.encode(wanted.prompt, engine.facts.window_tokens)
-        return await _sequences(wanted, prompts, engine, tokenizer, caller.id)
+        return await _completion(wanted, prompts, engine, tokenizer, caller.id)
 
     shape = TextShape(
         wanted.model,
@@ -168,17 +168,17 @@ async def _text_engine(context: Context, name: str) -> TextEngine:
     return cast("TextEngine", engine)
 
 
-async def _sequences(
+async def _completion(
     wanted: TextRequest,
     prompts: Sequence[tuple[int, ...]],
     engine: TextEngine,
     tokenizer: TokenizerClient,
     owner: str,
-) -> Sequences:
+) -> Completion:
     grammar = None if wanted.response_format is None else wanted.response_format.grammar
     if grammar is not None:
         await tokenizer.check_schema(grammar)
-    return sequences(wanted, prompts, engine.facts, tokenizer.vocabulary, owner)
+    return Completion(wanted, prompts, engine.facts, tokenizer.vocabulary, owner)
 
 
 def _tells_usage(wanted: TextRequest) -> bool:
@@ -191,24 +191,24 @@ async def _answer(
     context: Context,
     engine: TextEngine,
     shape: Shape,
-    preparing: Coroutine[Any, Any, Sequences],
+    preparing: Coroutine[Any, Any, Completion],
 ) -> Response:
     """Generate the sequences, and answer with a stream, or with one body when all have ended."""
 
-    async def begin() -> tuple[Sequences, Completing]:
-        asked = await preparing
-        return asked, await Completing.begin(engine, asked.generations, asked.writers)
+    async def begin() -> Completion:
+        prepared = await preparing
+        await prepared.begin(engine)
+        return prepared
 
     def usage() -> Usage:
-        return Usage.of(asked.prompt_tokens, asked.completion_tokens, asked.cached_tokens)
+        return Usage.of(completion.prompt_tokens, completion.completion_tokens, completion.cached_tokens)
 
-    asked, completing = await while_wanted(begin(), request.receive, context.bell)
+    completion = await while_wanted(begin(), request.receive, context.bell)
     if wanted.stream:
-        tell = usage if _tells_usage(wanted) else None
-        events = sse.told(completing, shape, len(asked.writers), tell)
-        return sse.EventStream(events, context.bell, completing.close)
+        events = answer_events(completion, shape, usage if _tells_usage(wanted) else None)
+        return AnswerStream(events, context.bell, completion.close)
     try:
-        answers = await while_wanted(completing.collected(), request.receive, context.bell)
+        answers = await while_wanted(completion.collected(), request.receive, context.bell)
     finally:
-        await completing.close()
+        completion.close()
     return JSONResponse(shape.whole(answers, usage()).model_dump())

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol, Self, TypeAlias
 
-from share_compute.serving.events import Emitted, Finished
+from share_compute.serving.events import Embedded, Emitted, Finished
 from share_compute.serving.options import Generation
 
 if TYPE_CHECKING:
@@ -19,15 +19,28 @@ RETRY_AFTER_S = 10
 """Seconds after which clients are asked to try again when a model is not available."""
 
 
-class Stream(AsyncIterable[Emitted | Finished], Protocol):
-    """Tokens of one sequence in order, then its end as the last event."""
+StreamEvent: TypeAlias = Emitted | Embedded | Finished
+"""An event that a reader gets; a `Failed` is raised instead."""
 
-    async def aclose(self, *, is_complete: bool = False) -> None:
-        """Cancel the sequence if it has not ended; may be called twice, and without having read anything.
 
-        Args:
-            is_complete: whether the reader has all that it wants, as at a stop string.
-        """
+class Stream(Protocol):
+    """Async iterator over the events of one request's sequences; each item has all that arrived since the last.
+
+    The events of one sequence are its tokens in order, then its end. The iteration ends with the last sequence. It
+    raises `ShareComputeError` when a sequence cannot continue.
+    """
+
+    def __aiter__(self) -> Self:
+        """Return the stream itself."""
+
+    async def __anext__(self) -> Sequence[StreamEvent]:
+        """Wait for the next events."""
+
+    def complete(self, sequence: int) -> None:
+        """End a sequence of which the reader has all that it wants, as at a stop string."""
+
+    def close(self) -> None:
+        """Cancel all sequences that have not ended; may be called twice, and without having read anything."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,13 +72,10 @@ class Engine(Protocol):
 class TextEngine(Engine, Protocol):
     """Answers requests to a model that writes text."""
 
-    async def generate(self, generations: Sequence[Generation]) -> Sequence[Stream]:
-        """Accept the sequences of one request, all or none; they may wait for their turn.
+    async def generate(self, generations: Sequence[Generation]) -> Stream:
+        """Accept the sequences of one request, all or none; return the iterator over their events.
 
-        If the call is cancelled, none of them is left behind.
-
-        Returns:
-            A stream for each sequence. It raises `ShareComputeError` when no replica can continue the sequence.
+        The sequences may wait for their turn. If the call is cancelled, none of them is left behind.
 
         Raises:
             TooLong: a prompt leaves no space in the model's window.

@@ -19,7 +19,7 @@ from share_compute.models.configuration import declared_config
 from share_compute.models.encoders import Pooling, pooling_of
 from share_compute.planning.partitioning import Shard
 from share_compute.serving.encoder_stage import EncoderStage
-from share_compute.serving.events import Failed, SequenceEvent, Stats
+from share_compute.serving.events import Emitted, Failed, SequenceEvent, Stats
 from share_compute.serving.limits import Limits
 from share_compute.serving.options import Generation
 from share_compute.serving.scheduler import Scheduler
@@ -29,8 +29,8 @@ from share_compute.serving.turns import Sampled, Turn, TurnResult
 from share_compute.specification import ModelSpec
 from share_compute_api.model_folders import LAYER_KEYS, model_window, whole_number
 from share_compute_api.serving.embedding import embedded
-from share_compute_api.serving.engine import ModelFacts, Stream
-from share_compute_api.serving.mailboxes import Mailbox, Mailboxes
+from share_compute_api.serving.engine import ModelFacts
+from share_compute_api.serving.recovery import RequestStream
 
 _DEFAULT_WINDOW_TOKENS = 2048
 _TURN_TOKENS = 256
@@ -83,7 +83,8 @@ class LocalEngine:
         )
         self._scheduler = Scheduler(self._limits)
         self._fed_back: dict[int, int] = {}
-        self._mail = Mailboxes(self._cancel)
+        self._streams: dict[int, RequestStream] = {}
+        """The stream of each sequence that has not ended."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._news = threading.Condition()
         """Guards the scheduler; notified when a sequence comes or is cancelled, and at the end."""
@@ -91,31 +92,31 @@ class LocalEngine:
         self._thread = threading.Thread(target=self._run, name=f"serves-{name}", daemon=True)
         self._thread.start()
 
-    async def generate(self, generations: Sequence[Generation]) -> Sequence[Stream]:
+    async def generate(self, generations: Sequence[Generation]) -> RequestStream:
         """Accept sequences; see `TextEngine.generate`."""
-        return await self._begin(generations)
+        self._loop = asyncio.get_running_loop()
+        numbers = [generation.sequence for generation in generations]
+        with self._news:
+            if self._has_ended:
+                raise Unavailable(f"model {self.facts.name} is not served any more", hint="deploy it again")
+            ended = self._scheduler.submit(*generations)
+            self._news.notify()
+        # Events of the thread arrive by the event loop, so none of them can be earlier than this.
+        stream = RequestStream(numbers, self._cancel)
+        self._streams |= dict.fromkeys(numbers, stream)
+        self._deliver(ended)
+        return stream
 
     async def embed(self, owner: str, prompts: Sequence[tuple[int, ...]]) -> list[list[float]]:
         """Turn texts into vectors; see `VectorEngine.embed`."""
-        return await embedded(self._begin, owner, prompts)
+        return await embedded(self.generate, owner, prompts)
 
-    async def _begin(self, generations: Sequence[Generation]) -> list[Mailbox]:
-        self._loop = asyncio.get_running_loop()
-        numbers = [generation.sequence for generation in generations]
-        streams = self._mail.open(numbers)
-        try:
-            with self._news:
-                if self._has_ended:
-                    raise Unavailable(
-                        f"model {self.facts.name} is not served any more", hint="deploy it again"
-                    )
-                ended = self._scheduler.submit(*generations)
-                self._news.notify()
-        except ShareComputeError:
-            self._mail.discard(numbers)
-            raise
-        self._mail.deliver(ended)
-        return streams
+    def _deliver(self, events: Sequence[SequenceEvent]) -> None:
+        for event in events:
+            is_last = not isinstance(event, Emitted)
+            stream = self._streams.pop(event.sequence, None) if is_last else self._streams.get(event.sequence)
+            if stream is not None:
+                stream.put(event)
 
     def stats(self) -> Stats:
         """Return the scheduler's statistics."""
@@ -131,9 +132,12 @@ class LocalEngine:
         if self._loop is not None:
             over = Unavailable(f"model {self.facts.name} was taken down", hint="name another one")
             with suppress(RuntimeError):  # a loop that closed meanwhile has no reader to notify
-                self._loop.call_soon_threadsafe(self._mail.fail, over)
+                self._loop.call_soon_threadsafe(
+                    lambda: self._deliver([Failed(sequence, over) for sequence in self._streams])
+                )
 
     def _cancel(self, sequence: int, _is_complete: bool) -> None:
+        self._streams.pop(sequence, None)
         with self._news:
             self._scheduler.cancel(sequence)
             self._news.notify()
@@ -183,7 +187,7 @@ class LocalEngine:
 
     def _tell(self, events: list[SequenceEvent]) -> None:
         if events and self._loop is not None:
-            self._loop.call_soon_threadsafe(self._mail.deliver, events)
+            self._loop.call_soon_threadsafe(self._deliver, events)
 
 
 def _stage(

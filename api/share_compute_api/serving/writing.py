@@ -1,16 +1,24 @@
-"""Turns one sequence's tokens into what its client reads: text up to a stop string, and the tokens of that text."""
+"""Turns one sequence's tokens into what its client reads: text up to a stop string, and the tokens of that text.
+
+Tokens are decoded one by one. A character that takes several tokens is held back until it is complete, and so is a
+possible beginning of a stop string.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, Protocol
 
 from share_compute.serving.events import Emitted, Finished
-from share_compute_api.serving.detokenizing import Decodes, Detokenizer
-from share_compute_api.serving.stopping import StopStrings
 
 Finish = Literal["stop", "length"]
+_BROKEN = "\ufffd"
+_CONTEXT_TOKENS = 5
+"""Tokens of the prompt that are kept as context: some tokenizers decode a token differently where a text begins."""
+_MOST_BYTES = 3
+"""Most bytes of an incomplete character. It has at most as many tokens, and decodes to at most as many U+FFFD."""
+_WINDOW_TOKENS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,3 +117,115 @@ class Writer:
         ready = [written for written in self._tokens if written.offset < self._told]
         self._tokens = self._tokens[len(ready) :]
         return Piece(shown, tuple(ready), "stop" if self._stops.found else None)
+
+
+class Decodes(Protocol):
+    """Turns token ids into text."""
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text, without special tokens; bytes that are not valid UTF-8 become U+FFFD."""
+
+    def is_special(self, id_: int) -> bool:
+        """Return whether a token is special, so that it has no text."""
+
+
+class Detokenizer:
+    """Returns the text that each token adds. A token costs the decoding of a few tokens, however long the text is.
+
+    Args:
+        tokenizer: the model's tokenizer.
+        prompt: the tokens before the first one.
+    """
+
+    def __init__(self, tokenizer: Decodes, prompt: Sequence[int] = ()) -> None:
+        self._tokenizer = tokenizer
+        self._window = list(prompt[-_CONTEXT_TOKENS:])
+        """Tokens whose text was returned, as the context of the next ones; then tokens whose text was not, or not all
+        of it."""
+        self._context = len(self._window)
+        self._told = len(tokenizer.decode(self._window))
+        """Characters of the window's text that were returned."""
+
+    def push(self, id_: int) -> str:
+        """Return the text that is certain now; empty while a character is incomplete."""
+        if self._tokenizer.is_special(id_):
+            return ""
+        self._window.append(id_)
+        text = self._tokenizer.decode(self._window)
+        if not text.endswith(_BROKEN):
+            new = self._tell(text, len(text))
+            if new:
+                del self._window[: self._context]
+                self._context = len(self._window)
+                self._told = len(self._tokenizer.decode(self._window))
+        elif len(self._window) - self._context > _MOST_BYTES:
+            # One character has no more tokens than this: all text is certain except a character that the last tokens
+            # began.
+            broken = len(text) - len(text.rstrip(_BROKEN))
+            new = self._tell(text, len(text) - min(broken, _MOST_BYTES))
+        else:
+            new = ""
+        return new + self._shrink(text)
+
+    def flush(self) -> str:
+        """Return the remaining text, after the last token."""
+        text = self._tokenizer.decode(self._window)
+        return self._tell(text, len(text))
+
+    def _tell(self, text: str, stop: int) -> str:
+        new = text[self._told : stop]
+        self._told = max(self._told, stop)
+        return new
+
+    def _shrink(self, text: str) -> str:
+        """Drop the older half of a window that got long, which only happens with tokens that together are no text."""
+        if len(self._window) <= _WINDOW_TOKENS:
+            return ""
+        decode, window, half = self._tokenizer.decode, self._window, _WINDOW_TOKENS // 2
+        # Cuts between characters are preferred.
+        cuts = range(half, 0, -1)
+        cut = next((at for at in cuts if decode(window[:at]) + decode(window[at:]) == text), half)
+        gone = len(decode(window[:cut]))
+        new = self._tell(text, gone)
+        del window[:cut]
+        self._context = max(0, self._context - cut)
+        self._told -= gone
+        return new
+
+
+class StopStrings:
+    """Finds stop strings in a text that comes in pieces.
+
+    Args:
+        strings: the stop strings, none of them empty.
+    """
+
+    def __init__(self, strings: Sequence[str]) -> None:
+        self._strings = tuple(strings)
+        self._held = ""
+        self.found = False
+        """Whether a stop string was found, so that the text is over."""
+
+    def push(self, text: str) -> str:
+        """Return the text that can be shown now."""
+        if not self._strings:
+            return text
+        text = self._held + text
+        places = [place for string in self._strings if (place := text.find(string)) >= 0]
+        if places:
+            self.found, self._held = True, ""
+            return text[: min(places)]
+        kept = max(_overlap(text, string) for string in self._strings)
+        self._held = text[len(text) - kept :]
+        return text[: len(text) - kept]
+
+    def flush(self) -> str:
+        """Return the text that was held back, after the last piece."""
+        text, self._held = self._held, ""
+        return text
+
+
+def _overlap(text: str, string: str) -> int:
+    """Return how many of the last characters of ``text`` may be the beginning of ``string``."""
+    longest = min(len(text), len(string) - 1)
+    return next((count for count in range(longest, 0, -1) if text.endswith(string[:count])), 0)

@@ -11,6 +11,7 @@ from typing import TypeAlias
 
 from share_compute.jobs.states import ContributorState
 from share_compute.store import ContributorRecord, JobRecord
+from share_compute_api.backoff import doubled_s
 from share_compute_api.supervision import AWAY
 from share_compute_api.supervision.patience import Patience
 from share_compute_api.supervision.sequel import may_wait
@@ -53,7 +54,7 @@ class Waiting:
 
     def rest(self, job: JobRecord) -> None:
         """Let a job pause after a lost attempt. The pause doubles with each attempt in a row that commits no step."""
-        pause_s = self._patience.retry_s * 2.0 ** max(job.fruitless_attempts - 1, 0)
+        pause_s = doubled_s(self._patience.retry_s, max(job.fruitless_attempts - 1, 0))
         self._put_off[job.id] = _PutOff(job.attempt, until=self._clock() + pause_s)
 
     def began(self, job: JobRecord) -> None:

@@ -147,6 +147,11 @@ class Scheduler:
         live = self._live.get(sequence)
         return [self._end(live, "cancelled")] if live else []
 
+    @property
+    def live(self) -> tuple[int, ...]:
+        """The sequences that will have more events."""
+        return tuple(self._live)
+
     def _new_tokens(self, generation: Generation) -> int:
         """Return the most tokens that may be generated after a prompt."""
         length, longest = len(generation.prompt), self.limits.longest_tokens

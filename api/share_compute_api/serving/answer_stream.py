@@ -3,69 +3,58 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from typing import Any
+from collections.abc import AsyncGenerator, Callable
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from share_compute.errors import ShareComputeError, Unavailable
+from share_compute_api import sse
 from share_compute_api.bell import Bell
 from share_compute_api.departures import departure
 from share_compute_api.serving.answers import Shape, Usage
-from share_compute_api.serving.completing import Completing
+from share_compute_api.serving.completion import Completion
 from share_compute_api.serving.problems import problem_of
 
-MEDIA_TYPE = "text/event-stream"
-_DONE = b"data: [DONE]\n\n"
-_SIGN_OF_LIFE = b": still here\n\n"
+_DONE = sse.event("[DONE]")
 _QUIET_S = 10.0
 """Seconds without an event after which a comment is sent: proxies close connections that are idle for long."""
 _UNREAD_S = 60.0
 """Seconds after which a client that reads nothing is treated as gone."""
-_ENCODE = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
-_LINE_ENDS = {ord(mark): f"\\u{ord(mark):04x}" for mark in "\x85\u2028\u2029"}
-"""Characters that end no line in an event, but do for clients that split lines as their language does."""
 _log = logging.getLogger(__name__)
-
-
-def event(data: dict[str, Any]) -> bytes:
-    """Return one event."""
-    text = _ENCODE(data)
-    if not text.isascii():
-        text = text.translate(_LINE_ENDS)
-    return f"data: {text}\n\n".encode()
 
 
 def failed(failure: Exception) -> bytes:
     """Return the last events of a stream that cannot continue."""
-    return event(problem_of(failure).body()) + _DONE
+    return sse.json_event(problem_of(failure).body()) + _DONE
 
 
-async def told(
-    completing: Completing, shape: Shape, choices: int, usage: Callable[[], Usage] | None
+async def answer_events(
+    completion: Completion, shape: Shape, usage: Callable[[], Usage] | None
 ) -> AsyncGenerator[bytes, None]:
     """Yield the events of a stream.
 
     Args:
-        completing: its sequences.
+        completion: its sequences.
         shape: builds the chunks.
-        choices: number of sequences.
         usage: returns the usage to report at the end; None if the client does not want it.
     """
-    yield b"".join(event(chunk) for index in range(choices) for chunk in shape.first(index))
+    yield b"".join(
+        sse.json_event(chunk) for index in range(completion.num_sequences) for chunk in shape.first(index)
+    )
     try:
-        async for batch in completing.pieces(quiet_s=_QUIET_S):
-            yield b"".join(event(shape.chunk(index, piece)) for index, piece in batch) or _SIGN_OF_LIFE
+        async for batch in completion.pieces(quiet_s=_QUIET_S):
+            yield (
+                b"".join(sse.json_event(shape.chunk(index, piece)) for index, piece in batch) or sse.KEEPALIVE
+            )
     except ShareComputeError as failure:
         yield failed(failure)
         return
-    yield (event(shape.last(usage())) if usage is not None else b"") + _DONE
+    yield (sse.json_event(shape.last(usage())) if usage is not None else b"") + _DONE
 
 
-class EventStream(Response):
+class AnswerStream(Response):
     """Sends events as they come. ``close`` is called in the end in any case.
 
     Args:
@@ -74,12 +63,10 @@ class EventStream(Response):
         close: gives up the source of the events.
     """
 
-    media_type = MEDIA_TYPE
+    media_type = sse.MEDIA_TYPE
 
-    def __init__(
-        self, events: AsyncGenerator[bytes, None], bell: Bell, close: Callable[[], Awaitable[None]]
-    ) -> None:
-        super().__init__(headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
+    def __init__(self, events: AsyncGenerator[bytes, None], bell: Bell, close: Callable[[], None]) -> None:
+        super().__init__(headers=sse.HEADERS)
         del self.headers["content-length"]
         self._events = events
         self._bell = bell
@@ -106,7 +93,7 @@ class EventStream(Response):
             watch.cancel()
             await asyncio.gather(work, watch, return_exceptions=True)
             await self._events.aclose()
-            await self._close()
+            self._close()
 
     async def _send_all(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
