@@ -22,7 +22,7 @@ class PreflightRequest(StrictModel):
 
     model_config = example(
         invite="abcd-efgh-ijkl-mnop",
-        versions={"python": "3.11.7", "ray": "2.60.0", "torch": "2.13.0", "share_compute": "0.1.0"},
+        versions={"python": "3.11.7", "ray": "2.60.0", "torch": "2.13.0", "share_compute": "0.2.0"},
     )
 
     invite: str = Field(min_length=1, max_length=200)
@@ -55,7 +55,7 @@ class SiblingRequest(StrictModel):
 
     model_config = example(
         name="ada-box.cuda1",
-        versions={"python": "3.11.7", "ray": "2.60.0", "torch": "2.13.0", "share_compute": "0.1.0"},
+        versions={"python": "3.11.7", "ray": "2.60.0", "torch": "2.13.0", "share_compute": "0.2.0"},
         clock=MOMENT,
         limits={
             "memory_bytes": 4 * 2**30,
@@ -82,7 +82,7 @@ class JoinRequest(SiblingRequest):
     model_config = example(
         invite="abcd-efgh-ijkl-mnop",
         name="ada-laptop",
-        versions={"python": "3.11.7", "ray": "2.60.0", "torch": "2.13.0", "share_compute": "0.1.0"},
+        versions={"python": "3.11.7", "ray": "2.60.0", "torch": "2.13.0", "share_compute": "0.2.0"},
         clock=MOMENT,
         limits={"memory_bytes": 4 * 2**30, "cpu_threads": 4, "device": "cpu"},
         host="ada-laptop.example",
@@ -95,7 +95,7 @@ class RejoinRequest(StrictModel):
     """Request of a restarted agent to rejoin."""
 
     model_config = example(
-        versions={"python": "3.11.7", "ray": "2.60.0", "torch": "2.13.0", "share_compute": "0.1.0"},
+        versions={"python": "3.11.7", "ray": "2.60.0", "torch": "2.13.0", "share_compute": "0.2.0"},
         clock=MOMENT,
         limits={"memory_bytes": 4 * 2**30, "cpu_threads": 4, "device": "cpu"},
     )

@@ -83,7 +83,7 @@ class FailureMade(View):
 class Versions(StrictModel):
     """Versions that must fit between the machines of a cluster."""
 
-    model_config = example(python="3.11.7", ray="2.60.0", torch="2.13.0", share_compute="0.1.0")
+    model_config = example(python="3.11.7", ray="2.60.0", torch="2.13.0", share_compute="0.2.0")
 
     python: str
     """Must be equal to the patch: Ray pickles between interpreters."""

@@ -1,5 +1,5 @@
 """share-compute: join lent machines into one elastic cluster that trains and serves models none could hold alone."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = ["__version__"]

@@ -21,7 +21,7 @@ from share_compute.specification import TrainJob, parse_job
 from share_compute.store import ContributorRecord, JobRecord, Store
 from share_compute.topology import Device, Link
 
-VERSIONS = {"python": "3.11.7", "ray": "2.60.0", "torch": "2.13.0", "share_compute": "0.1.0"}
+VERSIONS = {"python": "3.11.7", "ray": "2.60.0", "torch": "2.13.0", "share_compute": "0.2.0"}
 DIGITS = """
 name: digits
 model:

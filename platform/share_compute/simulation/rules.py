@@ -1,7 +1,7 @@
-"""Effect of a death on the step protocol: the interface through which its state machine will drive the simulation.
+"""Cost of a death in a simulation, in place of the step protocol, whose state machines the simulation does not run.
 
-`EpochRules` are today's rules at the level of steps and epochs. Every change of members ends the epoch. A death loses
-the step in progress, which is done again. Committed steps stay. The state of the dead machine is fetched again.
+`EpochRules` are rules at the level of steps and epochs. Every change of members ends the epoch. A death loses the step
+in progress, which is computed again. Committed steps stay. The state of the dead machine is fetched again.
 """
 
 from __future__ import annotations

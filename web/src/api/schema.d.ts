@@ -1697,7 +1697,7 @@ export interface components {
             object: "chat.completion";
             /**
              * System Fingerprint
-             * @default share-compute-0.1.0
+             * @default share-compute-0.2.0
              */
             system_fingerprint: string;
             usage: components["schemas"]["Usage"];
@@ -3967,7 +3967,7 @@ export interface components {
          *       "versions": {
          *         "python": "3.11.7",
          *         "ray": "2.60.0",
-         *         "share_compute": "0.1.0",
+         *         "share_compute": "0.2.0",
          *         "torch": "2.13.0"
          *       }
          *     }
@@ -4952,7 +4952,7 @@ export interface components {
          *       "versions": {
          *         "python": "3.11.7",
          *         "ray": "2.60.0",
-         *         "share_compute": "0.1.0",
+         *         "share_compute": "0.2.0",
          *         "torch": "2.13.0"
          *       }
          *     }
@@ -5203,7 +5203,7 @@ export interface components {
          *       "versions": {
          *         "python": "3.11.7",
          *         "ray": "2.60.0",
-         *         "share_compute": "0.1.0",
+         *         "share_compute": "0.2.0",
          *         "torch": "2.13.0"
          *       }
          *     }
@@ -5944,7 +5944,7 @@ export interface components {
          *       "versions": {
          *         "python": "3.11.7",
          *         "ray": "2.60.0",
-         *         "share_compute": "0.1.0",
+         *         "share_compute": "0.2.0",
          *         "torch": "2.13.0"
          *       }
          *     }
@@ -6290,7 +6290,7 @@ export interface components {
             object: "text_completion";
             /**
              * System Fingerprint
-             * @default share-compute-0.1.0
+             * @default share-compute-0.2.0
              */
             system_fingerprint: string;
             usage: components["schemas"]["Usage"];
@@ -7039,7 +7039,7 @@ export interface components {
          * @example {
          *       "python": "3.11.7",
          *       "ray": "2.60.0",
-         *       "share_compute": "0.1.0",
+         *       "share_compute": "0.2.0",
          *       "torch": "2.13.0"
          *     }
          */

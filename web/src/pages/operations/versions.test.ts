@@ -2,7 +2,7 @@ import { expect, test } from "vitest";
 
 import { differences } from "./versions";
 
-const server = { python: "3.11.7", ray: "2.60.0", torch: "2.13.0", share_compute: "0.1.0" };
+const server = { python: "3.11.7", ray: "2.60.0", torch: "2.13.0", share_compute: "0.2.0" };
 
 test("a machine like the server differs in nothing, whatever its build of torch", () => {
   expect(differences({ ...server, torch: "2.13.0+cu130" }, server)).toEqual([]);
