@@ -49,7 +49,7 @@ from share_compute_actors.coordinator.library import (
 )
 from share_compute_actors.coordinator.moving import Mover
 from share_compute_actors.coordinator.reality import Reality
-from share_compute_actors.coordinator.record import CrewFacts, StepRecord
+from share_compute_actors.coordinator.record import CrewFacts, StepRecord, superseded
 from share_compute_actors.coordinator.rosters import machines_lost
 from share_compute_actors.coordinator.takeover import Start, find_takeover, solution_of, state_of
 from share_compute_actors.coordinator.training import TrainingLoop
@@ -116,11 +116,17 @@ class TrainingAttempt:
                 crew.load(start.solution.plan)
             reason = self._train(assignment, start, facts, library, crew, record)
             return AttemptEnded(outcome="succeeded", reason=reason)
-        except MembersLost as loss:
-            topology = self._assignment.topology if crew is None else crew.topology
-            raise machines_lost(topology, loss.workers) from loss
         except (LibraryLost, LinkLost, StaleEpoch):
             is_over = False  # members are alive: another attempt continues with them, or does so already
+            raise
+        except Exception as failure:
+            if not record.is_claimed:
+                # A later attempt uses these members. Whatever failed here, for want of their answers, ends only this.
+                is_over = False
+                raise superseded() from failure
+            if isinstance(failure, MembersLost):
+                topology = self._assignment.topology if crew is None else crew.topology
+                raise machines_lost(topology, failure.workers) from failure
             raise
         finally:
             if crew is not None and is_over:
