@@ -103,9 +103,9 @@ def ending(events: list[AttemptEvent]) -> Any:
     ("tied", "parallelism"),
     [
         pytest.param(True, {"pools": 1}, marks=pytest.mark.thorough),
-        (True, {"pools": 2}),
+        pytest.param(True, {"pools": 2}, marks=pytest.mark.real_path),
         pytest.param(True, {"pools": 3}, marks=pytest.mark.thorough),
-        pytest.param(True, {"pools": 1, "members_per_pool": 2}, marks=pytest.mark.thorough),
+        pytest.param(True, {"pools": 1, "members_per_pool": 2}, marks=pytest.mark.real_path),
         (False, {"pools": 3, "channel": "ray"}),
         pytest.param(True, {"pools": 2, "channel": "direct"}, marks=pytest.mark.thorough),
     ],

@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from share_compute.jobs.states import ContributorState
 from share_compute.serving.states import DeploymentState
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.exact]
 PROMPT = "the quick brown fox"
 TOKENS = 240
 

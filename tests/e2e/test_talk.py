@@ -136,6 +136,7 @@ def test_what_cannot_be_deployed_is_said_at_its_field(page: Page, pool: Pool, co
     complaints.clear()
 
 
+@pytest.mark.real_path
 def test_answers_stream_stop_and_stay(page: Page, pool: Pool, poet: Path) -> None:
     machines(pool, "ash", "birch")
     deploy(pool, "poet", poet)
