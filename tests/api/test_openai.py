@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 from pathlib import Path
@@ -524,9 +523,9 @@ def test_bytes_that_are_no_request_are_refused(raw: httpx.Client, says: Says) ->
         assert answer.json()["error"]["message"], body
 
 
-def test_prompts_of_a_megabyte_are_refused_at_once(raw: httpx.Client, says: Says) -> None:
-    name = says().facts.name
-    begun = time.monotonic()
+def test_prompts_of_a_megabyte_are_refused_before_the_model_hears_them(raw: httpx.Client, says: Says) -> None:
+    speaker = says()
+    name = speaker.facts.name
     long = [{"role": "user", "content": "word " * 200_000}]
     answer = raw.post("/chat/completions", json={"model": name, "messages": long})
     assert answer.status_code == 400
@@ -536,7 +535,7 @@ def test_prompts_of_a_megabyte_are_refused_at_once(raw: httpx.Client, says: Says
     answer = raw.post("/completions", content=b"x" * (5 << 20))
     assert answer.status_code == 413
     assert answer.json()["error"]["message"]
-    assert time.monotonic() - begun < 10
+    assert speaker.heard == []
 
 
 def test_there_is_nothing_else(raw: httpx.Client) -> None:

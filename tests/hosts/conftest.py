@@ -8,8 +8,8 @@ import pytest
 from tests.hosts.pool import Pool, run_pool
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def pool() -> Iterator[Pool]:
-    """A server on one host and machines on three others."""
+    """A server on one host and machines on three others, which all tests leave as they find them."""
     with run_pool() as pool:
         yield pool
