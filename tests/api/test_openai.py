@@ -17,6 +17,7 @@ from openai import AsyncOpenAI, OpenAI
 from pydantic import BaseModel
 from tests.api.conftest import Plane, wait_until
 from tests.api.speaking import WINDOW, Encoder, Speaker, make_tokenizer
+from tokenizers import Tokenizer
 
 from share_compute.errors import Busy, TooLong, Unavailable
 from share_compute.serving.options import Generation
@@ -106,7 +107,7 @@ def test_templates_are_told_who_speaks() -> None:
     assert told == {"role": "user", "content": "Hello", "name": "ada"}
 
 
-def test_a_chat_is_answered(client: OpenAI, says: Says, tokenizer: ServedTokenizer) -> None:
+def test_a_chat_is_answered(client: OpenAI, says: Says, folder: Path, tokenizer: ServedTokenizer) -> None:
     speaker = says()
     answer = client.chat.completions.create(
         model=speaker.facts.name,
@@ -134,7 +135,8 @@ def test_a_chat_is_answered(client: OpenAI, says: Says, tokenizer: ServedTokeniz
     assert choice.logprobs is None
     (heard,) = speaker.heard
     prompt = "<|system|>Be brief.<|end|><|user|>Hello<|end|><|assistant|>Yes?<|end|><|user|>Go on<|end|><|assistant|>"
-    assert tokenizer._fast.decode(heard.prompt, skip_special_tokens=False) == prompt
+    library = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    assert library.decode(heard.prompt, skip_special_tokens=False) == prompt
     assert heard.owner.startswith("key-")
     assert heard.options.max_tokens == WINDOW - len(heard.prompt)
     assert heard.options.stop_token_ids == tokenizer.vocabulary.end_ids
