@@ -8,10 +8,10 @@ READY  := .venv/.ready
 TORCH_INDEX ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test chaos check bench dashboard types
+.PHONY: help setup demo test test-more chaos check bench dashboard types
 
 help: ## list the targets
-	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
 
 setup: $(READY) dashboard ## install everything into .venv
 
@@ -19,11 +19,15 @@ demo: $(READY) ## join three contributors on this machine, train, and generate t
 	-@$(BIN)/python web/build_hook.py
 	$(BIN)/share-compute demo
 
-test: $(READY) ## run the tests, on all cores
+test: $(READY) ## run all pure tests, and one real path of each kind: 10 minutes on 2 cores
 	-@$(BIN)/python web/build_hook.py
-	$(BIN)/python -m pytest -n logical --dist loadgroup
+	$(BIN)/python -m pytest -m "not more and not thorough" -n logical --dist loadgroup
 
-chaos: $(READY) ## kill and damage everything, at every point, and what else is left out of `test`: half an hour
+test-more: $(READY) ## run the other tests with machines, servers and browsers: 30 minutes on 2 cores
+	-@$(BIN)/python web/build_hook.py
+	$(BIN)/python -m pytest -m "more and not thorough" -n logical --dist loadgroup
+
+chaos: $(READY) ## inject all failures at all points, and run the tests that the other targets leave out
 	$(BIN)/python -m pytest -m "chaos or thorough" -n logical --dist loadgroup
 
 check: $(READY) ## lint, format, types, layers; also of the dashboard where node is present

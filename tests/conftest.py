@@ -16,6 +16,8 @@ from typing import TypeVar
 from uuid import uuid4
 
 import pytest
+from tests.programs import pytest_runtest_makereport, pytest_terminal_summary
+from tests.quarantine import QUARANTINE, why_never_repeated
 from tests.ray_nodes import attempt, cluster, nodes, topology
 
 from share_compute.jobs.states import ContributorState
@@ -27,14 +29,17 @@ __all__ = [
     "attempt",
     "cluster",
     "nodes",
+    "pytest_runtest_makereport",
+    "pytest_terminal_summary",
     "topology",
-]  # fixtures that all folders share: there is one Ray here
+]  # hooks, and fixtures that all folders share: there is one Ray here
 
 DEADLINE_S = 240.0
 GRACE_S = 100.0
-WITH_MACHINES = ("tests/actors", "tests/chaos", "tests/containers", "tests/hosts", "tests/api/test_demo.py")
-WITH_BROWSERS = "tests/e2e"
-MACHINES = {"cluster", "server", "run_server", "run_command"}
+WITH_MACHINES = ("tests/chaos/", "tests/containers/", "tests/hosts/")
+WITH_BROWSERS = "tests/e2e/"
+PURE = ("tests/platform/", "tests/web/")
+MACHINES = {"server", "run_server", "run_command"}
 Found = TypeVar("Found")
 
 # Threads of tensor operations that wait for each other in a loop take the cores from the processes of other tests.
@@ -46,19 +51,35 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Let one worker run, one after the other, all tests that start machines: there are few cores for them.
+    """Assign a test to its worker, and to `make test` or `make test-more`.
 
-    Those in front of a browser stay together by file. Such tests have deadlines, which a busy machine may miss: they
-    have a second try, and the summary names who needed it.
+    - Tests that start machines run one after the other on one worker, those in one Ray cluster on another: there are
+      few cores for them. Tests in front of a browser stay together by file.
+    - Tests that start machines, servers or browsers are ``more``, except the real paths.
     """
     file = item.path.relative_to(item.config.rootpath).as_posix()
-    if file.startswith(WITH_MACHINES) or MACHINES.intersection(getattr(item, "fixturenames", ())):
-        item.add_marker(pytest.mark.xdist_group("machines"))
-    elif file.startswith(WITH_BROWSERS):
+    fixtures, is_slow = set(getattr(item, "fixturenames", ())), item.get_closest_marker("slow")
+    if "cluster" in fixtures:
+        item.add_marker(pytest.mark.xdist_group("cluster"))
+    elif file.startswith(WITH_BROWSERS) and not fixtures & MACHINES:
         item.add_marker(pytest.mark.xdist_group(file))
+    elif file.startswith(WITH_MACHINES) or fixtures & MACHINES or (is_slow and not file.startswith(PURE)):
+        item.add_marker(pytest.mark.xdist_group("machines"))
     else:
         return
-    item.add_marker(pytest.mark.flaky(reruns=1))
+    if not item.get_closest_marker("real_path"):
+        item.add_marker(pytest.mark.more)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Let tests in quarantine have a second try; refuse those that must not have one."""
+    for item in items:
+        test_id = item.nodeid.partition("[")[0].partition("@")[0]
+        if test_id not in QUARANTINE:
+            continue
+        if reason := why_never_repeated(test_id, (mark.name for mark in item.iter_markers())):
+            raise pytest.UsageError(f"tests/quarantine.py: {reason}")
+        item.add_marker(pytest.mark.flaky(reruns=1))
 
 
 def wait_for(look: Callable[[], Found | None], what: str, deadline_s: float = DEADLINE_S) -> Found:

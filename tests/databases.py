@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from sqlalchemy import create_engine, make_url, text
+from tests.programs import missing
 
 from share_compute.store import Store, upgrade
 
@@ -103,10 +104,10 @@ def clock() -> Clock:
 def postgres_server() -> Iterator[PostgresServer]:
     programs = sorted(Path("/usr/lib/postgresql").glob("*/bin"))
     if not programs:
-        pytest.skip("PostgreSQL's server programs are not installed")
+        pytest.skip(missing("PostgreSQL's server"))
     account = "postgres" if os.geteuid() == 0 else None
     if account and all(entry.pw_name != account for entry in pwd.getpwall()):
-        pytest.skip("PostgreSQL does not run as root, and there is no account postgres")
+        pytest.skip(missing("PostgreSQL's account postgres"))
     server = PostgresServer(programs[-1], account)
     yield server
     server.remove()

@@ -5,19 +5,21 @@ import subprocess
 from collections.abc import Sequence
 
 import pytest
+from tests.programs import missing
 
 ALONE = ("unshare", "--net", "--mount")
 
 
-def _can_be_made() -> bool:
-    if shutil.which("unshare") is None or shutil.which("ip") is None:
-        return False
-    return subprocess.run([*ALONE, "true"], capture_output=True, check=False).returncode == 0
+def _why_not() -> str:
+    """Return why no network namespace can be made here; empty if one can."""
+    if lacking := [program for program in ("unshare", "ip") if shutil.which(program) is None]:
+        return missing(*lacking)
+    made = subprocess.run([*ALONE, "true"], capture_output=True, check=False).returncode == 0
+    return "" if made else "network namespaces cannot be made here: that takes Linux and root"
 
 
-needs_namespaces = pytest.mark.skipif(
-    not _can_be_made(), reason="network namespaces cannot be made here: that takes Linux, iproute2 and root"
-)
+_REASON = _why_not()
+needs_namespaces = pytest.mark.skipif(bool(_REASON), reason=_REASON)
 
 
 def alone(command: Sequence[str], *setup: str) -> list[str]:

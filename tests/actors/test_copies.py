@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from tests.actors.test_channel import ANN, BOB, Pair, pair
 from tests.actors.test_followers import CPU, WHOLE, Trainer, same
+from tests.conftest import wait_for
 
 from share_compute.errors import ShareComputeError
 from share_compute.protocol.failures import Failure, FailureKind
 from share_compute.protocol.member_events import Log
 from share_compute.protocol.points import Point
 from share_compute_actors.member.channel import Channel
-from share_compute_actors.member.copies import copies as module
 from share_compute_actors.member.copies.copies import Copies
 from share_compute_actors.member.copies.room import Room
 from share_compute_actors.member.mishaps import Mishaps
@@ -30,22 +30,24 @@ def trainer() -> Trainer:
 
 
 @pytest.fixture
-def copies(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Copies]:
+def copies(trainer: Trainer) -> Iterator[Copies]:
     """Return those of a machine that follows the trainer; owner and buddy are in one process."""
-    monkeypatch.setattr(module, "RemoteOwner", lambda owner, _keeper, _stopping: owner)
     failures: list[ShareComputeError] = []
-    kept = Copies("bob", trainer.training, CPU, failures.append, Room())
+    kept = Copies("bob", trainer.training, CPU, failures.append, Room(), reach=directly)
     keep(kept, trainer, 0)
     yield kept
     kept.keep(1, 0, {})
     assert not failures
 
 
+def directly(owner: Any, _keeper: str, _stopping: object) -> Any:
+    """Reach an owner in the same process."""
+    return owner
+
+
 def keep(copies: Copies, trainer: Trainer, committed: int) -> None:
     copies.keep(1, committed, {0: Followed(ANN, trainer.copier, WHOLE)})
-    fetching: Any = copies.of(WHOLE)._fetching
-    fetching.result()
-    assert copies.of(WHOLE).is_whole  # type: ignore[union-attr]
+    wait_for(lambda: copies.of(WHOLE).is_whole, "the whole copy")  # type: ignore[union-attr]
 
 
 def post(*failures: Failure) -> Post:

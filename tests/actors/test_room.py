@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.actors.test_copies import directly
 from tests.actors.test_followers import CPU, WHOLE, Trainer, same
 
 from share_compute.errors import NoCopy, ShareComputeError, Unavailable
 from share_compute_actors.machine.temporary import is_memory, temporary_folder
 from share_compute_actors.member.allocator import peak_resident_bytes
-from share_compute_actors.member.copies import copies as module
 from share_compute_actors.member.copies.copies import Copies
 from share_compute_actors.member.copies.followers import Follower
 from share_compute_actors.member.copies.logs import letters
@@ -84,13 +84,10 @@ def test_a_file_counts_what_it_takes_and_gives_it_back(tmp_path: Path) -> None:
     room.take(100)
 
 
-def copies_in(
-    room: Room, trainer: Trainer, monkeypatch: pytest.MonkeyPatch
-) -> tuple[Copies, Follower, list[ShareComputeError]]:
+def copies_in(room: Room, trainer: Trainer) -> tuple[Copies, Follower, list[ShareComputeError]]:
     """Return those of a machine with that room, which follows the trainer, its copy of that, and what it says."""
-    monkeypatch.setattr(module, "RemoteOwner", lambda owner, _keeper, _stopping: owner)
     told: list[ShareComputeError] = []
-    copies = Copies("bob", trainer.training, CPU, told.append, room)
+    copies = Copies("bob", trainer.training, CPU, told.append, room, reach=directly)
     copies.keep(1, trainer.step, {0: Followed("ann", trainer.copier, WHOLE)})
     copy = copies.of(WHOLE)
     assert copy is not None
@@ -113,12 +110,10 @@ def take_step(copies: Copies, trainer: Trainer) -> None:
     runner.apply(number, 1.0)
 
 
-def test_a_copy_for_which_there_is_no_room_is_not_begun(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_copy_for_which_there_is_no_room_is_not_begun(tmp_path: Path) -> None:
     trainer = Trainer()
     snapshot = 3 * sum(tensor.nbytes for tensor in trainer.runner.stage.persistent().values())
-    copies, copy, told = copies_in(Narrow(snapshot, tmp_path), trainer, monkeypatch)
+    copies, copy, told = copies_in(Narrow(snapshot, tmp_path), trainer)
     (said,) = told
     assert isinstance(said, NoCopy)
     assert said.lacks_room
@@ -130,14 +125,12 @@ def test_a_copy_for_which_there_is_no_room_is_not_begun(
     copies.keep(1, 1, {})
 
 
-def test_a_copy_whose_gradients_find_no_room_is_given_up_and_gives_its_room_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_copy_whose_gradients_find_no_room_is_given_up_and_gives_its_room_back(tmp_path: Path) -> None:
     trainer = Trainer()
     trainer.take_step()  # from now on Adam has state, twice as large as the weights
     gradient = sum(tensor.nbytes for tensor in trainer.runner.stage.persistent().values())
     room = Narrow(5 * gradient, tmp_path)
-    copies, copy, told = copies_in(room, trainer, monkeypatch)
+    copies, copy, told = copies_in(room, trainer)
     assert copy.is_whole
     room.size = int(4.5 * gradient)  # somebody else takes some of it
     take_step(copies, trainer)
@@ -154,25 +147,23 @@ def test_a_copy_whose_gradients_find_no_room_is_given_up_and_gives_its_room_back
     assert room._taken == 0
 
 
-def test_a_folder_that_is_gone_costs_the_copy_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_is_gone_costs_the_copy_alone(tmp_path: Path) -> None:
     trainer, folder = Trainer(), tmp_path / "temporary"
     folder.mkdir()
     room = Room(folder=folder)
     folder.rmdir()
-    copies, copy, told = copies_in(room, trainer, monkeypatch)
+    copies, copy, told = copies_in(room, trainer)
     assert not copy.is_whole
     take_step(copies, trainer)
     assert {type(said) for said in told} == {NoCopy}
     copies.keep(1, 1, {})
 
 
-def test_a_copy_that_is_there_needs_no_more_room_to_be_brought_forward(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_copy_that_is_there_needs_no_more_room_to_be_brought_forward(tmp_path: Path) -> None:
     trainer = Trainer()
     trainer.take_step()
     room = Narrow(MIB, tmp_path)
-    copies, copy, told = copies_in(room, trainer, monkeypatch)
+    copies, copy, told = copies_in(room, trainer)
     take_step(copies, trainer)
     room.size = 0  # somebody else takes all of it
     assert copy.bring_to(2, {2: 1.0})
@@ -181,12 +172,10 @@ def test_a_copy_that_is_there_needs_no_more_room_to_be_brought_forward(
     copies.keep(1, 2, {})
 
 
-def test_a_copy_without_room_to_be_brought_forward_is_given_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_copy_without_room_to_be_brought_forward_is_given_up(tmp_path: Path) -> None:
     trainer = Trainer()  # without state of Adam, which comes with the first step
     room = Narrow(MIB, tmp_path)
-    copies, copy, told = copies_in(room, trainer, monkeypatch)
+    copies, copy, told = copies_in(room, trainer)
     take_step(copies, trainer)
     room.size = 0
     assert not copy.bring_to(1, {1: 1.0})

@@ -169,6 +169,7 @@ def _went_on_without(status: ServingStatus, name: str) -> None:
     assert 0 < interruption.seconds <= interruption.ago_s
 
 
+@pytest.mark.real_path
 def test_the_tokens_are_those_of_transformers_whatever_dies_on_the_way(
     serve: Callable[..., Served],
     topology: Topology,

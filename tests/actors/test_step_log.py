@@ -89,7 +89,9 @@ def test_what_is_committed_is_found_again(step_log: Open) -> None:
 def test_only_the_later_of_two_coordinators_writes(step_log: Open) -> None:
     older, younger = step_log(1), step_log(2)
     epoch = committed(older, 2)
+    assert older.is_claimed
     taken = younger.claim()
+    assert (older.is_claimed, younger.is_claimed) == (False, True)
     assert taken.committed == 2
     assert older.commit(epoch, 3, 1.0, facts(3)) is None
     assert older.begin_epoch(taken.epoch + 5) is None

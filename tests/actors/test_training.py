@@ -103,9 +103,9 @@ def ending(events: list[AttemptEvent]) -> Any:
     ("tied", "parallelism"),
     [
         pytest.param(True, {"stages": 1}, marks=pytest.mark.thorough),
-        (True, {"stages": 2}),
+        pytest.param(True, {"stages": 2}, marks=pytest.mark.real_path),
         pytest.param(True, {"stages": 3}, marks=pytest.mark.thorough),
-        pytest.param(True, {"stages": 1, "members_per_stage": 2}, marks=pytest.mark.thorough),
+        pytest.param(True, {"stages": 1, "members_per_stage": 2}, marks=pytest.mark.real_path),
         (False, {"stages": 3, "channel": "ray"}),
         pytest.param(True, {"stages": 2, "channel": "direct"}, marks=pytest.mark.thorough),
     ],

@@ -35,6 +35,8 @@ from share_compute_api.serving.engine import Engine, Engines, TextEngine
 from share_compute_api.serving.local import LocalEngine
 from share_compute_api.supervision.batches import BatchSupervisor
 
+pytestmark = pytest.mark.exact
+
 WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "the", "lazy", "dog", "and", "far", "away"]
 ROWS = [{"id": n, "q": " ".join(WORDS[n % 5 : n % 5 + 1 + n % 4])} for n in range(24)]
 SAMPLING = {"max_tokens": 8, "temperature": 1.0, "seed": 3, "ignore_eos": True}

@@ -21,6 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from safetensors.numpy import save_file
 from tests.api.conftest import Plane, wait_until
 from tests.api.speaking import WINDOW, Speaker, make_tokenizer
+from tokenizers import Tokenizer
 from typer.testing import CliRunner, Result
 
 from share_compute.errors import Busy, Conflict, NotFound, Unavailable, UserError
@@ -382,10 +383,10 @@ def test_a_job_file_may_ask_for_a_deployment(run: Run, model: Path) -> None:
 
 @pytest.fixture
 def speaker(plane: Plane, whole: Path) -> Speaker:
-    tokenizer = ServedTokenizer(whole)
+    tokenizer, library = ServedTokenizer(whole), Tokenizer.from_file(str(whole / "tokenizer.json"))
 
     def echo(generation: Any) -> tuple[int, ...]:
-        said = tokenizer._fast.decode(list(generation.prompt), skip_special_tokens=False)
+        said = library.decode(list(generation.prompt), skip_special_tokens=False)
         return tokenizer.encode(f"{said.count('<|user|>')} said", 99)
 
     speaker = Speaker("llama", whole, echo)
@@ -406,9 +407,10 @@ def test_a_conversation_is_remembered_until_it_is_reset(run: Run, speaker: Speak
 
 def test_a_model_without_a_chat_template_continues_the_text(plane: Plane, run: Run, tmp_path: Path) -> None:
     tokenizer = ServedTokenizer(make_tokenizer(tmp_path / "base", with_template=False))
+    library = Tokenizer.from_file(str(tmp_path / "base" / "tokenizer.json"))
 
     def echo(generation: Any) -> tuple[int, ...]:
-        said = tokenizer._fast.decode(list(generation.prompt), skip_special_tokens=False)
+        said = library.decode(list(generation.prompt), skip_special_tokens=False)
         return tokenizer.encode(f"<{said.replace(chr(10), '/')}>", 99)
 
     speaker = Speaker("base", tmp_path / "base", echo)

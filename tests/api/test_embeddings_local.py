@@ -23,6 +23,8 @@ from share_compute_api.model_folders import model_window
 from share_compute_api.serving.local import LocalEngine
 from share_compute_api.serving.submission import check_deployment
 
+pytestmark = pytest.mark.exact
+
 TEXTS = ["the quick brown fox", TEXT, "Grüße", "東京 is far. " * 6]
 CLOSE = 1e-5
 

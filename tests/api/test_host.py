@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -172,7 +173,8 @@ def test_one_command_lends_two_devices(
         return {name: found[name] for name in names} if found.keys() >= set(names) else {}
 
     with server.client() as client:
-        apart = [contributors(), contributors()]
+        with ThreadPoolExecutor() as threads:
+            apart = list(threads.map(lambda _: contributors(), range(2)))
         expected, members = trained(client, wait_for)
         assert members == {machine.record.id for machine in apart}
         for machine in apart:

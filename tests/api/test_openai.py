@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 from pathlib import Path
@@ -18,6 +17,7 @@ from openai import AsyncOpenAI, OpenAI
 from pydantic import BaseModel
 from tests.api.conftest import Plane, wait_until
 from tests.api.speaking import WINDOW, Encoder, Speaker, make_tokenizer
+from tokenizers import Tokenizer
 
 from share_compute.errors import Busy, TooLong, Unavailable
 from share_compute.serving.options import Generation
@@ -108,7 +108,7 @@ def test_templates_are_told_who_speaks() -> None:
     assert told == {"role": "user", "content": "Hello", "name": "ada"}
 
 
-def test_a_chat_is_answered(client: OpenAI, says: Says, tokenizer: ServedTokenizer) -> None:
+def test_a_chat_is_answered(client: OpenAI, says: Says, folder: Path, tokenizer: ServedTokenizer) -> None:
     speaker = says()
     answer = client.chat.completions.create(
         model=speaker.facts.name,
@@ -136,7 +136,8 @@ def test_a_chat_is_answered(client: OpenAI, says: Says, tokenizer: ServedTokeniz
     assert choice.logprobs is None
     (heard,) = speaker.heard
     prompt = "<|system|>Be brief.<|end|><|user|>Hello<|end|><|assistant|>Yes?<|end|><|user|>Go on<|end|><|assistant|>"
-    assert tokenizer._fast.decode(heard.prompt, skip_special_tokens=False) == prompt
+    library = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    assert library.decode(heard.prompt, skip_special_tokens=False) == prompt
     assert heard.owner.startswith("key-")
     assert heard.options.max_tokens == WINDOW - len(heard.prompt)
     assert heard.options.stop_token_ids == tokenizer.vocabulary.end_ids
@@ -525,9 +526,9 @@ def test_bytes_that_are_no_request_are_refused(raw: httpx.Client, says: Says) ->
         assert answer.json()["error"]["message"], body
 
 
-def test_prompts_of_a_megabyte_are_refused_at_once(raw: httpx.Client, says: Says) -> None:
-    name = says().facts.name
-    begun = time.monotonic()
+def test_prompts_of_a_megabyte_are_refused_before_the_model_hears_them(raw: httpx.Client, says: Says) -> None:
+    speaker = says()
+    name = speaker.facts.name
     long = [{"role": "user", "content": "word " * 200_000}]
     answer = raw.post("/chat/completions", json={"model": name, "messages": long})
     assert answer.status_code == 400
@@ -537,7 +538,7 @@ def test_prompts_of_a_megabyte_are_refused_at_once(raw: httpx.Client, says: Says
     answer = raw.post("/completions", content=b"x" * (5 << 20))
     assert answer.status_code == 413
     assert answer.json()["error"]["message"]
-    assert time.monotonic() - begun < 10
+    assert speaker.heard == []
 
 
 def test_there_is_nothing_else(raw: httpx.Client) -> None:

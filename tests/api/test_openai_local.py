@@ -20,6 +20,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from share_compute.data.tokenization import has_chat_template
 from share_compute_api.serving.local import LocalEngine
 
+pytestmark = pytest.mark.exact
+
 PROMPT = "the quick brown fox"
 
 

@@ -20,6 +20,8 @@ from share_compute_api.serving.engine import ModelFacts
 from share_compute_api.serving.metering import ServingMetrics
 from share_compute_api.serving.ray_engine import RayEngine
 
+pytestmark = pytest.mark.exact
+
 
 @dataclass(eq=False)
 class Replica:

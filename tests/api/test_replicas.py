@@ -19,6 +19,8 @@ from share_compute_api.serving import routing
 from share_compute_api.serving.problems import problem_of
 from share_compute_api.supervision.seats import Seats
 
+pytestmark = pytest.mark.exact
+
 AT_ONCE = {"upscale_delay_s": 0, "downscale_delay_s": 0, "downscale_to_zero_delay_s": 0}
 
 

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.programs import missing
 
 from share_compute.errors import Conflict, NotAuthorized, UserError
 from share_compute.store import Store
@@ -128,7 +129,7 @@ def test_a_service_is_installed_shown_and_removed(
     assert "enable-linger" in said
 
 
-@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not here")
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason=missing("systemd-analyze"))
 def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
     arguments = ["join", "https://h:1/a%20b", "--name", "ada", "--address", 'a "b" $c \\ d']
     unit = tmp_path / "share-compute-ada.service"

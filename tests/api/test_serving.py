@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from share_compute.jobs.states import ContributorState
 from share_compute.serving.states import DeploymentState
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.exact]
 PROMPT = "the quick brown fox"
 TOKENS = 240
 
@@ -58,7 +58,8 @@ def members(of: int) -> Iterator[psutil.Process]:
 def test_text_goes_on_when_a_machine_dies(
     server: Any, contributors: Callable[[], Any], folder: Path, encoder: Path, expected: str, wait_for: Any
 ) -> None:
-    machines = [contributors(), contributors()]
+    with ThreadPoolExecutor() as threads:
+        machines = list(threads.map(lambda _: contributors(), range(2)))
     ready = [ContributorState.ready]
     with (
         server.client() as client,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import pytest
@@ -17,8 +16,6 @@ from share_compute_actors.testing import require_carried_out
 pytestmark = [pytest.mark.slow, pytest.mark.chaos]
 __all__ = ["calm"]
 
-SOON_S = 60.0
-"""Half of the time after which a job whose members give no news is taken to be stuck."""
 TENSOR = Point.tensor_sending
 WORDS = (
     Point.report_sending,
@@ -90,9 +87,7 @@ def of_tensors(kind: FailureKind, duration_s: float = 0.0) -> list[Failure]:
 def test_messages_go_wrong(
     attempt: Attempt, tmp_path: Path, calm: Calm, failures: list[Failure], epochs: int | None
 ) -> None:
-    start = time.monotonic()
     weights, curve, events = train(attempt, tmp_path, job(2, 2), failures)
-    assert time.monotonic() - start < SOON_S
     reformed = [event for event in events if event.type == "reformed"]
     assert not any(event.lost for event in reformed)
     if epochs is not None:

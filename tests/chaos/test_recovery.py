@@ -102,7 +102,10 @@ def calm(attempt: Attempt, tmp_path_factory: pytest.TempPathFactory) -> Calm:
 @pytest.mark.parametrize(
     ("first", "second"),
     [
-        pytest.param(*pair, marks=() if number % 6 == 0 else pytest.mark.thorough)
+        pytest.param(
+            *pair,
+            marks=pytest.mark.thorough if number % 6 else pytest.mark.real_path if number == 0 else (),
+        )
         for number, pair in enumerate(
             zip_longest(MEMBER_POINTS[::2], MEMBER_POINTS[1::2], fillvalue=Point.cell_done)
         )

@@ -15,7 +15,7 @@ from share_compute.jobs.states import ContributorState, JobState
 from share_compute.store import EventRecord
 from share_compute_api.client import Client
 
-pytestmark = [pytest.mark.slow, pytest.mark.chaos, pytest.mark.thorough]
+pytestmark = [pytest.mark.slow, pytest.mark.chaos]
 
 JOB = {
     "name": "long",
@@ -62,7 +62,7 @@ def child(process: psutil.Process, name: str) -> psutil.Process:
     "victim",
     [
         pytest.param("ray::Coordinator", marks=pytest.mark.thorough),
-        pytest.param("raylet", marks=pytest.mark.thorough),
+        "raylet",
         "the server",
     ],
 )

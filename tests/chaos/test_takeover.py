@@ -13,6 +13,7 @@ import pytest
 import ray
 from ray.exceptions import RayActorError
 from tests.chaos.test_recovery import Calm, calm, digest, job, losses, train  # noqa: F401 - a fixture
+from tests.conftest import wait_for
 from tests.ray_nodes import Attempt
 
 from share_compute.jobs.events import AttemptEvent
@@ -200,14 +201,22 @@ def family(name: str) -> list[psutil.Process]:
 def test_of_two_coordinators_the_older_one_ends(attempt: Attempt, tmp_path: Path, calm: Calm) -> None:  # noqa: F811
     younger: list[AttemptEvent] = []
 
+    def stopped() -> list[psutil.Process]:
+        found = []
+        for process in family("ray::Coord"):
+            with suppress(psutil.NoSuchProcess):
+                if process.status() == psutil.STATUS_STOPPED:
+                    found.append(process)
+        return found
+
     def wake_the_older(event: AttemptEvent, _: Any) -> None:
         if event.type == "started":
-            for process in psutil.Process().children(recursive=True):
-                with suppress(psutil.NoSuchProcess):
-                    if process.name().startswith("ray::Coord") and process.status() == psutil.STATUS_STOPPED:
-                        process.resume()
+            for process in stopped():
+                process.resume()
 
     def go_on() -> None:
+        # Not sooner: a coordinator that is still computing would be replaced before it stands still.
+        wait_for(stopped, "a coordinator that stands still")
         younger.extend(attempt(job(2, 2), folder=tmp_path, number=2, on_event=wake_the_older))
 
     second = threading.Thread(target=go_on)

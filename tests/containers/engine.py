@@ -14,6 +14,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from tests.programs import missing
 
 ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
@@ -98,7 +99,7 @@ def engine() -> Iterator[Engine]:
         return
     for program in ("podman", "podman-compose"):
         if shutil.which(program) is None:
-            pytest.skip(f"no docker engine answers, and {program} is not installed")
+            pytest.skip(missing(f"docker or {program}"))
     with tempfile.TemporaryDirectory(prefix="sc-podman-") as folder:
         limited = Path(folder) / "containers.conf"
         limited.write_text(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,6 +12,7 @@ import pytest
 import uvicorn
 from fastapi import FastAPI
 from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
+from tests.programs import missing, require
 
 from share_compute.scopes import Scope
 from share_compute.settings import Settings
@@ -99,7 +99,7 @@ def open_cluster(
 def require_dashboard() -> None:
     """Skip where there are no pages to look at."""
     if not (STATIC_FOLDER / "index.html").is_file():
-        pytest.skip("the dashboard is not built: make dashboard")
+        pytest.skip(missing("dashboard (make dashboard)"))
 
 
 @pytest.fixture
@@ -111,9 +111,7 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     # Not for the session: while it is open, its event loop keeps every other one in this thread from running.
-    chromium = shutil.which("chromium") or shutil.which("google-chrome")
-    if chromium is None:
-        pytest.skip("there is no Chromium here")
+    chromium = require("chromium", "google-chrome")
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium, args=_FLAGS)
         yield browser

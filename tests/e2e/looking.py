@@ -13,6 +13,7 @@ from typing import Any, Literal
 import pytest
 from playwright.sync_api import Browser, Page
 from tests.e2e.conftest import Complaints
+from tests.programs import missing
 from tests.thoroughly import thoroughly
 
 AXE = Path(__file__).parents[2] / "web" / "node_modules" / "axe-core" / "axe.min.js"
@@ -60,7 +61,7 @@ def looking(
 ) -> Iterator[Looks]:
     """Open a window for the block; axe must have found nothing in it."""
     if not AXE.is_file():
-        pytest.skip("axe-core is not installed: npm ci in web/")
+        pytest.skip(missing("axe-core (npm ci in web/)"))
     viewport = {"width": width, "height": 800}
     context = browser.new_context(color_scheme=scheme, viewport=viewport, **options)
     page = context.new_page()

@@ -17,7 +17,7 @@ from playwright.sync_api import BrowserContext, Page, expect
 from tests.api.speaking import make_llama
 from tests.e2e.conftest import Complaints, require_dashboard
 
-pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.chaos]
+pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.chaos, pytest.mark.exact]
 READY_MS = 120_000
 DONE_MS = 240_000
 LENT = ("--memory", "700MiB", "--cpu-threads", "1", "--device", "cpu", "--json")

@@ -51,6 +51,7 @@ def to_form(page: Page) -> None:
     page.get_by_text("Form", exact=True).click()
 
 
+@pytest.mark.real_path
 def test_a_job_is_submitted_by_the_form(page: Page, cluster: Cluster) -> None:
     form(page, cluster)
     expect(page.get_by_text("The server would take it as it stands.")).to_be_visible()

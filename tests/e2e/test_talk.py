@@ -140,6 +140,7 @@ def test_what_cannot_be_deployed_is_said_at_its_field(
     complaints.clear()
 
 
+@pytest.mark.real_path
 def test_answers_stream_stop_and_stay(page: Page, cluster: Cluster, poet: Path) -> None:
     machines(cluster, "ash", "birch")
     deploy(cluster, "poet", poet)

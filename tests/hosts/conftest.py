@@ -8,8 +8,8 @@ import pytest
 from tests.hosts.cluster import Cluster, run_cluster
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
-    """A server on one host and machines on three others."""
+    """A server on one host and machines on three others, which all tests leave as they find them."""
     with run_cluster() as cluster:
         yield cluster

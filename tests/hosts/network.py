@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Literal, Self, TypeVar
 
 import psutil
+from tests.programs import missing
 
 Direction = Literal["both", "in", "out"]
 _PROGRAMS = ("ip", "iptables")
@@ -46,9 +47,8 @@ def has_title(word: str) -> Callable[[psutil.Process], bool]:
 
 def why_not() -> str | None:
     """Return why there can be no hosts here; None if there can."""
-    missing = [program for program in _PROGRAMS if shutil.which(program) is None]
-    if missing:
-        return f"{' and '.join(missing)} are not installed"
+    if lacking := [program for program in _PROGRAMS if shutil.which(program) is None]:
+        return missing(*lacking)
     if os.geteuid() != 0:
         return "only root makes network namespaces"
     tried = subprocess.run(

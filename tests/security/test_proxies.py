@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import socket
 import ssl
 import subprocess
@@ -15,6 +14,7 @@ import pytest
 from openai import OpenAI
 from tests.api.conftest import DEADLINE_S, Plane, wait_until
 from tests.api.speaking import Speaker, make_tokenizer
+from tests.programs import require
 from tests.security.certificates import write_certificate
 from tests.security.planes import open_plane
 
@@ -34,9 +34,7 @@ def free_port() -> int:
 
 
 def nginx(folder: Path, port: int, behind: int) -> list[str]:
-    program = shutil.which("nginx") or shutil.which("/usr/sbin/nginx")
-    if program is None:
-        pytest.skip("nginx is not installed")
+    program = require("nginx", "/usr/sbin/nginx")
     site = snippet("nginx").replace("listen 443 ssl", f"listen 127.0.0.1:{port} ssl")
     site = site.replace("127.0.0.1:8700", f"127.0.0.1:{behind}").replace("/etc/ssl", str(folder))
     bodies = "".join(
@@ -52,9 +50,7 @@ def nginx(folder: Path, port: int, behind: int) -> list[str]:
 
 
 def caddy(folder: Path, port: int, behind: int) -> list[str]:
-    program = shutil.which("caddy")
-    if program is None:
-        pytest.skip("Caddy is not installed")
+    program = require("caddy")
     own = f"https://127.0.0.1:{port} {{\n    tls {folder}/share.pem {folder}/share.key"
     site = snippet("caddyfile").replace("share.example.org {", own)
     site = site.replace("127.0.0.1:8700", f"127.0.0.1:{behind}")

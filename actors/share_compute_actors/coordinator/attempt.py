@@ -26,7 +26,7 @@ from share_compute_actors.coordinator.control_requests import Cancelled, Control
 from share_compute_actors.coordinator.crew import Crew, MembersLost
 from share_compute_actors.coordinator.rosters import machines_lost
 from share_compute_actors.coordinator.shard_store import FACTS, PROGRESS, ShardStore, ShardStoreFacts
-from share_compute_actors.coordinator.step_log import StepLog
+from share_compute_actors.coordinator.step_log import StepLog, superseded
 from share_compute_actors.coordinator.takeover import Start, find_takeover, solution_of, state_of
 from share_compute_actors.coordinator.training_run import TrainingRun
 from share_compute_actors.member.rows import ask_shard_store
@@ -95,11 +95,17 @@ class TrainingAttempt:
                 assignment, start, shard_store, crew, step_log, self._requests, self._inbox, self._tell
             )
             return AttemptEnded(outcome="succeeded", reason=run.run())
-        except MembersLost as loss:
-            topology = self._assignment.topology if crew is None else crew.topology
-            raise machines_lost(topology, loss.workers) from loss
         except (ShardStoreLost, LinkLost, StaleEpoch):
             is_over = False  # members are alive: another attempt continues with them, or does so already
+            raise
+        except Exception as failure:
+            if not step_log.is_claimed:
+                # A later attempt uses these members. Whatever failed here, for want of their answers, ends only this.
+                is_over = False
+                raise superseded() from failure
+            if isinstance(failure, MembersLost):
+                topology = self._assignment.topology if crew is None else crew.topology
+                raise machines_lost(topology, failure.workers) from failure
             raise
         finally:
             if crew is not None and is_over:

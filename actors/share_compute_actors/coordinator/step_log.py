@@ -137,6 +137,13 @@ class StepLog:
             raise superseded()
         return claimed
 
+    @property
+    def is_claimed(self) -> bool:
+        """Whether this attempt may write: no later one has claimed the step log."""
+        with self._translated():
+            (attempt,) = self._base.execute("SELECT attempt FROM standing").fetchone()
+        return int(attempt) <= self._attempt
+
     # -- writing -----------------------------------------------------------------------------------------------------
 
     def begin_epoch(self, epoch: int) -> Standing | None:

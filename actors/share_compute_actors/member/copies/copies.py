@@ -104,6 +104,7 @@ class Copies:
         device: device that computes updates.
         tell: receives errors, from any thread.
         room: space for all copies.
+        reach: returns the interface to a primary, from its actor, the keeper, and an event that ends waits.
     """
 
     def __init__(
@@ -113,12 +114,14 @@ class Copies:
         device: torch.device,
         tell: Callable[[ShareComputeError], None],
         room: Room,
+        reach: Callable[[Any, Worker, threading.Event | _Deadline], Any] = RemoteOwner,
     ) -> None:
         self._keeper = keeper
         self._training = training
         self._device = device
         self._tell = tell
         self._room = room
+        self._reach = reach
         self.former: Legacy | None = None
         """The runner's state until it adopted another shard; released by `keep`."""
         self._epoch = 0
@@ -146,9 +149,8 @@ class Copies:
             ):
                 continue
             with suppress(StaleEpoch, ContributorLost):  # the fetch asks again later, and loads all data
-                found[one.shard] = RemoteOwner(one.actor, self._keeper, _Deadline(_OUTLINE_S)).outline(
-                    one.shard
-                )
+                owner = self._reach(one.actor, self._keeper, _Deadline(_OUTLINE_S))
+                found[one.shard] = owner.outline(one.shard)
         return found
 
     def _legacies(self, committed: int, followers: Iterable[Follower]) -> list[Legacy]:
@@ -200,7 +202,7 @@ class Copies:
         self._came.clear()
         self._wanted.clear()
         for one in followed.values():
-            kept[one.shard].follow((one.owner, one.actor), partial(RemoteOwner, one.actor, self._keeper))
+            kept[one.shard].follow((one.owner, one.actor), partial(self._reach, one.actor, self._keeper))
 
     def _has_room(self, outlines: Iterable[Outline]) -> bool:
         """Whether there is space for more copies beside the existing ones."""
