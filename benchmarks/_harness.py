@@ -124,7 +124,7 @@ class Ours:
     def __init__(self, spec: TrainJob, folder: Path, node_ids: list[str], speeds: list[float]) -> None:
 
         from share_compute_actors.coordinator.library import FACTS, Library
-        from share_compute_actors.member.rows import ask_library
+        from share_compute_actors.group.answering import ask_library
 
         topology = Topology(
             tuple(
@@ -196,8 +196,8 @@ def lead(
     from share_compute_actors.coordinator.moving import Mover
     from share_compute_actors.coordinator.record import StepRecord
     from share_compute_actors.coordinator.training import TrainingLoop
-    from share_compute_actors.member.rows import ask_library
-    from share_compute_actors.testing import Mailbox, forward_mail
+    from share_compute_actors.group.answering import ask_library
+    from share_compute_actors.testing.mailbox import Mailbox, forward_mail
     from share_compute_actors.wire import NOTHING
 
     plan, profile, wishes = solution.plan, solution.cost.profile, Wishes()

@@ -35,7 +35,8 @@ from share_compute.specification import TrainJob
 from share_compute.topology import Contributor, Device, Link, Topology
 from share_compute_actors.coordinator.crew import Crew
 from share_compute_actors.machine.probe_links import measure_link
-from share_compute_actors.messages import Peer, StepFigures
+from share_compute_actors.messages import StepFigures
+from share_compute_actors.transport.channel import Peer
 from share_compute_actors.wire import TEXT, unpack_answer
 
 CORES = (0.6, 0.45, 0.3)
@@ -189,7 +190,7 @@ class Bench:
     def __init__(self, spec: TrainJob, topology: Topology, folder: Path) -> None:
 
         from share_compute_actors.coordinator.library import FACTS, Library
-        from share_compute_actors.member.rows import ask_library
+        from share_compute_actors.group.answering import ask_library
 
         self.spec, self.topology = spec, topology
         self._assignment = Assignment(

@@ -28,7 +28,7 @@ from share_compute_actors.coordinator.changes import Changes, Recopying, Rests
 from share_compute_actors.coordinator.coordinator import Wishes
 from share_compute_actors.coordinator.crew import Crew
 from share_compute_actors.coordinator.joining import follows
-from share_compute_actors.member.allocator import as_told, is_out_of_memory
+from share_compute_actors.group.allocator import as_told, is_out_of_memory
 
 
 class Clock:

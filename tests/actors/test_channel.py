@@ -15,9 +15,9 @@ import xxhash
 import zmq
 
 from share_compute.errors import ContributorLost, StaleEpoch, VerificationFailed, WrongTensor
-from share_compute_actors.member.arrivals import Arrivals
-from share_compute_actors.member.channel import Channel, Keys, Letter
-from share_compute_actors.messages import WIRE_VERSION, Envelope, Label, Peer
+from share_compute_actors.transport.arrivals import Arrivals
+from share_compute_actors.transport.channel import Channel, Keys, Letter, Peer
+from share_compute_actors.transport.envelope import WIRE_VERSION, Envelope, Label
 
 ANN, BOB, CARL = "c-ann", "c-bob", "c-carl"
 Pair = Callable[..., tuple[Channel, Channel]]

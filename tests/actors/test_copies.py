@@ -13,13 +13,14 @@ from share_compute.errors import ShareComputeError
 from share_compute.protocol.failures import Failure, FailureKind
 from share_compute.protocol.member_events import Log
 from share_compute.protocol.points import Point
-from share_compute_actors.member.channel import Channel
 from share_compute_actors.member.copies import copies as module
 from share_compute_actors.member.copies.copies import Copies
 from share_compute_actors.member.copies.room import Room
-from share_compute_actors.member.mishaps import Mishaps
 from share_compute_actors.member.post import Post
-from share_compute_actors.messages import Followed, Label
+from share_compute_actors.messages import Followed
+from share_compute_actors.testing.message_faults import Mishaps
+from share_compute_actors.transport.channel import Channel
+from share_compute_actors.transport.envelope import Label
 
 __all__ = ["pair"]
 

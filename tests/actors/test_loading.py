@@ -13,8 +13,8 @@ from ray.exceptions import ObjectLostError
 from share_compute.errors import ContributorLost, StaleEpoch, WrongTensor
 from share_compute.models.weights import rows_of
 from share_compute_actors.member import loading
-from share_compute_actors.member.pieces import Piece
 from share_compute_actors.messages import Extent, Source, Sources, library_source, read_extents
+from share_compute_actors.transport.pieces import Piece
 
 HELD = {"large": torch.rand(5, 3), "small": torch.rand(7), "scalar": torch.tensor(2.5)}
 

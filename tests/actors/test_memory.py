@@ -36,9 +36,9 @@ def test_peak_memory_of_a_member_is_its_shard_and_the_process(
 ) -> None:
     from share_compute_actors.coordinator.crew import Crew
     from share_compute_actors.coordinator.library import FACTS, SAVED, STATE_OF_TRAINING, Library
-    from share_compute_actors.member.rows import ask_library
+    from share_compute_actors.group.answering import ask_library
     from share_compute_actors.member.schemas import STATUS
-    from share_compute_actors.testing import Mailbox
+    from share_compute_actors.testing.mailbox import Mailbox
     from share_compute_actors.wire import FLAG, NOTHING
 
     config = AutoConfig.for_model("llama", **SIZES[shape], num_attention_heads=16)

@@ -14,8 +14,8 @@ from share_compute.protocol.member_events import Missed, Tell
 from share_compute.protocol.messages import Broken, Form, Halt
 from share_compute.protocol.points import HEARD, SENDING, Point
 from share_compute.protocol.roster import Roster, fresh
-from share_compute_actors.member.mishaps import Mishaps
-from share_compute_actors.testing import Injector, require_carried_out
+from share_compute_actors.testing.fault_injection import Injector, require_carried_out
+from share_compute_actors.testing.message_faults import Mishaps
 
 POINT = Point.prepared_sending
 ANN, BOB, CAT = "c-ann", "c-bob", "c-cat"

@@ -35,8 +35,8 @@ from share_compute.topology import Topology
 from share_compute_actors.coordinator.balancing import Balancer
 from share_compute_actors.coordinator.changes import Changes
 from share_compute_actors.coordinator.conductor import Conductor, Heard, Listener
-from share_compute_actors.coordinator.coordinator import Cancelled, Wishes
-from share_compute_actors.coordinator.crew import Crew, MembersLost
+from share_compute_actors.coordinator.coordinator import Wishes
+from share_compute_actors.coordinator.crew import Crew
 from share_compute_actors.coordinator.cuts import LinksCut
 from share_compute_actors.coordinator.forming import Former
 from share_compute_actors.coordinator.keeping import Keeper, suspended
@@ -53,7 +53,8 @@ from share_compute_actors.coordinator.record import CrewFacts, StepRecord
 from share_compute_actors.coordinator.rosters import machines_lost
 from share_compute_actors.coordinator.takeover import Start, find_takeover, solution_of, state_of
 from share_compute_actors.coordinator.training import TrainingLoop
-from share_compute_actors.member.rows import ask_library
+from share_compute_actors.group.answering import ask_library
+from share_compute_actors.group.exceptions import Cancelled, MembersLost
 from share_compute_actors.messages import StepFigures
 from share_compute_actors.wire import NOTHING
 

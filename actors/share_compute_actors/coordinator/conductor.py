@@ -52,16 +52,17 @@ from share_compute.protocol.roster import Roster, Worker
 from share_compute.specification import TrainingSpec
 from share_compute.training.loss_scale import NotFinite, not_finite
 from share_compute_actors.coordinator.changes import Changes
-from share_compute_actors.coordinator.coordinator import Cancelled, Wishes
-from share_compute_actors.coordinator.crew import Crew, MembersLost
+from share_compute_actors.coordinator.coordinator import Wishes
+from share_compute_actors.coordinator.crew import Crew
 from share_compute_actors.coordinator.cuts import LinksCut, require_links
 from share_compute_actors.coordinator.linking import Links
 from share_compute_actors.coordinator.record import Standing, StepFacts, StepRecord, superseded
 from share_compute_actors.coordinator.rosters import machines_lost
 from share_compute_actors.coordinator.verdict import Verdict, disputed, judge
+from share_compute_actors.group.exceptions import Cancelled, MembersLost
 from share_compute_actors.member.schemas import unpack_said
 from share_compute_actors.messages import StepFigures
-from share_compute_actors.testing import Injector
+from share_compute_actors.testing.fault_injection import Injector
 from share_compute_actors.wire import Undeclared
 
 _GLANCE_S = 0.2
@@ -317,9 +318,7 @@ class Conductor:
     def _take(self, worker: Worker, message: ToCoordinator, figures: StepFigures | None) -> None:
         if figures is not None:
             known = self._figures.setdefault(worker, figures)
-            if (
-                figures.targets > known.targets
-            ):  # a member that reports again may have come into the last stage in between
+            if figures.targets > known.targets:  # it reports again, and came into the last stage in between
                 self._figures[worker] = replace(known, targets=figures.targets)
         self._passes(HEARD[type(message)])
         if isinstance(message, Broken) and message.epoch == self._machine.epoch:

@@ -14,13 +14,10 @@ import ray
 
 from share_compute.errors import ShareComputeError
 from share_compute.jobs.events import Assignment, AttemptEnded, AttemptEvent, Offer, attempt_events
+from share_compute_actors.group.exceptions import Cancelled
 from share_compute_actors.unpickling import refuse_pickles
 
 _log = logging.getLogger(__name__)
-
-
-class Cancelled(Exception):
-    """The submitter cancelled the job."""
 
 
 class Wishes:

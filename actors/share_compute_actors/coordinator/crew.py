@@ -20,17 +20,16 @@ from share_compute.protocol.messages import ToMember
 from share_compute.protocol.roster import Worker
 from share_compute.topology import Contributor, Topology
 from share_compute_actors.coordinator.library import LibraryFacts
-from share_compute_actors.coordinator.party import MembersLost, Party
-from share_compute_actors.member.answering import answered
+from share_compute_actors.group.answering import answered
+from share_compute_actors.group.exceptions import MembersLost
+from share_compute_actors.group.naming import member_options
+from share_compute_actors.group.worker_group import Party
 from share_compute_actors.member.member import Member
-from share_compute_actors.member.naming import member_options
 from share_compute_actors.member.schemas import STATUS
 from share_compute_actors.messages import MemberSetup, Source, Sources, library_source
-from share_compute_actors.testing import require_carried_out
+from share_compute_actors.testing.fault_injection import require_carried_out
 from share_compute_actors.unpickling import is_refusal
 from share_compute_actors.wire import COUNT, FLAG, NAMES, NOTHING, Undeclared
-
-__all__ = ["DEADLINE_S", "Crew", "MembersLost"]
 
 DEADLINE_S = 900.0
 """Longest wait of one member for another, in seconds, for any reason.

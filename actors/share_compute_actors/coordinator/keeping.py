@@ -22,9 +22,10 @@ from share_compute.protocol.roster import Worker
 from share_compute.training.checkpoint_pace import CheckpointPace
 from share_compute_actors.coordinator.conductor import Conductor
 from share_compute_actors.coordinator.coordinator import Wishes
-from share_compute_actors.coordinator.crew import Crew, MembersLost
+from share_compute_actors.coordinator.crew import Crew
 from share_compute_actors.coordinator.library import SAVED, STATE_OF_TRAINING, TrainingState
-from share_compute_actors.member.rows import ask_library
+from share_compute_actors.group.answering import ask_library
+from share_compute_actors.group.exceptions import MembersLost
 from share_compute_actors.messages import FolderKind
 from share_compute_actors.wire import FLAG
 

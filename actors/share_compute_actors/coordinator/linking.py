@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from share_compute.protocol.roster import Roster, Worker
-from share_compute_actors.coordinator.channels import open_channels
-from share_compute_actors.coordinator.crew import DEADLINE_S, Crew, MembersLost
+from share_compute_actors.coordinator.crew import DEADLINE_S, Crew
 from share_compute_actors.coordinator.cuts import require_links
-from share_compute_actors.messages import Followed, Rendezvous
+from share_compute_actors.group.channels import open_channels
+from share_compute_actors.group.exceptions import MembersLost
+from share_compute_actors.messages import Followed
+from share_compute_actors.transport.rendezvous import Rendezvous
 from share_compute_actors.wire import NOTHING
 
 

@@ -23,11 +23,12 @@ from share_compute.training.loss_scale import SKIPPED, NotFinite, not_finite
 from share_compute.training.optimizers import learning_rates
 from share_compute.training.sampling import continue_greedily
 from share_compute_actors.coordinator.conductor import Conductor
-from share_compute_actors.coordinator.crew import Crew, MembersLost
+from share_compute_actors.coordinator.crew import Crew
 from share_compute_actors.coordinator.library import LibraryFacts, TrainingState
 from share_compute_actors.coordinator.record import StepFacts
 from share_compute_actors.coordinator.verdict import Verdict
-from share_compute_actors.member.rows import ask_library
+from share_compute_actors.group.answering import ask_library
+from share_compute_actors.group.exceptions import MembersLost
 from share_compute_actors.member.schemas import EVALUATION, FINDING, LOGITS
 from share_compute_actors.messages import EvaluationResult, StepFigures
 from share_compute_actors.wire import TEXT

@@ -14,6 +14,7 @@ from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
+import torch
 from torch import Tensor
 
 from share_compute.errors import ShareComputeError
@@ -43,20 +44,21 @@ from share_compute.protocol.points import HEARD, SENDING, Point
 from share_compute.protocol.roster import Roster, Worker
 from share_compute.protocol.tree import SummationTree
 from share_compute.training.schedule import Action
-from share_compute_actors.collective.backend import EpochGroup, abort_group, leave_group
-from share_compute_actors.member.allocator import as_told
-from share_compute_actors.member.channel import Channel
+from share_compute_actors.group.allocator import as_told
 from share_compute_actors.member.copies.copies import Copies
 from share_compute_actors.member.copies.copying import Copier, Legacy
-from share_compute_actors.member.mishaps import deviates, is_poisoned, poison
 from share_compute_actors.member.post import GLANCE_S, Post
 from share_compute_actors.member.reduction import held_by, reduce
 from share_compute_actors.member.rows import Rows
 from share_compute_actors.member.runner import Runner
 from share_compute_actors.member.samples import Samples
 from share_compute_actors.member.step_clock import StepClock
-from share_compute_actors.messages import Label, StepFigures
-from share_compute_actors.testing import Injector
+from share_compute_actors.messages import StepFigures
+from share_compute_actors.testing.fault_injection import Injector
+from share_compute_actors.testing.message_faults import deviates, is_poisoned
+from share_compute_actors.transport.channel import Channel
+from share_compute_actors.transport.collective.backend import EpochGroup, abort_group, leave_group
+from share_compute_actors.transport.envelope import Label
 
 _TICK_S = 5.0
 """Time without messages after which the protocol machine may repeat a message, in seconds."""
@@ -308,7 +310,7 @@ class Engine:
                 with self._clock.computing():
                     self._compute(effect, reduces_inside=not (effect.is_checked or is_spoilt))
                 if is_spoilt:
-                    poison(self._runner, effect.action)
+                    self._runner.spoil_cell(effect.action.kind, effect.action.microbatch, torch.nan)
                 self._passes(Point.cell_done)
                 return Computed(effect.action, not effect.is_checked or self._is_finite(effect.action))
             case Send():

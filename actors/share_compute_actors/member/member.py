@@ -20,46 +20,37 @@ from share_compute.protocol.messages import ToCoordinator, ToMember
 from share_compute.protocol.roster import Worker
 from share_compute.protocol.tree import SummationTree
 from share_compute.training.finiteness import Finding, first_of
-from share_compute_actors.collective.backend import join_group
+from share_compute_actors.group.allocator import passing_through, peak_resident_bytes
+from share_compute_actors.group.answering import answers
+from share_compute_actors.group.fetching import Givers
 from share_compute_actors.machine.reach import Place, unanswered
-from share_compute_actors.member.allocator import passing_through, peak_resident_bytes
-from share_compute_actors.member.answering import answers
-from share_compute_actors.member.channel import Channel, Keys
 from share_compute_actors.member.copies.copies import Copies
 from share_compute_actors.member.copies.room import Room
 from share_compute_actors.member.copies.service import KeepsCopies
 from share_compute_actors.member.engine import Engine, Forming
-from share_compute_actors.member.greeting import greet_all
 from share_compute_actors.member.lifeline import Lifeline
-from share_compute_actors.member.loading import Givers, build_runner, fill_runner
+from share_compute_actors.member.loading import build_runner, fill_runner
 from share_compute_actors.member.passing import Passing
-from share_compute_actors.member.pieces import PIECE, Piece, Pieces
 from share_compute_actors.member.reading import GivesState
-from share_compute_actors.member.rendezvous import ChannelStore
 from share_compute_actors.member.rows import Rows
 from share_compute_actors.member.runner import Runner
 from share_compute_actors.member.saving import copied, folder_tensors
-from share_compute_actors.member.schemas import (
-    EVALUATION,
-    FINDING,
-    LOGITS,
-    PEER,
-    STATUS,
-    WORKERS,
-    pack_said,
-)
+from share_compute_actors.member.schemas import EVALUATION, FINDING, LOGITS, STATUS, pack_said
 from share_compute_actors.member.unacknowledged import Unacknowledged
 from share_compute_actors.messages import (
     EvaluationResult,
     FolderKind,
     MemberSetup,
     MemberStatus,
-    Peer,
-    Rendezvous,
     Sources,
     StepFigures,
 )
-from share_compute_actors.testing import Injector, freeze, kill
+from share_compute_actors.testing.fault_injection import Injector, freeze, kill
+from share_compute_actors.transport.channel import Channel, Keys, Peer
+from share_compute_actors.transport.collective.backend import join_group
+from share_compute_actors.transport.handshakes import PEER, WORKERS, greet_all
+from share_compute_actors.transport.pieces import PIECE, Piece, Pieces
+from share_compute_actors.transport.rendezvous import ChannelStore, Rendezvous
 from share_compute_actors.wire import COUNT, FLAG, NAMES, NOTHING
 
 

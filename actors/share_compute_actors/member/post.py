@@ -12,11 +12,12 @@ from share_compute.protocol.failures import Failure
 from share_compute.protocol.member_events import Log, Send
 from share_compute.protocol.points import Point
 from share_compute.protocol.roster import Worker
-from share_compute_actors.member.channel import Channel, Letter
 from share_compute_actors.member.copies.logs import HEAD, letters
-from share_compute_actors.member.mishaps import Mishaps, wrong_letter, wrong_tensor
 from share_compute_actors.member.runner import Runner
-from share_compute_actors.messages import Followed, Label
+from share_compute_actors.messages import Followed
+from share_compute_actors.testing.message_faults import Mishaps, wrong_letter, wrong_tensor
+from share_compute_actors.transport.channel import Channel, Letter
+from share_compute_actors.transport.envelope import Label
 
 GLANCE_S = 0.5
 """Longest wait for a tensor before the thread does other work, in seconds; messages and calls of `order` wake it at

@@ -13,35 +13,10 @@ from ray.exceptions import ObjectLostError, RayActorError
 from torch import Tensor
 
 from share_compute.errors import LibraryLost
-from share_compute_actors.wire import Packs, unpack_answer
+from share_compute_actors.group.answering import library_lost
 
 Answer = TypeVar("Answer")
 Part = Literal["inputs", "targets"]
-
-
-def library_lost() -> LibraryLost:
-    """Return the error for a shard store whose actor died."""
-    return LibraryLost(
-        "the library process on the server died",
-        hint="look for lack of memory on the server, then resume the job",
-    )
-
-
-def ask_library(schema: Packs[Answer], asked: Any) -> Answer:
-    """Wait for the shard store's answer to the coordinator, and return it.
-
-    Args:
-        schema: schema of the method's return value.
-        asked: the reference that the call returned.
-
-    Raises:
-        ShareComputeError: the shard store raised this error.
-        LibraryLost: the shard store's process died.
-    """
-    try:
-        return unpack_answer(schema, ray.get(asked), "the library")
-    except RayActorError as failure:
-        raise library_lost() from failure
 
 
 class Rows:

@@ -26,8 +26,8 @@ from share_compute.serving.placement import Placement, limits_of
 from share_compute.serving.states import DeploymentState
 from share_compute.serving.turns import Turn
 from share_compute.topology import Topology
-from share_compute_actors.coordinator.channels import open_channels
-from share_compute_actors.coordinator.party import MembersLost
+from share_compute_actors.group.channels import open_channels
+from share_compute_actors.group.exceptions import MembersLost
 from share_compute_actors.serving.crew import ServingCrew
 from share_compute_actors.serving.desk import Desk
 from share_compute_actors.serving.messages import Row

@@ -9,8 +9,8 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from share_compute_actors.coordinator.coordinator import Cancelled
-from share_compute_actors.member.rows import ask_library
+from share_compute_actors.group.answering import ask_library
+from share_compute_actors.group.exceptions import Cancelled
 from share_compute_actors.serving.assembly import Assembly
 from share_compute_actors.serving.assignment import ServingAssignment
 from share_compute_actors.serving.crew import ServingCrew

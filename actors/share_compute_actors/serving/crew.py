@@ -17,8 +17,8 @@ from share_compute.planning.partitioning import Shard
 from share_compute.protocol.roster import Worker
 from share_compute.serving.placement import Placement
 from share_compute.serving.turns import Turn
-from share_compute_actors.coordinator.party import Party
-from share_compute_actors.member.answering import answered
+from share_compute_actors.group.answering import answered
+from share_compute_actors.group.worker_group import Party
 from share_compute_actors.serving.assignment import ServingAssignment
 from share_compute_actors.serving.member import ServingMember
 from share_compute_actors.serving.messages import HELD, SIGN, Held, Row, ServingSetup

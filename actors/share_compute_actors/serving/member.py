@@ -22,13 +22,9 @@ from share_compute.protocol.roster import Worker
 from share_compute.serving.placement import Holding
 from share_compute.serving.quantization import is_quantized
 from share_compute.serving.turns import Turn
-from share_compute_actors.member.allocator import trim
-from share_compute_actors.member.answering import answers
-from share_compute_actors.member.channel import Channel, Keys
-from share_compute_actors.member.greeting import greet_all
-from share_compute_actors.member.loading import fits
-from share_compute_actors.member.schemas import PEER, WORKERS
-from share_compute_actors.messages import Peer
+from share_compute_actors.group.allocator import trim
+from share_compute_actors.group.answering import answers
+from share_compute_actors.group.fetching import fits
 from share_compute_actors.serving.loading import build_shard, fill_shard
 from share_compute_actors.serving.messages import (
     HELD,
@@ -41,6 +37,8 @@ from share_compute_actors.serving.messages import (
     pack_to_server,
 )
 from share_compute_actors.serving.turns import TurnEngine
+from share_compute_actors.transport.channel import Channel, Keys, Peer
+from share_compute_actors.transport.handshakes import PEER, WORKERS, greet_all
 from share_compute_actors.wire import NOTHING
 
 _log = logging.getLogger(__name__)

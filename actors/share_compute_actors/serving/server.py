@@ -20,7 +20,7 @@ from share_compute.serving.options import Generation
 from share_compute.serving.placement import limits_before
 from share_compute.serving.states import DeploymentState
 from share_compute.topology import Topology
-from share_compute_actors.coordinator.coordinator import Cancelled
+from share_compute_actors.group.exceptions import Cancelled
 from share_compute_actors.serving.assignment import ServingAssignment
 from share_compute_actors.serving.desk import Desk
 from share_compute_actors.serving.standing import Standing

@@ -23,10 +23,10 @@ from share_compute.serving.stage import input_ids
 from share_compute.serving.turn_stage import TurnStage
 from share_compute.serving.turns import Sampled, Turn, TurnResult
 from share_compute.training.numbers import is_finite
-from share_compute_actors.member.allocator import as_told
-from share_compute_actors.member.channel import Channel
-from share_compute_actors.messages import Label
+from share_compute_actors.group.allocator import as_told
 from share_compute_actors.serving.messages import Row, ToServer, Trouble
+from share_compute_actors.transport.channel import Channel
+from share_compute_actors.transport.envelope import Label
 
 _GREETING_S = 0.5
 """Time between two handshakes while this member waits, in seconds. A handshake reports the number of tensors sent, so

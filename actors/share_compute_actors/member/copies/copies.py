@@ -29,8 +29,9 @@ from share_compute_actors.member.copies.copying import Copied, Legacy, Outline, 
 from share_compute_actors.member.copies.followers import Follower
 from share_compute_actors.member.copies.logs import HEAD, Head
 from share_compute_actors.member.copies.room import Room, is_lack_of_room
-from share_compute_actors.member.pieces import Piece
-from share_compute_actors.messages import Followed, Label
+from share_compute_actors.messages import Followed
+from share_compute_actors.transport.envelope import Label
+from share_compute_actors.transport.pieces import Piece
 
 _GLANCE_S = 0.2
 _OUTLINE_S = 5.0

@@ -35,8 +35,8 @@ from zmq.auth.thread import ThreadAuthenticator
 from share_compute.errors import ContributorLost, StaleEpoch, Unavailable, VerificationFailed, WrongTensor
 from share_compute.protocol.roster import Worker
 from share_compute_actors.machine.ports import channel_ports
-from share_compute_actors.member.arrivals import Arrivals
-from share_compute_actors.messages import Envelope, Label, Peer, Phase
+from share_compute_actors.transport.arrivals import Arrivals
+from share_compute_actors.transport.envelope import Envelope, Label, Phase
 
 _log = logging.getLogger(__name__)
 
@@ -102,6 +102,16 @@ class Keys:
     def call_key(self, source: Worker) -> bytes:
         """Return the secret that ``source`` must show with each Ray call to the owner of this key pair."""
         return hashlib.blake2b(source.encode(), key=self.secret, digest_size=16).digest()
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """The endpoint of a member and its public key."""
+
+    worker: Worker
+    name: str
+    endpoint: str
+    public_key: bytes
 
 
 class _Admission:

@@ -7,9 +7,9 @@ from typing import Literal
 
 from share_compute.errors import ContributorLost
 from share_compute.protocol.roster import Worker
-from share_compute_actors.coordinator.party import Party
-from share_compute_actors.member.channel import Keys
-from share_compute_actors.member.schemas import PEER, WORKERS
+from share_compute_actors.group.worker_group import Party
+from share_compute_actors.transport.channel import Keys
+from share_compute_actors.transport.handshakes import PEER, WORKERS
 from share_compute_actors.wire import NOTHING
 
 Wanted = Literal["auto", "direct", "ray"]

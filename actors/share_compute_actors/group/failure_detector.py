@@ -11,7 +11,7 @@ from ray.exceptions import ActorUnavailableError, RayError
 
 from share_compute.errors import ShareComputeError
 from share_compute.protocol.roster import Worker
-from share_compute_actors.member.answering import answered
+from share_compute_actors.group.answering import answered
 from share_compute_actors.unpickling import is_refusal
 from share_compute_actors.wire import Packs, Undeclared, undeclared
 

@@ -9,9 +9,8 @@ from typing import Any, ParamSpec, TypeVar
 import ray
 from ray.exceptions import RayActorError, RayTaskError
 
-from share_compute.errors import ShareComputeError
-from share_compute_actors.member.allocator import as_told
-from share_compute_actors.member.rows import library_lost
+from share_compute.errors import LibraryLost, ShareComputeError
+from share_compute_actors.group.allocator import as_told
 from share_compute_actors.wire import Packs, answers_by, unpack_answer
 
 Parameters = ParamSpec("Parameters")
@@ -49,3 +48,28 @@ def answered(schema: Packs[T], asked: Any, sender: str) -> T:
         RayError: the actor died.
     """
     return unpack_answer(schema, ray.get(asked), sender)
+
+
+def library_lost() -> LibraryLost:
+    """Return the error for a shard store whose actor died."""
+    return LibraryLost(
+        "the library process on the server died",
+        hint="look for lack of memory on the server, then resume the job",
+    )
+
+
+def ask_library(schema: Packs[T], asked: Any) -> T:
+    """Wait for the shard store's answer to the coordinator, and return it.
+
+    Args:
+        schema: schema of the method's return value.
+        asked: the reference that the call returned.
+
+    Raises:
+        ShareComputeError: the shard store raised this error.
+        LibraryLost: the shard store's process died.
+    """
+    try:
+        return unpack_answer(schema, ray.get(asked), "the library")
+    except RayActorError as failure:
+        raise library_lost() from failure

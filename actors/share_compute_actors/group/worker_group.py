@@ -16,11 +16,11 @@ from ray.exceptions import ActorUnavailableError, ObjectLostError, RayActorError
 
 from share_compute.errors import ContributorLost, ShareComputeError, StaleEpoch, Unavailable, WrongTensor
 from share_compute.protocol.roster import Worker
-from share_compute_actors.coordinator.coordinator import Cancelled
-from share_compute_actors.coordinator.own_link import OwnLink
-from share_compute_actors.coordinator.pulse import Pulse
+from share_compute_actors.group.answering import answered
+from share_compute_actors.group.exceptions import Cancelled, MembersLost
+from share_compute_actors.group.failure_detector import Pulse
+from share_compute_actors.group.own_link import OwnLink
 from share_compute_actors.machine.reach import Place
-from share_compute_actors.member.answering import answered
 from share_compute_actors.unpickling import is_refusal
 from share_compute_actors.wire import Packs, Undeclared, undeclared
 
@@ -28,14 +28,6 @@ _GLANCE_S = 0.2
 _KEY_BYTES = 16
 
 Answer = TypeVar("Answer")
-
-
-class MembersLost(Exception):
-    """Members died or became unresponsive."""
-
-    def __init__(self, workers: Collection[Worker]) -> None:
-        super().__init__(", ".join(sorted(workers)))
-        self.workers = frozenset(workers)
 
 
 class Party(ABC):

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from share_compute.errors import ContributorLost, ShareComputeError
 from share_compute.protocol.tree import Node, SummationTree
-from share_compute_actors.collective.algorithms import (
+from share_compute_actors.transport.collective.algorithms import (
     Links,
     Operator,
     fold,
@@ -35,10 +35,10 @@ from share_compute_actors.collective.algorithms import (
     start_sharded,
     start_tree,
 )
-from share_compute_actors.collective.errands import Errands
-from share_compute_actors.collective.expression import expression, is_one_addition
-from share_compute_actors.collective.sockets import GroupSockets, listening_ports
-from share_compute_actors.messages import Rendezvous
+from share_compute_actors.transport.collective.errands import Errands
+from share_compute_actors.transport.collective.expression import expression, is_one_addition
+from share_compute_actors.transport.collective.sockets import GroupSockets, listening_ports
+from share_compute_actors.transport.rendezvous import Rendezvous
 
 dist: Any = torch.distributed
 """Untyped on purpose: most of the functions used here have no types or no public name."""
