@@ -13,7 +13,7 @@ from share_compute.serving.limits import Limits
 from share_compute.serving.options import Generation
 from share_compute.serving.scheduler import Scheduler
 from share_compute.serving.turns import Turn, TurnResult
-from share_compute_actors.serving.feed import Feed
+from share_compute_actors.group.event_feed import EventFeed
 
 
 class Desk:
@@ -27,7 +27,7 @@ class Desk:
     def __init__(self, limits: Limits, wake: Callable[[], None]) -> None:
         self._scheduler = Scheduler(limits)
         self._wake = wake
-        self._feed = Feed()
+        self._feed: EventFeed[SequenceEvent] = EventFeed()
         self._lock = threading.Lock()
         self._figures = Figures()
         self._live: set[int] = set()
