@@ -24,11 +24,12 @@ from share_compute.jobs.events import (
 from share_compute.planning.planner import Solution, solve
 from share_compute.protocol.roster import Roster, fresh
 from share_compute.topology import Topology
-from share_compute_actors.coordinator.changes import Changes, Recopying, Rests
+from share_compute_actors.coordinator.changes import Changes, Recopying
 from share_compute_actors.coordinator.coordinator import Wishes
 from share_compute_actors.coordinator.crew import Crew
 from share_compute_actors.coordinator.joining import follows
 from share_compute_actors.group.allocator import as_told, is_out_of_memory
+from share_compute_actors.group.backoff import Backoff
 
 
 class Clock:
@@ -42,33 +43,33 @@ class Clock:
 
 def test_a_machine_whose_members_die_soon_is_left_alone_longer_each_time() -> None:
     clock = Clock()
-    rests = Rests(clock)
+    backoff = Backoff(5.0, 600.0, 30.0, clock)
     for rest_s in (5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 600.0, 600.0):
-        rests.joined(["a"])
+        backoff.joined(["a"])
         clock.now_s += 1.0
-        assert "a" not in rests
-        rests.lost("a")
+        assert "a" not in backoff
+        backoff.lost("a")
         clock.now_s += rest_s - 0.1
-        assert "a" in rests
+        assert "a" in backoff
         clock.now_s += 0.2
-        assert "a" not in rests
-    rests.joined(["a"])
+        assert "a" not in backoff
+    backoff.joined(["a"])
     clock.now_s += 3600.0
-    rests.lost("a")
+    backoff.lost("a")
     clock.now_s += 5.1
-    assert "a" not in rests
-    assert "b" not in rests
+    assert "a" not in backoff
+    assert "b" not in backoff
 
 
 def test_who_stays_a_member_over_many_epochs_has_been_one_since_the_first() -> None:
     clock = Clock()
-    rests = Rests(clock)
+    backoff = Backoff(5.0, 600.0, 30.0, clock)
     for _ in range(10):
-        rests.joined(["a"])
+        backoff.joined(["a"])
         clock.now_s += 10.0
-    rests.lost("a")
+    backoff.lost("a")
     clock.now_s += 5.1
-    assert "a" not in rests
+    assert "a" not in backoff
 
 
 def test_copies_that_were_lost_are_begun_anew_later_each_time_they_do_not_last() -> None:
@@ -255,7 +256,7 @@ def test_a_plan_whose_machine_is_lost_is_given_up_even_if_that_is_soon_back(stor
     assert story.changes.under_way() is not None
     story.changes.lost("b")
     assert story.changes.under_way() is None
-    story.changes.rests = Rests()
+    story.changes.backoff = Backoff(5.0, 600.0, 30.0)
     assert not story.are_due()
     assert story.told[-1] == ReplanAbandoned(reason="b was lost")
 

@@ -62,7 +62,7 @@ class Crew(Party):
         tied_name: str | None,
         note: Callable[[str], None],
     ) -> None:
-        super().__init__(cancelled, STATUS, note)
+        super().__init__(assignment.topology, cancelled, STATUS, note)
         self._note = note
         require_carried_out(assignment.failures)
         self._assignment = assignment
@@ -71,8 +71,6 @@ class Crew(Party):
         self._coordinator = coordinator
         self._runs = runs
         self._tied_name = tied_name
-        self.topology = assignment.topology
-        """The machines that members may run on."""
         self._invited: dict[Worker, tuple[Any, Any]] = {}
         """Members that start while others train: actor and pending first heartbeat, by member."""
         self._refused: set[tuple[Worker, str]] = set()
@@ -92,14 +90,6 @@ class Crew(Party):
     def attempt(self) -> str:
         """Name of the job's attempt, unique in the cluster."""
         return f"{self._assignment.job_id}/{self._assignment.attempt}"
-
-    def name(self, worker: Worker) -> str:
-        """Return the name of a member's machine."""
-        return self.topology[worker].name
-
-    def address(self, worker: Worker) -> str:
-        """Return the IP address of a member's machine."""
-        return self.topology[worker].address
 
     def cut_off(self, workers: frozenset[Worker]) -> frozenset[Worker]:
         """Raise LinkLost: another coordinator with connections of its own can continue with all members."""
@@ -224,9 +214,7 @@ class Crew(Party):
             shards: the shard of each invited member.
             topology: the machines that members may run on from now on.
         """
-        known = {machine.id for machine in topology.contributors}
-        former = (machine for machine in self.topology.contributors if machine.id not in known)
-        self.topology = Topology((*topology.contributors, *former), topology.links)
+        self.offer(topology)
         for worker in sorted(shards.keys() - self._invited.keys() - self._actors.keys()):
             actor = self._start(worker, applied=-1)
             self._invited[worker] = actor, actor.build.remote(shards[worker])

@@ -16,6 +16,7 @@ from ray.exceptions import ActorUnavailableError, ObjectLostError, RayActorError
 
 from share_compute.errors import ContributorLost, ShareComputeError, StaleEpoch, Unavailable, WrongTensor
 from share_compute.protocol.roster import Worker
+from share_compute.topology import Topology
 from share_compute_actors.group.answering import answered
 from share_compute_actors.group.exceptions import Cancelled, MembersLost
 from share_compute_actors.group.failure_detector import Pulse
@@ -34,12 +35,21 @@ class Party(ABC):
     """Living members that one actor leads.
 
     Args:
+        topology: the machines on which members may run.
         cancelled: set when all work is to end.
         sign: schema of a heartbeat.
         note: receives lines for the user.
     """
 
-    def __init__(self, cancelled: threading.Event, sign: Packs[Any], note: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        topology: Topology,
+        cancelled: threading.Event,
+        sign: Packs[Any],
+        note: Callable[[str], None],
+    ) -> None:
+        self.topology = topology
+        """The machines on which members may run, and machines of members that must leave."""
         self._cancelled = cancelled
         self._own_link = OwnLink(cancelled, note)
         self._actors: dict[Worker, Any] = {}
@@ -51,13 +61,19 @@ class Party(ABC):
         """All members that are not known to be lost."""
         return frozenset(self._actors)
 
-    @abstractmethod
+    def offer(self, topology: Topology) -> None:
+        """Replace the machines on which members may run; other machines stay known, since members may run there."""
+        known = {machine.id for machine in topology.contributors}
+        former = (machine for machine in self.topology.contributors if machine.id not in known)
+        self.topology = Topology((*topology.contributors, *former), topology.links)
+
     def name(self, worker: Worker) -> str:
         """Return the name of a member's machine."""
+        return self.topology[worker].name
 
-    @abstractmethod
     def address(self, worker: Worker) -> str:
         """Return the IP address of a member's machine."""
+        return self.topology[worker].address
 
     @abstractmethod
     def cut_off(self, workers: frozenset[Worker]) -> frozenset[Worker]:

@@ -26,17 +26,22 @@ from share_compute.serving.placement import Placement, limits_of
 from share_compute.serving.states import DeploymentState
 from share_compute.serving.turns import Turn
 from share_compute.topology import Topology
+from share_compute_actors.group.backoff import Backoff
 from share_compute_actors.group.channels import open_channels
 from share_compute_actors.group.exceptions import MembersLost
 from share_compute_actors.serving.crew import ServingCrew
 from share_compute_actors.serving.desk import Desk
 from share_compute_actors.serving.messages import Row
 from share_compute_actors.serving.planner import Planner
-from share_compute_actors.serving.rests import Rests
 from share_compute_actors.serving.standing import Standing
 
 _LEFT = 0.8
 """Factor on a machine's KV capacity each time its memory did not suffice."""
+_PAUSE_S = 2.0
+_LONGEST_PAUSE_S = 300.0
+"""First and longest backoff of a machine after its member was lost, in seconds."""
+_LASTING_S = 300.0
+"""Time since a member first computed, in seconds, after which its loss begins with the first backoff again."""
 _PATIENCE_S = 120.0
 """Longest wait of sequences for machines that can continue them, in seconds."""
 _MOST_IN_VAIN = 5
@@ -69,8 +74,9 @@ class Assembly:
         self._tried: frozenset[Worker] = frozenset()
         """Set of members with which `_go_on` was tried last; it is not repeated with the same set."""
         self._room_left: dict[Worker, float] = {}
-        self._rests = Rests()
-        self._resting: frozenset[Worker] = frozenset()
+        self._backoff = Backoff(_PAUSE_S, _LONGEST_PAUSE_S, _LASTING_S)
+        self._paused: frozenset[Worker] = frozenset()
+        """Machines in their backoff when it was last decided whether to plan."""
         self._is_to_plan = True
         self._in_vain = 0
         self._was_ready = False
@@ -97,9 +103,7 @@ class Assembly:
     def offer(self, topology: Topology) -> None:
         """Replace the machines that may be used."""
         self._offered = topology
-        known = {machine.id for machine in topology.contributors}
-        former = (machine for machine in self._crew.topology.contributors if machine.id not in known)
-        self._crew.topology = Topology((*topology.contributors, *former), topology.links)
+        self._crew.offer(topology)
         self._is_to_plan = True
 
     def shrink(self, worker: Worker) -> None:
@@ -164,7 +168,7 @@ class Assembly:
         for worker in workers:
             if fault := self._crew.pulse.take_fault(worker):
                 _log.warning("%s", fault)
-            self._rests.lost(worker, time.monotonic())
+            self._backoff.lost(worker)
         if self.placement is not None and not set(self.placement.workers).isdisjoint(workers):
             self.break_up(f"lost {names}", lost)
         self._is_to_plan = True
@@ -175,7 +179,7 @@ class Assembly:
             if isinstance(failure, UserError):
                 raise failure
             self._lacking = f"{self.name(worker)}: {failure.message}"
-            self._rests.lost(worker, time.monotonic())
+            self._backoff.lost(worker)
             self._is_to_plan = True
 
     def _go_on(self) -> None:
@@ -189,18 +193,18 @@ class Assembly:
 
     def _plan(self) -> None:
         """Plan with all machines in the background, and start members for the result."""
-        resting = self._rests.resting(time.monotonic())
-        self._is_to_plan |= resting != self._resting
-        self._resting = resting
+        paused = self._backoff.paused
+        self._is_to_plan |= paused != self._paused
+        self._paused = paused
         if self._is_to_plan and not self._planner.is_busy:
             self._is_to_plan = False
-            usable = {machine.id for machine in self._offered.contributors} - resting
+            usable = {machine.id for machine in self._offered.contributors} - paused
             machines = self._among(usable | self._crew.workers)
             self._planner.begin(machines, self.epoch + 1, is_first=not self._was_ready)
         try:
             wanted = self._planner.answer()
         except PlanInfeasible as lacking:
-            if not resting or self._lacking is None:  # otherwise the reason is already known
+            if not paused or self._lacking is None:  # otherwise the reason is already known
                 self._lacking = f"{lacking.message}: {lacking.hint}"
             self._aim(None)
         else:
@@ -280,6 +284,7 @@ class Assembly:
         self.placement = placement
         if self._target is not None and self._target.shards == placement.shards:
             self._target = None
+        self._backoff.joined(placement.workers)
         self._was_ready, self._in_vain, self._waits_since_s = True, 0, None
         self._desk.open()
         self._standing.formed(self.epoch, placement)

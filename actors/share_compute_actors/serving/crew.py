@@ -57,27 +57,17 @@ class ServingCrew(Party):
         server: Any,
         cancelled: threading.Event,
     ) -> None:
-        super().__init__(cancelled, SIGN, _log.warning)
+        super().__init__(assignment.topology, cancelled, SIGN, _log.warning)
         self._assignment = assignment
         self._model = model
         self._weights = weights
         self._server = server
-        self.topology = assignment.topology
-        """The machines on which members may run, and the machines of members that must leave."""
         self._lives: dict[Any, Worker] = {}
         """A call to each member that ends only when the member dies."""
         self._newcomers: dict[Worker, _Newcomer] = {}
         self.held: dict[Worker, Held] = {}
         """State of each member's shard, as the member reported it."""
         self.pulse.is_patient = False
-
-    def name(self, worker: Worker) -> str:
-        """Return the name of a member's machine."""
-        return self.topology[worker].name
-
-    def address(self, worker: Worker) -> str:
-        """Return the IP address of a member's machine."""
-        return self.topology[worker].address
 
     def cut_off(self, workers: frozenset[Worker]) -> frozenset[Worker]:
         """Return all of them as lost: the server still has their requests, which continue on other members."""
