@@ -49,6 +49,11 @@ class MemberSetup:
     failures: tuple[Failure, ...] = ()
     """Faults to inject, in tests."""
 
+    @property
+    def scope(self) -> str:
+        """Id that the member's tensors carry."""
+        return self.job
+
 
 class Source(NamedTuple):
     """An actor from which other actors load tensors."""

@@ -6,13 +6,11 @@ here, and end waits that have become pointless.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future
 from dataclasses import replace
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -45,6 +43,7 @@ from share_compute.protocol.roster import Roster, Worker
 from share_compute.protocol.tree import SummationTree
 from share_compute.training.schedule import Action
 from share_compute_actors.group.allocator import as_told
+from share_compute_actors.group.compute_thread import ComputeThread, run_order
 from share_compute_actors.member.copies.copies import Copies
 from share_compute_actors.member.copies.copying import Copier, Legacy
 from share_compute_actors.member.post import GLANCE_S, Post
@@ -63,8 +62,6 @@ from share_compute_actors.transport.envelope import Label
 _TICK_S = 5.0
 """Time without messages after which the protocol machine may repeat a message, in seconds."""
 
-Result = TypeVar("Result")
-
 
 class Forming(NamedTuple):
     """A process group that is being formed."""
@@ -76,7 +73,7 @@ class Forming(NamedTuple):
 TellCoordinator = Callable[[ToCoordinator | ShareComputeError, StepFigures | None], None]
 
 
-class Engine:
+class Engine(ComputeThread):
     """Runs one member's compute thread.
 
     Args:
@@ -95,6 +92,7 @@ class Engine:
         injector: Injector,
         copies: Copies,
     ) -> None:
+        super().__init__()
         self._machine = machine
         self._tree = tree
         self._tell = tell
@@ -104,7 +102,6 @@ class Engine:
         self.copier = Copier(self.order, lambda: (self.runner, machine.applied))
         self._post = Post(injector.mishaps, self._passes)
         self.runner: Runner | None = None
-        self.channel: Channel | None = None
         self.group: EpochGroup | None = None
         self.forming: Forming | None = None
         """The group that this member is about to join, if any."""
@@ -114,13 +111,9 @@ class Engine:
         """Tensors from other members by cargo, step and microbatch; tied sums by cargo, step and stage."""
         self._events: deque[Event] = deque()
         self._effects: deque[Effect] = deque()
-        self._orders: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
-        self._lock = threading.Lock()
-        self._news = threading.Condition(self._lock)
         self._clock = StepClock()
         self._looked_s = time.monotonic()
-        self._thread = threading.Thread(target=self._loop, name="compute", daemon=True)
-        self._thread.start()
+        self._start()
 
     # -- from other threads ------------------------------------------------------------------------------------------
 
@@ -141,16 +134,10 @@ class Engine:
             if forming is not None and forming.epoch < message.epoch:
                 abort_group(forming.name)
 
-    def order(self, work: Callable[[], Result]) -> Result:
-        """Run a function on the compute thread, and return its result."""
-        future: Future[Result] = Future()
-        with self._news:
-            self._orders.append((work, future))
-            self._news.notify()
-            channel = self.channel
+    def _end_wait(self) -> None:
+        channel = self.channel
         if channel is not None:
             channel.wake()
-        return future.result()
 
     def use_library(self, library: Any) -> None:
         """Request samples from another shard store from now on; this also ends a wait for the previous one."""
@@ -159,14 +146,12 @@ class Engine:
 
     # -- orders ------------------------------------------------------------------------------------------------------
 
-    def open(self, channel: Channel) -> None:
+    def open(self, channel: Channel | None) -> None:
         """Use this channel from now on; call it through `order`."""
-        with self._lock:
-            old, self.channel = self.channel, channel
-        channel.is_cut = self.mishaps.is_cut
+        if channel is not None:
+            channel.is_cut = self.mishaps.is_cut
         self.mishaps.forget()
-        if old is not None:
-            old.close()
+        super().open(channel)
         # Tensors that are still needed are sent again, except the sum of a parameter that two stages share.
         self._arrived = {key: tensor for key, tensor in self._arrived.items() if key[0] == "tied"}
 
@@ -190,7 +175,7 @@ class Engine:
     def join(self, group: EpochGroup | None, rank: int, epoch: int) -> None:
         """Sum gradients with this group from now on; call it through `order`."""
         assert self.runner is not None
-        with self._lock:
+        with self._news:
             old, self.group = self.group, group
             self.forming, self._group_epoch = None, epoch
         if old is not None:
@@ -220,7 +205,7 @@ class Engine:
                 self._news.wait(due_s)
             event = self._events.popleft() if self._events else None
             is_free = event is None and not self._effects
-            order = self._orders.popleft() if is_free and self._orders else None
+            order = self._next_order() if is_free else None
         if event is not None:
             if isinstance(event, ToMember):
                 self._passes(HEARD[type(event)])
@@ -232,7 +217,7 @@ class Engine:
             if answer is not None:
                 self._handle(answer)
         elif order is not None:
-            _run(*order)
+            run_order(order)
         elif self.channel is not None:
             self._take(GLANCE_S if due_s is None else min(due_s, GLANCE_S))
 
@@ -449,10 +434,3 @@ def _named(label: Label) -> str:
     if label.cargo == "tied":
         return "the gradient of a shared parameter"
     return f"the {label.cargo} of microbatch {label.microbatch}"
-
-
-def _run(work: Callable[[], Any], future: Future[Any]) -> None:
-    try:
-        future.set_result(work())
-    except BaseException as failure:  # noqa: BLE001 - the caller of `order` receives it
-        future.set_exception(failure)

@@ -23,6 +23,7 @@ from share_compute.training.finiteness import Finding, first_of
 from share_compute_actors.group.allocator import passing_through, peak_resident_bytes
 from share_compute_actors.group.answering import answers
 from share_compute_actors.group.fetching import Givers
+from share_compute_actors.group.linked_member import LinkedMember
 from share_compute_actors.machine.reach import Place, unanswered
 from share_compute_actors.member.copies.copies import Copies
 from share_compute_actors.member.copies.room import Room
@@ -46,16 +47,14 @@ from share_compute_actors.messages import (
     StepFigures,
 )
 from share_compute_actors.testing.fault_injection import Injector, freeze, kill
-from share_compute_actors.transport.channel import Channel, Keys, Peer
 from share_compute_actors.transport.collective.backend import join_group
-from share_compute_actors.transport.handshakes import PEER, WORKERS, greet_all
 from share_compute_actors.transport.pieces import PIECE, Piece, Pieces
 from share_compute_actors.transport.rendezvous import ChannelStore, Rendezvous
 from share_compute_actors.wire import COUNT, FLAG, NAMES, NOTHING
 
 
 @ray.remote(num_cpus=0, concurrency_groups={"orders": 1, "control": 2, "mail": 2, "pieces": 2, "copies": 2})
-class Member(GivesState, KeepsCopies):
+class Member(GivesState, KeepsCopies, LinkedMember):
     """Does one machine's work for one job, over all its epochs.
 
     Methods of the group ``orders`` run on the compute thread, one after the other. The other groups answer at any time.
@@ -66,6 +65,9 @@ class Member(GivesState, KeepsCopies):
         key: secret that the member sends with each message to the coordinator, so that no other member can impersonate
             it.
     """
+
+    _setup: MemberSetup
+    _engine: Engine
 
     def __init__(self, setup: MemberSetup, coordinator: Any, key: bytes) -> None:
         self._setup = setup
@@ -167,36 +169,6 @@ class Member(GivesState, KeepsCopies):
         self._tell(lost, None)
 
     # -- epochs ------------------------------------------------------------------------------------------------------
-
-    @ray.method(concurrency_group="orders")
-    @answers(PEER)
-    def listen(self, epoch: int, keys: Keys, admitted: Mapping[bytes, Worker]) -> Peer:
-        """Open this member's end of the epoch's channel, and return its endpoint and public key."""
-        return self._engine.order(partial(self._listen, epoch, keys, admitted))
-
-    def _listen(self, epoch: int, keys: Keys, admitted: Mapping[bytes, Worker]) -> Peer:
-        setup = self._setup
-        channel = Channel(setup.worker, setup.job, epoch, setup.address, keys, admitted)
-        self._engine.open(channel)
-        return Peer(setup.worker, setup.name, channel.endpoint, keys.public)
-
-    @ray.method(concurrency_group="orders")
-    @answers(WORKERS)
-    def connect(self, peers: Sequence[Peer]) -> list[Worker]:
-        """Connect to all other members, and return the members whose handshake did not arrive by the direct link."""
-        return self._engine.order(partial(self._connect, peers))
-
-    def _connect(self, peers: Sequence[Peer]) -> list[Worker]:
-        self._names = {peer.worker: peer.name for peer in peers}
-        return greet_all(self._open_channel(), self._setup.worker, peers)
-
-    @ray.method(concurrency_group="orders")
-    @answers(NOTHING)
-    def use_calls(self, members: Mapping[Worker, tuple[Any, bytes]]) -> None:
-        """Send to these members by Ray calls, not directly; each comes with the key that the calls must show."""
-        for member, (handle, key) in members.items():
-            deliver = partial(handle.deliver.remote, self._setup.worker, key)
-            self._engine.order(partial(self._open_channel().use_calls, member, deliver))
 
     @ray.method(concurrency_group="pieces")
     @answers(NAMES)
@@ -324,11 +296,6 @@ class Member(GivesState, KeepsCopies):
         """Take in a message of the coordinator."""
         self._engine.hear(message)
 
-    @ray.method(concurrency_group="mail")
-    def deliver(self, source: Worker, key: bytes, envelope: bytes, content: NDArray[np.uint8]) -> None:
-        """Take in a tensor that arrived by a Ray call."""
-        self._open_channel().deliver(source, key, envelope, content)
-
     @ray.method(concurrency_group="pieces")
     @answers(PIECE)
     def piece(self, number: int) -> Piece | None:
@@ -373,7 +340,3 @@ class Member(GivesState, KeepsCopies):
     def fail(self, kind: Literal["kill", "stop"], duration_s: float) -> None:
         """End this process at once, or suspend it for some seconds; for tests."""
         kill() if kind == "kill" else freeze(duration_s)
-
-    def _open_channel(self) -> Channel:
-        assert self._engine.channel is not None
-        return self._engine.channel

@@ -7,24 +7,21 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
 
-import numpy as np
 import psutil
 import ray
-from numpy.typing import NDArray
 
 from share_compute.planning.partitioning import Shard
-from share_compute.protocol.roster import Worker
 from share_compute.serving.placement import Holding
 from share_compute.serving.quantization import is_quantized
 from share_compute.serving.turns import Turn
 from share_compute_actors.group.allocator import trim
 from share_compute_actors.group.answering import answers
 from share_compute_actors.group.fetching import fits
+from share_compute_actors.group.linked_member import LinkedMember
 from share_compute_actors.serving.loading import build_shard, fill_shard
 from share_compute_actors.serving.messages import (
     HELD,
@@ -37,15 +34,13 @@ from share_compute_actors.serving.messages import (
     pack_to_server,
 )
 from share_compute_actors.serving.turns import TurnEngine
-from share_compute_actors.transport.channel import Channel, Keys, Peer
-from share_compute_actors.transport.handshakes import PEER, WORKERS, greet_all
 from share_compute_actors.wire import NOTHING
 
 _log = logging.getLogger(__name__)
 
 
 @ray.remote(num_cpus=0, concurrency_groups={"orders": 1, "turns": 1, "control": 2, "mail": 2, "life": 1})
-class ServingMember:
+class ServingMember(LinkedMember):
     """Does one machine's work for one deployment, over all its epochs.
 
     Methods of the group ``orders`` run on the compute thread, one after the other. The other groups answer at any time.
@@ -55,6 +50,9 @@ class ServingMember:
         server: the actor that leads it.
         key: secret that the member sends with each message to the server, so that no other member can impersonate it.
     """
+
+    _setup: ServingSetup
+    _engine: TurnEngine
 
     def __init__(self, setup: ServingSetup, server: Any, key: bytes) -> None:
         self._setup = setup
@@ -124,32 +122,6 @@ class ServingMember:
         return Held(loaded_bytes, Holding(engine.stage.bytes_per_token, resident_bytes))
 
     @ray.method(concurrency_group="orders")
-    @answers(PEER)
-    def listen(self, epoch: int, keys: Keys, admitted: Mapping[bytes, Worker]) -> Peer:
-        """Open this member's end of the epoch's channel, and return its endpoint and public key."""
-        return self._engine.order(partial(self._listen, epoch, keys, admitted))
-
-    def _listen(self, epoch: int, keys: Keys, admitted: Mapping[bytes, Worker]) -> Peer:
-        setup = self._setup
-        channel = Channel(setup.worker, setup.deployment, epoch, setup.address, keys, admitted)
-        self._engine.open(channel)
-        return Peer(setup.worker, setup.name, channel.endpoint, keys.public)
-
-    @ray.method(concurrency_group="orders")
-    @answers(WORKERS)
-    def connect(self, peers: Sequence[Peer]) -> list[Worker]:
-        """Connect to all other members, and return the members whose handshake did not arrive by the direct link."""
-        return self._engine.order(lambda: greet_all(self._channel(), self._setup.worker, peers))
-
-    @ray.method(concurrency_group="orders")
-    @answers(NOTHING)
-    def use_calls(self, members: Mapping[Worker, tuple[Any, bytes]]) -> None:
-        """Send to these members by Ray calls, not directly; each comes with the key that the calls must show."""
-        for member, (handle, key) in members.items():
-            deliver = partial(handle.deliver.remote, self._setup.worker, key)
-            self._engine.order(partial(self._channel().use_calls, member, deliver))
-
-    @ray.method(concurrency_group="orders")
     @answers(NOTHING)
     def begin(self, row: Row) -> None:
         """Start to execute the engine steps of an epoch, with empty KV caches."""
@@ -166,11 +138,6 @@ class ServingMember:
     def halt(self, epoch: int) -> None:
         """Drop the engine steps of earlier epochs, and end waits for them."""
         self._engine.halt(epoch)
-
-    @ray.method(concurrency_group="mail")
-    def deliver(self, source: Worker, key: bytes, envelope: bytes, content: NDArray[np.uint8]) -> None:
-        """Take in a tensor that arrived by a Ray call."""
-        self._channel().deliver(source, key, envelope, content)
 
     @ray.method(concurrency_group="control")
     @answers(SIGN)
@@ -192,7 +159,3 @@ class ServingMember:
     def live(self) -> None:
         """Block until this process ends, so that the caller learns of its end at once."""
         threading.Event().wait()
-
-    def _channel(self) -> Channel:
-        assert self._engine.channel is not None
-        return self._engine.channel

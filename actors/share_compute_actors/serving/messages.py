@@ -40,6 +40,11 @@ class ServingSetup:
     pooling: Pooling | None = None
     """Pooling of token vectors into one vector, if the model is an encoder; otherwise None."""
 
+    @property
+    def scope(self) -> str:
+        """Id that the member's tensors carry."""
+        return self.deployment
+
 
 @dataclass(frozen=True, slots=True)
 class Row:
