@@ -191,11 +191,11 @@ def lead(
     from share_compute_actors.coordinator.changes import Changes
     from share_compute_actors.coordinator.conductor import Conductor, Listener
     from share_compute_actors.coordinator.coordinator import Wishes
-    from share_compute_actors.coordinator.crew import Crew
     from share_compute_actors.coordinator.forming import Former
     from share_compute_actors.coordinator.moving import Mover
     from share_compute_actors.coordinator.record import StepRecord
     from share_compute_actors.coordinator.training import TrainingLoop
+    from share_compute_actors.coordinator.training_group import TrainingGroup
     from share_compute_actors.group.answering import ask_library
     from share_compute_actors.testing.mailbox import Mailbox, forward_mail
     from share_compute_actors.wire import NOTHING
@@ -204,7 +204,7 @@ def lead(
     runs = max(plan.shares, key=len)
     ask_library(NOTHING, library.cut.remote(list(runs)))
     mailbox = cast("Any", Mailbox).remote()
-    crew = (crew_class or Crew)(
+    crew = (crew_class or TrainingGroup)(
         assignment, facts, library, mailbox, wishes.cancelled, runs, profile.tied_name, lambda _note: None
     )
     crew.load(plan)

@@ -33,7 +33,7 @@ from share_compute.planning.planner import Solution, solve
 from share_compute.planning.timings import LayerTiming
 from share_compute.specification import TrainJob
 from share_compute.topology import Contributor, Device, Link, Topology
-from share_compute_actors.coordinator.crew import Crew
+from share_compute_actors.coordinator.training_group import TrainingGroup
 from share_compute_actors.machine.probe_links import measure_link
 from share_compute_actors.messages import StepFigures
 from share_compute_actors.transport.channel import Peer
@@ -74,7 +74,7 @@ def road(source: int, target: int) -> tuple[float, float]:
     return FAR if 2 in (source, target) else NEAR
 
 
-class RelayedCrew(Crew):
+class RelayedCrew(TrainingGroup):
     """Worker group whose members reach each other through relays."""
 
     relays: Relays | None = None

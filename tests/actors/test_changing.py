@@ -26,8 +26,8 @@ from share_compute.protocol.roster import Roster, fresh
 from share_compute.topology import Topology
 from share_compute_actors.coordinator.changes import Changes, Recopying
 from share_compute_actors.coordinator.coordinator import Wishes
-from share_compute_actors.coordinator.crew import Crew
 from share_compute_actors.coordinator.joining import follows
+from share_compute_actors.coordinator.training_group import TrainingGroup
 from share_compute_actors.group.allocator import as_told, is_out_of_memory
 from share_compute_actors.group.backoff import Backoff
 
@@ -179,7 +179,7 @@ class Story:
 
     def __init__(self, folder: Path) -> None:
         assignment = Assignment(job_id="job", attempt=1, spec=job(pools=1), topology=LAN["a"], folder=folder)
-        self.crew = Crew(assignment, NOBODY, NOBODY, NOBODY, threading.Event(), (4,), None, print)
+        self.crew = TrainingGroup(assignment, NOBODY, NOBODY, NOBODY, threading.Event(), (4,), None, print)
         self.crew._actors["a"] = NOBODY
         self.wishes = Wishes()
         self.told: list[AttemptEvent] = []

@@ -34,8 +34,8 @@ SIZES = {
 def test_peak_memory_of_a_member_is_its_shard_and_the_process(
     topology: Topology, tmp_path: Path, shape: str
 ) -> None:
-    from share_compute_actors.coordinator.crew import Crew
     from share_compute_actors.coordinator.library import FACTS, SAVED, STATE_OF_TRAINING, Library
+    from share_compute_actors.coordinator.training_group import TrainingGroup
     from share_compute_actors.group.answering import ask_library
     from share_compute_actors.member.schemas import STATUS
     from share_compute_actors.testing.mailbox import Mailbox
@@ -65,7 +65,9 @@ def test_peak_memory_of_a_member_is_its_shard_and_the_process(
     ask_library(NOTHING, library.cut.remote(list(runs)))
     settled = spec.with_microbatches(solution.plan.microbatches)
     assignment = assignment.model_copy(update={"spec": settled})
-    crew = Crew(assignment, facts, library, mailbox, threading.Event(), runs, profile.tied_name, print)
+    crew = TrainingGroup(
+        assignment, facts, library, mailbox, threading.Event(), runs, profile.tied_name, print
+    )
     try:
         crew.load(solution.plan)
         holders = [pool.members[0].contributor_id for pool in solution.plan.pools]

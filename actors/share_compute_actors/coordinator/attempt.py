@@ -36,7 +36,6 @@ from share_compute_actors.coordinator.balancing import Balancer
 from share_compute_actors.coordinator.changes import Changes
 from share_compute_actors.coordinator.conductor import Conductor, Heard, Listener
 from share_compute_actors.coordinator.coordinator import Wishes
-from share_compute_actors.coordinator.crew import Crew
 from share_compute_actors.coordinator.cuts import LinksCut
 from share_compute_actors.coordinator.forming import Former
 from share_compute_actors.coordinator.keeping import Keeper, suspended
@@ -53,6 +52,7 @@ from share_compute_actors.coordinator.record import CrewFacts, StepRecord
 from share_compute_actors.coordinator.rosters import machines_lost
 from share_compute_actors.coordinator.takeover import Start, find_takeover, solution_of, state_of
 from share_compute_actors.coordinator.training import TrainingLoop
+from share_compute_actors.coordinator.training_group import TrainingGroup
 from share_compute_actors.group.answering import ask_library
 from share_compute_actors.group.exceptions import Cancelled, MembersLost
 from share_compute_actors.messages import StepFigures
@@ -99,7 +99,7 @@ class TrainingAttempt:
                 ray.kill(library)
 
     def _make(self, record: StepRecord, library: Any) -> AttemptEnded:
-        crew: Crew | None = None
+        crew: TrainingGroup | None = None
         is_over = True
         try:
             facts = self._prepare(library)
@@ -109,7 +109,9 @@ class TrainingAttempt:
             assignment = self._assignment.model_copy(update={"spec": spec})
             tied = start.solution.cost.profile.tied_name
             me = ray.get_runtime_context().current_actor
-            crew = Crew(assignment, facts, library, me, self._wishes.cancelled, start.runs, tied, self._note)
+            crew = TrainingGroup(
+                assignment, facts, library, me, self._wishes.cancelled, start.runs, tied, self._note
+            )
             if start.takeover is not None:
                 crew.attach(start.takeover.actors)
             else:
@@ -151,7 +153,7 @@ class TrainingAttempt:
         start: Start,
         facts: LibraryFacts,
         library: Any,
-        crew: Crew,
+        crew: TrainingGroup,
         record: StepRecord,
     ) -> str:
         """Train and save the result; return the reason why training ended."""
@@ -268,7 +270,7 @@ class TrainingAttempt:
         lost: frozenset[Worker],
         seconds: float,
         former: Former,
-        crew: Crew,
+        crew: TrainingGroup,
         changes: Changes,
     ) -> None:
         """Report an epoch that follows another, with the causes."""

@@ -14,10 +14,10 @@ from share_compute.protocol.roster import Roster, Worker
 from share_compute.topology import Contributor, Topology
 from share_compute_actors.coordinator.buddies import buddies_of
 from share_compute_actors.coordinator.coordinator import Wishes
-from share_compute_actors.coordinator.crew import Crew
 from share_compute_actors.coordinator.joining import Joining
 from share_compute_actors.coordinator.protection import ProtectionWatch
 from share_compute_actors.coordinator.rosters import Shares, pools_of, shards_of
+from share_compute_actors.coordinator.training_group import TrainingGroup
 from share_compute_actors.group.backoff import Backoff, next_pause_s
 
 _REST_S = 5.0
@@ -94,7 +94,7 @@ class Changes:
 
     def __init__(
         self,
-        crew: Crew,
+        crew: TrainingGroup,
         wishes: Wishes,
         tell: Callable[[AttemptEvent], None],
         given_up: Callable[[], None] = lambda: None,

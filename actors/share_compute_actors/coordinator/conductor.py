@@ -53,11 +53,11 @@ from share_compute.specification import TrainingSpec
 from share_compute.training.loss_scale import NotFinite, not_finite
 from share_compute_actors.coordinator.changes import Changes
 from share_compute_actors.coordinator.coordinator import Wishes
-from share_compute_actors.coordinator.crew import Crew
 from share_compute_actors.coordinator.cuts import LinksCut, require_links
 from share_compute_actors.coordinator.linking import Links
 from share_compute_actors.coordinator.record import Standing, StepFacts, StepRecord, superseded
 from share_compute_actors.coordinator.rosters import machines_lost
+from share_compute_actors.coordinator.training_group import TrainingGroup
 from share_compute_actors.coordinator.verdict import Verdict, disputed, judge
 from share_compute_actors.group.exceptions import Cancelled, MembersLost
 from share_compute_actors.member.schemas import unpack_said
@@ -117,7 +117,7 @@ class Conductor:
 
     def __init__(
         self,
-        crew: Crew,
+        crew: TrainingGroup,
         record: StepRecord,
         plan: Callable[[Plan], Form],
         listener: Listener,
@@ -241,7 +241,7 @@ class Conductor:
                 self._open(*heard)
             if self._wishes.cancelled.is_set():
                 raise Cancelled
-            self._lose(self._crew.feel_pulse())
+            self._lose(self._crew.check_members())
             for worker, message in self._crew.repeated_messages():
                 self._unpack(worker, message)
             if not self._crew.workers:
@@ -284,7 +284,7 @@ class Conductor:
         try:
             message, figures = unpack_said(data, worker, self._crew.name(worker), self._crew.microbatches)
         except Undeclared as failure:
-            self._crew.pulse.accuse(worker, failure)
+            self._crew.detector.accuse(worker, failure)
         else:
             self._hear(worker, message, figures)
 
@@ -292,7 +292,7 @@ class Conductor:
         self, worker: Worker, message: ToCoordinator | ShareComputeError, figures: StepFigures | None
     ) -> None:
         if isinstance(message, (ContributorLost, StaleEpoch, Broken)):
-            self._crew.pulse.worry()
+            self._crew.detector.shorten_limit()
         if isinstance(message, (ContributorLost, StaleEpoch)):
             return  # the member waited for another one, which the failure detector finds
         if isinstance(message, NoCopy):
@@ -344,7 +344,7 @@ class Conductor:
 
     def _say_lost(self, workers: frozenset[Worker]) -> list[Event]:
         for worker in sorted(workers):
-            fault = self._crew.pulse.take_fault(worker)
+            fault = self._crew.detector.take_fault(worker)
             self._listener.note(f"lost machine {self._crew.name(worker)}" + (f": {fault}" if fault else ""))
             self._figures.pop(worker, None)
             self._lost.add(worker)
@@ -576,7 +576,7 @@ class Conductor:
         self._machine.patience = math.ceil(self._quiet_s / _TICK_S)
         self._committed_s = now
         self._epochs_in_vain = 0
-        self._crew.pulse.calm()
+        self._crew.detector.reset_limit()
 
     def _decide(self, prepared: Mapping[Worker, Prepared]) -> float | None:
         """Return the factor for the gradient of the open step; None if its numbers are not finite."""

@@ -23,9 +23,9 @@ from share_compute.training.loss_scale import SKIPPED, NotFinite, not_finite
 from share_compute.training.optimizers import learning_rates
 from share_compute.training.sampling import continue_greedily
 from share_compute_actors.coordinator.conductor import Conductor
-from share_compute_actors.coordinator.crew import Crew
 from share_compute_actors.coordinator.library import LibraryFacts, TrainingState
 from share_compute_actors.coordinator.record import StepFacts
+from share_compute_actors.coordinator.training_group import TrainingGroup
 from share_compute_actors.coordinator.verdict import Verdict
 from share_compute_actors.group.answering import ask_library
 from share_compute_actors.group.exceptions import MembersLost
@@ -58,7 +58,7 @@ class TrainingLoop:
         self,
         spec: TrainJob,
         facts: LibraryFacts,
-        crew: Crew,
+        crew: TrainingGroup,
         library: Any,
         tell: Callable[[AttemptEvent], None],
         observe: Callable[[int, float, Mapping[Worker, StepFigures]], None],

@@ -13,10 +13,10 @@ from share_compute_actors.group.answering import ask_library
 from share_compute_actors.group.exceptions import Cancelled
 from share_compute_actors.serving.assembly import Assembly
 from share_compute_actors.serving.assignment import ServingAssignment
-from share_compute_actors.serving.crew import ServingCrew
 from share_compute_actors.serving.deployment import Deployment, Heard
 from share_compute_actors.serving.desk import Desk
 from share_compute_actors.serving.planner import Planner
+from share_compute_actors.serving.serving_group import ServingGroup
 from share_compute_actors.serving.standing import Standing
 from share_compute_actors.serving.weights import SERVED, ServedModel, ServedWeights
 
@@ -50,9 +50,9 @@ def begin(
         scheduling_strategy=here, max_restarts=-1, max_task_retries=-1
     ).remote(assignment.folder, assignment.spec.dtype, embeds=embeds)
     model = _prepared(weights, stopped)
-    crew = ServingCrew(assignment, model, weights, me.current_actor, stopped)
+    group = ServingGroup(assignment, model, weights, me.current_actor, stopped)
     planner = Planner(assignment.spec, model.profile, assignment.window_tokens, embeds=embeds)
-    return Deployment(Assembly(planner, crew, desk, standing), desk, standing, inbox, stopped)
+    return Deployment(Assembly(planner, group, desk, standing), desk, standing, inbox, stopped)
 
 
 def _prepared(weights: Any, stopped: threading.Event) -> ServedModel:

@@ -174,7 +174,7 @@ class Deployment:
         if isinstance(failure, OutOfMemory):
             self._assembly.shrink(worker)
         elif isinstance(failure, (StaleEpoch, ContributorLost)):
-            self._assembly.worry()
+            self._assembly.check_soon()
         elif isinstance(failure, WrongTensor):
             self._assembly.expel(failure.worker)
         elif isinstance(failure, UserError) or self._troubles >= _MOST_TROUBLES:

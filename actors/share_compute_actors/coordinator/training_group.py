@@ -23,7 +23,7 @@ from share_compute_actors.coordinator.library import LibraryFacts
 from share_compute_actors.group.answering import answered
 from share_compute_actors.group.exceptions import MembersLost
 from share_compute_actors.group.naming import member_options
-from share_compute_actors.group.worker_group import Party
+from share_compute_actors.group.worker_group import WorkerGroup
 from share_compute_actors.member.member import Member
 from share_compute_actors.member.schemas import STATUS
 from share_compute_actors.messages import MemberSetup, Source, Sources, library_source
@@ -37,7 +37,7 @@ DEADLINE_S = 900.0
 The failure detector notices a dead or unresponsive machine much sooner."""
 
 
-class Crew(Party):
+class TrainingGroup(WorkerGroup):
     """All living members of one job.
 
     Args:
@@ -138,7 +138,7 @@ class Crew(Party):
             MembersLost: all members died meanwhile.
         """
         self._actors.update(actors)
-        self.pulse.is_patient = False
+        self.detector.are_loading = False
         self.gather(
             NOTHING,
             {
@@ -184,7 +184,7 @@ class Crew(Party):
         )
         for worker in sorted(shards.keys() - adopted.keys()):
             self._note(f"lost machine {self.name(worker)} while it loaded")
-        self.pulse.is_patient = False
+        self.detector.are_loading = False
 
     @property
     def failures(self) -> tuple[Failure, ...]:
@@ -222,7 +222,7 @@ class Crew(Party):
         for ref in ray.wait(list(refs), num_returns=len(refs), timeout=0)[0] if refs else ():
             worker = refs[ref]
             actor, _ = self._invited.pop(worker)
-            if self.pulse.gives_sign(worker, ref):
+            if self.detector.accepts_heartbeat(worker, ref):
                 self._actors[worker] = actor
             else:
                 self._refused.add((worker, self.topology[worker].node_id))
@@ -252,7 +252,7 @@ class Crew(Party):
             return answered(FLAG, asked, self.name(worker))
         except (Undeclared, RayError) as failure:
             if isinstance(failure, Undeclared) or is_refusal(failure):
-                self.pulse.accuse(worker, failure)
+                self.detector.accuse(worker, failure)
             return False  # a dead member is noticed by the failure detector
 
     def inventory(self, holders: Sequence[Source]) -> Sources:
@@ -279,8 +279,8 @@ class Crew(Party):
         except (Undeclared, RayError) as failure:
             if holder.worker is None or not (isinstance(failure, Undeclared) or is_refusal(failure)):
                 raise
-            self.pulse.accuse(holder.worker, failure)
-            raise MembersLost(self.feel_pulse()) from failure
+            self.detector.accuse(holder.worker, failure)
+            raise MembersLost(self.check_members()) from failure
 
     def load_shards(
         self, shards: Mapping[Worker, Shard], sources: Callable[[Worker], Sources | None], applied: int
@@ -297,7 +297,7 @@ class Crew(Party):
             MembersLost: members died meanwhile.
             PlanInfeasible: a shard does not fit into its machine's memory, against the plan's estimate.
         """
-        self.pulse.is_patient = True
+        self.detector.are_loading = True
         try:
             self.gather(
                 COUNT,
@@ -307,7 +307,7 @@ class Crew(Party):
                 },
             )
         finally:
-            self.pulse.is_patient = False
+            self.detector.are_loading = False
 
     def adopt(self, workers: Collection[Worker], epoch: int, applied: int) -> None:
         """Have members switch to the shards that they loaded.
@@ -331,7 +331,7 @@ class Crew(Party):
 
     def repeated_messages(self) -> Iterator[tuple[Worker, bytes]]:
         """Yield the messages that members repeat in new heartbeats, because they were not acknowledged in time."""
-        for worker, sign in self.pulse.take_fresh().items():
+        for worker, sign in self.detector.take_new_heartbeats().items():
             for message in sign.unacknowledged:
                 yield worker, message.encode()
 
@@ -349,7 +349,7 @@ class Poll:
         crew: the members.
     """
 
-    def __init__(self, crew: Crew) -> None:
+    def __init__(self, crew: TrainingGroup) -> None:
         self._crew = crew
         self._pending: dict[Any, Worker] = {}
         """Calls without an answer yet, with the member of each."""
@@ -358,7 +358,7 @@ class Poll:
         """Return whether all have answered yes; ask if no question is pending.
 
         Args:
-            ask: starts the calls; see `Crew.ask_following`.
+            ask: starts the calls; see `TrainingGroup.ask_following`.
         """
         if not self._pending:
             self._pending = ask()
