@@ -29,11 +29,11 @@ from share_compute.topology import Topology
 from share_compute_actors.group.backoff import Backoff
 from share_compute_actors.group.channels import open_channels
 from share_compute_actors.group.exceptions import MembersLost
-from share_compute_actors.serving.desk import Desk
 from share_compute_actors.serving.messages import Row
 from share_compute_actors.serving.planner import Planner
+from share_compute_actors.serving.scheduler_service import SchedulerService
 from share_compute_actors.serving.serving_group import ServingGroup
-from share_compute_actors.serving.standing import Standing
+from share_compute_actors.serving.status_recorder import StatusRecorder
 
 _LEFT = 0.8
 """Factor on a machine's KV capacity each time its memory did not suffice."""
@@ -56,16 +56,18 @@ class Assembly:
     Args:
         planner: finds the best placement.
         group: members, and the machines on which they may run.
-        desk: the scheduler service, which gets the limits of each epoch.
-        standing: status of the deployment.
+        service: the scheduler service, which gets the limits of each epoch.
+        status: status of the deployment.
     """
 
-    def __init__(self, planner: Planner, group: ServingGroup, desk: Desk, standing: Standing) -> None:
+    def __init__(
+        self, planner: Planner, group: ServingGroup, service: SchedulerService, status: StatusRecorder
+    ) -> None:
         self._planner = planner
         self._group = group
         self._offered = group.topology
-        self._desk = desk
-        self._standing = standing
+        self._service = service
+        self._status = status
         self.epoch = 0
         self.placement: Placement | None = None
         """The placement that computes now; None if none does."""
@@ -130,14 +132,14 @@ class Assembly:
     @property
     def is_idle(self) -> bool:
         """Whether no member computes, by their last heartbeats."""
-        return not any(sign.is_computing for sign in self._group.detector.heartbeats.values())
+        return not any(heartbeat.is_computing for heartbeat in self._group.detector.heartbeats.values())
 
     def break_up(self, why: str, lost: tuple[str, ...] = ()) -> None:
         """Stop the current stages, whose pending work is lost; ``lost`` has the names of lost machines."""
         if self.placement is not None:
             self.placement, self._tried = None, frozenset()
-            self._standing.lost(why, lost)
-            self._standing.move(DeploymentState.degraded, f"{why}; requests wait until others go on")
+            self._status.lost(why, lost)
+            self._status.set_state(DeploymentState.degraded, f"{why}; requests wait until others go on")
 
     # -- the loop ----------------------------------------------------------------------------------------------------
 
@@ -157,7 +159,7 @@ class Assembly:
             self._form(self._target)
         self._tidy()
         self._bound_wait()
-        self._standing.look(self._group.workers, self._group.expected, self._group.detector.heartbeats)
+        self._status.observe(self._group.workers, self._group.expected, self._group.detector.heartbeats)
 
     def _lose(self, workers: Collection[Worker]) -> None:
         if not workers:
@@ -227,10 +229,10 @@ class Assembly:
         if wanted is not None:
             coming = listed(sorted(map(self.name, self._group.expected)))
             loading = f"{coming} load what they are to hold" if coming else "pools are formed"
-            self._standing.move(DeploymentState.loading, loading)
+            self._status.set_state(DeploymentState.loading, loading)
         else:
             state = DeploymentState.degraded if self._was_ready else DeploymentState.pending
-            self._standing.move(state, f"waiting for machines: {self._lacking}")
+            self._status.set_state(state, f"waiting for machines: {self._lacking}")
 
     def _form(self, placement: Placement) -> None:
         """Form the stages of a placement, and let them compute from now on."""
@@ -266,7 +268,7 @@ class Assembly:
             _log.warning("these pools cannot be formed: %s", failure.message)
             self._give_up(workers, failure)
         else:
-            self._desk.reform(self.epoch, limits)
+            self._service.reform(self.epoch, limits)
             self._formed(placement.at(self.epoch))
 
     def _give_up(self, workers: Collection[Worker], failure: ShareComputeError) -> None:
@@ -286,9 +288,9 @@ class Assembly:
             self._target = None
         self._backoff.joined(placement.workers)
         self._was_ready, self._in_vain, self._waits_since_s = True, 0, None
-        self._desk.open()
-        self._standing.formed(self.epoch, placement)
-        self._standing.move(DeploymentState.ready, placement.sentence)
+        self._service.open()
+        self._status.formed(self.epoch, placement)
+        self._status.set_state(DeploymentState.ready, placement.sentence)
 
     def _tidy(self) -> None:
         """End members that are in neither the current nor the next placement."""
@@ -304,8 +306,8 @@ class Assembly:
             return
         now_s = time.monotonic()
         self._waits_since_s = self._waits_since_s or now_s
-        if now_s - self._waits_since_s > _PATIENCE_S and self._desk.is_open:
-            self._desk.close(
+        if now_s - self._waits_since_s > _PATIENCE_S and self._service.is_open:
+            self._service.close(
                 Unavailable(
                     f"{self._planner.spec.name} lacks machines: {self._lacking}",
                     hint="try again when more machines are there",

@@ -24,16 +24,16 @@ from share_compute_actors.group.fetching import fits
 from share_compute_actors.group.linked_member import LinkedMember
 from share_compute_actors.serving.loading import build_shard, fill_shard
 from share_compute_actors.serving.messages import (
+    HEARTBEAT,
     HELD,
-    SIGN,
+    Heartbeat,
     Held,
     Row,
     ServingSetup,
-    Sign,
     ToServer,
     pack_to_server,
 )
-from share_compute_actors.serving.turns import TurnEngine
+from share_compute_actors.serving.step_engine import StepEngine
 from share_compute_actors.wire import NOTHING
 
 _log = logging.getLogger(__name__)
@@ -52,14 +52,14 @@ class ServingMember(LinkedMember):
     """
 
     _setup: ServingSetup
-    _engine: TurnEngine
+    _engine: StepEngine
 
     def __init__(self, setup: ServingSetup, server: Any, key: bytes) -> None:
         self._setup = setup
         self._server = server
         self._key = key
         self._said: queue.SimpleQueue[ToServer] = queue.SimpleQueue()
-        self._engine = TurnEngine(self._said.put)
+        self._engine = StepEngine(self._said.put)
         threading.Thread(target=self._tell, name="tell", daemon=True).start()
 
     def _tell(self) -> None:
@@ -140,11 +140,11 @@ class ServingMember(LinkedMember):
         self._engine.halt(epoch)
 
     @ray.method(concurrency_group="control")
-    @answers(SIGN)
-    def status(self) -> Sign:
+    @answers(HEARTBEAT)
+    def status(self) -> Heartbeat:
         """Return a heartbeat with this member's activity."""
         stage = self._engine.stage
-        return Sign(
+        return Heartbeat(
             worker=self._setup.worker,
             epoch=self._engine.epoch,
             process_id=os.getpid(),

@@ -67,7 +67,7 @@ class Held:
 
 
 @dataclass(frozen=True, slots=True)
-class Sign:
+class Heartbeat:
     """A heartbeat of a member."""
 
     worker: Worker
@@ -97,7 +97,7 @@ class Trouble:
 ToServer = TurnResult | Trouble
 
 HELD: Schema[Held] = Schema(Held)
-SIGN: Schema[Sign] = Schema(Sign)
+HEARTBEAT: Schema[Heartbeat] = Schema(Heartbeat)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from share_compute_actors.group.answering import answered
 from share_compute_actors.group.worker_group import WorkerGroup
 from share_compute_actors.serving.assignment import ServingAssignment
 from share_compute_actors.serving.member import ServingMember
-from share_compute_actors.serving.messages import HELD, SIGN, Held, Row, ServingSetup
+from share_compute_actors.serving.messages import HEARTBEAT, HELD, Held, Row, ServingSetup
 from share_compute_actors.serving.weights import ServedModel
 from share_compute_actors.wire import NOTHING
 
@@ -57,7 +57,7 @@ class ServingGroup(WorkerGroup):
         server: Any,
         cancelled: threading.Event,
     ) -> None:
-        super().__init__(assignment.topology, cancelled, SIGN, _log.warning)
+        super().__init__(assignment.topology, cancelled, HEARTBEAT, _log.warning)
         self._assignment = assignment
         self._model = model
         self._weights = weights

@@ -34,7 +34,7 @@ _MOST_UNREAD = 64
 Tell = Callable[[ToServer], None]
 
 
-class TurnEngine(ComputeThread):
+class StepEngine(ComputeThread):
     """Executes engine steps.
 
     Args:
