@@ -18,7 +18,7 @@ from share_compute_actors.member.copies.copies import Copies
 from share_compute_actors.member.copies.room import Room
 from share_compute_actors.member.post import Post
 from share_compute_actors.messages import Followed
-from share_compute_actors.testing.message_faults import Mishaps
+from share_compute_actors.testing.message_faults import MessageFaults
 from share_compute_actors.transport.channel import Channel
 from share_compute_actors.transport.envelope import Label
 
@@ -51,7 +51,7 @@ def keep(copies: Copies, trainer: Trainer, committed: int) -> None:
 
 def post(*failures: Failure) -> Post:
     left = list(failures)
-    return Post(Mishaps(), lambda point: [left.pop()] if left and left[0].point is point else [])
+    return Post(MessageFaults(), lambda point: [left.pop()] if left and left[0].point is point else [])
 
 
 def taken(copies: Copies, channel: Channel) -> Label:

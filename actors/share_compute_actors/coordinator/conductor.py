@@ -62,7 +62,7 @@ from share_compute_actors.coordinator.verdict import Verdict, disputed, judge
 from share_compute_actors.group.exceptions import Cancelled, MembersLost
 from share_compute_actors.member.schemas import unpack_said
 from share_compute_actors.messages import StepFigures
-from share_compute_actors.testing.fault_injection import Injector
+from share_compute_actors.testing.fault_injection import FaultInjector
 from share_compute_actors.wire import Undeclared
 
 _GLANCE_S = 0.2
@@ -135,7 +135,7 @@ class Conductor:
         self._wishes = wishes
         self._changes = changes
         self._links = Links(crew, listener.note)
-        self._injector = Injector(crew.failures, None)
+        self._injector = FaultInjector(crew.failures, None)
         standing = record.read()
         self._machine = CoordinatorMachine(
             standing.epoch, standing.committed, self._decide, math.ceil(_QUIET_S / _TICK_S)
@@ -252,7 +252,7 @@ class Conductor:
                 self._handle(Tick())
                 self._look_for_cuts()
                 self._listener.ticked()
-            self._injector.mishaps.flush()
+            self._injector.messages.flush()
 
     def _look_for_cuts(self) -> None:
         """Check whether members reach each other: after 3 s without news, then after twice as long each time.
@@ -397,7 +397,7 @@ class Conductor:
                 return [recorded]
             case Tell(worker=worker, message=message):
                 failures = self._passes(SENDING[type(message)])
-                self._injector.mishaps.send(worker, lambda: self._crew.tell(worker, message), failures)
+                self._injector.messages.send(worker, lambda: self._crew.tell(worker, message), failures)
             case Plan():
                 self._passes(Point.planning)
                 answer = self._form(effect)

@@ -53,7 +53,7 @@ from share_compute_actors.member.runner import Runner
 from share_compute_actors.member.samples import Samples
 from share_compute_actors.member.step_clock import StepClock
 from share_compute_actors.messages import StepFigures
-from share_compute_actors.testing.fault_injection import Injector
+from share_compute_actors.testing.fault_injection import FaultInjector
 from share_compute_actors.testing.message_faults import deviates, is_poisoned
 from share_compute_actors.transport.channel import Channel
 from share_compute_actors.transport.collective.backend import EpochGroup, abort_group, leave_group
@@ -89,7 +89,7 @@ class Engine(ComputeThread):
         machine: MemberMachine,
         tree: SummationTree,
         tell: TellCoordinator,
-        injector: Injector,
+        injector: FaultInjector,
         copies: Copies,
     ) -> None:
         super().__init__()
@@ -97,10 +97,10 @@ class Engine(ComputeThread):
         self._tree = tree
         self._tell = tell
         self._injector = injector
-        self.mishaps = injector.mishaps
+        self.faults = injector.messages
         self.copies = copies
         self.copier = Copier(self.order, lambda: (self.runner, machine.applied))
-        self._post = Post(injector.mishaps, self._passes)
+        self._post = Post(injector.messages, self._passes)
         self.runner: Runner | None = None
         self.group: EpochGroup | None = None
         self.forming: Forming | None = None
@@ -119,7 +119,7 @@ class Engine(ComputeThread):
 
     def hear(self, message: ToMember) -> None:
         """Take in a message of the coordinator; a halt also ends waits of the epoch that is over."""
-        if self.mishaps.is_cut(None):
+        if self.faults.is_cut(None):
             return
         with self._news:
             self._events.append(message)
@@ -149,8 +149,8 @@ class Engine(ComputeThread):
     def open(self, channel: Channel | None) -> None:
         """Use this channel from now on; call it through `order`."""
         if channel is not None:
-            channel.is_cut = self.mishaps.is_cut
-        self.mishaps.forget()
+            channel.is_cut = self.faults.is_cut
+        self.faults.forget()
         super().open(channel)
         # Tensors that are still needed are sent again, except the sum of a parameter that two stages share.
         self._arrived = {key: tensor for key, tensor in self._arrived.items() if key[0] == "tied"}
@@ -198,7 +198,7 @@ class Engine(ComputeThread):
 
     def _turn(self) -> None:
         """Do one thing. Priority: protocol messages, then effects, then calls of other threads, then tensors."""
-        due_s = self.mishaps.flush()
+        due_s = self.faults.flush()
         with self._news:
             is_idle = not self._events and not self._effects and not self._orders
             if is_idle and self.channel is None:
@@ -403,7 +403,7 @@ class Engine(ComputeThread):
         """Send a message to the coordinator; add to `Prepared` the fields that only the runner knows."""
         failures = self._passes(SENDING[type(message)])
         if not isinstance(message, Prepared):
-            self.mishaps.send(None, lambda: self._tell(message, None), failures)
+            self.faults.send(None, lambda: self._tell(message, None), failures)
             return
         runner, roster = self._runner, self._machine.roster
         if roster is None:
@@ -426,7 +426,7 @@ class Engine(ComputeThread):
         )
         if deviates(failures):
             prepared = replace(prepared, digest="another")
-        self.mishaps.send(None, lambda: self._tell(prepared, figures), failures)
+        self.faults.send(None, lambda: self._tell(prepared, figures), failures)
 
 
 def _named(label: Label) -> str:

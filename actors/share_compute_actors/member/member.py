@@ -46,7 +46,7 @@ from share_compute_actors.messages import (
     Sources,
     StepFigures,
 )
-from share_compute_actors.testing.fault_injection import Injector, freeze, kill
+from share_compute_actors.testing.fault_injection import FaultInjector, freeze, kill
 from share_compute_actors.transport.collective.backend import join_group
 from share_compute_actors.transport.pieces import PIECE, Piece, Pieces
 from share_compute_actors.transport.rendezvous import ChannelStore, Rendezvous
@@ -74,7 +74,7 @@ class Member(GivesState, KeepsCopies, LinkedMember):
         self._coordinator = coordinator, key
         self._machine = MemberMachine(setup.worker, setup.applied)
         self._tree = SummationTree(setup.runs)
-        injector = Injector(setup.failures, setup.worker)
+        injector = FaultInjector(setup.failures, setup.worker)
         copies = Copies(
             setup.worker,
             setup.training,
@@ -322,7 +322,7 @@ class Member(GivesState, KeepsCopies, LinkedMember):
         reaches = machine.applied + machine.is_complete
         shard = runner.stage.shard if runner is not None else None
         waiting = self._next
-        self._engine.mishaps.wait_while_cut()
+        self._engine.faults.wait_while_cut()
         resident = psutil.Process().memory_info().rss
         return MemberStatus(
             worker=self._setup.worker,

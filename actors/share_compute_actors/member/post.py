@@ -15,7 +15,7 @@ from share_compute.protocol.roster import Worker
 from share_compute_actors.member.copies.logs import HEAD, letters
 from share_compute_actors.member.runner import Runner
 from share_compute_actors.messages import Followed
-from share_compute_actors.testing.message_faults import Mishaps, wrong_letter, wrong_tensor
+from share_compute_actors.testing.message_faults import MessageFaults, wrong_letter, wrong_tensor
 from share_compute_actors.transport.channel import Channel, Letter
 from share_compute_actors.transport.envelope import Label
 
@@ -32,12 +32,12 @@ class Post:
     """Sends tensors, with injected faults.
 
     Args:
-        mishaps: sends letters with their injected faults.
+        faults: sends letters with their injected faults.
         passes: passes a protocol point, and returns the failures that apply there.
     """
 
-    def __init__(self, mishaps: Mishaps, passes: Callable[[Point], list[Failure]]) -> None:
-        self._mishaps = mishaps
+    def __init__(self, faults: MessageFaults, passes: Callable[[Point], list[Failure]]) -> None:
+        self._faults = faults
         self._passes = passes
         self._greeted_s = self._missed_s = time.monotonic()
         self._given: dict[Worker, tuple[int, int, float]] = {}
@@ -94,7 +94,7 @@ class Post:
         return False
 
     def _post(self, channel: Channel, target: Worker, letter: Letter, failures: list[Failure]) -> None:
-        self._mishaps.send(
+        self._faults.send(
             target,
             lambda: channel.post(target, letter),
             failures,

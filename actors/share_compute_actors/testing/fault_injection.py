@@ -19,7 +19,7 @@ from share_compute.protocol.failures import Failure, FailureKind, FailureScript
 from share_compute.protocol.points import SENDING, Point
 from share_compute.protocol.roster import Worker
 from share_compute_actors.group.naming import members_of
-from share_compute_actors.testing.message_faults import Mishaps
+from share_compute_actors.testing.message_faults import MessageFaults
 
 _WORDS = frozenset(SENDING.values())
 _TENSORS = frozenset({Point.tensor_sending, Point.log_sending})
@@ -62,7 +62,7 @@ def _is_carried_out(failure: Failure) -> bool:  # noqa: PLR0911 - a return for e
             return failure.point in _TENSORS or failure.point in _WORDS
 
 
-class Injector:
+class FaultInjector:
     """Executes one process's part of a failure script.
 
     Args:
@@ -73,7 +73,7 @@ class Injector:
     def __init__(self, failures: Sequence[Failure], worker: Worker | None) -> None:
         self._worker = worker
         self._script = FailureScript(failures)
-        self.mishaps = Mishaps()
+        self.messages = MessageFaults()
         """Sends messages, with the injected faults."""
 
     def passes(self, point: Point, step: int) -> list[Failure]:
@@ -91,7 +91,7 @@ class Injector:
                 case FailureKind.stop:
                     freeze(failure.duration_s)
                 case FailureKind.partition:
-                    self.mishaps.cut(failure)
+                    self.messages.cut(failure)
                 case _:
                     of_message.append(failure)
         return of_message

@@ -20,7 +20,7 @@ _NOT_OVERTAKEN_S = 2.0
 """Longest time for which a message is held back to be overtaken, in seconds; then it is sent anyway."""
 
 
-class Mishaps:
+class MessageFaults:
     """Sends messages; with injected faults, some arrive late, twice, out of order or never.
 
     All methods except `is_cut` and `wait_while_cut` belong to one thread, which must call `flush` regularly.
