@@ -28,7 +28,7 @@ from share_compute_actors.coordinator.changes import Changes, Recopying
 from share_compute_actors.coordinator.coordinator import Wishes
 from share_compute_actors.coordinator.joining import follows
 from share_compute_actors.coordinator.training_group import TrainingGroup
-from share_compute_actors.group.allocator import as_told, is_out_of_memory
+from share_compute_actors.group.allocator import as_reported, is_out_of_memory
 from share_compute_actors.group.backoff import Backoff
 
 
@@ -159,11 +159,11 @@ def test_lack_of_memory_is_told_with_what_there_was() -> None:
     with pytest.raises(RuntimeError) as caught:
         torch.empty(2**58)
     assert is_out_of_memory(caught.value)
-    told = as_told(caught.value)
+    told = as_reported(caught.value)
     assert isinstance(told, OutOfMemory)
     assert told.room_bytes > 10 * 2**20
     assert not is_out_of_memory(RuntimeError("shapes differ"))
-    assert "shapes differ" in as_told(RuntimeError("shapes differ")).message
+    assert "shapes differ" in as_reported(RuntimeError("shapes differ")).message
 
 
 NOBODY: Any = None

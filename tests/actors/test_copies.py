@@ -16,7 +16,7 @@ from share_compute.protocol.points import Point
 from share_compute_actors.member.copies import copies as module
 from share_compute_actors.member.copies.copies import Copies
 from share_compute_actors.member.copies.room import Room
-from share_compute_actors.member.post import Post
+from share_compute_actors.member.outbox import Outbox
 from share_compute_actors.messages import Followed
 from share_compute_actors.testing.message_faults import MessageFaults
 from share_compute_actors.transport.channel import Channel
@@ -49,9 +49,9 @@ def keep(copies: Copies, trainer: Trainer, committed: int) -> None:
     assert copies.of(WHOLE).is_whole  # type: ignore[union-attr]
 
 
-def post(*failures: Failure) -> Post:
+def outbox(*failures: Failure) -> Outbox:
     left = list(failures)
-    return Post(MessageFaults(), lambda point: [left.pop()] if left and left[0].point is point else [])
+    return Outbox(MessageFaults(), lambda point: [left.pop()] if left and left[0].point is point else [])
 
 
 def taken(copies: Copies, channel: Channel) -> Label:
@@ -68,12 +68,12 @@ def test_a_gradient_travels_and_its_owner_hears_of_it(
     pair: Pair, trainer: Trainer, copies: Copies, kind: FailureKind | None
 ) -> None:
     ann, bob = pair()
-    sending = post(*([Failure(kind, Point.log_sending)] if kind else []))
+    sending = outbox(*([Failure(kind, Point.log_sending)] if kind else []))
     trainer.prepare()
     sending.give(ann, Log(1, BOB, 0), 0, trainer.runner)
     sending.give(ann, Log(1, BOB, 0), 0, trainer.runner)
     label = taken(copies, bob)
-    post().thank(bob, Followed(ANN, None, WHOLE), label)
+    outbox().acknowledge(bob, Followed(ANN, None, WHOLE), label)
     ann.receive(Label("train", 1, "logged", 0, 0), "bob", 5.0)
     assert bob.take(0.0) is None, "it was sent twice"
     trainer.runner.apply(1, 0.5)
@@ -86,7 +86,7 @@ def test_a_gradient_travels_and_its_owner_hears_of_it(
 def test_in_another_epoch_it_is_given_again_and_its_owner_hears_again(
     pair: Pair, trainer: Trainer, copies: Copies
 ) -> None:
-    sending = post()
+    sending = outbox()
     trainer.prepare()
     for epoch in (1, 2):
         ann, bob = pair(epoch, epoch)

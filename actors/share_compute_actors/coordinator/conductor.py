@@ -65,7 +65,7 @@ from share_compute_actors.messages import StepFigures
 from share_compute_actors.testing.fault_injection import FaultInjector
 from share_compute_actors.wire import Undeclared
 
-_GLANCE_S = 0.2
+_POLL_S = 0.2
 _TICK_S = 0.5
 """Period of the state machine's ticks, in seconds.
 
@@ -234,7 +234,7 @@ class Conductor:
     def _run(self) -> None:
         while not self._is_paused:
             try:
-                heard = self._inbox.get(timeout=_GLANCE_S)
+                heard = self._inbox.get(timeout=_POLL_S)
             except queue.Empty:
                 pass
             else:

@@ -10,7 +10,7 @@ import ray
 from ray.exceptions import RayActorError, RayTaskError
 
 from share_compute.errors import LibraryLost, ShareComputeError
-from share_compute_actors.group.allocator import as_told
+from share_compute_actors.group.allocator import as_reported
 from share_compute_actors.wire import Packs, answers_by, unpack_answer
 
 Parameters = ParamSpec("Parameters")
@@ -20,10 +20,10 @@ _log = logging.getLogger(__name__)
 
 def answers(schema: Packs[T]) -> Callable[[Callable[Parameters, T]], Callable[Parameters, bytes]]:
     """Return a decorator that makes an actor's method answer in bytes; see `share_compute_actors.wire.answers_by`."""
-    return answers_by(schema, _told)
+    return answers_by(schema, _reported)
 
 
-def _told(failure: Exception) -> ShareComputeError:
+def _reported(failure: Exception) -> ShareComputeError:
     if isinstance(failure, RayActorError):
         # Members call the shard store or another member. The coordinator notices the loss of a member by itself.
         return library_lost()
@@ -31,7 +31,7 @@ def _told(failure: Exception) -> ShareComputeError:
     if isinstance(cause, ShareComputeError):
         return cause
     _log.error("a call failed", exc_info=failure)
-    return as_told(failure)
+    return as_reported(failure)
 
 
 def answered(schema: Packs[T], asked: Any, sender: str) -> T:

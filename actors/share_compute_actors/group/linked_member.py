@@ -14,7 +14,7 @@ from share_compute.protocol.roster import Worker
 from share_compute_actors.group.answering import answers
 from share_compute_actors.group.compute_thread import ComputeThread
 from share_compute_actors.transport.channel import Channel, Keys, Peer
-from share_compute_actors.transport.handshakes import PEER, WORKERS, greet_all
+from share_compute_actors.transport.handshakes import PEER, WORKERS, connect_all
 from share_compute_actors.wire import NOTHING
 
 
@@ -66,7 +66,7 @@ class LinkedMember:
 
     def _connect(self, peers: Sequence[Peer]) -> list[Worker]:
         self._names = {peer.worker: peer.name for peer in peers}
-        return greet_all(self._open_channel(), self._setup.worker, peers)
+        return connect_all(self._open_channel(), self._setup.worker, peers)
 
     @ray.method(concurrency_group="orders")
     @answers(NOTHING)

@@ -25,7 +25,7 @@ from share_compute_actors.machine.reach import Place
 from share_compute_actors.unpickling import is_refusal
 from share_compute_actors.wire import Packs, Undeclared, undeclared
 
-_GLANCE_S = 0.2
+_POLL_S = 0.2
 _KEY_BYTES = 16
 
 Answer = TypeVar("Answer")
@@ -140,7 +140,7 @@ class WorkerGroup(ABC):
         waiting = {ref: worker for worker, ref in calls.items()}
         answers: dict[Worker, Answer] = {}
         while waiting:
-            ready, _ = ray.wait(list(waiting), num_returns=1, timeout=_GLANCE_S)
+            ready, _ = ray.wait(list(waiting), num_returns=1, timeout=_POLL_S)
             lost: set[Worker] = set()
             for ref in ready:
                 worker = waiting.pop(ref)
@@ -165,7 +165,7 @@ class WorkerGroup(ABC):
             Cancelled: the submitter cancelled the job.
             MembersLost: members died or became unresponsive meanwhile.
         """
-        while len(ray.wait(list(refs), num_returns=len(refs), timeout=_GLANCE_S)[0]) < len(refs):
+        while len(ray.wait(list(refs), num_returns=len(refs), timeout=_POLL_S)[0]) < len(refs):
             if self._cancelled.is_set():
                 raise Cancelled
             if lost := self.check_members():

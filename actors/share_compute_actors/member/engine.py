@@ -42,11 +42,11 @@ from share_compute.protocol.points import HEARD, SENDING, Point
 from share_compute.protocol.roster import Roster, Worker
 from share_compute.protocol.tree import SummationTree
 from share_compute.training.schedule import Action
-from share_compute_actors.group.allocator import as_told
+from share_compute_actors.group.allocator import as_reported
 from share_compute_actors.group.compute_thread import ComputeThread, run_order
 from share_compute_actors.member.copies.copies import Copies
 from share_compute_actors.member.copies.copying import Copier, Legacy
-from share_compute_actors.member.post import GLANCE_S, Post
+from share_compute_actors.member.outbox import POLL_S, Outbox
 from share_compute_actors.member.reduction import held_by, reduce
 from share_compute_actors.member.rows import Rows
 from share_compute_actors.member.runner import Runner
@@ -100,7 +100,7 @@ class Engine(ComputeThread):
         self.faults = injector.messages
         self.copies = copies
         self.copier = Copier(self.order, lambda: (self.runner, machine.applied))
-        self._post = Post(injector.messages, self._passes)
+        self._outbox = Outbox(injector.messages, self._passes)
         self.runner: Runner | None = None
         self.group: EpochGroup | None = None
         self.forming: Forming | None = None
@@ -194,7 +194,7 @@ class Engine(ComputeThread):
             try:
                 self._turn()
             except Exception as failure:  # noqa: BLE001 - it is reported to the coordinator, and ends the attempt
-                self._tell(as_told(failure), None)
+                self._tell(as_reported(failure), None)
 
     def _turn(self) -> None:
         """Do one thing. Priority: protocol messages, then effects, then calls of other threads, then tensors."""
@@ -219,12 +219,12 @@ class Engine(ComputeThread):
         elif order is not None:
             run_order(order)
         elif self.channel is not None:
-            self._take(GLANCE_S if due_s is None else min(due_s, GLANCE_S))
+            self._take(POLL_S if due_s is None else min(due_s, POLL_S))
 
     def _take(self, timeout_s: float) -> None:
         assert self.channel is not None
         taken = self.channel.take(timeout_s)
-        if self._post.misses(self.channel):
+        if self._outbox.misses(self.channel):
             self._handle(Missed(self.channel.epoch))
         while self.channel.rejected:
             rejected = self.channel.rejected.popleft()
@@ -282,7 +282,7 @@ class Engine(ComputeThread):
         followed = self.copies.take(label, tensor)
         if followed is not None:
             self._injector.passes(Point.log_heard, label.step)
-            self._post.thank(channel, followed, label)
+            self._outbox.acknowledge(channel, followed, label)
 
     def _handle(self, event: Event) -> None:
         """Pass an event to the protocol machine, and queue its effects, so that a halt is noticed between them."""
@@ -304,7 +304,7 @@ class Engine(ComputeThread):
                 self._passes(Point.reduce_starting)
                 if self.channel is not None and self.group is not None:
                     # A member that lacks a tensor must not wait for it as long as this member waits for others.
-                    self.channel.greet()
+                    self.channel.report_sent()
                 return reduce(effect, self._machine, self._tree, self._runner, self.group, self._reduces)
             case Apply():
                 self._passes(Point.apply_starting)
@@ -373,7 +373,7 @@ class Engine(ComputeThread):
         assert self.channel is not None
         tensor = self._runner.kept(effect.label.cargo, effect.label.microbatch)
         assert tensor is not None, f"{effect.label} is not kept"
-        self._post.send(self.channel, effect, tensor)
+        self._outbox.send(self.channel, effect, tensor)
 
     def _give(self, log: Log) -> None:
         """Send the reduced gradient to a backup member."""
@@ -383,7 +383,7 @@ class Engine(ComputeThread):
         assert self.channel is not None
         self._tie(roster, log.step)
         self.copier.require_still()
-        self._post.give(self.channel, log, roster.pool_of(self._machine.worker), self._runner)
+        self._outbox.give(self.channel, log, roster.pool_of(self._machine.worker), self._runner)
 
     def _apply(self, effect: Apply) -> None:
         self._runner.apply(effect.step, effect.scale)

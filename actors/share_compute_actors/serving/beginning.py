@@ -20,7 +20,7 @@ from share_compute_actors.serving.serving_group import ServingGroup
 from share_compute_actors.serving.status_recorder import StatusRecorder
 from share_compute_actors.serving.weights import SERVED, ServedModel, ServedWeights
 
-_GLANCE_S = 0.2
+_POLL_S = 0.2
 
 
 def begin(
@@ -57,7 +57,7 @@ def begin(
 
 def _prepared(weights: Any, stopped: threading.Event) -> ServedModel:
     asked = weights.prepare.remote()
-    while not ray.wait([asked], timeout=_GLANCE_S)[0]:
+    while not ray.wait([asked], timeout=_POLL_S)[0]:
         if stopped.is_set():
             raise Cancelled
     return ask_library(SERVED, asked)

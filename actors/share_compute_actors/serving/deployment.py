@@ -30,7 +30,7 @@ from share_compute_actors.serving.scheduler_service import SchedulerService
 from share_compute_actors.serving.status_recorder import StatusRecorder
 from share_compute_actors.wire import Undeclared, undeclared
 
-_GLANCE_S = 0.05
+_POLL_S = 0.05
 """Longest wait for a message before the next check of the members, in seconds."""
 _WATCH_S = 0.02
 """Shortest time between two checks of the members while messages arrive, in seconds."""
@@ -120,7 +120,7 @@ class Deployment:
     def _hear(self) -> None:
         """Wait for a message, and take in all that have arrived."""
         try:
-            heard = self._inbox.get(timeout=_GLANCE_S)
+            heard = self._inbox.get(timeout=_POLL_S)
             while True:
                 self._take(heard)
                 heard = self._inbox.get_nowait()

@@ -20,12 +20,12 @@ from share_compute.serving.stage import input_ids
 from share_compute.serving.turn_stage import TurnStage
 from share_compute.serving.turns import Sampled, Turn, TurnResult
 from share_compute.training.numbers import is_finite
-from share_compute_actors.group.allocator import as_told
+from share_compute_actors.group.allocator import as_reported
 from share_compute_actors.group.compute_thread import ComputeThread, run_order
 from share_compute_actors.serving.messages import Row, ToServer, Trouble
 from share_compute_actors.transport.envelope import Label
 
-_GREETING_S = 0.5
+_HANDSHAKE_S = 0.5
 """Time between two handshakes while this member waits, in seconds. A handshake reports the number of tensors sent, so
 that the receiver notices a loss."""
 _MOST_UNREAD = 64
@@ -106,7 +106,7 @@ class StepEngine(ComputeThread):
         with torch.inference_mode():
             while True:
                 with self._news:
-                    self._news.wait_for(lambda: self._orders or self._turns, _GREETING_S)
+                    self._news.wait_for(lambda: self._orders or self._turns, _HANDSHAKE_S)
                     order = self._next_order()
                     turn = self._turns.popleft() if order is None and self._turns else None
                 if order is not None:
@@ -114,7 +114,7 @@ class StepEngine(ComputeThread):
                 elif turn is not None:
                     self._execute(turn)
                 elif self.channel is not None:
-                    self.channel.greet()
+                    self.channel.report_sent()
 
     def _execute(self, turn: Turn) -> None:
         if self._row is None or turn.epoch != self._row.epoch or turn.epoch < self._halted:
@@ -124,7 +124,7 @@ class StepEngine(ComputeThread):
         except Exception as failure:  # noqa: BLE001 - the report goes to the server, which decides
             self.is_computing = False
             self._row = None  # the later engine steps of this epoch depend on this one
-            self._tell(Trouble(turn.epoch, as_told(failure), turn.id))
+            self._tell(Trouble(turn.epoch, as_reported(failure), turn.id))
 
     def _compute(self, turn: Turn) -> None:
         assert self.stage is not None
@@ -232,6 +232,6 @@ class StepEngine(ComputeThread):
         assert self.channel is not None
         while True:
             try:
-                return self.channel.receive(label, source, _GREETING_S)
+                return self.channel.receive(label, source, _HANDSHAKE_S)
             except ContributorLost:
-                self.channel.greet()  # receivers that wait for this member's tensors must notice a loss meanwhile
+                self.channel.report_sent()  # receivers that wait for this member's tensors must notice a loss meanwhile

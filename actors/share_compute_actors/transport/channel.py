@@ -40,9 +40,9 @@ from share_compute_actors.transport.envelope import Envelope, Label, Phase
 
 _log = logging.getLogger(__name__)
 
-_GLANCE_S = 1.0
+_POLL_S = 1.0
 """Longest wait before the next check for lost messages, in seconds."""
-GREETING = Label("train", 0, "hello", -1, 0)
+HANDSHAKE = Label("train", 0, "hello", -1, 0)
 """Label of a handshake that reports the number of tensors sent; no receiver waits for it."""
 
 Deliver = Callable[[bytes, np.ndarray], None]
@@ -235,10 +235,10 @@ class Channel:
         else:
             self._direct[worker].send_multipart([letter.envelope, letter.content.data], copy=False)
 
-    def greet(self) -> None:
+    def report_sent(self) -> None:
         """Report to each receiver how many tensors were sent to it, so that it notices losses."""
         for worker in self._direct.keys() & +self._sent:
-            self.send(worker, GREETING, torch.zeros(1))
+            self.send(worker, HANDSHAKE, torch.zeros(1))
 
     def lacks(self) -> bool:
         """Return whether a tensor that was sent here in this epoch was lost or damaged in transit."""
@@ -320,7 +320,7 @@ class Channel:
                     step=label.step,
                     hint="check that machine and its network, then resume the job",
                 )
-            self._take_in(min(left_s, _GLANCE_S))
+            self._take_in(min(left_s, _POLL_S))
         self.waited_s += time.perf_counter() - start
         self._taken.add(label)
         del self._sources[label]
@@ -374,7 +374,7 @@ class Channel:
         if message.number:
             self._count(message)
         is_known = message.label in self._taken or message.label in self._arrived
-        return None if is_known or message.label == GREETING else message
+        return None if is_known or message.label == HANDSHAKE else message
 
     def _count(self, message: Envelope) -> None:
         came, now_s = self._came[message.source], time.monotonic()

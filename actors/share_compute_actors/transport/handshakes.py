@@ -17,7 +17,7 @@ WORKERS: Schema[list[Worker]] = Schema(list[Worker])
 _TIMEOUT_S = 5.0
 
 
-def greet_all(channel: Channel, worker: Worker, peers: Sequence[Peer]) -> list[Worker]:
+def connect_all(channel: Channel, worker: Worker, peers: Sequence[Peer]) -> list[Worker]:
     """Connect to all other members, and return the members whose handshake did not arrive.
 
     Args:

@@ -19,7 +19,7 @@ from share_compute_actors.testing.message_faults import MessageFaults, wrong_let
 from share_compute_actors.transport.channel import Channel, Letter
 from share_compute_actors.transport.envelope import Label
 
-GLANCE_S = 0.5
+POLL_S = 0.5
 """Longest wait for a tensor before the thread does other work, in seconds; messages and calls of `order` wake it at
 once. A waiting member reports at the same interval how much it sent, and whether a tensor is missing."""
 _AGAIN_S = 30.0
@@ -28,7 +28,7 @@ _SLOWEST_BYTES_PER_S = 1e6
 Members notice a loss sooner, and begin another epoch. A machine that is not in a stage yet cannot do that."""
 
 
-class Post:
+class Outbox:
     """Sends tensors, with injected faults.
 
     Args:
@@ -39,7 +39,7 @@ class Post:
     def __init__(self, faults: MessageFaults, passes: Callable[[Point], list[Failure]]) -> None:
         self._faults = faults
         self._passes = passes
-        self._greeted_s = self._missed_s = time.monotonic()
+        self._reported_s = self._missed_s = time.monotonic()
         self._given: dict[Worker, tuple[int, int, float]] = {}
         """Epoch and step of the last gradient that was sent to each backup member, and the time when it was sent."""
 
@@ -76,7 +76,7 @@ class Post:
             # Only the head is subject to faults: it does not change if the step is applied while the head is delayed.
             self._post(channel, log.keeper, letter, failures if place == HEAD else [])
 
-    def thank(self, channel: Channel, followed: Followed, log: Label) -> None:
+    def acknowledge(self, channel: Channel, followed: Followed, log: Label) -> None:
         """Acknowledge to the primary that a step's gradient arrived here."""
         label = Label("train", log.step, "logged", followed.place, log.pool)
         channel.send(followed.owner, label, torch.zeros(1))
@@ -85,10 +85,10 @@ class Post:
     def misses(self, channel: Channel) -> bool:
         """Report sent counts at intervals, so that others notice losses; return whether to report a loss here."""
         now_s = time.monotonic()
-        if now_s - self._greeted_s > GLANCE_S:
-            self._greeted_s = now_s
-            channel.greet()
-        if now_s - self._missed_s > GLANCE_S and channel.lacks():
+        if now_s - self._reported_s > POLL_S:
+            self._reported_s = now_s
+            channel.report_sent()
+        if now_s - self._missed_s > POLL_S and channel.lacks():
             self._missed_s = now_s
             return True
         return False
