@@ -16,7 +16,7 @@ from share_compute.protocol.points import Point
 from share_compute_actors.member.copies import copies as module
 from share_compute_actors.member.copies.copies import Copies
 from share_compute_actors.member.copies.room import Room
-from share_compute_actors.member.outbox import Outbox
+from share_compute_actors.member.faulty_engine import FaultyOutbox
 from share_compute_actors.messages import Followed
 from share_compute_actors.testing.message_faults import MessageFaults
 from share_compute_actors.transport.channel import Channel
@@ -49,9 +49,11 @@ def keep(copies: Copies, trainer: Trainer, committed: int) -> None:
     assert copies.of(WHOLE).is_whole  # type: ignore[union-attr]
 
 
-def outbox(*failures: Failure) -> Outbox:
+def outbox(*failures: Failure) -> FaultyOutbox:
     left = list(failures)
-    return Outbox(MessageFaults(), lambda point: [left.pop()] if left and left[0].point is point else [])
+    return FaultyOutbox(
+        MessageFaults(), lambda point: [left.pop()] if left and left[0].point is point else []
+    )
 
 
 def taken(copies: Copies, channel: Channel) -> Label:

@@ -12,11 +12,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 from share_compute.errors import ShareComputeError
-from share_compute.protocol.failures import Failure
 from share_compute.protocol.member import MemberMachine
 from share_compute.protocol.member_events import (
     Apply,
@@ -38,7 +36,7 @@ from share_compute.protocol.member_events import (
     Updated,
 )
 from share_compute.protocol.messages import Halt, Prepared, ToCoordinator, ToMember
-from share_compute.protocol.points import HEARD, SENDING, Point
+from share_compute.protocol.points import Point
 from share_compute.protocol.roster import Roster, Worker
 from share_compute.protocol.tree import SummationTree
 from share_compute.training.schedule import Action
@@ -52,9 +50,7 @@ from share_compute_actors.member.rows import Rows
 from share_compute_actors.member.runner import Runner
 from share_compute_actors.member.samples import Samples
 from share_compute_actors.member.step_clock import StepClock
-from share_compute_actors.messages import StepFigures
-from share_compute_actors.testing.fault_injection import FaultInjector
-from share_compute_actors.testing.message_faults import deviates, is_poisoned
+from share_compute_actors.messages import Followed, StepFigures
 from share_compute_actors.transport.channel import Channel
 from share_compute_actors.transport.collective.backend import EpochGroup, abort_group, leave_group
 from share_compute_actors.transport.envelope import Label
@@ -80,7 +76,6 @@ class Engine(ComputeThread):
         machine: the member's protocol machine.
         tree: the order in which gradients are added.
         tell: sends a message to the coordinator; called on the compute thread.
-        injector: injects faults in tests.
         copies: backup copies of other members' shards.
     """
 
@@ -89,18 +84,15 @@ class Engine(ComputeThread):
         machine: MemberMachine,
         tree: SummationTree,
         tell: TellCoordinator,
-        injector: FaultInjector,
         copies: Copies,
     ) -> None:
         super().__init__()
         self._machine = machine
         self._tree = tree
         self._tell = tell
-        self._injector = injector
-        self.faults = injector.messages
         self.copies = copies
         self.copier = Copier(self.order, lambda: (self.runner, machine.applied))
-        self._outbox = Outbox(injector.messages, self._passes)
+        self._outbox = self._make_outbox()
         self.runner: Runner | None = None
         self.group: EpochGroup | None = None
         self.forming: Forming | None = None
@@ -115,12 +107,13 @@ class Engine(ComputeThread):
         self._looked_s = time.monotonic()
         self._start()
 
+    def _make_outbox(self) -> Outbox:
+        return Outbox()
+
     # -- from other threads ------------------------------------------------------------------------------------------
 
     def hear(self, message: ToMember) -> None:
         """Take in a message of the coordinator; a halt also ends waits of the epoch that is over."""
-        if self.faults.is_cut(None):
-            return
         with self._news:
             self._events.append(message)
             self._news.notify()
@@ -139,6 +132,9 @@ class Engine(ComputeThread):
         if channel is not None:
             channel.wake()
 
+    def wait_while_cut(self) -> None:
+        """Wait until the coordinator can be reached; returns at once, unless a cut is injected."""
+
     def use_library(self, library: Any) -> None:
         """Request samples from another shard store from now on; this also ends a wait for the previous one."""
         if self._samples is not None:
@@ -148,9 +144,6 @@ class Engine(ComputeThread):
 
     def open(self, channel: Channel | None) -> None:
         """Use this channel from now on; call it through `order`."""
-        if channel is not None:
-            channel.is_cut = self.faults.is_cut
-        self.faults.forget()
         super().open(channel)
         # Tensors that are still needed are sent again, except the sum of a parameter that two stages share.
         self._arrived = {key: tensor for key, tensor in self._arrived.items() if key[0] == "tied"}
@@ -169,7 +162,6 @@ class Engine(ComputeThread):
         self.runner, self._samples = runner, Samples(runner.stage.shard, inputs, targets)
         self._arrived.clear()
         self.copier.forget()
-        self._passes(Point.weights_loaded)
         self._handle(loaded)
 
     def join(self, group: EpochGroup | None, rank: int, epoch: int) -> None:
@@ -192,13 +184,13 @@ class Engine(ComputeThread):
     def _loop(self) -> None:
         while True:
             try:
-                self._turn()
+                self._work()
             except Exception as failure:  # noqa: BLE001 - it is reported to the coordinator, and ends the attempt
                 self._tell(as_reported(failure), None)
 
-    def _turn(self) -> None:
+    def _work(self) -> None:
         """Do one thing. Priority: protocol messages, then effects, then calls of other threads, then tensors."""
-        due_s = self.faults.flush()
+        due_s = self._due_s()
         with self._news:
             is_idle = not self._events and not self._effects and not self._orders
             if is_idle and self.channel is None:
@@ -207,11 +199,7 @@ class Engine(ComputeThread):
             is_free = event is None and not self._effects
             order = self._next_order() if is_free else None
         if event is not None:
-            if isinstance(event, ToMember):
-                self._passes(HEARD[type(event)])
-            if isinstance(event, Halt):
-                self._clock.stop()
-            self._handle(event)
+            self._take_event(event)
         elif self._effects:
             answer = self._carry_out(self._effects.popleft())
             if answer is not None:
@@ -220,6 +208,15 @@ class Engine(ComputeThread):
             run_order(order)
         elif self.channel is not None:
             self._take(POLL_S if due_s is None else min(due_s, POLL_S))
+
+    def _due_s(self) -> float | None:
+        """Return the longest time in seconds for which the thread may wait; None if nothing is due."""
+        return None
+
+    def _take_event(self, event: Event) -> None:
+        if isinstance(event, Halt):
+            self._clock.stop()
+        self._handle(event)
 
     def _take(self, timeout_s: float) -> None:
         assert self.channel is not None
@@ -243,9 +240,6 @@ class Engine(ComputeThread):
         if label.cargo == "log":
             self._take_log(self.channel, label, tensor)
             return
-        if self._passes(Point.tensor_heard):
-            self._reject(label, source, f"{_named(label)}: it is said to be wrong")
-            return
         place = label.pool if label.cargo == "tied" else label.microbatch
         self._arrived[label.cargo, label.step, place] = tensor
         self._handle(Arrived(self.channel.epoch, label.of_protocol))
@@ -265,10 +259,10 @@ class Engine(ComputeThread):
             return True
         what = expected.misfit(tensor)
         if what is not None:
-            self._reject(label, source, f"{_named(label)}: {what}")
+            self._reject(label, source, f"{described(label)}: {what}")
             return True
         if not expected.has_numbers(tensor):
-            self._reject(label, source, f"{_named(label)}: its numbers are not finite", is_certain=False)
+            self._reject(label, source, f"{described(label)}: its numbers are not finite", is_certain=False)
             return True
         return False
 
@@ -281,8 +275,10 @@ class Engine(ComputeThread):
         """Take in a part of another member's gradient, and acknowledge the gradient once it is complete."""
         followed = self.copies.take(label, tensor)
         if followed is not None:
-            self._injector.passes(Point.log_heard, label.step)
-            self._outbox.acknowledge(channel, followed, label)
+            self._acknowledge(channel, followed, label)
+
+    def _acknowledge(self, channel: Channel, followed: Followed, label: Label) -> None:
+        self._outbox.acknowledge(channel, followed, label)
 
     def _handle(self, event: Event) -> None:
         """Pass an event to the protocol machine, and queue its effects, so that a halt is noticed between them."""
@@ -291,25 +287,17 @@ class Engine(ComputeThread):
     def _carry_out(self, effect: Effect) -> Event | None:
         match effect:
             case Compute():
-                is_spoilt = is_poisoned(self._passes(Point.cell_starting))
-                with self._clock.computing():
-                    self._compute(effect, reduces_inside=not (effect.is_checked or is_spoilt))
-                if is_spoilt:
-                    self._runner.spoil_cell(effect.action.kind, effect.action.microbatch, torch.nan)
-                self._passes(Point.cell_done)
+                self._run_cell(effect, reduces_inside=not effect.is_checked)
                 return Computed(effect.action, not effect.is_checked or self._is_finite(effect.action))
             case Send():
                 self._send(effect)
             case Reduce():
-                self._passes(Point.reduce_starting)
                 if self.channel is not None and self.group is not None:
                     # A member that lacks a tensor must not wait for it as long as this member waits for others.
                     self.channel.report_sent()
                 return reduce(effect, self._machine, self._tree, self._runner, self.group, self._reduces)
             case Apply():
-                self._passes(Point.apply_starting)
                 self._apply(effect)
-                self._passes(Point.apply_done)
                 return Updated(effect.step)
             case Discard():
                 self._runner.discard()
@@ -323,11 +311,7 @@ class Engine(ComputeThread):
         return self._runner.is_cell_finite(action.kind, action.microbatch)
 
     def _reduces(self, point: Point) -> None:
-        if deviates(self._passes(point)):
-            self._runner.deviate()
-
-    def _passes(self, point: Point) -> list[Failure]:
-        return self._injector.passes(point, self._machine.applied + 1)
+        """Pass a point of the reduction; faults are injected there."""
 
     # -- effects -----------------------------------------------------------------------------------------------------
 
@@ -340,6 +324,10 @@ class Engine(ComputeThread):
     def _given(self) -> Samples:
         assert self._samples is not None
         return self._samples
+
+    def _run_cell(self, effect: Compute, *, reduces_inside: bool) -> None:
+        with self._clock.computing():
+            self._compute(effect, reduces_inside=reduces_inside)
 
     def _compute(self, effect: Compute, *, reduces_inside: bool) -> None:
         runner, step, microbatch = self._runner, effect.step, effect.action.microbatch
@@ -401,9 +389,8 @@ class Engine(ComputeThread):
 
     def _report(self, message: ToCoordinator) -> None:
         """Send a message to the coordinator; add to `Prepared` the fields that only the runner knows."""
-        failures = self._passes(SENDING[type(message)])
         if not isinstance(message, Prepared):
-            self.faults.send(None, lambda: self._tell(message, None), failures)
+            self._deliver(message, None)
             return
         runner, roster = self._runner, self._machine.roster
         if roster is None:
@@ -424,12 +411,13 @@ class Engine(ComputeThread):
             losses=runner.losses(),
             digest=runner.gradients.digest() if is_compared else "",
         )
-        if deviates(failures):
-            prepared = replace(prepared, digest="another")
-        self.faults.send(None, lambda: self._tell(prepared, figures), failures)
+        self._deliver(prepared, figures)
+
+    def _deliver(self, message: ToCoordinator, figures: StepFigures | None) -> None:
+        self._tell(message, figures)
 
 
-def _named(label: Label) -> str:
+def described(label: Label) -> str:
     """Return the description of a tensor, for display."""
     if label.cargo == "tied":
         return "the gradient of a shared parameter"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
 
@@ -28,7 +28,8 @@ from share_compute_actors.machine.reach import Place, unanswered
 from share_compute_actors.member.copies.copies import Copies
 from share_compute_actors.member.copies.room import Room
 from share_compute_actors.member.copies.service import KeepsCopies
-from share_compute_actors.member.engine import Engine, Forming
+from share_compute_actors.member.engine import Engine, Forming, TellCoordinator
+from share_compute_actors.member.faulty_engine import FaultyEngine
 from share_compute_actors.member.lifeline import Lifeline
 from share_compute_actors.member.loading import build_runner, fill_runner
 from share_compute_actors.member.passing import Passing
@@ -74,7 +75,6 @@ class Member(GivesState, KeepsCopies, LinkedMember):
         self._coordinator = coordinator, key
         self._machine = MemberMachine(setup.worker, setup.applied)
         self._tree = SummationTree(setup.runs)
-        injector = FaultInjector(setup.failures, setup.worker)
         copies = Copies(
             setup.worker,
             setup.training,
@@ -82,7 +82,10 @@ class Member(GivesState, KeepsCopies, LinkedMember):
             lambda failure: self._tell(failure, None),
             Room(setup.lent_bytes),
         )
-        self._engine = Engine(self._machine, self._tree, self._tell, injector, copies)
+        engine: Callable[[MemberMachine, SummationTree, TellCoordinator, Copies], Engine] = Engine
+        if setup.failures:
+            engine = partial(FaultyEngine, FaultInjector(setup.failures, setup.worker))
+        self._engine = engine(self._machine, self._tree, self._tell, copies)
         self._runner: Runner | None = None
         self._next: Runner | None = None
         self._next_applied = 0
@@ -322,7 +325,7 @@ class Member(GivesState, KeepsCopies, LinkedMember):
         reaches = machine.applied + machine.is_complete
         shard = runner.stage.shard if runner is not None else None
         waiting = self._next
-        self._engine.faults.wait_while_cut()
+        self._engine.wait_while_cut()
         resident = psutil.Process().memory_info().rss
         return MemberStatus(
             worker=self._setup.worker,
