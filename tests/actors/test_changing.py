@@ -41,37 +41,6 @@ class Clock:
         return self.now_s
 
 
-def test_a_machine_whose_members_die_soon_is_left_alone_longer_each_time() -> None:
-    clock = Clock()
-    backoff = Backoff(5.0, 600.0, 30.0, clock)
-    for rest_s in (5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 600.0, 600.0):
-        backoff.joined(["a"])
-        clock.now_s += 1.0
-        assert "a" not in backoff
-        backoff.lost("a")
-        clock.now_s += rest_s - 0.1
-        assert "a" in backoff
-        clock.now_s += 0.2
-        assert "a" not in backoff
-    backoff.joined(["a"])
-    clock.now_s += 3600.0
-    backoff.lost("a")
-    clock.now_s += 5.1
-    assert "a" not in backoff
-    assert "b" not in backoff
-
-
-def test_who_stays_a_member_over_many_epochs_has_been_one_since_the_first() -> None:
-    clock = Clock()
-    backoff = Backoff(5.0, 600.0, 30.0, clock)
-    for _ in range(10):
-        backoff.joined(["a"])
-        clock.now_s += 10.0
-    backoff.lost("a")
-    clock.now_s += 5.1
-    assert "a" not in backoff
-
-
 def test_copies_that_were_lost_are_begun_anew_later_each_time_they_do_not_last() -> None:
     clock = Clock()
     fleet = Topology(tuple(machine(worker, 1e9) for worker in "abc"))
