@@ -140,7 +140,7 @@ class Attempt:
         """End the coordinator and the members that it started; no other coordinator takes them over."""
         import ray
 
-        from share_compute_actors.member.naming import end_members
+        from share_compute_actors.group.naming import end_members
 
         ray.kill(self._actor)
         end_members(self._job_id)

@@ -122,7 +122,7 @@ class Ours:
     def __init__(self, spec: TrainJob, folder: Path, node_ids: list[str], speeds: list[float]) -> None:
 
         from share_compute_actors.coordinator.shard_store import FACTS, ShardStore
-        from share_compute_actors.member.rows import ask_shard_store
+        from share_compute_actors.group.answering import ask_shard_store
 
         topology = Topology(
             tuple(
@@ -189,22 +189,22 @@ def lead(
     from share_compute_actors.coordinator.changes import Changes
     from share_compute_actors.coordinator.conductor import Conductor
     from share_compute_actors.coordinator.control_requests import ControlRequests
-    from share_compute_actors.coordinator.crew import Crew
     from share_compute_actors.coordinator.membership_planner import MembershipPlanner
     from share_compute_actors.coordinator.performance_monitor import PerformanceMonitor
     from share_compute_actors.coordinator.progress import Listener, Progress
     from share_compute_actors.coordinator.resharder import Resharder
     from share_compute_actors.coordinator.step_log import StepLog
     from share_compute_actors.coordinator.takeover import Start
-    from share_compute_actors.member.rows import ask_shard_store
-    from share_compute_actors.testing import Mailbox, forward_mail
+    from share_compute_actors.coordinator.training_group import TrainingGroup
+    from share_compute_actors.group.answering import ask_shard_store
+    from share_compute_actors.testing.mailbox import Mailbox, forward_mail
     from share_compute_actors.wire import NOTHING
 
     plan, profile, requests = solution.plan, solution.cost.profile, ControlRequests()
     runs = max(plan.shares, key=len)
     ask_shard_store(NOTHING, shard_store.cut.remote(list(runs)))
     mailbox = cast("Any", Mailbox).remote()
-    crew = (crew_class or Crew)(
+    crew = (crew_class or TrainingGroup)(
         assignment,
         facts,
         shard_store,

@@ -21,8 +21,8 @@ import torch
 from _harness import print_figure, start_cluster
 
 from share_compute.protocol.tree import Node, SummationTree
-from share_compute_actors.collective.backend import EpochGroup, join_group
-from share_compute_actors.messages import Rendezvous
+from share_compute_actors.transport.collective.backend import EpochGroup, join_group
+from share_compute_actors.transport.rendezvous import Rendezvous
 
 MIB = 2**20
 SIZES_MIB = (1, 16, 64)

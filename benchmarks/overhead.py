@@ -27,7 +27,7 @@ from share_compute.protocol.cells import delivery, holders, needed, remaining
 from share_compute.protocol.roster import Roster
 from share_compute.protocol.tree import SummationTree
 from share_compute_actors.member.rows import Rows
-from share_compute_actors.messages import Label
+from share_compute_actors.transport.envelope import Label
 
 GOAL = 0.03
 """Maximum overhead of the protocol, as a fraction of the step time."""

@@ -33,9 +33,10 @@ from share_compute.planning.planner import Solution, solve
 from share_compute.planning.timings import LayerTiming
 from share_compute.specification import TrainJob
 from share_compute.topology import Contributor, Device, Link, Topology
-from share_compute_actors.coordinator.crew import Crew
+from share_compute_actors.coordinator.training_group import TrainingGroup
 from share_compute_actors.machine.probe_links import measure_link
-from share_compute_actors.messages import Peer, StepFigures
+from share_compute_actors.messages import StepFigures
+from share_compute_actors.transport.channel import Peer
 from share_compute_actors.wire import TEXT, unpack_answer
 
 CORES = (0.6, 0.45, 0.3)
@@ -73,7 +74,7 @@ def road(source: int, target: int) -> tuple[float, float]:
     return FAR if 2 in (source, target) else NEAR
 
 
-class RelayedCrew(Crew):
+class RelayedCrew(TrainingGroup):
     """Worker group whose members reach each other through relays."""
 
     relays: Relays | None = None
@@ -189,7 +190,7 @@ class Bench:
     def __init__(self, spec: TrainJob, topology: Topology, folder: Path) -> None:
 
         from share_compute_actors.coordinator.shard_store import FACTS, ShardStore
-        from share_compute_actors.member.rows import ask_shard_store
+        from share_compute_actors.group.answering import ask_shard_store
 
         self.spec, self.topology = spec, topology
         self._assignment = Assignment(

@@ -2,138 +2,21 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
-import xxhash
-from pydantic import Field
-
-from share_compute.errors import VerificationFailed
 from share_compute.models.blueprint import Blueprint
 from share_compute.planning.timings import LayerTiming
 from share_compute.protocol.failures import Failure
-from share_compute.protocol.messages import Label as ProtocolLabel
 from share_compute.protocol.roster import Worker
 from share_compute.specification import TrainingSpec
 from share_compute.topology import DeviceKind
 from share_compute_actors.wire import Natural, Schema, Seconds, StepNumber
 
-WIRE_VERSION = 2
-_SEAL = struct.Struct(">BQ")
-"""Start of an envelope: wire version (1 byte), then the checksum of all that follows (8 bytes)."""
-
-Phase = Literal["form", "train", "validation", "test", "sample", "serve"]
-
-
 FolderKind = Literal["checkpoint", "artifact"]
 """A checkpoint has everything that training needs to continue. An artifact has the trained weights, for use
 elsewhere."""
-
-
-Content = bytes | memoryview
-"""The bytes of a tensor."""
-
-
-class Label(NamedTuple):
-    """Identifies one tensor in transit: a receiver that waits for a label gets exactly this tensor."""
-
-    phase: Phase
-    step: StepNumber
-    """Training step; in serving, the id of the engine step."""
-    cargo: Literal["hello", "key", "activation", "gradient", "tied", "log", "logged", "token"]
-    microbatch: Annotated[int, Field(ge=-1, lt=2**53)]
-    """Microbatch id; -1 if the tensor belongs to no microbatch."""
-    stage: Natural
-    """Index of the stage that sent the tensor."""
-
-    @property
-    def is_of_protocol(self) -> bool:
-        """Whether the step protocol has a label for this tensor."""
-        return self.cargo in ("activation", "gradient", "tied", "log")
-
-    @property
-    def of_protocol(self) -> ProtocolLabel:
-        """The step protocol's label for this tensor."""
-        assert self.cargo != "hello"
-        assert self.cargo != "key"
-        assert self.cargo != "logged"
-        assert self.cargo != "token"
-        return ProtocolLabel(self.step, self.cargo, self.microbatch, self.stage)
-
-    @property
-    def is_of_step(self) -> bool:
-        """Whether the step protocol waits for this tensor; false for handshakes and evaluations."""
-        return self.phase == "train" and self.cargo != "hello"
-
-
-@dataclass(frozen=True, slots=True)
-class Envelope:
-    """The header that precedes every tensor on the wire."""
-
-    job: str
-    epoch: int
-    label: Label
-    dtype: str
-    shape: tuple[int, ...]
-    source: Worker = ""
-    """The member that sent the tensor."""
-    number: int = 0
-    """Number of tensors that the sender has sent on this link in this epoch. A tensor counts itself; a handshake does
-    not. 0 if the link counts nothing."""
-
-    def pack(self, content: Content) -> bytes:
-        """Return the JSON envelope, sealed together with the content: changing a bit of either breaks the seal."""
-        written = _FIELDS.pack(
-            (self.job, self.epoch, self.label, self.dtype, self.shape, self.source, self.number)
-        )
-        return _SEAL.pack(WIRE_VERSION, _checksum(written, content)) + written
-
-    @classmethod
-    def unpack(cls, data: bytes, content: Content) -> Envelope:
-        """Return the envelope that `pack` wrote.
-
-        Raises:
-            ValueError: the data is not an envelope of this version.
-            VerificationFailed: the envelope or its content differs from the one that was sent.
-            Undeclared: the fields are not those of an envelope.
-        """
-        if not data or data[0] != WIRE_VERSION:
-            raise ValueError(f"envelope of version {data[0] if data else None}")
-        _, checksum = _SEAL.unpack_from(data)
-        written = data[_SEAL.size :]
-        if checksum != _checksum(written, content):
-            raise VerificationFailed(
-                f"a tensor of {len(content)} bytes was damaged on its way",
-                hint="check memory and network of the machines that it came from and to",
-            )
-        return cls(*_FIELDS.unpack(written, "a member"))
-
-
-_MOST_DIMENSIONS = 16
-_Name = Annotated[str, Field(max_length=200)]
-_Size = Annotated[int, Field(gt=-(2**53), lt=2**53)]
-_FIELDS: Schema[tuple[Any, ...]] = Schema(
-    tuple[
-        _Name,
-        Natural,
-        Label,
-        _Name,
-        Annotated[tuple[_Size, ...], Field(max_length=_MOST_DIMENSIONS)],
-        _Name,
-        Natural,
-    ],
-    most_bytes=2**14,
-)
-"""Schema of the fields of an `Envelope`. A receiver names the sender of a wrong tensor in messages to the coordinator.
-Everything that it repeats there must pass their schemas. Otherwise the receiver itself would count as the sender of an
-undeclared message."""
-
-
-def _checksum(written: bytes, content: Content) -> int:
-    """Return the XXH3-64 of a content, seeded with that of its envelope; it binds the two to each other."""
-    return xxhash.xxh3_64_intdigest(content, seed=xxhash.xxh3_64_intdigest(written))
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +48,11 @@ class MemberSetup:
     """Memory of the machine itself, not of a GPU, that its owner lends, in bytes; 0 if unknown."""
     failures: tuple[Failure, ...] = ()
     """Faults to inject, in tests."""
+
+    @property
+    def scope(self) -> str:
+        """Id that the member's tensors carry."""
+        return self.job
 
 
 class Source(NamedTuple):
@@ -243,30 +131,6 @@ class Followed(NamedTuple):
     """Layers [start, stop)."""
     place: int = 0
     """Index of the backup member among all that keep a copy for this primary."""
-
-
-@dataclass(frozen=True, slots=True)
-class Peer:
-    """The endpoint of a member and its public key."""
-
-    worker: Worker
-    name: str
-    endpoint: str
-    public_key: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Rendezvous:
-    """The data that the members of one stage need to form their process group."""
-
-    group: str
-    """Name of the group, unique for each job, epoch and stage."""
-    members: tuple[Worker, ...]
-    timeout_s: float
-    address: str = ""
-    """This member's own address."""
-    algorithm: Literal["auto", "ring", "tree", "sharded"] = "auto"
-    """All-reduce algorithm: chosen by tensor size ("auto"), or always this one. On GPUs NCCL chooses."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,7 +42,7 @@ _ACTORS: Mapping[str, frozenset[str]] = {
     "share_compute_actors.serving.member": frozenset({"ServingMember"}),
     "share_compute_actors.serving.server": frozenset({"DeploymentServer"}),
     "share_compute_actors.serving.weights": frozenset({"ServedWeights"}),
-    "share_compute_actors.testing": frozenset({"Mailbox"}),
+    "share_compute_actors.testing.mailbox": frozenset({"Mailbox"}),
 }
 """Permitted actor classes, by module. A received handle of any other actor class is refused."""
 

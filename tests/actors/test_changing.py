@@ -24,11 +24,12 @@ from share_compute.jobs.events import (
 from share_compute.planning.planner import Solution, solve
 from share_compute.protocol.roster import Roster, fresh
 from share_compute.topology import Topology
-from share_compute_actors.coordinator.changes import Changes, Recopying, Rests
+from share_compute_actors.coordinator.changes import Changes, Recopying
 from share_compute_actors.coordinator.control_requests import ControlRequests
-from share_compute_actors.coordinator.crew import Crew
 from share_compute_actors.coordinator.joining import replicas_of
-from share_compute_actors.member.allocator import as_told, is_out_of_memory
+from share_compute_actors.coordinator.training_group import TrainingGroup
+from share_compute_actors.group.allocator import as_reported, is_out_of_memory
+from share_compute_actors.group.backoff import Backoff
 
 
 class Clock:
@@ -38,37 +39,6 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now_s
-
-
-def test_a_machine_whose_members_die_soon_is_left_alone_longer_each_time() -> None:
-    clock = Clock()
-    rests = Rests(clock)
-    for rest_s in (5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 600.0, 600.0):
-        rests.joined(["a"])
-        clock.now_s += 1.0
-        assert "a" not in rests
-        rests.lost("a")
-        clock.now_s += rest_s - 0.1
-        assert "a" in rests
-        clock.now_s += 0.2
-        assert "a" not in rests
-    rests.joined(["a"])
-    clock.now_s += 3600.0
-    rests.lost("a")
-    clock.now_s += 5.1
-    assert "a" not in rests
-    assert "b" not in rests
-
-
-def test_who_stays_a_member_over_many_epochs_has_been_one_since_the_first() -> None:
-    clock = Clock()
-    rests = Rests(clock)
-    for _ in range(10):
-        rests.joined(["a"])
-        clock.now_s += 10.0
-    rests.lost("a")
-    clock.now_s += 5.1
-    assert "a" not in rests
 
 
 def test_copies_that_were_lost_are_begun_anew_later_each_time_they_do_not_last() -> None:
@@ -160,11 +130,11 @@ def test_lack_of_memory_is_told_with_what_there_was() -> None:
     with pytest.raises(RuntimeError) as caught:
         torch.empty(2**58)
     assert is_out_of_memory(caught.value)
-    told = as_told(caught.value)
+    told = as_reported(caught.value)
     assert isinstance(told, OutOfMemory)
     assert told.room_bytes > 10 * 2**20
     assert not is_out_of_memory(RuntimeError("shapes differ"))
-    assert "shapes differ" in as_told(RuntimeError("shapes differ")).message
+    assert "shapes differ" in as_reported(RuntimeError("shapes differ")).message
 
 
 NOBODY: Any = None
@@ -180,7 +150,7 @@ class Story:
 
     def __init__(self, folder: Path) -> None:
         assignment = Assignment(job_id="job", attempt=1, spec=job(stages=1), topology=LAN["a"], folder=folder)
-        self.crew = Crew(assignment, NOBODY, NOBODY, NOBODY, threading.Event(), (4,), None, print)
+        self.crew = TrainingGroup(assignment, NOBODY, NOBODY, NOBODY, threading.Event(), (4,), None, print)
         self.crew._actors["a"] = NOBODY
         self.requests = ControlRequests()
         self.told: list[AttemptEvent] = []
@@ -257,7 +227,7 @@ def test_a_plan_whose_machine_is_lost_is_given_up_even_if_that_is_soon_back(stor
     assert story.changes.under_way() is not None
     story.changes.lost("b")
     assert story.changes.under_way() is None
-    story.changes.rests = Rests()
+    story.changes.backoff = Backoff(5.0, 600.0, 30.0)
     assert not story.are_due()
     assert story.told[-1] == ReplanAbandoned(reason="b was lost")
 

@@ -15,9 +15,9 @@ import xxhash
 import zmq
 
 from share_compute.errors import ContributorLost, StaleEpoch, VerificationFailed, WrongTensor
-from share_compute_actors.member.arrivals import Arrivals
-from share_compute_actors.member.channel import Channel, Keys, Letter
-from share_compute_actors.messages import WIRE_VERSION, Envelope, Label, Peer
+from share_compute_actors.transport.arrivals import Arrivals
+from share_compute_actors.transport.channel import Channel, Keys, Letter, Peer
+from share_compute_actors.transport.envelope import WIRE_VERSION, Envelope, Label
 
 ANN, BOB, CARL = "c-ann", "c-bob", "c-carl"
 Pair = Callable[..., tuple[Channel, Channel]]
@@ -194,7 +194,7 @@ def test_a_damaged_tensor_is_dropped_and_missed_at_once(pair: Pair) -> None:
 def test_who_lacks_something_finds_out(pair: Pair) -> None:
     ann, bob = pair()
     ann.write(BOB, label(), torch.ones(1))  # and nobody sends it
-    ann.greet()
+    ann.report_sent()
     with pytest.raises(StaleEpoch, match="c-bob was lost on its way"):
         bob.receive(label(), "ann", 60.0)
 
@@ -202,11 +202,11 @@ def test_who_lacks_something_finds_out(pair: Pair) -> None:
 def test_greetings_alone_let_nobody_miss_anything(pair: Pair) -> None:
     ann, bob = pair()
     ann.send(BOB, label()._replace(cargo="hello"), torch.zeros(1))
-    ann.greet()
+    ann.report_sent()
     for microbatch in range(3):
         ann.send(BOB, label(microbatch=microbatch), torch.ones(1))
-    ann.greet()
-    ann.greet()
+    ann.report_sent()
+    ann.report_sent()
     for microbatch in reversed(range(3)):
         assert bob.receive(label(microbatch=microbatch), "ann", 5.0).item() == 1.0
     with pytest.raises(ContributorLost):

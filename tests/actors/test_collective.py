@@ -19,10 +19,10 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from share_compute.errors import ContributorLost, StaleEpoch
 from share_compute.protocol.tree import Node, SummationTree
-from share_compute_actors.collective.algorithms import packed
-from share_compute_actors.collective.expression import expression
-from share_compute_actors.member.channel import Keys
-from share_compute_actors.messages import Peer, Rendezvous
+from share_compute_actors.transport.channel import Keys, Peer
+from share_compute_actors.transport.collective.algorithms import packed
+from share_compute_actors.transport.collective.expression import expression
+from share_compute_actors.transport.rendezvous import Rendezvous
 
 HANGS_S = 25.0
 """Less than the deadline of a group: a wait that ends within it was ended. Benchmarks tell how fast that is."""
@@ -71,7 +71,7 @@ class Worker:
 
     def until_joining(self, group: str) -> None:
         """Return when this member waits for the others of a group."""
-        from share_compute_actors.collective import backend
+        from share_compute_actors.transport.collective import backend
 
         deadline = time.monotonic() + 30.0
         while group not in backend._endings:
@@ -83,7 +83,7 @@ class Worker:
 
     def listen(self, name: str, epoch: int, keys: Keys, admitted: Mapping[bytes, str]) -> Peer:
         """Open this member's end of an epoch's channel."""
-        from share_compute_actors.member.channel import Channel
+        from share_compute_actors.transport.channel import Channel
 
         if self.channel is not None:
             self.channel.close()
@@ -91,8 +91,8 @@ class Worker:
         return Peer(name, name, self.channel.endpoint, keys.public)
 
     def join(self, meeting: Rendezvous, peers: Sequence[Peer]) -> float:
-        from share_compute_actors.collective.backend import join_group
-        from share_compute_actors.member.rendezvous import ChannelStore
+        from share_compute_actors.transport.collective.backend import join_group
+        from share_compute_actors.transport.rendezvous import ChannelStore
 
         start = time.perf_counter()
         for peer in peers:
@@ -196,7 +196,7 @@ class Worker:
             self.count()
 
     def abort(self, name: str) -> bool:
-        from share_compute_actors.collective.backend import abort_group
+        from share_compute_actors.transport.collective.backend import abort_group
 
         self.since = time.perf_counter()
         self.channel.interrupt()

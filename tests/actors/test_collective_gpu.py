@@ -6,9 +6,8 @@ import torch
 from ray.cluster_utils import Cluster
 
 from share_compute.protocol.tree import Node, SummationTree
-from share_compute_actors.member.channel import Channel, Keys
-from share_compute_actors.member.rendezvous import ChannelStore
-from share_compute_actors.messages import Rendezvous
+from share_compute_actors.transport.channel import Channel, Keys
+from share_compute_actors.transport.rendezvous import ChannelStore, Rendezvous
 
 pytestmark = [
     pytest.mark.gpu,
@@ -19,7 +18,7 @@ pytestmark = [
 @ray.remote(num_cpus=0)
 class Member:
     def add(self) -> tuple[list[float], list[float]]:
-        from share_compute_actors.collective.backend import abort_group, join_group
+        from share_compute_actors.transport.collective.backend import abort_group, join_group
 
         meeting, keys = Rendezvous("gpu", ("ann",), 30.0, address="127.0.0.1"), Keys.issue()
         channel = Channel("ann", "job", 1, "127.0.0.1", keys, {keys.public: "ann"})

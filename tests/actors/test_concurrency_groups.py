@@ -10,8 +10,8 @@ import ray
 
 from share_compute_actors.coordinator.coordinator import Coordinator
 from share_compute_actors.coordinator.shard_store import ShardStore
+from share_compute_actors.group.answering import answered, answers
 from share_compute_actors.machine.contributor import Contributor
-from share_compute_actors.member.answering import answered, answers
 from share_compute_actors.member.member import Member
 from share_compute_actors.serving.member import ServingMember
 from share_compute_actors.serving.server import DeploymentServer

@@ -14,12 +14,13 @@ from share_compute.errors import ShareComputeError
 from share_compute.protocol.failures import Failure, FailureKind
 from share_compute.protocol.member_events import Log
 from share_compute.protocol.points import Point
-from share_compute_actors.member.channel import Channel
 from share_compute_actors.member.copies.copies import Copies
 from share_compute_actors.member.copies.room import Room
-from share_compute_actors.member.mishaps import Mishaps
-from share_compute_actors.member.post import Post
-from share_compute_actors.messages import Followed, Label
+from share_compute_actors.member.faulty_engine import FaultyOutbox
+from share_compute_actors.messages import Followed
+from share_compute_actors.testing.message_faults import MessageFaults
+from share_compute_actors.transport.channel import Channel
+from share_compute_actors.transport.envelope import Label
 
 __all__ = ["pair"]
 
@@ -50,9 +51,11 @@ def keep(copies: Copies, trainer: Trainer, committed: int) -> None:
     wait_for(lambda: copies.of(WHOLE).is_whole, "the whole copy")  # type: ignore[union-attr]
 
 
-def post(*failures: Failure) -> Post:
+def outbox(*failures: Failure) -> FaultyOutbox:
     left = list(failures)
-    return Post(Mishaps(), lambda point: [left.pop()] if left and left[0].point is point else [])
+    return FaultyOutbox(
+        MessageFaults(), lambda point: [left.pop()] if left and left[0].point is point else []
+    )
 
 
 def taken(copies: Copies, channel: Channel) -> Label:
@@ -69,12 +72,12 @@ def test_a_gradient_travels_and_its_owner_hears_of_it(
     pair: Pair, trainer: Trainer, copies: Copies, kind: FailureKind | None
 ) -> None:
     ann, bob = pair()
-    sending = post(*([Failure(kind, Point.log_sending)] if kind else []))
+    sending = outbox(*([Failure(kind, Point.log_sending)] if kind else []))
     trainer.prepare()
     sending.give(ann, Log(1, BOB, 0), 0, trainer.runner)
     sending.give(ann, Log(1, BOB, 0), 0, trainer.runner)
     label = taken(copies, bob)
-    post().thank(bob, Followed(ANN, None, WHOLE), label)
+    outbox().acknowledge(bob, Followed(ANN, None, WHOLE), label)
     ann.receive(Label("train", 1, "logged", 0, 0), "bob", 5.0)
     assert bob.take(0.0) is None, "it was sent twice"
     trainer.runner.apply(1, 0.5)
@@ -87,7 +90,7 @@ def test_a_gradient_travels_and_its_owner_hears_of_it(
 def test_in_another_epoch_it_is_given_again_and_its_owner_hears_again(
     pair: Pair, trainer: Trainer, copies: Copies
 ) -> None:
-    sending = post()
+    sending = outbox()
     trainer.prepare()
     for epoch in (1, 2):
         ann, bob = pair(epoch, epoch)

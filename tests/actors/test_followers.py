@@ -25,8 +25,8 @@ from share_compute_actors.member.copies.copying import Copied, Copier, Outline, 
 from share_compute_actors.member.copies.followers import Follower
 from share_compute_actors.member.copies.logs import letters
 from share_compute_actors.member.copies.room import Room
-from share_compute_actors.member.pieces import Piece
 from share_compute_actors.member.runner import Runner
+from share_compute_actors.transport.pieces import Piece
 
 CPU = torch.device("cpu")
 WHOLE = 0, 4

@@ -12,9 +12,10 @@ from ray.exceptions import ObjectLostError
 
 from share_compute.errors import ContributorLost, StaleEpoch, WrongTensor
 from share_compute.models.weights import rows_of
+from share_compute_actors.group import fetching
 from share_compute_actors.member import loading
-from share_compute_actors.member.pieces import Piece
 from share_compute_actors.messages import Extent, Source, Sources, read_extents, server_source
+from share_compute_actors.transport.pieces import Piece
 
 HELD = {"large": torch.rand(5, 3), "small": torch.rand(7), "scalar": torch.tensor(2.5)}
 
@@ -22,7 +23,7 @@ HELD = {"large": torch.rand(5, 3), "small": torch.rand(7), "scalar": torch.tenso
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is asked is answered at once, and not by another process."""
-    monkeypatch.setattr(loading.ray, "get", lambda answer: answer)
+    monkeypatch.setattr(fetching.ray, "get", lambda answer: answer)
 
 
 def giver(spoil: Callable[[int, Piece], Piece]) -> Any:
@@ -46,7 +47,7 @@ def damaged(piece: Piece) -> Piece:
 
 def loaded(source: Source) -> dict[str, torch.Tensor]:
     tensors = {name: torch.zeros_like(tensor) for name, tensor in HELD.items()}
-    loading.fill(tensors, loading.Givers(Sources((source,))), "weights")
+    fetching.fill(tensors, fetching.Givers(Sources((source,))), "weights")
     return tensors
 
 
@@ -61,7 +62,7 @@ def test_an_answer_that_died_with_its_machine_begins_another_epoch(monkeypatch: 
     def lose(_: Any) -> Any:
         raise ObjectLostError("00", None, "")
 
-    monkeypatch.setattr(loading.ray, "get", lose)
+    monkeypatch.setattr(fetching.ray, "get", lose)
     with pytest.raises(StaleEpoch):
         loaded(Source(giver(lambda _, piece: piece), "ada", "ada"))
 
@@ -80,8 +81,8 @@ def test_a_member_that_loads_from_its_own_copy_makes_no_call() -> None:
     copied = giver(lambda call, piece: damaged(piece) if call == 1 else piece)
     own: Any = SimpleNamespace(weights=lambda extents, _shard: copied.weights.remote(extents))
     tensors = {name: torch.zeros_like(tensor) for name, tensor in HELD.items()}
-    givers = loading.Givers(Sources((Source(None, "ada", "ada", (0, 4)),)), "ada", own)
-    loading.fill(tensors, givers, "weights")
+    givers = fetching.Givers(Sources((Source(None, "ada", "ada", (0, 4)),)), "ada", own)
+    fetching.fill(tensors, givers, "weights")
     assert all(torch.equal(tensors[name], tensor) for name, tensor in HELD.items())
     assert len(copied.calls) == 1 + len(HELD)
 
@@ -93,7 +94,7 @@ def test_a_member_that_gives_no_names_is_blamed_by_the_one_that_loads(answer: An
     stage: Any = SimpleNamespace(
         persistent=lambda: dict(HELD), added=frozenset({"small"}), initialize_added=lambda _seed: None
     )
-    givers = loading.Givers(Sources((Source(actor, "ada", "c-ada"),)))
+    givers = fetching.Givers(Sources((Source(actor, "ada", "c-ada"),)))
     with pytest.raises(WrongTensor, match="ada sent what is no declared message") as found:
         loading._stored(stage, givers, 0)
     assert found.value.worker == "c-ada"

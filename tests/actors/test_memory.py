@@ -34,11 +34,11 @@ SIZES = {
 def test_peak_memory_of_a_member_is_its_shard_and_the_process(
     topology: Topology, tmp_path: Path, shape: str
 ) -> None:
-    from share_compute_actors.coordinator.crew import Crew
     from share_compute_actors.coordinator.shard_store import FACTS, SAVED, STATE_OF_TRAINING, ShardStore
-    from share_compute_actors.member.rows import ask_shard_store
+    from share_compute_actors.coordinator.training_group import TrainingGroup
+    from share_compute_actors.group.answering import ask_shard_store
     from share_compute_actors.member.schemas import STATUS
-    from share_compute_actors.testing import Mailbox
+    from share_compute_actors.testing.mailbox import Mailbox
     from share_compute_actors.wire import FLAG, NOTHING
 
     config = AutoConfig.for_model("llama", **SIZES[shape], num_attention_heads=16)
@@ -65,7 +65,9 @@ def test_peak_memory_of_a_member_is_its_shard_and_the_process(
     ask_shard_store(NOTHING, shard_store.cut.remote(list(runs)))
     settled = spec.with_microbatches(solution.plan.microbatches)
     assignment = assignment.model_copy(update={"spec": settled})
-    crew = Crew(assignment, facts, shard_store, mailbox, threading.Event(), runs, profile.tied_name, print)
+    crew = TrainingGroup(
+        assignment, facts, shard_store, mailbox, threading.Event(), runs, profile.tied_name, print
+    )
     try:
         crew.load(solution.plan)
         holders = [stage.members[0].contributor_id for stage in solution.plan.stages]

@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import load
 
 from share_compute.errors import ContributorLost
-from share_compute_actors.member.pieces import Piece, Pieces, take_all
 from share_compute_actors.member.saving import copied
+from share_compute_actors.transport.pieces import Piece, Pieces, take_all
 
 PARTS = {
     "model": {"a": torch.rand(700, 1000), "b": torch.rand(3)},

@@ -11,14 +11,15 @@ from tests.actors.test_copies import directly
 from tests.actors.test_followers import CPU, WHOLE, Trainer, same
 
 from share_compute.errors import NoCopy, ShareComputeError, Unavailable
+from share_compute_actors.group.allocator import peak_resident_bytes
 from share_compute_actors.machine.temporary import is_memory, temporary_folder
-from share_compute_actors.member.allocator import peak_resident_bytes
 from share_compute_actors.member.copies.copies import Copies
 from share_compute_actors.member.copies.followers import Follower
 from share_compute_actors.member.copies.logs import letters
 from share_compute_actors.member.copies.room import Room, reserve_bytes
 from share_compute_actors.member.copies.tensor_file import TensorFile
-from share_compute_actors.messages import Followed, Label
+from share_compute_actors.messages import Followed
+from share_compute_actors.transport.envelope import Label
 
 SHARED = Path("/dev/shm")
 in_memory = pytest.mark.skipif(

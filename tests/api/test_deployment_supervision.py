@@ -29,7 +29,7 @@ from share_compute.specification import ServeJob
 from share_compute.store import ContributorRecord, DeploymentRecord, Store
 from share_compute.topology import Topology
 from share_compute_actors.serving.assignment import ServingAssignment
-from share_compute_actors.serving.desk import Desk
+from share_compute_actors.serving.scheduler_service import Desk
 from share_compute_api.bell import Bell
 from share_compute_api.metrics import Metrics
 from share_compute_api.serving.engine import Engines, Stream

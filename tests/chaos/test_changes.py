@@ -17,7 +17,7 @@ from share_compute.jobs.events import AttemptEvent, Offer, Planned, Reformed
 from share_compute.protocol.failures import Failure, FailureKind
 from share_compute.protocol.points import Point
 from share_compute.topology import Contributor, Topology
-from share_compute_actors.member.naming import machines_with_members
+from share_compute_actors.group.naming import machines_with_members
 
 pytestmark = [pytest.mark.slow, pytest.mark.chaos]
 

@@ -11,7 +11,7 @@ from tests.ray_nodes import Attempt
 from share_compute.errors import UserError
 from share_compute.protocol.failures import Failure, FailureKind
 from share_compute.protocol.points import Point
-from share_compute_actors.testing import require_carried_out
+from share_compute_actors.testing.fault_injection import require_carried_out
 
 pytestmark = [pytest.mark.slow, pytest.mark.chaos]
 __all__ = ["calm"]

@@ -20,8 +20,8 @@ from share_compute.jobs.events import AttemptEvent
 from share_compute.protocol.failures import Failure, FailureKind
 from share_compute.protocol.points import Point
 from share_compute.topology import Topology
-from share_compute_actors.member.answering import answered
-from share_compute_actors.member.naming import (
+from share_compute_actors.group.answering import answered
+from share_compute_actors.group.naming import (
     end_members,
     jobs_with_members,
     machines_with_members,

@@ -32,9 +32,9 @@ from share_compute.serving.turns import Sampled, Turn, TurnResult
 from share_compute.specification import ModelSpec
 from share_compute.topology import Topology
 from share_compute_actors.serving.assignment import ServingAssignment
-from share_compute_actors.serving.desk import Desk
 from share_compute_actors.serving.messages import Sign
-from share_compute_actors.serving.standing import Standing
+from share_compute_actors.serving.scheduler_service import Desk
+from share_compute_actors.serving.status_recorder import Standing
 from share_compute_api.supervision.deployments import DeploymentSupervisor
 
 LAYERS = 4

@@ -25,7 +25,7 @@ from share_compute.serving.status import ServingStatus
 from share_compute.specification import ServeJob, parse_job
 from share_compute.topology import Topology
 from share_compute_actors.coordinator.shard_store import FACTS, PROGRESS, ShardStore
-from share_compute_actors.member.rows import ask_shard_store
+from share_compute_actors.group.answering import ask_shard_store
 from share_compute_actors.messages import Extent
 from share_compute_actors.serving.assignment import ServingAssignment
 from share_compute_actors.serving.server import DeploymentServer, generations_adapter

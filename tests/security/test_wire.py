@@ -20,10 +20,12 @@ from share_compute.errors import ContributorLost, NoCopy, OutOfMemory, ShareComp
 from share_compute.planning.timings import LayerTiming
 from share_compute.protocol.messages import Applied, Broken, Formed, Label, Prepared, Rejected, Report
 from share_compute.serving.turns import Pooled, Sampled, TurnResult
-from share_compute_actors.member.pieces import PIECE, Piece, take_all
-from share_compute_actors.member.schemas import LOGITS, PEER, STATUS, pack_said, unpack_said
-from share_compute_actors.messages import MemberStatus, Peer, StepFigures
+from share_compute_actors.member.schemas import LOGITS, STATUS, pack_said, unpack_said
+from share_compute_actors.messages import MemberStatus, StepFigures
 from share_compute_actors.serving.messages import Trouble, pack_to_server, unpack_to_server
+from share_compute_actors.transport.channel import Peer
+from share_compute_actors.transport.handshakes import PEER
+from share_compute_actors.transport.pieces import PIECE, Piece, take_all
 from share_compute_actors.wire import (
     COUNT,
     NOTHING,

@@ -22,14 +22,15 @@ from share_compute.specification import TrainJob
 from share_compute.topology import Topology
 from share_compute_actors.coordinator.checkpoint_manager import suspended
 from share_compute_actors.coordinator.conductor import Heard
-from share_compute_actors.coordinator.control_requests import Cancelled, ControlRequests
-from share_compute_actors.coordinator.crew import Crew, MembersLost
+from share_compute_actors.coordinator.control_requests import ControlRequests
 from share_compute_actors.coordinator.rosters import machines_lost
 from share_compute_actors.coordinator.shard_store import FACTS, PROGRESS, ShardStore, ShardStoreFacts
 from share_compute_actors.coordinator.step_log import StepLog, superseded
 from share_compute_actors.coordinator.takeover import Start, find_takeover, solution_of, state_of
+from share_compute_actors.coordinator.training_group import TrainingGroup
 from share_compute_actors.coordinator.training_run import TrainingRun
-from share_compute_actors.member.rows import ask_shard_store
+from share_compute_actors.group.answering import ask_shard_store
+from share_compute_actors.group.exceptions import Cancelled, MembersLost
 from share_compute_actors.wire import NOTHING
 
 
@@ -73,7 +74,7 @@ class TrainingAttempt:
                 ray.kill(shard_store)
 
     def _make(self, step_log: StepLog, shard_store: Any) -> AttemptEnded:
-        crew: Crew | None = None
+        crew: TrainingGroup | None = None
         is_over = True
         try:
             facts = self._prepare(shard_store)
@@ -83,7 +84,7 @@ class TrainingAttempt:
             assignment = self._assignment.model_copy(update={"spec": spec})
             tied = start.solution.cost.profile.tied_name
             me = ray.get_runtime_context().current_actor
-            crew = Crew(
+            crew = TrainingGroup(
                 assignment, facts, shard_store, me, self._requests.cancelled, start.runs, tied, self._note
             )
             if start.takeover is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
 from share_compute.jobs.events import AttemptEvent, Reformed, ReplanAbandoned, ReplanProposed
@@ -14,10 +14,11 @@ from share_compute.protocol.roster import Roster, Worker
 from share_compute.topology import Contributor, Topology
 from share_compute_actors.coordinator.backups import backups_of
 from share_compute_actors.coordinator.control_requests import ControlRequests
-from share_compute_actors.coordinator.crew import Crew
 from share_compute_actors.coordinator.joining import Joining
 from share_compute_actors.coordinator.protection import ProtectionWatch
 from share_compute_actors.coordinator.rosters import Shares, shards_of, stages_of
+from share_compute_actors.coordinator.training_group import TrainingGroup
+from share_compute_actors.group.backoff import Backoff, next_pause_s
 
 _REST_S = 5.0
 """First backoff of a machine after its member was lost, in seconds."""
@@ -26,44 +27,6 @@ _SOON_S = 30.0
 _LONGEST_REST_S = 600.0
 _LASTING = 4
 """Backoffs after which a copy counts as lasting, so that its loss starts again with the shortest backoff."""
-
-
-def _next_rest_s(last_s: float, *, has_lasted: bool) -> float:
-    """Return the next backoff in seconds: the shortest after lasting success, else twice the last one up to a limit."""
-    return _REST_S if has_lasted else min(2 * last_s, _LONGEST_REST_S)
-
-
-class Rests:
-    """Backoff of machines: no member is started on a machine for some time after its member was lost.
-
-    Args:
-        clock: returns the time in seconds.
-    """
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._since: dict[Worker, float] = {}
-        """Time when each member joined, by member."""
-        self._rests: dict[Worker, tuple[float, float]] = {}
-        """Duration of each machine's last backoff in seconds, and the time when it ends."""
-
-    def joined(self, workers: Iterable[Worker]) -> None:
-        """Record the present members, to know how long each lasts."""
-        now = self._clock()
-        for worker in workers:
-            self._since.setdefault(worker, now)
-
-    def lost(self, worker: Worker) -> None:
-        """Begin a machine's backoff; it doubles up to ten minutes while its members are lost soon after they join."""
-        now = self._clock()
-        is_soon = now - self._since.pop(worker, now) < _SOON_S
-        last, _ = self._rests.get(worker, (_REST_S / 2, 0.0))
-        rest = _next_rest_s(last, has_lasted=not is_soon)
-        self._rests[worker] = rest, now + rest
-
-    def __contains__(self, worker: Worker) -> bool:
-        """Whether a machine is in its backoff now."""
-        return worker in self._rests and self._clock() < self._rests[worker][1]
 
 
 class Recopying:
@@ -94,7 +57,7 @@ class Recopying:
             return
         now = self._clock()
         has_lasted = now - self._begun_s >= _LASTING * self._rest_s
-        self._rest_s = _next_rest_s(self._rest_s, has_lasted=has_lasted)
+        self._rest_s = next_pause_s(self._rest_s, _REST_S, _LONGEST_REST_S, has_lasted=has_lasted)
         self._due_s = now + self._rest_s
 
     @property
@@ -130,7 +93,7 @@ class Changes:
 
     def __init__(
         self,
-        crew: Crew,
+        crew: TrainingGroup,
         requests: ControlRequests,
         tell: Callable[[AttemptEvent], None],
         *,
@@ -153,7 +116,7 @@ class Changes:
         self._quarantined: set[Worker] = set(quarantined)
         self._suspected: set[Worker] = set()
         """Members that are in no stage, because it is not decided yet whether their numbers are wrong."""
-        self.rests = Rests()
+        self.backoff = Backoff(_REST_S, _LONGEST_REST_S, _SOON_S)
         self._room: dict[Worker, int] = {}
         """Usable memory in bytes of machines that had less than they lend, by machine."""
         self.recopying = Recopying()
@@ -191,7 +154,7 @@ class Changes:
 
     def lost(self, worker: Worker) -> None:
         """Begin the backoff of a lost member's machine, and give up a pending plan that needs the machine."""
-        self.rests.lost(worker)
+        self.backoff.lost(worker)
         joining = self._live_joining
         if joining is not None and worker in joining.machines:
             self._drop(joining, f"{joining.names([worker])} was lost")
@@ -226,12 +189,12 @@ class Changes:
         return Topology(tuple(machines), offered.links)
 
     def _may_come(self, machine: Contributor) -> bool:
-        is_welcome = machine.id not in self._quarantined and machine.id not in self.rests
+        is_welcome = machine.id not in self._quarantined and machine.id not in self.backoff
         return is_welcome and not self._crew.has_refused(machine)
 
     def suspect(self, worker: Worker) -> None:
         """Begin a suspected machine's backoff. Its member is kept until it is blamed, since others may read from it."""
-        self.rests.lost(worker)
+        self.backoff.lost(worker)
         self._suspected.add(worker)
 
     def blame(self, worker: Worker) -> None:
@@ -382,7 +345,7 @@ class Changes:
 
     def replicas(self, roster: Roster) -> dict[Worker, tuple[Worker, ...]]:
         """Return the catch-up replicas of each member's layers, in an epoch that is being formed."""
-        self.rests.joined(roster.workers)
+        self.backoff.joined(roster.workers)
         joining = self._live_joining
         replicas = {} if joining is None else joining.replicas(roster)
         if self._given_up and not self.why:

@@ -22,9 +22,10 @@ from share_compute.protocol.roster import Worker
 from share_compute.training.checkpoint_pace import CheckpointPace
 from share_compute_actors.coordinator.conductor import Conductor
 from share_compute_actors.coordinator.control_requests import ControlRequests
-from share_compute_actors.coordinator.crew import Crew, MembersLost
 from share_compute_actors.coordinator.shard_store import SAVED, STATE_OF_TRAINING, TrainingState
-from share_compute_actors.member.rows import ask_shard_store
+from share_compute_actors.coordinator.training_group import TrainingGroup
+from share_compute_actors.group.answering import ask_shard_store
+from share_compute_actors.group.exceptions import MembersLost
 from share_compute_actors.messages import FolderKind
 from share_compute_actors.wire import FLAG
 
@@ -60,7 +61,7 @@ class CheckpointManager:
     def __init__(
         self,
         shard_store: Any,
-        crew: Crew,
+        crew: TrainingGroup,
         conductor: Conductor,
         assignment: Assignment,
         tell: Callable[[AttemptEvent], None],
@@ -213,7 +214,7 @@ class CheckpointManager:
             self._pace = self._pace.written(time.monotonic())
         saved = ask_shard_store(SAVED, saving.answer)
         if saved.culprit is not None and saving.holders[saved.culprit] in self._crew.workers:
-            self._crew.pulse.accuse(saving.holders[saved.culprit], VerificationFailed(saved.fault))
+            self._crew.detector.accuse(saving.holders[saved.culprit], VerificationFailed(saved.fault))
         size_bytes = saved.size_bytes
         if size_bytes is None:
             self._tell(

@@ -52,18 +52,18 @@ from share_compute.protocol.roster import Roster, Worker
 from share_compute.specification import TrainingSpec
 from share_compute.training.loss_scale import NotFinite, not_finite
 from share_compute_actors.coordinator.changes import Changes
-from share_compute_actors.coordinator.control_requests import Cancelled
-from share_compute_actors.coordinator.crew import Crew, MembersLost
 from share_compute_actors.coordinator.cuts import LinksCut, require_links
 from share_compute_actors.coordinator.linking import Links
 from share_compute_actors.coordinator.membership_planner import MembershipPlanner
 from share_compute_actors.coordinator.progress import Listener
 from share_compute_actors.coordinator.rosters import machines_lost
 from share_compute_actors.coordinator.step_log import Standing, StepFacts, StepLog, superseded
+from share_compute_actors.coordinator.training_group import TrainingGroup
 from share_compute_actors.coordinator.verdict import Verdict, disputed, judge
+from share_compute_actors.group.exceptions import Cancelled, MembersLost
 from share_compute_actors.member.schemas import unpack_said
 from share_compute_actors.messages import StepFigures
-from share_compute_actors.testing import Injector
+from share_compute_actors.testing.fault_injection import FaultInjector
 from share_compute_actors.wire import Undeclared
 
 _POLL_S = 0.2
@@ -100,7 +100,7 @@ class Conductor:
 
     def __init__(
         self,
-        crew: Crew,
+        crew: TrainingGroup,
         step_log: StepLog,
         planner: MembershipPlanner,
         listener: Listener,
@@ -118,7 +118,7 @@ class Conductor:
         self._changes = changes
         self._tell = tell
         self._links = Links(crew, self._note)
-        self._injector = Injector(crew.failures, None)
+        self._injector = FaultInjector(crew.failures, None)
         standing = step_log.read()
         self._machine = CoordinatorMachine(
             standing.epoch, standing.committed, self._decide, math.ceil(_QUIET_S / _TICK_S)
@@ -224,7 +224,7 @@ class Conductor:
                 self._open(*heard)
             if self._changes.requests.cancelled.is_set():
                 raise Cancelled
-            self._lose(self._crew.feel_pulse())
+            self._lose(self._crew.check_members())
             for worker, message in self._crew.repeated_messages():
                 self._unpack(worker, message)
             if not self._crew.workers:
@@ -235,7 +235,7 @@ class Conductor:
                 self._handle(Tick())
                 self._look_for_cuts()
                 self._listener.ticked()
-            self._injector.mishaps.flush()
+            self._injector.messages.flush()
 
     def _look_for_cuts(self) -> None:
         """Check whether members reach each other: after 3 s without news, then after twice as long each time.
@@ -267,7 +267,7 @@ class Conductor:
         try:
             message, figures = unpack_said(data, worker, self._crew.name(worker), self._crew.microbatches)
         except Undeclared as failure:
-            self._crew.pulse.accuse(worker, failure)
+            self._crew.detector.accuse(worker, failure)
         else:
             self._hear(worker, message, figures)
 
@@ -275,7 +275,7 @@ class Conductor:
         self, worker: Worker, message: ToCoordinator | ShareComputeError, figures: StepFigures | None
     ) -> None:
         if isinstance(message, (ContributorLost, StaleEpoch, Broken)):
-            self._crew.pulse.worry()
+            self._crew.detector.shorten_limit()
         if isinstance(message, (ContributorLost, StaleEpoch)):
             return  # the member waited for another one, which the failure detector finds
         if isinstance(message, NoCopy):
@@ -301,9 +301,7 @@ class Conductor:
     def _take(self, worker: Worker, message: ToCoordinator, figures: StepFigures | None) -> None:
         if figures is not None:
             known = self._figures.setdefault(worker, figures)
-            if (
-                figures.targets > known.targets
-            ):  # a member that reports again may have come into the last stage in between
+            if figures.targets > known.targets:  # it reports again, and came into the last stage in between
                 self._figures[worker] = replace(known, targets=figures.targets)
         self._passes(HEARD[type(message)])
         if isinstance(message, Broken) and message.epoch == self._machine.epoch:
@@ -329,7 +327,7 @@ class Conductor:
 
     def _say_lost(self, workers: frozenset[Worker]) -> list[Event]:
         for worker in sorted(workers):
-            fault = self._crew.pulse.take_fault(worker)
+            fault = self._crew.detector.take_fault(worker)
             self._note(f"lost machine {self._crew.name(worker)}" + (f": {fault}" if fault else ""))
             self._figures.pop(worker, None)
             self._lost.add(worker)
@@ -382,7 +380,7 @@ class Conductor:
                 return [recorded]
             case Tell(worker=worker, message=message):
                 failures = self._passes(SENDING[type(message)])
-                self._injector.mishaps.send(worker, lambda: self._crew.tell(worker, message), failures)
+                self._injector.messages.send(worker, lambda: self._crew.tell(worker, message), failures)
             case Plan():
                 self._passes(Point.planning)
                 answer = self._form(effect)
@@ -564,7 +562,7 @@ class Conductor:
         self._machine.patience = math.ceil(self._quiet_s / _TICK_S)
         self._committed_s = now
         self._epochs_in_vain = 0
-        self._crew.pulse.calm()
+        self._crew.detector.reset_limit()
 
     def _decide(self, prepared: Mapping[Worker, Prepared]) -> float | None:
         """Return the factor for the gradient of the open step; None if its numbers are not finite."""

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import logging
 import queue
-import threading
 from typing import Any
 
 import ray
 
 from share_compute.errors import ShareComputeError
 from share_compute.jobs.events import Assignment, AttemptEnded, AttemptEvent, Offer, attempt_events
-from share_compute_actors.coordinator.control_requests import Cancelled, ControlRequests
+from share_compute_actors.coordinator.control_requests import ControlRequests
+from share_compute_actors.group.event_feed import EventFeed
+from share_compute_actors.group.exceptions import Cancelled
 from share_compute_actors.machine.stalled import close_stalled_connections
 from share_compute_actors.unpickling import refuse_pickles
 
@@ -33,9 +34,7 @@ class Coordinator:
         refuse_pickles()
         close_stalled_connections()
         self._assignment = Assignment.model_validate_json(assignment)
-        self._events: list[AttemptEvent] = []
-        self._received = 0
-        self._news = threading.Condition()
+        self._feed: EventFeed[AttemptEvent] = EventFeed()
         self._requests = ControlRequests()
         self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
@@ -68,12 +67,7 @@ class Coordinator:
             after: number of events that the only caller has received. It never decreases.
             timeout_s: longest wait for an event, in seconds.
         """
-        with self._news:
-            self._news.wait_for(lambda: self._received + len(self._events) > after, timeout_s)
-            # Received events are dropped, because a long job reports millions of them.
-            del self._events[: after - self._received]
-            self._received = after
-            return attempt_events.dump_json(self._events).decode()
+        return attempt_events.dump_json(self._feed.pull(after, timeout_s)).decode()
 
     @ray.method(concurrency_group="mail")
     def hear(self, worker: str, key: bytes, message: bytes) -> None:
@@ -105,6 +99,4 @@ class Coordinator:
         self._requests.leave(contributor_id)
 
     def _tell(self, event: AttemptEvent) -> None:
-        with self._news:
-            self._events.append(event)
-            self._news.notify_all()
+        self._feed.put([event])

@@ -9,7 +9,7 @@ from itertools import combinations, pairwise, product
 from share_compute.errors import ContributorLost
 from share_compute.planning.words import listed
 from share_compute.protocol.roster import Roster, Worker
-from share_compute_actors.coordinator.crew import Crew
+from share_compute_actors.coordinator.training_group import TrainingGroup
 from share_compute_actors.machine.reach import Place
 from share_compute_actors.wire import NAMES
 
@@ -42,7 +42,7 @@ def needed(roster: Roster) -> frozenset[Pair]:
     return frozenset((min(pair), max(pair)) for pair in pairs if pair[0] != pair[1])
 
 
-def require_links(crew: Crew, roster: Roster) -> None:
+def require_links(crew: TrainingGroup, roster: Roster) -> None:
     """Check that each member can connect to the hosts of the members that it must communicate with.
 
     Args:

@@ -18,9 +18,10 @@ from share_compute.training.finiteness import first_of
 from share_compute.training.loss_scale import NotFinite, not_finite
 from share_compute.training.sampling import continue_greedily
 from share_compute_actors.coordinator.conductor import Conductor
-from share_compute_actors.coordinator.crew import Crew, MembersLost
 from share_compute_actors.coordinator.shard_store import ShardStoreFacts
-from share_compute_actors.member.rows import ask_shard_store
+from share_compute_actors.coordinator.training_group import TrainingGroup
+from share_compute_actors.group.answering import ask_shard_store
+from share_compute_actors.group.exceptions import MembersLost
 from share_compute_actors.member.schemas import EVALUATION, FINDING, LOGITS
 from share_compute_actors.messages import EvaluationResult
 from share_compute_actors.wire import TEXT
@@ -46,7 +47,7 @@ class Evaluation:
         spec: TrainJob,
         facts: ShardStoreFacts,
         shard_store: Any,
-        crew: Crew,
+        crew: TrainingGroup,
         conductor: Conductor,
         tell: Callable[[AttemptEvent], None],
     ) -> None:

@@ -21,8 +21,8 @@ from share_compute.planning.planner import Solution
 from share_compute.planning.words import listed
 from share_compute.protocol.roster import Roster, Worker
 from share_compute.topology import Topology
-from share_compute_actors.coordinator.crew import Crew, Poll
 from share_compute_actors.coordinator.rosters import shards_of, stages_of
+from share_compute_actors.coordinator.training_group import Poll, TrainingGroup
 
 Heirs = Mapping[Worker, Sequence[tuple[int, int]]]
 """Shards of which each member will keep a backup copy, by member."""
@@ -41,7 +41,7 @@ class Joining:
 
     def __init__(
         self,
-        crew: Crew,
+        crew: TrainingGroup,
         solution: Solution,
         proposed: ReplanProposed,
         heirs: Callable[[Solution, Roster], Heirs] = lambda _solution, _roster: {},

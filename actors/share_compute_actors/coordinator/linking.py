@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from share_compute.protocol.roster import Roster, Worker
-from share_compute_actors.coordinator.channels import open_channels
-from share_compute_actors.coordinator.crew import DEADLINE_S, Crew, MembersLost
 from share_compute_actors.coordinator.cuts import require_links
-from share_compute_actors.messages import Followed, Rendezvous
+from share_compute_actors.coordinator.training_group import DEADLINE_S, TrainingGroup
+from share_compute_actors.group.channels import open_channels
+from share_compute_actors.group.exceptions import MembersLost
+from share_compute_actors.messages import Followed
+from share_compute_actors.transport.rendezvous import Rendezvous
 from share_compute_actors.wire import NOTHING
 
 
@@ -20,7 +22,7 @@ class Links:
         note: receives lines for the job's log.
     """
 
-    def __init__(self, crew: Crew, note: Callable[[str], None]) -> None:
+    def __init__(self, crew: TrainingGroup, note: Callable[[str], None]) -> None:
         self._crew = crew
         self._note = note
 

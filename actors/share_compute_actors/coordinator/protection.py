@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from share_compute.jobs.events import Protection
 from share_compute.protocol.roster import Roster
-from share_compute_actors.coordinator.crew import Crew, Poll
+from share_compute_actors.coordinator.training_group import Poll, TrainingGroup
 
 
 class ProtectionWatch:
@@ -17,7 +17,7 @@ class ProtectionWatch:
         tell: receives a `Protection` event for each change.
     """
 
-    def __init__(self, crew: Crew, tell: Callable[[Protection], None]) -> None:
+    def __init__(self, crew: TrainingGroup, tell: Callable[[Protection], None]) -> None:
         self._crew = crew
         self._tell = tell
         self._roster: Roster | None = None

@@ -8,9 +8,9 @@ from share_compute.planning import plan as plans
 from share_compute.planning.partitioning import Shard
 from share_compute.protocol.coordinator import Plan
 from share_compute.protocol.roster import Roster, Worker
-from share_compute_actors.coordinator.crew import Crew
 from share_compute_actors.coordinator.joining import Heirs, overlap
 from share_compute_actors.coordinator.rosters import machines_lost
+from share_compute_actors.coordinator.training_group import TrainingGroup
 from share_compute_actors.member.schemas import HOLDING
 from share_compute_actors.messages import Source, Sources
 from share_compute_actors.wire import FLAG
@@ -25,7 +25,7 @@ class Resharder:
             attempt began with.
     """
 
-    def __init__(self, crew: Crew, first_step: int) -> None:
+    def __init__(self, crew: TrainingGroup, first_step: int) -> None:
         self._crew = crew
         self._first_step = first_step
         self.is_torn = False

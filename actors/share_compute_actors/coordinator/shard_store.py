@@ -28,10 +28,10 @@ from share_compute.models.checkpoints import STATE, Chosen, newest_whole
 from share_compute.models.export import adapter_description
 from share_compute.models.weights import FolderWriter, WeightFolder, prune_folders, sweep_partial
 from share_compute.training.loss_scale import LossScale, first_loss_scale
+from share_compute_actors.group.answering import answered, answers
 from share_compute_actors.machine.stalled import close_stalled_connections
-from share_compute_actors.member.answering import answered, answers
-from share_compute_actors.member.pieces import PIECE, Piece, take_all
 from share_compute_actors.messages import FolderKind, read_extents
+from share_compute_actors.transport.pieces import PIECE, Piece, take_all
 from share_compute_actors.unpickling import refuse_pickles
 from share_compute_actors.wire import NAMES, NOTHING, TEXT, Schema, Undeclared
 

@@ -25,8 +25,8 @@ from share_compute.topology import Topology
 from share_compute_actors.coordinator.rosters import shared, standing
 from share_compute_actors.coordinator.shard_store import ShardStoreFacts, TrainingState
 from share_compute_actors.coordinator.step_log import CrewFacts, StepLog
-from share_compute_actors.member.answering import answered
-from share_compute_actors.member.naming import workers_of
+from share_compute_actors.group.answering import answered
+from share_compute_actors.group.naming import workers_of
 from share_compute_actors.member.schemas import STATUS
 from share_compute_actors.messages import MemberStatus
 from share_compute_actors.wire import NOTHING, unpack_answer

@@ -21,7 +21,6 @@ from share_compute_actors.coordinator.changes import Changes
 from share_compute_actors.coordinator.checkpoint_manager import CheckpointManager
 from share_compute_actors.coordinator.conductor import Conductor, Heard
 from share_compute_actors.coordinator.control_requests import ControlRequests
-from share_compute_actors.coordinator.crew import Crew
 from share_compute_actors.coordinator.cuts import LinksCut
 from share_compute_actors.coordinator.evaluation import Evaluation
 from share_compute_actors.coordinator.membership_planner import MembershipPlanner
@@ -30,6 +29,7 @@ from share_compute_actors.coordinator.progress import Listener, Progress
 from share_compute_actors.coordinator.resharder import Resharder
 from share_compute_actors.coordinator.step_log import StepFacts, StepLog
 from share_compute_actors.coordinator.takeover import Start
+from share_compute_actors.coordinator.training_group import TrainingGroup
 from share_compute_actors.coordinator.verdict import Verdict
 from share_compute_actors.messages import StepFigures
 
@@ -53,7 +53,7 @@ class TrainingRun(Listener):
         assignment: Assignment,
         start: Start,
         shard_store: Any,
-        crew: Crew,
+        crew: TrainingGroup,
         step_log: StepLog,
         requests: ControlRequests,
         inbox: SimpleQueue[Heard],

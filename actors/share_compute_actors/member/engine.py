@@ -6,18 +6,15 @@ here, and end waits that have become pointless.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future
 from dataclasses import replace
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from share_compute.errors import ShareComputeError
-from share_compute.protocol.failures import Failure
 from share_compute.protocol.member import MemberMachine
 from share_compute.protocol.member_events import (
     Apply,
@@ -39,29 +36,27 @@ from share_compute.protocol.member_events import (
     Updated,
 )
 from share_compute.protocol.messages import Halt, Prepared, ToCoordinator, ToMember
-from share_compute.protocol.points import HEARD, SENDING, Point
+from share_compute.protocol.points import Point
 from share_compute.protocol.roster import Roster, Worker
 from share_compute.protocol.tree import SummationTree
 from share_compute.training.schedule import Action
-from share_compute_actors.collective.backend import EpochGroup, abort_group, leave_group
-from share_compute_actors.member.allocator import as_told
-from share_compute_actors.member.channel import Channel
+from share_compute_actors.group.allocator import as_reported
+from share_compute_actors.group.compute_thread import ComputeThread, run_order
 from share_compute_actors.member.copies.copies import Copies
 from share_compute_actors.member.copies.copying import Copier, Legacy
-from share_compute_actors.member.mishaps import deviates, is_poisoned, poison
-from share_compute_actors.member.post import GLANCE_S, Post
+from share_compute_actors.member.outbox import POLL_S, Outbox
 from share_compute_actors.member.reduction import held_by, reduce
 from share_compute_actors.member.rows import Rows
 from share_compute_actors.member.runner import Runner
 from share_compute_actors.member.samples import Samples
 from share_compute_actors.member.step_clock import StepClock
-from share_compute_actors.messages import Label, StepFigures
-from share_compute_actors.testing import Injector
+from share_compute_actors.messages import Followed, StepFigures
+from share_compute_actors.transport.channel import Channel
+from share_compute_actors.transport.collective.backend import EpochGroup, abort_group, leave_group
+from share_compute_actors.transport.envelope import Label
 
 _TICK_S = 5.0
 """Time without messages after which the protocol machine may repeat a message, in seconds."""
-
-Result = TypeVar("Result")
 
 
 class Forming(NamedTuple):
@@ -74,14 +69,13 @@ class Forming(NamedTuple):
 TellCoordinator = Callable[[ToCoordinator | ShareComputeError, StepFigures | None], None]
 
 
-class Engine:
+class Engine(ComputeThread):
     """Runs one member's compute thread.
 
     Args:
         machine: the member's protocol machine.
         tree: the order in which gradients are added.
         tell: sends a message to the coordinator; called on the compute thread.
-        injector: injects faults in tests.
         copies: backup copies of other members' shards.
     """
 
@@ -90,19 +84,16 @@ class Engine:
         machine: MemberMachine,
         tree: SummationTree,
         tell: TellCoordinator,
-        injector: Injector,
         copies: Copies,
     ) -> None:
+        super().__init__()
         self._machine = machine
         self._tree = tree
         self._tell = tell
-        self._injector = injector
-        self.mishaps = injector.mishaps
         self.copies = copies
         self.copier = Copier(self.order, lambda: (self.runner, machine.applied))
-        self._post = Post(injector.mishaps, self._passes)
+        self._outbox = self._make_outbox()
         self.runner: Runner | None = None
-        self.channel: Channel | None = None
         self.group: EpochGroup | None = None
         self.forming: Forming | None = None
         """The group that this member is about to join, if any."""
@@ -112,20 +103,17 @@ class Engine:
         """Tensors from other members by cargo, step and microbatch; tied sums by cargo, step and stage."""
         self._events: deque[Event] = deque()
         self._effects: deque[Effect] = deque()
-        self._orders: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
-        self._lock = threading.Lock()
-        self._news = threading.Condition(self._lock)
         self._clock = StepClock()
         self._looked_s = time.monotonic()
-        self._thread = threading.Thread(target=self._loop, name="compute", daemon=True)
-        self._thread.start()
+        self._start()
+
+    def _make_outbox(self) -> Outbox:
+        return Outbox()
 
     # -- from other threads ------------------------------------------------------------------------------------------
 
     def hear(self, message: ToMember) -> None:
         """Take in a message of the coordinator; a halt also ends waits of the epoch that is over."""
-        if self.mishaps.is_cut(None):
-            return
         with self._news:
             self._events.append(message)
             self._news.notify()
@@ -139,16 +127,13 @@ class Engine:
             if forming is not None and forming.epoch < message.epoch:
                 abort_group(forming.name)
 
-    def order(self, work: Callable[[], Result]) -> Result:
-        """Run a function on the compute thread, and return its result."""
-        future: Future[Result] = Future()
-        with self._news:
-            self._orders.append((work, future))
-            self._news.notify()
-            channel = self.channel
+    def _end_wait(self) -> None:
+        channel = self.channel
         if channel is not None:
             channel.wake()
-        return future.result()
+
+    def wait_while_cut(self) -> None:
+        """Wait until the coordinator can be reached; returns at once, unless a cut is injected."""
 
     def use_shard_store(self, shard_store: Any) -> None:
         """Request samples from another shard store from now on; this also ends a wait for the previous one."""
@@ -157,14 +142,9 @@ class Engine:
 
     # -- orders ------------------------------------------------------------------------------------------------------
 
-    def open(self, channel: Channel) -> None:
+    def open(self, channel: Channel | None) -> None:
         """Use this channel from now on; call it through `order`."""
-        with self._lock:
-            old, self.channel = self.channel, channel
-        channel.is_cut = self.mishaps.is_cut
-        self.mishaps.forget()
-        if old is not None:
-            old.close()
+        super().open(channel)
         # Tensors that are still needed are sent again, except the sum of a parameter that two stages share.
         self._arrived = {key: tensor for key, tensor in self._arrived.items() if key[0] == "tied"}
 
@@ -182,13 +162,12 @@ class Engine:
         self.runner, self._samples = runner, Samples(runner.stage.shard, inputs, targets)
         self._arrived.clear()
         self.copier.forget()
-        self._passes(Point.weights_loaded)
         self._handle(loaded)
 
     def join(self, group: EpochGroup | None, rank: int, epoch: int) -> None:
         """Sum gradients with this group from now on; call it through `order`."""
         assert self.runner is not None
-        with self._lock:
+        with self._news:
             old, self.group = self.group, group
             self.forming, self._group_epoch = None, epoch
         if old is not None:
@@ -205,39 +184,44 @@ class Engine:
     def _loop(self) -> None:
         while True:
             try:
-                self._turn()
+                self._work()
             except Exception as failure:  # noqa: BLE001 - it is reported to the coordinator, and ends the attempt
-                self._tell(as_told(failure), None)
+                self._tell(as_reported(failure), None)
 
-    def _turn(self) -> None:
+    def _work(self) -> None:
         """Do one thing. Priority: protocol messages, then effects, then calls of other threads, then tensors."""
-        due_s = self.mishaps.flush()
+        due_s = self._due_s()
         with self._news:
             is_idle = not self._events and not self._effects and not self._orders
             if is_idle and self.channel is None:
                 self._news.wait(due_s)
             event = self._events.popleft() if self._events else None
             is_free = event is None and not self._effects
-            order = self._orders.popleft() if is_free and self._orders else None
+            order = self._next_order() if is_free else None
         if event is not None:
-            if isinstance(event, ToMember):
-                self._passes(HEARD[type(event)])
-            if isinstance(event, Halt):
-                self._clock.stop()
-            self._handle(event)
+            self._take_event(event)
         elif self._effects:
             answer = self._carry_out(self._effects.popleft())
             if answer is not None:
                 self._handle(answer)
         elif order is not None:
-            _run(*order)
+            run_order(order)
         elif self.channel is not None:
-            self._take(GLANCE_S if due_s is None else min(due_s, GLANCE_S))
+            self._take(POLL_S if due_s is None else min(due_s, POLL_S))
+
+    def _due_s(self) -> float | None:
+        """Return the longest time in seconds for which the thread may wait; None if nothing is due."""
+        return None
+
+    def _take_event(self, event: Event) -> None:
+        if isinstance(event, Halt):
+            self._clock.stop()
+        self._handle(event)
 
     def _take(self, timeout_s: float) -> None:
         assert self.channel is not None
         taken = self.channel.take(timeout_s)
-        if self._post.misses(self.channel):
+        if self._outbox.misses(self.channel):
             self._handle(Missed(self.channel.epoch))
         while self.channel.rejected:
             rejected = self.channel.rejected.popleft()
@@ -255,9 +239,6 @@ class Engine:
             return
         if label.cargo == "log":
             self._take_log(self.channel, label, tensor)
-            return
-        if self._passes(Point.tensor_heard):
-            self._reject(label, source, f"{_named(label)}: it is said to be wrong")
             return
         place = label.stage if label.cargo == "tied" else label.microbatch
         self._arrived[label.cargo, label.step, place] = tensor
@@ -278,10 +259,10 @@ class Engine:
             return True
         what = expected.misfit(tensor)
         if what is not None:
-            self._reject(label, source, f"{_named(label)}: {what}")
+            self._reject(label, source, f"{described(label)}: {what}")
             return True
         if not expected.has_numbers(tensor):
-            self._reject(label, source, f"{_named(label)}: its numbers are not finite", is_certain=False)
+            self._reject(label, source, f"{described(label)}: its numbers are not finite", is_certain=False)
             return True
         return False
 
@@ -294,8 +275,10 @@ class Engine:
         """Take in a part of another member's gradient, and acknowledge the gradient once it is complete."""
         followed = self.copies.take(label, tensor)
         if followed is not None:
-            self._injector.passes(Point.log_heard, label.step)
-            self._post.thank(channel, followed, label)
+            self._acknowledge(channel, followed, label)
+
+    def _acknowledge(self, channel: Channel, followed: Followed, label: Label) -> None:
+        self._outbox.acknowledge(channel, followed, label)
 
     def _handle(self, event: Event) -> None:
         """Pass an event to the protocol machine, and queue its effects, so that a halt is noticed between them."""
@@ -304,25 +287,17 @@ class Engine:
     def _carry_out(self, effect: Effect) -> Event | None:
         match effect:
             case Compute():
-                is_spoilt = is_poisoned(self._passes(Point.cell_starting))
-                with self._clock.computing():
-                    self._compute(effect, reduces_inside=not (effect.is_checked or is_spoilt))
-                if is_spoilt:
-                    poison(self._runner, effect.action)
-                self._passes(Point.cell_done)
+                self._run_cell(effect, reduces_inside=not effect.is_checked)
                 return Computed(effect.action, not effect.is_checked or self._is_finite(effect.action))
             case Send():
                 self._send(effect)
             case Reduce():
-                self._passes(Point.reduce_starting)
                 if self.channel is not None and self.group is not None:
                     # A member that lacks a tensor must not wait for it as long as this member waits for others.
-                    self.channel.greet()
+                    self.channel.report_sent()
                 return reduce(effect, self._machine, self._tree, self._runner, self.group, self._reduces)
             case Apply():
-                self._passes(Point.apply_starting)
                 self._apply(effect)
-                self._passes(Point.apply_done)
                 return Updated(effect.step)
             case Discard():
                 self._runner.discard()
@@ -336,11 +311,7 @@ class Engine:
         return self._runner.is_cell_finite(action.kind, action.microbatch)
 
     def _reduces(self, point: Point) -> None:
-        if deviates(self._passes(point)):
-            self._runner.deviate()
-
-    def _passes(self, point: Point) -> list[Failure]:
-        return self._injector.passes(point, self._machine.applied + 1)
+        """Pass a point of the reduction; faults are injected there."""
 
     # -- effects -----------------------------------------------------------------------------------------------------
 
@@ -353,6 +324,10 @@ class Engine:
     def _given(self) -> Samples:
         assert self._samples is not None
         return self._samples
+
+    def _run_cell(self, effect: Compute, *, reduces_inside: bool) -> None:
+        with self._clock.computing():
+            self._compute(effect, reduces_inside=reduces_inside)
 
     def _compute(self, effect: Compute, *, reduces_inside: bool) -> None:
         runner, step, microbatch = self._runner, effect.step, effect.action.microbatch
@@ -386,7 +361,7 @@ class Engine:
         assert self.channel is not None
         tensor = self._runner.kept(effect.label.cargo, effect.label.microbatch)
         assert tensor is not None, f"{effect.label} is not kept"
-        self._post.send(self.channel, effect, tensor)
+        self._outbox.send(self.channel, effect, tensor)
 
     def _give(self, log: Log) -> None:
         """Send the reduced gradient to a backup member."""
@@ -396,7 +371,7 @@ class Engine:
         assert self.channel is not None
         self._tie(roster, log.step)
         self.copier.require_still()
-        self._post.give(self.channel, log, roster.stage_of(self._machine.worker), self._runner)
+        self._outbox.give(self.channel, log, roster.stage_of(self._machine.worker), self._runner)
 
     def _apply(self, effect: Apply) -> None:
         self._runner.apply(effect.step, effect.scale)
@@ -414,9 +389,8 @@ class Engine:
 
     def _report(self, message: ToCoordinator) -> None:
         """Send a message to the coordinator; add to `Prepared` the fields that only the runner knows."""
-        failures = self._passes(SENDING[type(message)])
         if not isinstance(message, Prepared):
-            self.mishaps.send(None, lambda: self._tell(message, None), failures)
+            self._deliver(message, None)
             return
         runner, roster = self._runner, self._machine.roster
         if roster is None:
@@ -437,20 +411,14 @@ class Engine:
             losses=runner.losses(),
             digest=runner.gradients.digest() if is_compared else "",
         )
-        if deviates(failures):
-            prepared = replace(prepared, digest="another")
-        self.mishaps.send(None, lambda: self._tell(prepared, figures), failures)
+        self._deliver(prepared, figures)
+
+    def _deliver(self, message: ToCoordinator, figures: StepFigures | None) -> None:
+        self._tell(message, figures)
 
 
-def _named(label: Label) -> str:
+def described(label: Label) -> str:
     """Return the description of a tensor, for display."""
     if label.cargo == "tied":
         return "the gradient of a shared parameter"
     return f"the {label.cargo} of microbatch {label.microbatch}"
-
-
-def _run(work: Callable[[], Any], future: Future[Any]) -> None:
-    try:
-        future.set_result(work())
-    except BaseException as failure:  # noqa: BLE001 - the caller of `order` receives it
-        future.set_exception(failure)

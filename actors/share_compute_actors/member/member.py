@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
 
@@ -20,52 +20,43 @@ from share_compute.protocol.messages import ToCoordinator, ToMember
 from share_compute.protocol.roster import Worker
 from share_compute.protocol.tree import SummationTree
 from share_compute.training.finiteness import Finding, first_of
-from share_compute_actors.collective.backend import join_group
+from share_compute_actors.group.allocator import passing_through, peak_resident_bytes
+from share_compute_actors.group.answering import answers
+from share_compute_actors.group.fetching import Givers
+from share_compute_actors.group.linked_member import LinkedMember
 from share_compute_actors.machine.reach import Place, unanswered
 from share_compute_actors.machine.stalled import close_stalled_connections
-from share_compute_actors.member.allocator import passing_through, peak_resident_bytes
-from share_compute_actors.member.answering import answers
-from share_compute_actors.member.channel import Channel, Keys
 from share_compute_actors.member.copies.copies import Copies
 from share_compute_actors.member.copies.room import Room
 from share_compute_actors.member.copies.service import KeepsCopies
-from share_compute_actors.member.engine import Engine, Forming
-from share_compute_actors.member.greeting import greet_all
+from share_compute_actors.member.engine import Engine, Forming, TellCoordinator
+from share_compute_actors.member.faulty_engine import FaultyEngine
 from share_compute_actors.member.lifeline import Lifeline
-from share_compute_actors.member.loading import Givers, build_runner, fill_runner
+from share_compute_actors.member.loading import build_runner, fill_runner
 from share_compute_actors.member.passing import Passing
-from share_compute_actors.member.pieces import PIECE, Piece, Pieces
 from share_compute_actors.member.reading import GivesState
-from share_compute_actors.member.rendezvous import ChannelStore
 from share_compute_actors.member.rows import Rows
 from share_compute_actors.member.runner import Runner
 from share_compute_actors.member.saving import copied, folder_tensors
-from share_compute_actors.member.schemas import (
-    EVALUATION,
-    FINDING,
-    LOGITS,
-    PEER,
-    STATUS,
-    WORKERS,
-    pack_said,
-)
+from share_compute_actors.member.schemas import EVALUATION, FINDING, LOGITS, STATUS, pack_said
 from share_compute_actors.member.unacknowledged import Unacknowledged
 from share_compute_actors.messages import (
     EvaluationResult,
     FolderKind,
     MemberSetup,
     MemberStatus,
-    Peer,
-    Rendezvous,
     Sources,
     StepFigures,
 )
-from share_compute_actors.testing import Injector, freeze, kill
+from share_compute_actors.testing.fault_injection import FaultInjector, freeze, kill
+from share_compute_actors.transport.collective.backend import join_group
+from share_compute_actors.transport.pieces import PIECE, Piece, Pieces
+from share_compute_actors.transport.rendezvous import ChannelStore, Rendezvous
 from share_compute_actors.wire import COUNT, FLAG, NAMES, NOTHING
 
 
 @ray.remote(num_cpus=0, concurrency_groups={"orders": 1, "control": 2, "mail": 2, "pieces": 2, "copies": 2})
-class Member(GivesState, KeepsCopies):
+class Member(GivesState, KeepsCopies, LinkedMember):
     """Does one machine's work for one job, over all its epochs.
 
     Methods of the group ``orders`` run on the compute thread, one after the other. The other groups answer at any time.
@@ -77,13 +68,15 @@ class Member(GivesState, KeepsCopies):
             it.
     """
 
+    _setup: MemberSetup
+    _engine: Engine
+
     def __init__(self, setup: MemberSetup, coordinator: Any, key: bytes) -> None:
         close_stalled_connections()
         self._setup = setup
         self._coordinator = coordinator, key
         self._machine = MemberMachine(setup.worker, setup.applied)
         self._tree = SummationTree(setup.runs)
-        injector = Injector(setup.failures, setup.worker)
         copies = Copies(
             setup.worker,
             setup.training,
@@ -91,7 +84,10 @@ class Member(GivesState, KeepsCopies):
             lambda failure: self._tell(failure, None),
             Room(setup.lent_bytes),
         )
-        self._engine = Engine(self._machine, self._tree, self._tell, injector, copies)
+        engine: Callable[[MemberMachine, SummationTree, TellCoordinator, Copies], Engine] = Engine
+        if setup.failures:
+            engine = partial(FaultyEngine, FaultInjector(setup.failures, setup.worker))
+        self._engine = engine(self._machine, self._tree, self._tell, copies)
         self._runner: Runner | None = None
         self._next: Runner | None = None
         self._next_applied = 0
@@ -178,36 +174,6 @@ class Member(GivesState, KeepsCopies):
         self._tell(lost, None)
 
     # -- epochs ------------------------------------------------------------------------------------------------------
-
-    @ray.method(concurrency_group="orders")
-    @answers(PEER)
-    def listen(self, epoch: int, keys: Keys, admitted: Mapping[bytes, Worker]) -> Peer:
-        """Open this member's end of the epoch's channel, and return its endpoint and public key."""
-        return self._engine.order(partial(self._listen, epoch, keys, admitted))
-
-    def _listen(self, epoch: int, keys: Keys, admitted: Mapping[bytes, Worker]) -> Peer:
-        setup = self._setup
-        channel = Channel(setup.worker, setup.job, epoch, setup.address, keys, admitted)
-        self._engine.open(channel)
-        return Peer(setup.worker, setup.name, channel.endpoint, keys.public)
-
-    @ray.method(concurrency_group="orders")
-    @answers(WORKERS)
-    def connect(self, peers: Sequence[Peer]) -> list[Worker]:
-        """Connect to all other members, and return the members whose handshake did not arrive by the direct link."""
-        return self._engine.order(partial(self._connect, peers))
-
-    def _connect(self, peers: Sequence[Peer]) -> list[Worker]:
-        self._names = {peer.worker: peer.name for peer in peers}
-        return greet_all(self._open_channel(), self._setup.worker, peers)
-
-    @ray.method(concurrency_group="orders")
-    @answers(NOTHING)
-    def use_calls(self, members: Mapping[Worker, tuple[Any, bytes]]) -> None:
-        """Send to these members by Ray calls, not directly; each comes with the key that the calls must show."""
-        for member, (handle, key) in members.items():
-            deliver = partial(handle.deliver.remote, self._setup.worker, key)
-            self._engine.order(partial(self._open_channel().use_calls, member, deliver))
 
     @ray.method(concurrency_group="pieces")
     @answers(NAMES)
@@ -337,11 +303,6 @@ class Member(GivesState, KeepsCopies):
         """Take in a message of the coordinator."""
         self._engine.hear(message)
 
-    @ray.method(concurrency_group="mail")
-    def deliver(self, source: Worker, key: bytes, envelope: bytes, content: NDArray[np.uint8]) -> None:
-        """Take in a tensor that arrived by a Ray call."""
-        self._open_channel().deliver(source, key, envelope, content)
-
     @ray.method(concurrency_group="pieces")
     @answers(PIECE)
     def piece(self, number: int) -> Piece | None:
@@ -368,7 +329,7 @@ class Member(GivesState, KeepsCopies):
         reaches = machine.applied + machine.is_complete
         shard = runner.stage.shard if runner is not None else None
         waiting = self._next
-        self._engine.mishaps.wait_while_cut()
+        self._engine.wait_while_cut()
         resident = psutil.Process().memory_info().rss
         return MemberStatus(
             worker=self._setup.worker,
@@ -386,7 +347,3 @@ class Member(GivesState, KeepsCopies):
     def fail(self, kind: Literal["kill", "stop"], duration_s: float) -> None:
         """End this process at once, or suspend it for some seconds; for tests."""
         kill() if kind == "kill" else freeze(duration_s)
-
-    def _open_channel(self) -> Channel:
-        assert self._engine.channel is not None
-        return self._engine.channel

@@ -14,10 +14,11 @@ from torch import Tensor
 
 from share_compute.errors import WrongTensor
 from share_compute.protocol.roster import Worker
-from share_compute_actors.member.channel import Channel
 from share_compute_actors.member.rows import Part
 from share_compute_actors.member.runner import Runner
-from share_compute_actors.messages import EvaluationResult, Label
+from share_compute_actors.messages import EvaluationResult
+from share_compute_actors.transport.channel import Channel
+from share_compute_actors.transport.envelope import Label
 
 Held = Literal["validation", "test"]
 """A split that is not trained on."""

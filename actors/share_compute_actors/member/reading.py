@@ -10,14 +10,14 @@ from torch import Tensor
 from share_compute.models.weights import rows_of
 from share_compute.training.loss_scale import LossScale
 from share_compute.training.optimizers import optimizer_tensors
-from share_compute_actors.member.answering import answers
+from share_compute_actors.group.answering import answers
 from share_compute_actors.member.copies.copying import ShardRange
 from share_compute_actors.member.copies.followers import Follower
 from share_compute_actors.member.engine import Engine
-from share_compute_actors.member.pieces import Piece
 from share_compute_actors.member.runner import Runner
 from share_compute_actors.member.schemas import HOLDING
 from share_compute_actors.messages import Extent, read_extents
+from share_compute_actors.transport.pieces import Piece
 from share_compute_actors.wire import NAMES
 
 

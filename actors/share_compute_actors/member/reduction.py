@@ -11,8 +11,8 @@ from share_compute.protocol.member_events import Reduce, Reduced, ReduceFailed
 from share_compute.protocol.points import Point
 from share_compute.protocol.roster import Roster, Worker
 from share_compute.protocol.tree import Node, SummationTree
-from share_compute_actors.collective.backend import EpochGroup
 from share_compute_actors.member.runner import Runner
+from share_compute_actors.transport.collective.backend import EpochGroup
 
 
 def held_by(roster: Roster, worker: Worker, step: int, tree: SummationTree) -> list[tuple[Node, ...]]:

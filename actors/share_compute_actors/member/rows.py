@@ -13,35 +13,10 @@ from ray.exceptions import ObjectLostError, RayActorError
 from torch import Tensor
 
 from share_compute.errors import ShardStoreLost
-from share_compute_actors.wire import Packs, unpack_answer
+from share_compute_actors.group.answering import shard_store_lost
 
 Answer = TypeVar("Answer")
 Part = Literal["inputs", "targets"]
-
-
-def shard_store_lost() -> ShardStoreLost:
-    """Return the error for a shard store whose actor died."""
-    return ShardStoreLost(
-        "the shard store on the server died",
-        hint="look for lack of memory on the server, then resume the job",
-    )
-
-
-def ask_shard_store(schema: Packs[Answer], asked: Any) -> Answer:
-    """Wait for the shard store's answer to the coordinator, and return it.
-
-    Args:
-        schema: schema of the method's return value.
-        asked: the reference that the call returned.
-
-    Raises:
-        ShareComputeError: the shard store raised this error.
-        ShardStoreLost: the shard store's process died.
-    """
-    try:
-        return unpack_answer(schema, ray.get(asked), "the shard store")
-    except RayActorError as failure:
-        raise shard_store_lost() from failure
 
 
 class Rows:

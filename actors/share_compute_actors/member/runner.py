@@ -27,9 +27,9 @@ from share_compute.training.gradients import GradientBuckets
 from share_compute.training.loss_scale import SKIPPED, LossScale, first_loss_scale
 from share_compute.training.numbers import is_finite
 from share_compute.training.optimizers import build_optimizer, learning_rates, undecayed_parameters
-from share_compute_actors.collective.backend import EpochGroup
 from share_compute_actors.member.layer_timer import LayerTimer
 from share_compute_actors.messages import EvaluationResult
+from share_compute_actors.transport.collective.backend import EpochGroup
 
 _TIMED_STEPS = 3
 """Number of steps whose layers are timed. They follow an epoch's first step, which also warms up."""

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from share_compute.specification import LoraSpec
 from share_compute.training.optimizers import optimizer_tensors
-from share_compute_actors.member.allocator import is_out_of_memory
+from share_compute_actors.group.allocator import is_out_of_memory
 from share_compute_actors.member.runner import Runner
 from share_compute_actors.messages import FolderKind
 

@@ -14,7 +14,7 @@ from share_compute.protocol.messages import Prepared, Rejected, Report, ToCoordi
 from share_compute.protocol.roster import Worker
 from share_compute.training.finiteness import Finding
 from share_compute_actors.member.copies.copying import ShardRange
-from share_compute_actors.messages import EvaluationResult, MemberStatus, Peer, StepFigures
+from share_compute_actors.messages import EvaluationResult, MemberStatus, StepFigures
 from share_compute_actors.wire import (
     Content,
     Messages,
@@ -25,8 +25,6 @@ from share_compute_actors.wire import (
 )
 
 STATUS: Schema[MemberStatus] = Schema(MemberStatus)
-PEER: Schema[Peer] = Schema(Peer)
-WORKERS: Schema[list[Worker]] = Schema(list[Worker])
 HOLDING: Schema[ShardRange | None] = Schema(ShardRange | None)
 EVALUATION: Schema[EvaluationResult | None] = Schema(EvaluationResult | None)
 FINDING: Schema[Finding | None] = Schema(Finding | None)

@@ -9,24 +9,24 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from share_compute_actors.coordinator.control_requests import Cancelled
-from share_compute_actors.member.rows import ask_shard_store
+from share_compute_actors.group.answering import ask_shard_store
+from share_compute_actors.group.exceptions import Cancelled
 from share_compute_actors.serving.assembly import Assembly
 from share_compute_actors.serving.assignment import ServingAssignment
-from share_compute_actors.serving.crew import ServingCrew
 from share_compute_actors.serving.deployment import Deployment, Heard
-from share_compute_actors.serving.desk import Desk
 from share_compute_actors.serving.planner import Planner
-from share_compute_actors.serving.standing import Standing
+from share_compute_actors.serving.scheduler_service import SchedulerService
+from share_compute_actors.serving.serving_group import ServingGroup
+from share_compute_actors.serving.status_recorder import StatusRecorder
 from share_compute_actors.serving.weights import SERVED, ServedModel, ServedWeights
 
-_GLANCE_S = 0.2
+_POLL_S = 0.2
 
 
 def begin(
     assignment: ServingAssignment,
-    desk: Desk,
-    standing: Standing,
+    service: SchedulerService,
+    status: StatusRecorder,
     inbox: queue.SimpleQueue[Heard],
     stopped: threading.Event,
 ) -> Deployment:
@@ -34,8 +34,8 @@ def begin(
 
     Args:
         assignment: the deployment, and the machines that it may use.
-        desk: the scheduler service with the sequences.
-        standing: status of the deployment.
+        service: the scheduler service with the sequences.
+        status: status of the deployment.
         inbox: queue of messages from members and the control plane.
         stopped: set when all work is to end.
 
@@ -50,14 +50,14 @@ def begin(
         scheduling_strategy=here, max_restarts=-1, max_task_retries=-1
     ).remote(assignment.folder, assignment.spec.dtype, embeds=embeds)
     model = _prepared(weights, stopped)
-    crew = ServingCrew(assignment, model, weights, me.current_actor, stopped)
+    group = ServingGroup(assignment, model, weights, me.current_actor, stopped)
     planner = Planner(assignment.spec, model.profile, assignment.window_tokens, embeds=embeds)
-    return Deployment(Assembly(planner, crew, desk, standing), desk, standing, inbox, stopped)
+    return Deployment(Assembly(planner, group, service, status), service, status, inbox, stopped)
 
 
 def _prepared(weights: Any, stopped: threading.Event) -> ServedModel:
     asked = weights.prepare.remote()
-    while not ray.wait([asked], timeout=_GLANCE_S)[0]:
+    while not ray.wait([asked], timeout=_POLL_S)[0]:
         if stopped.is_set():
             raise Cancelled
     return ask_shard_store(SERVED, asked)

@@ -1,6 +1,6 @@
 """Main loop of one replica: sends engine steps, takes in their results, and changes stages when necessary.
 
-One thread runs the loop. Other threads submit sequences through the `Desk`, even while there are no stages.
+One thread runs the loop. Other threads submit sequences through the `SchedulerService`, even while there are no stages.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from share_compute.protocol.roster import Worker
 from share_compute.serving.turns import Turn, TurnResult
 from share_compute.topology import Topology
 from share_compute_actors.serving.assembly import Assembly
-from share_compute_actors.serving.desk import Desk
 from share_compute_actors.serving.messages import Trouble, unpack_to_server
-from share_compute_actors.serving.standing import Standing
+from share_compute_actors.serving.scheduler_service import SchedulerService
+from share_compute_actors.serving.status_recorder import StatusRecorder
 from share_compute_actors.wire import Undeclared, undeclared
 
-_GLANCE_S = 0.05
+_POLL_S = 0.05
 """Longest wait for a message before the next check of the members, in seconds."""
 _WATCH_S = 0.02
 """Shortest time between two checks of the members while messages arrive, in seconds."""
@@ -50,8 +50,8 @@ class Deployment:
 
     Args:
         assembly: plans and forms the stages.
-        desk: the scheduler service with the sequences.
-        standing: status of the deployment.
+        service: the scheduler service with the sequences.
+        status: status of the deployment.
         inbox: queue of messages.
         stopped: set when all work is to end.
     """
@@ -59,14 +59,14 @@ class Deployment:
     def __init__(
         self,
         assembly: Assembly,
-        desk: Desk,
-        standing: Standing,
+        service: SchedulerService,
+        status: StatusRecorder,
         inbox: queue.SimpleQueue[Heard],
         stopped: threading.Event,
     ) -> None:
         self._assembly = assembly
-        self._desk = desk
-        self._standing = standing
+        self._service = service
+        self._status = status
         self._inbox = inbox
         self._stopped = stopped
         self._sent: dict[int, Turn] = {}
@@ -104,7 +104,7 @@ class Deployment:
         if assembly.epoch != self._epoch:
             self._epoch, self._moved_s = assembly.epoch, time.monotonic()
             self._sent.clear()
-        turns = self._desk.next_turns()
+        turns = self._service.next_turns()
         if turns:
             self._sent.update((turn.id, turn) for turn in turns)
             assembly.send(turns)
@@ -120,7 +120,7 @@ class Deployment:
     def _hear(self) -> None:
         """Wait for a message, and take in all that have arrived."""
         try:
-            heard = self._inbox.get(timeout=_GLANCE_S)
+            heard = self._inbox.get(timeout=_POLL_S)
             while True:
                 self._take(heard)
                 heard = self._inbox.get_nowait()
@@ -156,7 +156,7 @@ class Deployment:
 
     def _complete(self, result: TurnResult) -> None:
         try:
-            self._desk.completed(result)
+            self._service.completed(result)
         except VerificationFailed as failure:
             self._again(failure)
             return
@@ -164,7 +164,7 @@ class Deployment:
         self._moved_s = time.monotonic()
         if result.sampled:
             self._troubles = 0
-            self._standing.went_on()
+            self._status.sampled()
 
     def _trouble(self, worker: Worker, trouble: Trouble) -> None:
         """Handle a member's trouble: decide whether its machine, a sequence or the whole epoch is affected."""
@@ -174,7 +174,7 @@ class Deployment:
         if isinstance(failure, OutOfMemory):
             self._assembly.shrink(worker)
         elif isinstance(failure, (StaleEpoch, ContributorLost)):
-            self._assembly.worry()
+            self._assembly.check_soon()
         elif isinstance(failure, WrongTensor):
             self._assembly.expel(failure.worker)
         elif isinstance(failure, UserError) or self._troubles >= _MOST_TROUBLES:
@@ -187,7 +187,7 @@ class Deployment:
         if turn is not None:
             named = [failure.details["sequence"]] if "sequence" in failure.details else []
             begun = [opening.sequence for opening in turn.opens]
-            self._desk.fail(named or begun or [chunk.sequence for chunk in turn.chunks], failure)
+            self._service.fail(named or begun or [chunk.sequence for chunk in turn.chunks], failure)
             self._troubles = 0
 
     def _again(self, failure: ShareComputeError) -> None:

@@ -16,9 +16,9 @@ from share_compute.serving.encoder_stage import EncoderStage
 from share_compute.serving.quantization import SCALE, is_quantized
 from share_compute.serving.stage import ServingStage
 from share_compute.serving.turn_stage import TurnStage
+from share_compute_actors.group.allocator import passing_through
+from share_compute_actors.group.fetching import Givers, fill, fits
 from share_compute_actors.machine.device import measured_device
-from share_compute_actors.member.allocator import passing_through
-from share_compute_actors.member.loading import Givers, fill, fits
 from share_compute_actors.messages import Sources, server_source
 from share_compute_actors.serving.messages import ServingSetup
 

@@ -7,48 +7,41 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
 
-import numpy as np
 import psutil
 import ray
-from numpy.typing import NDArray
 
 from share_compute.planning.partitioning import Shard
-from share_compute.protocol.roster import Worker
 from share_compute.serving.placement import Holding
 from share_compute.serving.quantization import is_quantized
 from share_compute.serving.turns import Turn
+from share_compute_actors.group.allocator import trim
+from share_compute_actors.group.answering import answers
+from share_compute_actors.group.fetching import fits
+from share_compute_actors.group.linked_member import LinkedMember
 from share_compute_actors.machine.stalled import close_stalled_connections
-from share_compute_actors.member.allocator import trim
-from share_compute_actors.member.answering import answers
-from share_compute_actors.member.channel import Channel, Keys
-from share_compute_actors.member.greeting import greet_all
-from share_compute_actors.member.loading import fits
-from share_compute_actors.member.schemas import PEER, WORKERS
-from share_compute_actors.messages import Peer
 from share_compute_actors.serving.loading import build_shard, fill_shard
 from share_compute_actors.serving.messages import (
+    HEARTBEAT,
     HELD,
-    SIGN,
+    Heartbeat,
     Held,
     Row,
     ServingSetup,
-    Sign,
     ToServer,
     pack_to_server,
 )
-from share_compute_actors.serving.turns import TurnEngine
+from share_compute_actors.serving.step_engine import StepEngine
 from share_compute_actors.wire import NOTHING
 
 _log = logging.getLogger(__name__)
 
 
 @ray.remote(num_cpus=0, concurrency_groups={"orders": 1, "turns": 1, "control": 2, "mail": 2, "life": 1})
-class ServingMember:
+class ServingMember(LinkedMember):
     """Does one machine's work for one deployment, over all its epochs.
 
     Methods of the group ``orders`` run on the compute thread, one after the other. The other groups answer at any time.
@@ -59,13 +52,16 @@ class ServingMember:
         key: secret that the member sends with each message to the server, so that no other member can impersonate it.
     """
 
+    _setup: ServingSetup
+    _engine: StepEngine
+
     def __init__(self, setup: ServingSetup, server: Any, key: bytes) -> None:
         close_stalled_connections()
         self._setup = setup
         self._server = server
         self._key = key
         self._said: queue.SimpleQueue[ToServer] = queue.SimpleQueue()
-        self._engine = TurnEngine(self._said.put)
+        self._engine = StepEngine(self._said.put)
         threading.Thread(target=self._tell, name="tell", daemon=True).start()
 
     def _tell(self) -> None:
@@ -128,32 +124,6 @@ class ServingMember:
         return Held(loaded_bytes, Holding(engine.stage.bytes_per_token, resident_bytes))
 
     @ray.method(concurrency_group="orders")
-    @answers(PEER)
-    def listen(self, epoch: int, keys: Keys, admitted: Mapping[bytes, Worker]) -> Peer:
-        """Open this member's end of the epoch's channel, and return its endpoint and public key."""
-        return self._engine.order(partial(self._listen, epoch, keys, admitted))
-
-    def _listen(self, epoch: int, keys: Keys, admitted: Mapping[bytes, Worker]) -> Peer:
-        setup = self._setup
-        channel = Channel(setup.worker, setup.deployment, epoch, setup.address, keys, admitted)
-        self._engine.open(channel)
-        return Peer(setup.worker, setup.name, channel.endpoint, keys.public)
-
-    @ray.method(concurrency_group="orders")
-    @answers(WORKERS)
-    def connect(self, peers: Sequence[Peer]) -> list[Worker]:
-        """Connect to all other members, and return the members whose handshake did not arrive by the direct link."""
-        return self._engine.order(lambda: greet_all(self._channel(), self._setup.worker, peers))
-
-    @ray.method(concurrency_group="orders")
-    @answers(NOTHING)
-    def use_calls(self, members: Mapping[Worker, tuple[Any, bytes]]) -> None:
-        """Send to these members by Ray calls, not directly; each comes with the key that the calls must show."""
-        for member, (handle, key) in members.items():
-            deliver = partial(handle.deliver.remote, self._setup.worker, key)
-            self._engine.order(partial(self._channel().use_calls, member, deliver))
-
-    @ray.method(concurrency_group="orders")
     @answers(NOTHING)
     def begin(self, row: Row) -> None:
         """Start to execute the engine steps of an epoch, with empty KV caches."""
@@ -171,17 +141,12 @@ class ServingMember:
         """Drop the engine steps of earlier epochs, and end waits for them."""
         self._engine.halt(epoch)
 
-    @ray.method(concurrency_group="mail")
-    def deliver(self, source: Worker, key: bytes, envelope: bytes, content: NDArray[np.uint8]) -> None:
-        """Take in a tensor that arrived by a Ray call."""
-        self._channel().deliver(source, key, envelope, content)
-
     @ray.method(concurrency_group="control")
-    @answers(SIGN)
-    def status(self) -> Sign:
+    @answers(HEARTBEAT)
+    def status(self) -> Heartbeat:
         """Return a heartbeat with this member's activity."""
         stage = self._engine.stage
-        return Sign(
+        return Heartbeat(
             worker=self._setup.worker,
             epoch=self._engine.epoch,
             process_id=os.getpid(),
@@ -196,7 +161,3 @@ class ServingMember:
     def live(self) -> None:
         """Block until this process ends, so that the caller learns of its end at once."""
         threading.Event().wait()
-
-    def _channel(self) -> Channel:
-        assert self._engine.channel is not None
-        return self._engine.channel

@@ -40,6 +40,11 @@ class ServingSetup:
     pooling: Pooling | None = None
     """Pooling of token vectors into one vector, if the model is an encoder; otherwise None."""
 
+    @property
+    def scope(self) -> str:
+        """Id that the member's tensors carry."""
+        return self.deployment
+
 
 @dataclass(frozen=True, slots=True)
 class Row:
@@ -62,7 +67,7 @@ class Held:
 
 
 @dataclass(frozen=True, slots=True)
-class Sign:
+class Heartbeat:
     """A heartbeat of a member."""
 
     worker: Worker
@@ -92,7 +97,7 @@ class Trouble:
 ToServer = TurnResult | Trouble
 
 HELD: Schema[Held] = Schema(Held)
-SIGN: Schema[Sign] = Schema(Sign)
+HEARTBEAT: Schema[Heartbeat] = Schema(Heartbeat)
 
 
 @dataclass(frozen=True, slots=True)

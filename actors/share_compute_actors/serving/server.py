@@ -20,11 +20,11 @@ from share_compute.serving.options import Generation
 from share_compute.serving.placement import limits_before
 from share_compute.serving.states import DeploymentState
 from share_compute.topology import Topology
-from share_compute_actors.coordinator.control_requests import Cancelled
+from share_compute_actors.group.exceptions import Cancelled
 from share_compute_actors.machine.stalled import close_stalled_connections
 from share_compute_actors.serving.assignment import ServingAssignment
-from share_compute_actors.serving.desk import Desk
-from share_compute_actors.serving.standing import Standing
+from share_compute_actors.serving.scheduler_service import SchedulerService
+from share_compute_actors.serving.status_recorder import StatusRecorder
 from share_compute_actors.unpickling import refuse_pickles
 from share_compute_actors.wire import NOTHING, answers_by
 
@@ -54,8 +54,8 @@ class DeploymentServer:
         spec, window = self._assignment.spec, self._assignment.window_tokens
         embeds = self._assignment.pooling is not None
         limits = limits_before(spec, window, embeds=embeds)
-        self._desk = Desk(limits, lambda: self._inbox.put(None))
-        self._standing = Standing(self._desk, window, embeds=embeds)
+        self._service = SchedulerService(limits, lambda: self._inbox.put(None))
+        self._status = StatusRecorder(self._service, window, embeds=embeds)
 
     @ray.method(concurrency_group="run")
     def run(self) -> None:
@@ -64,7 +64,7 @@ class DeploymentServer:
         try:
             from share_compute_actors.serving.beginning import begin  # noqa: PLC0415 - loads torch
 
-            begin(self._assignment, self._desk, self._standing, self._inbox, self._stopped).run()
+            begin(self._assignment, self._service, self._status, self._inbox, self._stopped).run()
         except Cancelled:
             pass  # `stop` was called
         except Exception as ended:  # noqa: BLE001 - the status reports it
@@ -72,10 +72,10 @@ class DeploymentServer:
             failure = as_ours(ended)
         if failure is None:
             failure = Unavailable(f"{self._assignment.spec.name} was taken down", hint="choose another model")
-            self._standing.move(DeploymentState.stopped, "taken down")
+            self._status.set_state(DeploymentState.stopped, "taken down")
         else:
-            self._standing.move(DeploymentState.failed, failure.message, failure)
-        self._desk.close(failure)
+            self._status.set_state(DeploymentState.failed, failure.message, failure)
+        self._service.close(failure)
 
     @ray.method(concurrency_group="requests")
     @answers_by(NOTHING, as_ours)
@@ -88,12 +88,12 @@ class DeploymentServer:
             UserError: the sequences cannot be served as they are.
             Unavailable: no machines can serve them.
         """
-        self._desk.submit(generations_adapter.validate_json(generations))
+        self._service.submit(generations_adapter.validate_json(generations))
 
     @ray.method(concurrency_group="requests")
     def cancel(self, sequences: Sequence[int]) -> None:
         """End sequences that are no longer wanted."""
-        self._desk.cancel(sequences)
+        self._service.cancel(sequences)
 
     @ray.method(concurrency_group="pull")
     def pull(self, after: int, timeout_s: float) -> str:
@@ -101,7 +101,7 @@ class DeploymentServer:
 
         ``after`` must never decrease: it is the number of events that the single caller has received.
         """
-        return write_events(self._desk.pull(after, timeout_s))
+        return write_events(self._service.pull(after, timeout_s))
 
     @ray.method(concurrency_group="mail")
     def hear(self, worker: str, key: bytes, messages: list[bytes]) -> None:
@@ -116,7 +116,7 @@ class DeploymentServer:
     @ray.method(concurrency_group="control")
     def status(self) -> str:
         """Return a `ServingStatus` as JSON."""
-        return self._standing.tell().model_dump_json()
+        return self._status.read().model_dump_json()
 
     @ray.method(concurrency_group="control")
     def stop(self) -> None:

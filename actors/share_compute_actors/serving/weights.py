@@ -19,9 +19,9 @@ from share_compute.planning.profile import ModelProfile
 from share_compute.planning.workload import ServedPrecision
 from share_compute.serving.quantization import integers_of, require_linear_layers, scale_of, weight_of
 from share_compute.specification import ModelSpec
-from share_compute_actors.member.answering import answers
-from share_compute_actors.member.pieces import Piece
+from share_compute_actors.group.answering import answers
 from share_compute_actors.messages import Extent, read_extents
+from share_compute_actors.transport.pieces import Piece
 from share_compute_actors.unpickling import refuse_pickles
 from share_compute_actors.wire import Schema
 

@@ -31,7 +31,7 @@ from share_compute_actors.coordinator.coordinator import Coordinator
 from share_compute_actors.machine.contributor import start_contributor
 from share_compute_actors.member import naming
 from share_compute_actors.serving.server import DeploymentServer
-from share_compute_actors.testing import make_fail
+from share_compute_actors.testing.fault_injection import make_fail
 from share_compute_actors.unpickling import refuse_pickles
 from share_compute_actors.wire import NOTHING, TEXT, Schema, unpack_answer
 from share_compute_api.cluster.calls import MOST_BYTES, Answer, Call, CallFailure, NodeFacts

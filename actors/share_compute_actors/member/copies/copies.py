@@ -29,10 +29,11 @@ from share_compute_actors.member.copies.copying import Copied, Legacy, Outline, 
 from share_compute_actors.member.copies.followers import Follower
 from share_compute_actors.member.copies.logs import HEAD, Head
 from share_compute_actors.member.copies.room import Room, is_lack_of_room
-from share_compute_actors.member.pieces import Piece
-from share_compute_actors.messages import Followed, Label
+from share_compute_actors.messages import Followed
+from share_compute_actors.transport.envelope import Label
+from share_compute_actors.transport.pieces import Piece
 
-_GLANCE_S = 0.2
+_POLL_S = 0.2
 _OUTLINE_S = 5.0
 
 
@@ -67,7 +68,7 @@ class RemoteOwner:
 
     def _ask(self, method: str, *arguments: Any) -> Any:
         asked = getattr(self._actor, method).remote(*arguments)
-        while not ray.wait([asked], timeout=_GLANCE_S)[0]:
+        while not ray.wait([asked], timeout=_POLL_S)[0]:
             if self._stopping.is_set():
                 raise StaleEpoch("nobody wants this copy any more", hint="nothing: its owner trains on")
         try:

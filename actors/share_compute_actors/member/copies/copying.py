@@ -16,8 +16,8 @@ from share_compute.planning.profile import FLOAT_BYTES
 from share_compute.protocol.roster import Worker
 from share_compute.training.loss_scale import LossScale
 from share_compute.training.optimizers import optimizer_tensors, parameter_of, undecayed_parameters
-from share_compute_actors.member.pieces import Piece
 from share_compute_actors.member.runner import Runner
+from share_compute_actors.transport.pieces import Piece
 
 ShardRange = tuple[int, int]
 """Layers [start, stop)."""

@@ -37,7 +37,7 @@ from share_compute_actors.member.copies.copying import Legacy, Outline, Owner, P
 from share_compute_actors.member.copies.logs import HEAD, HEAD_SHAPE, Log
 from share_compute_actors.member.copies.room import Room, is_lack_of_room
 from share_compute_actors.member.copies.tensor_file import TensorFile
-from share_compute_actors.member.pieces import TRIES, whole
+from share_compute_actors.transport.pieces import TRIES, whole
 
 _BATCH_BYTES = 64 * 2**20
 """Weights that the primary copies at a time, in bytes; the optimizer's state of these comes on top."""

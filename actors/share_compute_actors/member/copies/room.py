@@ -13,8 +13,8 @@ import psutil
 
 from share_compute.errors import Unavailable
 from share_compute.planning.words import bytes_text
+from share_compute_actors.group.allocator import is_out_of_memory, peak_resident_bytes
 from share_compute_actors.machine.temporary import is_memory, temporary_folder
-from share_compute_actors.member.allocator import is_out_of_memory, peak_resident_bytes
 
 _RESERVE_BYTES = 2**30
 _RESERVE_SHARE = 0.05

@@ -8,11 +8,11 @@ from functools import partial
 import ray
 
 from share_compute.protocol.roster import Worker
-from share_compute_actors.member.answering import answers
+from share_compute_actors.group.answering import answers
 from share_compute_actors.member.copies.copying import Copied, Outline, ShardRange
 from share_compute_actors.member.engine import Engine
-from share_compute_actors.member.pieces import Piece
 from share_compute_actors.messages import Followed
+from share_compute_actors.transport.pieces import Piece
 from share_compute_actors.wire import FLAG, NOTHING
 
 

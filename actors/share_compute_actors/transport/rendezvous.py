@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -18,10 +19,24 @@ import xxhash
 
 from share_compute.errors import ContributorLost
 from share_compute.protocol.roster import Worker
-from share_compute_actors.member.channel import Channel
-from share_compute_actors.messages import Label, Rendezvous
+from share_compute_actors.transport.channel import Channel
+from share_compute_actors.transport.envelope import Label
 
 dist: Any = torch.distributed
+
+
+@dataclass(frozen=True, slots=True)
+class Rendezvous:
+    """The data that the members of one stage need to form their process group."""
+
+    group: str
+    """Name of the group, unique for each job, epoch and stage."""
+    members: tuple[Worker, ...]
+    timeout_s: float
+    address: str = ""
+    """This member's own address."""
+    algorithm: Literal["auto", "ring", "tree", "sharded"] = "auto"
+    """All-reduce algorithm: chosen by tensor size ("auto"), or always this one. On GPUs NCCL chooses."""
 
 
 class ChannelStore(dist.Store):  # type: ignore[misc]

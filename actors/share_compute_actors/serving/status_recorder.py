@@ -21,12 +21,12 @@ from share_compute.serving.status import (
     ServingStatus,
     StageStatus,
 )
-from share_compute_actors.serving.desk import Desk
+from share_compute_actors.serving.scheduler_service import SchedulerService
 
 if TYPE_CHECKING:
-    from share_compute_actors.serving.messages import Sign  # that module imports torch
+    from share_compute_actors.serving.messages import Heartbeat  # that module imports torch
 
-_LOOKS = 20
+_HEARTBEATS = 20
 """Number of heartbeats over which the busy share of a member is measured."""
 _INTERRUPTIONS = 8
 """Number of interruptions that are kept; the oldest are dropped."""
@@ -41,17 +41,17 @@ class _Interruption:
     seconds: float | None = None
 
 
-class Standing:
+class StatusRecorder:
     """Collects the status of a replica; the server's thread writes it, and any thread may read it.
 
     Args:
-        desk: the scheduler service with the sequences.
+        service: the scheduler service with the sequences.
         window_tokens: longest sequence, in tokens.
         embeds: whether the model is an encoder; token rates are not predicted then.
     """
 
-    def __init__(self, desk: Desk, window_tokens: int, *, embeds: bool = False) -> None:
-        self._desk = desk
+    def __init__(self, service: SchedulerService, window_tokens: int, *, embeds: bool = False) -> None:
+        self._service = service
         self._embeds = embeds
         self._window_tokens = window_tokens
         self._lock = threading.Lock()
@@ -61,7 +61,7 @@ class Standing:
         self._error: dict[str, Any] | None = None
         self._epoch = 0
         self._placement: Placement | None = None
-        self._signs: dict[Worker, deque[Sign]] = {}
+        self._heartbeats: dict[Worker, deque[Heartbeat]] = {}
         self._alive: frozenset[Worker] = frozenset()
         self._expected: frozenset[Worker] = frozenset()
         self._recoveries = 0
@@ -70,7 +70,7 @@ class Standing:
         self._last_gap_s: float | None = None
         self._interruptions: deque[_Interruption] = deque(maxlen=_INTERRUPTIONS)
 
-    def move(self, state: DeploymentState, reason: str, error: ShareComputeError | None = None) -> None:
+    def set_state(self, state: DeploymentState, reason: str, error: ShareComputeError | None = None) -> None:
         """Set the state, with its reason."""
         with self._lock:
             self._state, self._reason, self._is_looking = state, reason, False
@@ -84,7 +84,7 @@ class Standing:
             for interruption in self._interruptions:
                 if interruption.seconds is None:
                     interruption.seconds = now_s - interruption.began_s
-            self._signs = {worker: deque(maxlen=_LOOKS) for worker in placement.workers}
+            self._heartbeats = {worker: deque(maxlen=_HEARTBEATS) for worker in placement.workers}
 
     def lost(self, reason: str, machines: tuple[str, ...] = ()) -> None:
         """Record that the stages became unusable, because members or their results were lost.
@@ -99,26 +99,26 @@ class Standing:
             self._lost_s = self._lost_s or now_s
             self._interruptions.append(_Interruption(self._recoveries, reason, machines, now_s))
 
-    def went_on(self) -> None:
+    def sampled(self) -> None:
         """Record that a token was sampled."""
         if self._lost_s is not None:
             with self._lock:
                 self._last_gap_s, self._lost_s = time.monotonic() - self._lost_s, None
 
-    def look(
-        self, alive: frozenset[Worker], expected: frozenset[Worker], signs: Mapping[Worker, Any]
+    def observe(
+        self, alive: frozenset[Worker], expected: frozenset[Worker], heartbeats: Mapping[Worker, Any]
     ) -> None:
         """Record which members are alive, which are starting, and their last heartbeats."""
         with self._lock:
             self._alive, self._expected = alive, expected
-            for worker, seen in self._signs.items():
-                sign = signs.get(worker)
-                if sign is not None and (not seen or seen[-1].at_s != sign.at_s):
-                    seen.append(sign)
+            for worker, seen in self._heartbeats.items():
+                heartbeat = heartbeats.get(worker)
+                if heartbeat is not None and (not seen or seen[-1].at_s != heartbeat.at_s):
+                    seen.append(heartbeat)
 
-    def tell(self) -> ServingStatus:
+    def read(self) -> ServingStatus:
         """Return the complete status."""
-        stats, measured = self._desk.stats(), self._desk.measured()
+        stats, measured = self._service.stats(), self._service.measured()
         with self._lock:
             placement = self._placement
             prediction = None if placement is None else placement.prediction
@@ -172,7 +172,7 @@ class Standing:
         found = []
         for stage in placement.plan.stages:
             member = stage.members[0]
-            seen = self._signs.get(member.contributor_id)
+            seen = self._heartbeats.get(member.contributor_id)
             last = seen[-1] if seen else None
             found.append(
                 StageStatus(
@@ -191,7 +191,7 @@ class Standing:
         return found
 
 
-def _busy(seen: deque[Sign]) -> float | None:
+def _busy(seen: deque[Heartbeat]) -> float | None:
     passed_s = seen[-1].at_s - seen[0].at_s
     return (seen[-1].computed_s - seen[0].computed_s) / passed_s if passed_s > 0 else None
 

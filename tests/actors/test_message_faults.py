@@ -14,8 +14,8 @@ from share_compute.protocol.member_events import Missed, Tell
 from share_compute.protocol.messages import Broken, Form, Halt
 from share_compute.protocol.points import HEARD, SENDING, Point
 from share_compute.protocol.roster import Roster, fresh
-from share_compute_actors.member.mishaps import Mishaps
-from share_compute_actors.testing import Injector, require_carried_out
+from share_compute_actors.testing.fault_injection import FaultInjector, require_carried_out
+from share_compute_actors.testing.message_faults import MessageFaults
 
 POINT = Point.prepared_sending
 ANN, BOB, CAT = "c-ann", "c-bob", "c-cat"
@@ -30,17 +30,17 @@ class Wire:
 
     def __init__(self) -> None:
         self.came: list[str] = []
-        self.mishaps = Mishaps()
+        self.faults = MessageFaults()
 
     def sends(self, what: str) -> Callable[[], None]:
         return lambda: self.came.append(what)
 
     def send(self, what: str, *failures: Failure, to: str | None = ANN) -> None:
-        self.mishaps.send(to, self.sends(what), failures, self.sends(f"damaged {what}"))
+        self.faults.send(to, self.sends(what), failures, self.sends(f"damaged {what}"))
 
     def wait(self) -> None:
         """Until nothing is under way any more."""
-        while self.mishaps.flush() is not None:
+        while self.faults.flush() is not None:
             time.sleep(0.01)
 
 
@@ -75,25 +75,25 @@ def test_a_message_that_nothing_overtakes_goes_on_after_a_while() -> None:
     wire.wait()
     assert wire.came == ["alone"]
     wire.send("of an epoch that is over", failure(FailureKind.delay, 0.01))
-    wire.mishaps.forget()
-    assert wire.mishaps.flush() is None
+    wire.faults.forget()
+    assert wire.faults.flush() is None
     assert wire.came == ["alone"]
 
 
 def test_a_partition_ends() -> None:
-    injector = Injector(
+    injector = FaultInjector(
         [Failure(FailureKind.partition, Point.cell_done, duration_s=0.05, peers=frozenset({BOB}))], ANN
     )
     assert injector.passes(Point.cell_done, 1) == []
-    mishaps = injector.mishaps
-    assert [mishaps.is_cut(other) for other in (BOB, CAT, None)] == [True, False, False]
+    faults = injector.messages
+    assert [faults.is_cut(other) for other in (BOB, CAT, None)] == [True, False, False]
     came: list[str] = []
-    mishaps.send(BOB, lambda: came.append("lost"))
-    mishaps.cut(Failure(FailureKind.partition, Point.cell_done, duration_s=0.1))
-    assert all(mishaps.is_cut(other) for other in (BOB, CAT, None))
-    mishaps.wait_while_cut()
-    assert not any(mishaps.is_cut(other) for other in (BOB, CAT, None))
-    mishaps.send(BOB, lambda: came.append("there"))
+    faults.send(BOB, lambda: came.append("lost"))
+    faults.cut(Failure(FailureKind.partition, Point.cell_done, duration_s=0.1))
+    assert all(faults.is_cut(other) for other in (BOB, CAT, None))
+    faults.wait_while_cut()
+    assert not any(faults.is_cut(other) for other in (BOB, CAT, None))
+    faults.send(BOB, lambda: came.append("there"))
     assert came == ["there"]
 
 

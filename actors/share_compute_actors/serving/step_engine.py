@@ -7,12 +7,9 @@ engine steps and calls here, and end waits that have become pointless.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
-from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -23,22 +20,21 @@ from share_compute.serving.stage import input_ids
 from share_compute.serving.turn_stage import TurnStage
 from share_compute.serving.turns import Sampled, Turn, TurnResult
 from share_compute.training.numbers import is_finite
-from share_compute_actors.member.allocator import as_told
-from share_compute_actors.member.channel import Channel
-from share_compute_actors.messages import Label
+from share_compute_actors.group.allocator import as_reported
+from share_compute_actors.group.compute_thread import ComputeThread, run_order
 from share_compute_actors.serving.messages import Row, ToServer, Trouble
+from share_compute_actors.transport.envelope import Label
 
-_GREETING_S = 0.5
+_HANDSHAKE_S = 0.5
 """Time between two handshakes while this member waits, in seconds. A handshake reports the number of tensors sent, so
 that the receiver notices a loss."""
 _MOST_UNREAD = 64
 """Most engine steps whose tokens the first stage has not read; never more are in flight."""
 
-Result = TypeVar("Result")
 Tell = Callable[[ToServer], None]
 
 
-class TurnEngine:
+class StepEngine(ComputeThread):
     """Executes engine steps.
 
     Args:
@@ -46,16 +42,14 @@ class TurnEngine:
     """
 
     def __init__(self, tell: Tell) -> None:
+        super().__init__()
         self._tell = tell
         self.stage: TurnStage | None = None
         self.keeps_plain = False
         """Whether memory suffices for weights in both forms, plain and packed, once the shard is sealed."""
-        self.channel: Channel | None = None
         self._row: Row | None = None
         self._place = 0
         self._turns: deque[Turn] = deque()
-        self._orders: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
-        self._news = threading.Condition()
         self._halted = 0
         """Epochs before this one are over."""
         self._open: set[int] = set()
@@ -68,8 +62,7 @@ class TurnEngine:
         self.computed_s = 0.0
         """Total time of computing, in seconds."""
         self.is_computing = False
-        self._thread = threading.Thread(target=self._loop, name="compute", daemon=True)
-        self._thread.start()
+        self._start()
 
     # -- from other threads ------------------------------------------------------------------------------------------
 
@@ -88,14 +81,6 @@ class TurnEngine:
         if channel is not None and channel.epoch < epoch:
             channel.interrupt()
 
-    def order(self, work: Callable[[], Result]) -> Result:
-        """Run a function on the compute thread, and return its result."""
-        future: Future[Result] = Future()
-        with self._news:
-            self._orders.append((work, future))
-            self._news.notify()
-        return future.result()
-
     @property
     def epoch(self) -> int:
         """The epoch whose engine steps are executed."""
@@ -103,13 +88,6 @@ class TurnEngine:
         return 0 if row is None else row.epoch
 
     # -- orders ------------------------------------------------------------------------------------------------------
-
-    def open(self, channel: Channel | None) -> None:
-        """Use this channel from now on; call it through `order`."""
-        with self._news:
-            old, self.channel = self.channel, channel
-        if old is not None:
-            old.close()
 
     def begin(self, row: Row, place: int) -> None:
         """Start to execute the engine steps of an epoch, with empty KV caches; call it through `order`."""
@@ -128,15 +106,15 @@ class TurnEngine:
         with torch.inference_mode():
             while True:
                 with self._news:
-                    self._news.wait_for(lambda: self._orders or self._turns, _GREETING_S)
-                    order = self._orders.popleft() if self._orders else None
+                    self._news.wait_for(lambda: self._orders or self._turns, _HANDSHAKE_S)
+                    order = self._next_order()
                     turn = self._turns.popleft() if order is None and self._turns else None
                 if order is not None:
-                    _carry_out(*order)
+                    run_order(order)
                 elif turn is not None:
                     self._execute(turn)
                 elif self.channel is not None:
-                    self.channel.greet()
+                    self.channel.report_sent()
 
     def _execute(self, turn: Turn) -> None:
         if self._row is None or turn.epoch != self._row.epoch or turn.epoch < self._halted:
@@ -146,7 +124,7 @@ class TurnEngine:
         except Exception as failure:  # noqa: BLE001 - the report goes to the server, which decides
             self.is_computing = False
             self._row = None  # the later engine steps of this epoch depend on this one
-            self._tell(Trouble(turn.epoch, as_told(failure), turn.id))
+            self._tell(Trouble(turn.epoch, as_reported(failure), turn.id))
 
     def _compute(self, turn: Turn) -> None:
         assert self.stage is not None
@@ -254,13 +232,6 @@ class TurnEngine:
         assert self.channel is not None
         while True:
             try:
-                return self.channel.receive(label, source, _GREETING_S)
+                return self.channel.receive(label, source, _HANDSHAKE_S)
             except ContributorLost:
-                self.channel.greet()  # receivers that wait for this member's tensors must notice a loss meanwhile
-
-
-def _carry_out(work: Callable[[], Any], future: Future[Any]) -> None:
-    try:
-        future.set_result(work())
-    except BaseException as failure:  # noqa: BLE001 - the caller of `order` receives it
-        future.set_exception(failure)
+                self.channel.report_sent()  # receivers that wait for this member's tensors must notice a loss meanwhile

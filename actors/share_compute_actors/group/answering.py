@@ -9,9 +9,8 @@ from typing import Any, ParamSpec, TypeVar
 import ray
 from ray.exceptions import RayActorError, RayTaskError
 
-from share_compute.errors import ShareComputeError
-from share_compute_actors.member.allocator import as_told
-from share_compute_actors.member.rows import shard_store_lost
+from share_compute.errors import ShardStoreLost, ShareComputeError
+from share_compute_actors.group.allocator import as_reported
 from share_compute_actors.wire import Packs, answers_by, unpack_answer
 
 Parameters = ParamSpec("Parameters")
@@ -21,10 +20,10 @@ _log = logging.getLogger(__name__)
 
 def answers(schema: Packs[T]) -> Callable[[Callable[Parameters, T]], Callable[Parameters, bytes]]:
     """Return a decorator that makes an actor's method answer in bytes; see `share_compute_actors.wire.answers_by`."""
-    return answers_by(schema, _told)
+    return answers_by(schema, _reported)
 
 
-def _told(failure: Exception) -> ShareComputeError:
+def _reported(failure: Exception) -> ShareComputeError:
     if isinstance(failure, RayActorError):
         # Members call the shard store or another member. The coordinator notices the loss of a member by itself.
         return shard_store_lost()
@@ -32,7 +31,7 @@ def _told(failure: Exception) -> ShareComputeError:
     if isinstance(cause, ShareComputeError):
         return cause
     _log.error("a call failed", exc_info=failure)
-    return as_told(failure)
+    return as_reported(failure)
 
 
 def answered(schema: Packs[T], asked: Any, sender: str) -> T:
@@ -49,3 +48,28 @@ def answered(schema: Packs[T], asked: Any, sender: str) -> T:
         RayError: the actor died.
     """
     return unpack_answer(schema, ray.get(asked), sender)
+
+
+def shard_store_lost() -> ShardStoreLost:
+    """Return the error for a shard store whose actor died."""
+    return ShardStoreLost(
+        "the library process on the server died",
+        hint="look for lack of memory on the server, then resume the job",
+    )
+
+
+def ask_shard_store(schema: Packs[T], asked: Any) -> T:
+    """Wait for the shard store's answer to the coordinator, and return it.
+
+    Args:
+        schema: schema of the method's return value.
+        asked: the reference that the call returned.
+
+    Raises:
+        ShareComputeError: the shard store raised this error.
+        ShardStoreLost: the shard store's process died.
+    """
+    try:
+        return unpack_answer(schema, ray.get(asked), "the library")
+    except RayActorError as failure:
+        raise shard_store_lost() from failure

@@ -16,56 +16,64 @@ from ray.exceptions import ActorUnavailableError, ObjectLostError, RayActorError
 
 from share_compute.errors import ContributorLost, ShareComputeError, StaleEpoch, Unavailable, WrongTensor
 from share_compute.protocol.roster import Worker
-from share_compute_actors.coordinator.control_requests import Cancelled
-from share_compute_actors.coordinator.own_link import OwnLink
-from share_compute_actors.coordinator.pulse import Pulse
+from share_compute.topology import Topology
+from share_compute_actors.group.answering import answered
+from share_compute_actors.group.exceptions import Cancelled, MembersLost
+from share_compute_actors.group.failure_detector import FailureDetector
+from share_compute_actors.group.own_link import OwnLink
 from share_compute_actors.machine.reach import Place
-from share_compute_actors.member.answering import answered
 from share_compute_actors.unpickling import is_refusal
 from share_compute_actors.wire import Packs, Undeclared, undeclared
 
-_GLANCE_S = 0.2
+_POLL_S = 0.2
 _KEY_BYTES = 16
 
 Answer = TypeVar("Answer")
 
 
-class MembersLost(Exception):
-    """Members died or became unresponsive."""
-
-    def __init__(self, workers: Collection[Worker]) -> None:
-        super().__init__(", ".join(sorted(workers)))
-        self.workers = frozenset(workers)
-
-
-class Party(ABC):
+class WorkerGroup(ABC):
     """Living members that one actor leads.
 
     Args:
+        topology: the machines on which members may run.
         cancelled: set when all work is to end.
-        sign: schema of a heartbeat.
+        heartbeat: schema of a heartbeat.
         note: receives lines for the user.
     """
 
-    def __init__(self, cancelled: threading.Event, sign: Packs[Any], note: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        topology: Topology,
+        cancelled: threading.Event,
+        heartbeat: Packs[Any],
+        note: Callable[[str], None],
+    ) -> None:
+        self.topology = topology
+        """The machines on which members may run, and machines of members that must leave."""
         self._cancelled = cancelled
         self._own_link = OwnLink(cancelled, note)
         self._actors: dict[Worker, Any] = {}
         self._keys: dict[Worker, bytes] = {}
-        self.pulse = Pulse(sign, self.name)
+        self.detector = FailureDetector(heartbeat, self.name)
 
     @property
     def workers(self) -> frozenset[Worker]:
         """All members that are not known to be lost."""
         return frozenset(self._actors)
 
-    @abstractmethod
+    def offer(self, topology: Topology) -> None:
+        """Replace the machines on which members may run; other machines stay known, since members may run there."""
+        known = {machine.id for machine in topology.contributors}
+        former = (machine for machine in self.topology.contributors if machine.id not in known)
+        self.topology = Topology((*topology.contributors, *former), topology.links)
+
     def name(self, worker: Worker) -> str:
         """Return the name of a member's machine."""
+        return self.topology[worker].name
 
-    @abstractmethod
     def address(self, worker: Worker) -> str:
         """Return the IP address of a member's machine."""
+        return self.topology[worker].address
 
     @abstractmethod
     def cut_off(self, workers: frozenset[Worker]) -> frozenset[Worker]:
@@ -77,7 +85,7 @@ class Party(ABC):
             actor = self._actors.pop(worker, None)
             if actor is not None:
                 ray.kill(actor)
-        self.pulse.forget_all_but(self._actors)
+        self.detector.keep_only(self._actors)
 
     def handle(self, worker: Worker) -> Any:
         """Return the actor of a member."""
@@ -102,8 +110,8 @@ class Party(ABC):
         Raises:
             MembersLost: always.
         """
-        self.pulse.accuse(worker, undeclared(self.name(worker), fault))
-        raise MembersLost(self.feel_pulse())
+        self.detector.accuse(worker, undeclared(self.name(worker), fault))
+        raise MembersLost(self.check_members())
 
     def ask(
         self, schema: Packs[Answer], workers: Collection[Worker], method: str, *arguments: Any
@@ -132,7 +140,7 @@ class Party(ABC):
         waiting = {ref: worker for worker, ref in calls.items()}
         answers: dict[Worker, Answer] = {}
         while waiting:
-            ready, _ = ray.wait(list(waiting), num_returns=1, timeout=_GLANCE_S)
+            ready, _ = ray.wait(list(waiting), num_returns=1, timeout=_POLL_S)
             lost: set[Worker] = set()
             for ref in ready:
                 worker = waiting.pop(ref)
@@ -142,7 +150,7 @@ class Party(ABC):
                     lost |= self._explain(worker, failure)
             if self._cancelled.is_set():
                 raise Cancelled
-            lost |= self.feel_pulse()
+            lost |= self.check_members()
             if lost and not goes_on:
                 raise MembersLost(lost)
             waiting = {ref: worker for ref, worker in waiting.items() if worker not in lost}
@@ -157,17 +165,17 @@ class Party(ABC):
             Cancelled: the submitter cancelled the job.
             MembersLost: members died or became unresponsive meanwhile.
         """
-        while len(ray.wait(list(refs), num_returns=len(refs), timeout=_GLANCE_S)[0]) < len(refs):
+        while len(ray.wait(list(refs), num_returns=len(refs), timeout=_POLL_S)[0]) < len(refs):
             if self._cancelled.is_set():
                 raise Cancelled
-            if lost := self.feel_pulse():
+            if lost := self.check_members():
                 raise MembersLost(lost)
 
     def nodes(self) -> Mapping[str, Place]:
         """Return the address and port of each living Ray node, by node id."""
         return self._own_link.nodes()
 
-    def feel_pulse(self) -> frozenset[Worker]:
+    def check_members(self) -> frozenset[Worker]:
         """Request heartbeats when they are due; remove and return the members that are lost.
 
         If this host itself is cut off from the network, wait until it is connected again.
@@ -175,15 +183,16 @@ class Party(ABC):
         Raises:
             Cancelled: the submitter cancelled the job meanwhile.
         """
-        lost = self.pulse.feel(self._actors)
-        if silent := self.pulse.silent:
+        lost = self.detector.poll(self._actors)
+        if unresponsive := self.detector.unresponsive:
             if self._own_link.has_failed(
-                {self.address(worker) for worker in silent}, {self.address(worker) for worker in self._actors}
+                {self.address(worker) for worker in unresponsive},
+                {self.address(worker) for worker in self._actors},
             ):
                 self._own_link.wait()
-                self.pulse.begin_anew(self._actors)
+                self.detector.restart(self._actors)
                 return frozenset()
-            if returning := lost & self.pulse.returning:
+            if returning := lost & self.detector.returning:
                 lost = lost - returning | self.cut_off(returning)
         self.remove(lost)
         return lost
@@ -191,8 +200,8 @@ class Party(ABC):
     def _explain(self, worker: Worker, failure: RayError | ShareComputeError) -> set[Worker]:
         """Return the members that a failed call shows to be lost, or raise the error that the failure means."""
         if isinstance(failure, Undeclared) or is_refusal(failure):
-            self.pulse.accuse(worker, failure)
-            return set()  # the next `feel_pulse` reports the member as lost
+            self.detector.accuse(worker, failure)
+            return set()  # the next `check_members` reports the member as lost
         if isinstance(failure, WrongTensor):
             failure.details["accuser"] = worker
         if isinstance(failure, ShareComputeError):

@@ -17,11 +17,11 @@ from share_compute.planning.partitioning import Shard
 from share_compute.protocol.roster import Worker
 from share_compute.serving.placement import Placement
 from share_compute.serving.turns import Turn
-from share_compute_actors.coordinator.party import Party
-from share_compute_actors.member.answering import answered
+from share_compute_actors.group.answering import answered
+from share_compute_actors.group.worker_group import WorkerGroup
 from share_compute_actors.serving.assignment import ServingAssignment
 from share_compute_actors.serving.member import ServingMember
-from share_compute_actors.serving.messages import HELD, SIGN, Held, Row, ServingSetup
+from share_compute_actors.serving.messages import HEARTBEAT, HELD, Held, Row, ServingSetup
 from share_compute_actors.serving.weights import ServedModel
 from share_compute_actors.wire import NOTHING
 
@@ -38,7 +38,7 @@ class _Newcomer:
     """The call that loads its shard."""
 
 
-class ServingCrew(Party):
+class ServingGroup(WorkerGroup):
     """The members of a replica, and the machines on which members are starting.
 
     Args:
@@ -57,27 +57,17 @@ class ServingCrew(Party):
         server: Any,
         cancelled: threading.Event,
     ) -> None:
-        super().__init__(cancelled, SIGN, _log.warning)
+        super().__init__(assignment.topology, cancelled, HEARTBEAT, _log.warning)
         self._assignment = assignment
         self._model = model
         self._weights = weights
         self._server = server
-        self.topology = assignment.topology
-        """The machines on which members may run, and the machines of members that must leave."""
         self._lives: dict[Any, Worker] = {}
         """A call to each member that ends only when the member dies."""
         self._newcomers: dict[Worker, _Newcomer] = {}
         self.held: dict[Worker, Held] = {}
         """State of each member's shard, as the member reported it."""
-        self.pulse.is_patient = False
-
-    def name(self, worker: Worker) -> str:
-        """Return the name of a member's machine."""
-        return self.topology[worker].name
-
-    def address(self, worker: Worker) -> str:
-        """Return the IP address of a member's machine."""
-        return self.topology[worker].address
+        self.detector.are_loading = False
 
     def cut_off(self, workers: frozenset[Worker]) -> frozenset[Worker]:
         """Return all of them as lost: the server still has their requests, which continue on other members."""
@@ -160,12 +150,12 @@ class ServingCrew(Party):
         self.invite(None)
         self.remove(tuple(self._actors))
 
-    def feel_pulse(self) -> frozenset[Worker]:
+    def check_members(self) -> frozenset[Worker]:
         """Remove and return lost members; a dead process is noticed at once, an unresponsive one after a while."""
         ended = ray.wait(list(self._lives), num_returns=len(self._lives), timeout=0)[0] if self._lives else []
         dead = frozenset(self._lives[call] for call in ended)
         self.remove(dead)
-        return dead | super().feel_pulse()
+        return dead | super().check_members()
 
     # -- calls -------------------------------------------------------------------------------------------------------
 
@@ -181,7 +171,7 @@ class ServingCrew(Party):
             MembersLost: members died meanwhile.
             PlanInfeasible: a shard does not fit after all.
         """
-        self.pulse.is_patient = True
+        self.detector.are_loading = True
         try:
             calls = {
                 worker: self._load(self._actors[worker], worker, placement, is_awaited=True)
@@ -189,7 +179,7 @@ class ServingCrew(Party):
             }
             self.held.update(self.gather(HELD, calls))
         finally:
-            self.pulse.is_patient = False
+            self.detector.are_loading = False
 
     def begin(self, row: Row) -> None:
         """Have members start the engine steps of an epoch.

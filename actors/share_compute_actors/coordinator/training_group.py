@@ -19,18 +19,17 @@ from share_compute.protocol.failures import Failure
 from share_compute.protocol.messages import ToMember
 from share_compute.protocol.roster import Worker
 from share_compute.topology import Contributor, Topology
-from share_compute_actors.coordinator.party import MembersLost, Party
 from share_compute_actors.coordinator.shard_store import ShardStoreFacts
-from share_compute_actors.member.answering import answered
+from share_compute_actors.group.answering import answered
+from share_compute_actors.group.exceptions import MembersLost
+from share_compute_actors.group.naming import member_options
+from share_compute_actors.group.worker_group import WorkerGroup
 from share_compute_actors.member.member import Member
-from share_compute_actors.member.naming import member_options
 from share_compute_actors.member.schemas import STATUS
 from share_compute_actors.messages import MemberSetup, Source, Sources, server_source
-from share_compute_actors.testing import require_carried_out
+from share_compute_actors.testing.fault_injection import require_carried_out
 from share_compute_actors.unpickling import is_refusal
 from share_compute_actors.wire import COUNT, FLAG, NAMES, NOTHING, Undeclared
-
-__all__ = ["DEADLINE_S", "Crew", "MembersLost"]
 
 DEADLINE_S = 900.0
 """Longest wait of one member for another, in seconds, for any reason.
@@ -38,7 +37,7 @@ DEADLINE_S = 900.0
 The failure detector notices a dead or unresponsive machine much sooner."""
 
 
-class Crew(Party):
+class TrainingGroup(WorkerGroup):
     """All living members of one job.
 
     Args:
@@ -63,7 +62,7 @@ class Crew(Party):
         tied_name: str | None,
         note: Callable[[str], None],
     ) -> None:
-        super().__init__(cancelled, STATUS, note)
+        super().__init__(assignment.topology, cancelled, STATUS, note)
         self._note = note
         require_carried_out(assignment.failures)
         self._assignment = assignment
@@ -72,8 +71,6 @@ class Crew(Party):
         self._coordinator = coordinator
         self._runs = runs
         self._tied_name = tied_name
-        self.topology = assignment.topology
-        """The machines that members may run on."""
         self._invited: dict[Worker, tuple[Any, Any]] = {}
         """Members that start while others train: actor and pending first heartbeat, by member."""
         self._refused: set[tuple[Worker, str]] = set()
@@ -93,14 +90,6 @@ class Crew(Party):
     def attempt(self) -> str:
         """Name of the job's attempt, unique in the cluster."""
         return f"{self._assignment.job_id}/{self._assignment.attempt}"
-
-    def name(self, worker: Worker) -> str:
-        """Return the name of a member's machine."""
-        return self.topology[worker].name
-
-    def address(self, worker: Worker) -> str:
-        """Return the IP address of a member's machine."""
-        return self.topology[worker].address
 
     def cut_off(self, workers: frozenset[Worker]) -> frozenset[Worker]:
         """Raise LinkLost: another coordinator with connections of its own can continue with all members."""
@@ -149,7 +138,7 @@ class Crew(Party):
             MembersLost: all members died meanwhile.
         """
         self._actors.update(actors)
-        self.pulse.is_patient = False
+        self.detector.are_loading = False
         self.gather(
             NOTHING,
             {
@@ -195,7 +184,7 @@ class Crew(Party):
         )
         for worker in sorted(shards.keys() - adopted.keys()):
             self._note(f"lost machine {self.name(worker)} while it loaded")
-        self.pulse.is_patient = False
+        self.detector.are_loading = False
 
     @property
     def failures(self) -> tuple[Failure, ...]:
@@ -225,9 +214,7 @@ class Crew(Party):
             shards: the shard of each invited member.
             topology: the machines that members may run on from now on.
         """
-        known = {machine.id for machine in topology.contributors}
-        former = (machine for machine in self.topology.contributors if machine.id not in known)
-        self.topology = Topology((*topology.contributors, *former), topology.links)
+        self.offer(topology)
         for worker in sorted(shards.keys() - self._invited.keys() - self._actors.keys()):
             actor = self._start(worker, applied=-1)
             self._invited[worker] = actor, actor.build.remote(shards[worker])
@@ -235,7 +222,7 @@ class Crew(Party):
         for ref in ray.wait(list(refs), num_returns=len(refs), timeout=0)[0] if refs else ():
             worker = refs[ref]
             actor, _ = self._invited.pop(worker)
-            if self.pulse.gives_sign(worker, ref):
+            if self.detector.accepts_heartbeat(worker, ref):
                 self._actors[worker] = actor
             else:
                 self._refused.add((worker, self.topology[worker].node_id))
@@ -265,7 +252,7 @@ class Crew(Party):
             return answered(FLAG, asked, self.name(worker))
         except (Undeclared, RayError) as failure:
             if isinstance(failure, Undeclared) or is_refusal(failure):
-                self.pulse.accuse(worker, failure)
+                self.detector.accuse(worker, failure)
             return False  # a dead member is noticed by the failure detector
 
     def inventory(self, holders: Sequence[Source]) -> Sources:
@@ -292,8 +279,8 @@ class Crew(Party):
         except (Undeclared, RayError) as failure:
             if holder.worker is None or not (isinstance(failure, Undeclared) or is_refusal(failure)):
                 raise
-            self.pulse.accuse(holder.worker, failure)
-            raise MembersLost(self.feel_pulse()) from failure
+            self.detector.accuse(holder.worker, failure)
+            raise MembersLost(self.check_members()) from failure
 
     def load_shards(
         self, shards: Mapping[Worker, Shard], sources: Callable[[Worker], Sources | None], applied: int
@@ -310,7 +297,7 @@ class Crew(Party):
             MembersLost: members died meanwhile.
             PlanInfeasible: a shard does not fit into its machine's memory, against the plan's estimate.
         """
-        self.pulse.is_patient = True
+        self.detector.are_loading = True
         try:
             self.gather(
                 COUNT,
@@ -322,7 +309,7 @@ class Crew(Party):
                 },
             )
         finally:
-            self.pulse.is_patient = False
+            self.detector.are_loading = False
 
     def adopt(self, workers: Collection[Worker], epoch: int, applied: int) -> None:
         """Have members switch to the shards that they loaded.
@@ -346,7 +333,7 @@ class Crew(Party):
 
     def repeated_messages(self) -> Iterator[tuple[Worker, bytes]]:
         """Yield the messages that members repeat in new heartbeats, because they were not acknowledged in time."""
-        for worker, sign in self.pulse.take_fresh().items():
+        for worker, sign in self.detector.take_new_heartbeats().items():
             for message in sign.unacknowledged:
                 yield worker, message.encode()
 
@@ -364,7 +351,7 @@ class Poll:
         crew: the members.
     """
 
-    def __init__(self, crew: Crew) -> None:
+    def __init__(self, crew: TrainingGroup) -> None:
         self._crew = crew
         self._pending: dict[Any, Worker] = {}
         """Calls without an answer yet, with the member of each."""
@@ -373,7 +360,7 @@ class Poll:
         """Return whether all have answered yes; ask if no question is pending.
 
         Args:
-            ask: starts the calls; see `Crew.ask_following`.
+            ask: starts the calls; see `TrainingGroup.ask_following`.
         """
         if not self._pending:
             self._pending = ask()

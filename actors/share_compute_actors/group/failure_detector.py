@@ -11,34 +11,34 @@ from ray.exceptions import ActorUnavailableError, RayError
 
 from share_compute.errors import ShareComputeError
 from share_compute.protocol.roster import Worker
-from share_compute_actors.member.answering import answered
+from share_compute_actors.group.answering import answered
 from share_compute_actors.unpickling import is_refusal
 from share_compute_actors.wire import Packs, Undeclared, undeclared
 
 _PERIOD_S = 0.5
 """Time between two heartbeat requests, in seconds."""
-_SILENCE_S = 2.0
+_LIMIT_S = 2.0
 """Time limit for a heartbeat, in seconds; a member that owes one for longer is lost."""
-_WORRIED_SILENCE_S = 0.7
+_SHORT_LIMIT_S = 0.7
 """The limit after something went wrong, in seconds.
 
 Most likely a member is lost then, and all others wait until that is known. Members answer from a dedicated thread,
 within a fraction of this time even when all cores are busy."""
-_WORRY_S = 5.0
+_SHORTENED_S = 5.0
 """Duration of the shorter limit, in seconds.
 
 A lost member is found in less time. Then the normal limit applies again, because a step may take longer."""
-_PATIENT_SILENCE_S = 30.0
+_LOADING_LIMIT_S = 30.0
 """The limit while members load, in seconds: loading may hold Python's global interpreter lock for long."""
-_RETURN_S = 8.0
+_RETURN_LIMIT_S = 8.0
 """The limit after a network cut, in seconds: TCP may take as long as the cut to retransmit lost data."""
 _LATE_S = 0.5
-"""Time between two calls of `feel`, in seconds, beyond which this process itself was held up.
+"""Time between two calls of `poll`, in seconds, beyond which this process itself was held up.
 
 That time is not counted against the members."""
 
 
-class Pulse:
+class FailureDetector:
     """Failure detector of a group of members, run by the actor that leads them.
 
     Args:
@@ -51,41 +51,41 @@ class Pulse:
         self._name = name
         self._accused: set[Worker] = set()
         self._faults: dict[Worker, str] = {}
-        self._is_patient = True
-        self.silent: frozenset[Worker] = frozenset()
-        """Members that the last call of `feel` counts as lost only because they are unresponsive."""
-        self.signs: dict[Worker, Any] = {}
+        self._are_loading = True
+        self.unresponsive: frozenset[Worker] = frozenset()
+        """Members that the last call of `poll` counts as lost only because they are unresponsive."""
+        self.heartbeats: dict[Worker, Any] = {}
         """Last heartbeat of each member."""
-        self._fresh: dict[Worker, Any] = {}
-        """Heartbeats that `take_fresh` has not returned yet."""
+        self._new: dict[Worker, Any] = {}
+        """Heartbeats that `take_new_heartbeats` has not returned yet."""
         self.returning: frozenset[Worker] = frozenset()
         """Members that have not answered since the network of this host came back."""
         self._owed: dict[Any, Worker] = {}
-        self._asked_s = self._looked_s = time.monotonic()
-        self._worried_until_s = self._returning_until_s = 0.0
+        self._asked_s = self._polled_s = time.monotonic()
+        self._shortened_until_s = self._returning_until_s = 0.0
         self._asks_at_once = False
 
     @property
-    def is_patient(self) -> bool:
+    def are_loading(self) -> bool:
         """Whether the longer limit applies, because members load and may hold Python's global interpreter lock."""
-        return self._is_patient
+        return self._are_loading
 
-    @is_patient.setter
-    def is_patient(self, is_patient: bool) -> None:
-        if self._is_patient and not is_patient:
+    @are_loading.setter
+    def are_loading(self, are_loading: bool) -> None:
+        if self._are_loading and not are_loading:
             self._asked_s = time.monotonic()  # owed heartbeats get the full normal limit
-        self._is_patient = is_patient
+        self._are_loading = are_loading
 
-    def worry(self) -> None:
-        """Ask all members at once, and apply a shorter limit for a while or until `calm`; call it after an error."""
+    def shorten_limit(self) -> None:
+        """Ask all members at once, and apply a shorter limit for 5 s or until `reset_limit`; call it after errors."""
         now_s = time.monotonic()
-        if now_s > self._worried_until_s:
-            self._worried_until_s = now_s + _WORRY_S
+        if now_s > self._shortened_until_s:
+            self._shortened_until_s = now_s + _SHORTENED_S
             self._asks_at_once = True
             self._asked_s = now_s  # members that owe a heartbeat already get the full shorter limit
 
     def accuse(self, worker: Worker, failure: Exception) -> None:
-        """Count a member as lost from the next call of `feel` on, because it sent something that it should not have."""
+        """Count a member as lost from the next call of `poll` on, because it sent something that it should not have."""
         self._accused.add(worker)
         self._faults[worker] = _fault(failure, self._name(worker))
 
@@ -93,56 +93,58 @@ class Pulse:
         """Return the fault that a member was accused of, and forget it; empty if there is none."""
         return self._faults.pop(worker, "")
 
-    def take_fresh(self) -> dict[Worker, Any]:
+    def take_new_heartbeats(self) -> dict[Worker, Any]:
         """Return the last heartbeat of each member that sent one since the last call."""
-        fresh, self._fresh = self._fresh, {}
-        return fresh
+        new, self._new = self._new, {}
+        return new
 
-    def begin_anew(self, workers: Collection[Worker]) -> None:
+    def restart(self, workers: Collection[Worker]) -> None:
         """Restart after a network cut: forget owed heartbeats, and apply a longer limit until these have answered."""
         self.returning = frozenset(workers)
         self._owed.clear()
         self._asks_at_once = True
         self._asked_s = time.monotonic()
-        self._returning_until_s = self._asked_s + _RETURN_S
+        self._returning_until_s = self._asked_s + _RETURN_LIMIT_S
 
-    def calm(self) -> None:
+    def reset_limit(self) -> None:
         """Apply the normal limit again."""
-        self._worried_until_s = 0.0
+        self._shortened_until_s = 0.0
 
-    def forget_all_but(self, workers: Collection[Worker]) -> None:
+    def keep_only(self, workers: Collection[Worker]) -> None:
         """Expect no heartbeats of members other than these."""
         self._owed = {ref: worker for ref, worker in self._owed.items() if worker in workers}
-        self.signs = {worker: sign for worker, sign in self.signs.items() if worker in workers}
-        self._fresh = {worker: sign for worker, sign in self._fresh.items() if worker in workers}
+        self.heartbeats = {
+            worker: heartbeat for worker, heartbeat in self.heartbeats.items() if worker in workers
+        }
+        self._new = {worker: heartbeat for worker, heartbeat in self._new.items() if worker in workers}
         self.returning = self.returning.intersection(workers)
 
-    def feel(self, actors: Mapping[Worker, Any]) -> frozenset[Worker]:
+    def poll(self, actors: Mapping[Worker, Any]) -> frozenset[Worker]:
         """Request heartbeats when they are due; return the members that are dead or owe one for too long."""
-        self.silent = frozenset()
+        self.unresponsive = frozenset()
         accused, self._accused = self._accused & actors.keys(), set()
         if accused:
             return frozenset(accused)
         now_s = time.monotonic()
-        late_s, self._looked_s = now_s - self._looked_s, now_s
+        late_s, self._polled_s = now_s - self._polled_s, now_s
         if late_s > _LATE_S:
             self._asked_s += late_s
         if self._owed:
             ready, owing = ray.wait(list(self._owed), num_returns=len(self._owed), timeout=0)
             lost = {self._owed[ref] for ref in ready if not self._take(ref)}
-            if now_s < self._returning_until_s and (returning := lost & self.silent & self.returning):
+            if now_s < self._returning_until_s and (returning := lost & self.unresponsive & self.returning):
                 # Ray fails calls until it has reconnected after a cut: these members are asked again.
                 lost -= returning
-                self.silent -= returning
+                self.unresponsive -= returning
                 self._owed = {ref: self._owed[ref] for ref in owing}
                 self._owed |= {
                     actors[worker].status.remote(): worker for worker in returning if worker in actors
                 }
                 owing = list(self._owed)
-            if owing and now_s - self._asked_s > self._longest_silence_s(now_s):
-                silent = {self._owed[ref] for ref in owing}
-                self.silent |= silent
-                lost |= silent
+            if owing and now_s - self._asked_s > self._limit_s(now_s):
+                overdue = {self._owed[ref] for ref in owing}
+                self.unresponsive |= overdue
+                lost |= overdue
             if lost:
                 return frozenset(lost)
             if owing or (now_s - self._asked_s < _PERIOD_S and not self._asks_at_once):
@@ -153,30 +155,30 @@ class Pulse:
         return frozenset()
 
     def _take(self, ref: Any) -> bool:
-        return self.gives_sign(self._owed[ref], ref)
+        return self.accepts_heartbeat(self._owed[ref], ref)
 
-    def gives_sign(self, worker: Worker, ref: Any) -> bool:
+    def accepts_heartbeat(self, worker: Worker, ref: Any) -> bool:
         """Read the answer of a member; return whether it is a valid heartbeat of this member."""
         try:
-            sign = answered(self._schema, ref, self._name(worker))
-            if sign.worker != worker:
-                raise undeclared(self._name(worker), "a sign of life of another member")
+            heartbeat = answered(self._schema, ref, self._name(worker))
+            if heartbeat.worker != worker:
+                raise undeclared(self._name(worker), "a heartbeat of another member")
         except (RayError, ShareComputeError) as failure:
             if isinstance(failure, Undeclared) or is_refusal(failure):
                 self._faults[worker] = _fault(failure, self._name(worker))
             elif isinstance(failure, ActorUnavailableError):
-                self.silent |= {worker}
+                self.unresponsive |= {worker}
             return False
-        self.signs[worker] = self._fresh[worker] = sign
+        self.heartbeats[worker] = self._new[worker] = heartbeat
         self.returning -= {worker}
         return True
 
-    def _longest_silence_s(self, now_s: float) -> float:
-        if self.is_patient:
-            return _PATIENT_SILENCE_S
+    def _limit_s(self, now_s: float) -> float:
+        if self.are_loading:
+            return _LOADING_LIMIT_S
         if self.returning and now_s < self._returning_until_s:
-            return _RETURN_S
-        return _WORRIED_SILENCE_S if now_s < self._worried_until_s else _SILENCE_S
+            return _RETURN_LIMIT_S
+        return _SHORT_LIMIT_S if now_s < self._shortened_until_s else _LIMIT_S
 
 
 def _fault(failure: Exception, machine: str) -> str:

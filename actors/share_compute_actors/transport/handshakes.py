@@ -8,13 +8,16 @@ import torch
 
 from share_compute.errors import ContributorLost
 from share_compute.protocol.roster import Worker
-from share_compute_actors.member.channel import Channel
-from share_compute_actors.messages import Label, Peer
+from share_compute_actors.transport.channel import Channel, Peer
+from share_compute_actors.transport.envelope import Label
+from share_compute_actors.wire import Schema
 
+PEER: Schema[Peer] = Schema(Peer)
+WORKERS: Schema[list[Worker]] = Schema(list[Worker])
 _TIMEOUT_S = 5.0
 
 
-def greet_all(channel: Channel, worker: Worker, peers: Sequence[Peer]) -> list[Worker]:
+def connect_all(channel: Channel, worker: Worker, peers: Sequence[Peer]) -> list[Worker]:
     """Connect to all other members, and return the members whose handshake did not arrive.
 
     Args:

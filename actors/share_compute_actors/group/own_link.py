@@ -10,7 +10,7 @@ from concurrent.futures import TimeoutError as OutOfTime
 
 import ray
 
-from share_compute_actors.coordinator.control_requests import Cancelled
+from share_compute_actors.group.exceptions import Cancelled
 from share_compute_actors.machine.reach import Place, answers
 
 _LOOK_S = 0.25

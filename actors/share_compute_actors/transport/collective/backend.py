@@ -27,7 +27,7 @@ from torch import Tensor
 
 from share_compute.errors import ContributorLost, ShareComputeError
 from share_compute.protocol.tree import Node, SummationTree
-from share_compute_actors.collective.algorithms import (
+from share_compute_actors.transport.collective.algorithms import (
     Links,
     Operator,
     fold,
@@ -35,10 +35,10 @@ from share_compute_actors.collective.algorithms import (
     start_sharded,
     start_tree,
 )
-from share_compute_actors.collective.errands import Errands
-from share_compute_actors.collective.expression import expression, is_one_addition
-from share_compute_actors.collective.sockets import GroupSockets, listening_ports
-from share_compute_actors.messages import Rendezvous
+from share_compute_actors.transport.collective.background import BackgroundTasks
+from share_compute_actors.transport.collective.expression import expression, is_one_addition
+from share_compute_actors.transport.collective.sockets import GroupSockets, listening_ports
+from share_compute_actors.transport.rendezvous import Rendezvous
 
 dist: Any = torch.distributed
 """Untyped on purpose: most of the functions used here have no types or no public name."""
@@ -93,7 +93,7 @@ class EpochGroup(BaseGroup):  # type: ignore[misc]
         else:
             self._group = _form_gloo(meeting, store, rank, world_size, self._sockets)
         self._links = Links(self._group, rank, world_size)
-        self._errands = Errands("sums")
+        self._tasks = BackgroundTasks("sums")
         """Background thread that runs sums over links one after the other, while the caller computes."""
         self._works: list[Any] = []
         """Operations that gloo's own threads may still run."""
@@ -184,8 +184,8 @@ class EpochGroup(BaseGroup):  # type: ignore[misc]
         return self._begin(start_sharded(self._links, [flat], counts, fold(_OPERATORS[operation]), flat))
 
     def _begin(self, run: Callable[[], None]) -> Callable[[], None]:
-        errand = self._guard(lambda: self._errands.submit(run))
-        return lambda: self._guard(lambda: self._finish(errand.result, errand.done))
+        task = self._guard(lambda: self._tasks.submit(run))
+        return lambda: self._guard(lambda: self._finish(task.result, task.done))
 
     def _start_native(self, start: Callable[[], Any]) -> Callable[[], None]:
         work = self._guard(start)
@@ -282,13 +282,13 @@ class EpochGroup(BaseGroup):  # type: ignore[misc]
         """Leave the group; operations in which other members still wait for this one fail."""
         _endings.pop(self._name, None)
         self._sockets.shut()
-        self._errands.end()
+        self._tasks.end()
         group, self._group = self._group, None
         self._links.leave()
         works, self._works = self._works, []
 
         def is_idle() -> bool:
-            return self._errands.has_ended and all(work.is_completed() for work in works)
+            return self._tasks.has_ended and all(work.is_completed() for work in works)
 
         until_s = time.monotonic() + _LEAVE_S
         while not is_idle() and time.monotonic() < until_s:

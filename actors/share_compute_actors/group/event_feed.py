@@ -1,32 +1,33 @@
-"""Events of a deployment's sequences, kept until the control plane has received them."""
+"""Events of an actor's work, kept until the control plane has received them."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Collection
+from typing import Generic, TypeVar
 
-from share_compute.serving.events import SequenceEvent
+Event = TypeVar("Event")
 
 
-class Feed:
+class EventFeed(Generic[Event]):
     """A queue of events for one listener; any thread may add events."""
 
     def __init__(self) -> None:
-        self._events: list[SequenceEvent] = []
+        self._events: list[Event] = []
         self._received = 0
         self._news = threading.Condition()
 
-    def put(self, events: Collection[SequenceEvent]) -> None:
+    def put(self, events: Collection[Event]) -> None:
         """Add events."""
         if events:
             with self._news:
                 self._events.extend(events)
                 self._news.notify_all()
 
-    def pull(self, after: int, timeout_s: float) -> list[SequenceEvent]:
+    def pull(self, after: int, timeout_s: float) -> list[Event]:
         """Return the events after the first ``after`` ones; wait for the next if there are none.
 
-        ``after`` must never decrease, because events that the listener has received are dropped.
+        ``after`` must never decrease: events that the listener has received are dropped, because there may be millions.
         """
         with self._news:
             self._news.wait_for(lambda: self._received + len(self._events) > after, timeout_s)

@@ -35,14 +35,14 @@ from zmq.auth.thread import ThreadAuthenticator
 from share_compute.errors import ContributorLost, StaleEpoch, Unavailable, VerificationFailed, WrongTensor
 from share_compute.protocol.roster import Worker
 from share_compute_actors.machine.ports import channel_ports
-from share_compute_actors.member.arrivals import Arrivals
-from share_compute_actors.messages import Envelope, Label, Peer, Phase
+from share_compute_actors.transport.arrivals import Arrivals
+from share_compute_actors.transport.envelope import Envelope, Label, Phase
 
 _log = logging.getLogger(__name__)
 
-_GLANCE_S = 1.0
+_POLL_S = 1.0
 """Longest wait before the next check for lost messages, in seconds."""
-GREETING = Label("train", 0, "hello", -1, 0)
+HANDSHAKE = Label("train", 0, "hello", -1, 0)
 """Label of a handshake that reports the number of tensors sent; no receiver waits for it."""
 
 Deliver = Callable[[bytes, np.ndarray], None]
@@ -102,6 +102,16 @@ class Keys:
     def call_key(self, source: Worker) -> bytes:
         """Return the secret that ``source`` must show with each Ray call to the owner of this key pair."""
         return hashlib.blake2b(source.encode(), key=self.secret, digest_size=16).digest()
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """The endpoint of a member and its public key."""
+
+    worker: Worker
+    name: str
+    endpoint: str
+    public_key: bytes
 
 
 class _Admission:
@@ -225,10 +235,10 @@ class Channel:
         else:
             self._direct[worker].send_multipart([letter.envelope, letter.content.data], copy=False)
 
-    def greet(self) -> None:
+    def report_sent(self) -> None:
         """Report to each receiver how many tensors were sent to it, so that it notices losses."""
         for worker in self._direct.keys() & +self._sent:
-            self.send(worker, GREETING, torch.zeros(1))
+            self.send(worker, HANDSHAKE, torch.zeros(1))
 
     def lacks(self) -> bool:
         """Return whether a tensor that was sent here in this epoch was lost or damaged in transit."""
@@ -310,7 +320,7 @@ class Channel:
                     step=label.step,
                     hint="check that machine and its network, then resume the job",
                 )
-            self._take_in(min(left_s, _GLANCE_S))
+            self._take_in(min(left_s, _POLL_S))
         self.waited_s += time.perf_counter() - start
         self._taken.add(label)
         del self._sources[label]
@@ -364,7 +374,7 @@ class Channel:
         if message.number:
             self._count(message)
         is_known = message.label in self._taken or message.label in self._arrived
-        return None if is_known or message.label == GREETING else message
+        return None if is_known or message.label == HANDSHAKE else message
 
     def _count(self, message: Envelope) -> None:
         came, now_s = self._came[message.source], time.monotonic()

@@ -63,7 +63,7 @@ def is_out_of_memory(failure: Exception) -> bool:
     return is_of_cpu or isinstance(failure, (MemoryError, torch.OutOfMemoryError))
 
 
-def as_told(failure: Exception) -> ShareComputeError:
+def as_reported(failure: Exception) -> ShareComputeError:
     """Return the error that reports a failure of a member's work; for lack of memory it says how much was in use."""
     cause = failure.__cause__ if isinstance(failure.__cause__, RuntimeError) else failure
     if not is_out_of_memory(cause):

@@ -9,7 +9,7 @@ from queue import SimpleQueue
 from typing import Any
 
 
-class Errands:
+class BackgroundTasks:
     """Executor with one thread. Unlike the standard library's executors, it never waits for hanging tasks at exit.
 
     Args:
@@ -45,8 +45,8 @@ class Errands:
         return not self._thread.is_alive()
 
     def _loop(self) -> None:
-        while (errand := self._queue.get()) is not None:
-            work, future = errand
+        while (task := self._queue.get()) is not None:
+            work, future = task
             if self._is_over:
                 future.cancel()
                 continue
@@ -54,4 +54,4 @@ class Errands:
                 future.set_result(work())
             except BaseException as failure:  # noqa: BLE001 - the future reports it to its waiter
                 future.set_exception(failure)
-            del errand, work, future  # an idle thread must not keep tensors alive
+            del task, work, future  # an idle thread must not keep tensors alive

@@ -7,9 +7,9 @@ from typing import Literal
 
 from share_compute.errors import ContributorLost
 from share_compute.protocol.roster import Worker
-from share_compute_actors.coordinator.party import Party
-from share_compute_actors.member.channel import Keys
-from share_compute_actors.member.schemas import PEER, WORKERS
+from share_compute_actors.group.worker_group import WorkerGroup
+from share_compute_actors.transport.channel import Keys
+from share_compute_actors.transport.handshakes import PEER, WORKERS
 from share_compute_actors.wire import NOTHING
 
 Wanted = Literal["auto", "direct", "ray"]
@@ -17,12 +17,12 @@ Wanted = Literal["auto", "direct", "ray"]
 
 
 def open_channels(
-    party: Party, epoch: int, workers: Collection[Worker], wanted: Wanted, note: Callable[[str], None]
+    group: WorkerGroup, epoch: int, workers: Collection[Worker], wanted: Wanted, note: Callable[[str], None]
 ) -> bool:
     """Have members connect to each other with new keys for this epoch; return whether all links are direct.
 
     Args:
-        party: the group that the members belong to.
+        group: the group that the members belong to.
         epoch: number of the epoch that is about to begin.
         workers: the members.
         wanted: transport for tensors that the job asks for.
@@ -35,20 +35,20 @@ def open_channels(
     """
     keys = {worker: Keys.issue() for worker in workers}
     admitted = {pair.public: worker for worker, pair in keys.items()}
-    peers = party.gather(
+    peers = group.gather(
         PEER,
-        {worker: party.handle(worker).listen.remote(epoch, keys[worker], admitted) for worker in workers},
+        {worker: group.handle(worker).listen.remote(epoch, keys[worker], admitted) for worker in workers},
     )
     for worker, peer in peers.items():
         if (peer.worker, peer.public_key) != (worker, keys[worker].public):
-            party.accuse(worker, "an end of a channel that is not its own")
-    silent = party.ask(WORKERS, workers, "connect", list(peers.values()))
+            group.accuse(worker, "an end of a channel that is not its own")
+    silent = group.ask(WORKERS, workers, "connect", list(peers.values()))
     for worker, sources in silent.items():
         if not silent.keys() >= set(sources):
-            party.accuse(worker, "members that are not there")
+            group.accuse(worker, "members that are not there")
     by_calls = _by_calls(silent, wanted)
     if by_calls and wanted == "direct":
-        lost = sorted({party.name(source) for source in by_calls})
+        lost = sorted({group.name(source) for source in by_calls})
         raise ContributorLost(
             f"no direct link from {', '.join(lost)}",
             machine=lost[0],
@@ -57,11 +57,11 @@ def open_channels(
     if by_calls:
         links = sum(len(targets) for targets in by_calls.values())
         note(f"{links} links go by Ray calls" + ("" if wanted == "ray" else ": no direct way"))
-    party.gather(
+    group.gather(
         NOTHING,
         {
-            worker: party.handle(worker).use_calls.remote(
-                {target: (party.handle(target), keys[target].call_key(worker)) for target in targets}
+            worker: group.handle(worker).use_calls.remote(
+                {target: (group.handle(target), keys[target].call_key(worker)) for target in targets}
             )
             for worker, targets in by_calls.items()
         },

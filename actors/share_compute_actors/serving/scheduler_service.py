@@ -13,10 +13,10 @@ from share_compute.serving.limits import Limits
 from share_compute.serving.options import Generation
 from share_compute.serving.scheduler import Scheduler
 from share_compute.serving.turns import Turn, TurnResult
-from share_compute_actors.serving.feed import Feed
+from share_compute_actors.group.event_feed import EventFeed
 
 
-class Desk:
+class SchedulerService:
     """All sequences of one replica of a deployment. Sequences are accepted even before there are stages.
 
     Args:
@@ -27,7 +27,7 @@ class Desk:
     def __init__(self, limits: Limits, wake: Callable[[], None]) -> None:
         self._scheduler = Scheduler(limits)
         self._wake = wake
-        self._feed = Feed()
+        self._feed: EventFeed[SequenceEvent] = EventFeed()
         self._lock = threading.Lock()
         self._figures = Figures()
         self._closed: ShareComputeError | None = None
@@ -52,14 +52,14 @@ class Desk:
             events = self._scheduler.submit(*generations, tokens_per_s=rate)
             for generation in generations:
                 self._figures.came(generation.sequence, now_s)
-            self._tell(events)
+            self._report(events)
         self._wake()
 
     def cancel(self, sequences: Iterable[int]) -> None:
         """End sequences that are no longer wanted."""
         with self._lock:
             for sequence in sequences:
-                self._tell(self._scheduler.cancel(sequence))
+                self._report(self._scheduler.cancel(sequence))
         self._wake()
 
     def pull(self, after: int, timeout_s: float) -> list[SequenceEvent]:
@@ -83,12 +83,12 @@ class Desk:
             VerificationFailed: the result does not fit the sequences that the engine step samples.
         """
         with self._lock:
-            self._tell(self._scheduler.completed(result))
+            self._report(self._scheduler.completed(result))
 
     def reform(self, epoch: int, limits: Limits) -> None:
         """Continue with other stages."""
         with self._lock:
-            self._tell(self._scheduler.reform(epoch, limits))
+            self._report(self._scheduler.reform(epoch, limits))
 
     def drop_cached(self) -> None:
         """Free the KV caches of ended sequences in the stages."""
@@ -100,7 +100,7 @@ class Desk:
         with self._lock:
             for sequence in sequences:
                 if self._scheduler.cancel(sequence):
-                    self._tell([Failed(sequence, error)])
+                    self._report([Failed(sequence, error)])
 
     def close(self, error: ShareComputeError) -> None:
         """Fail all sequences, and accept none until `open`."""
@@ -131,6 +131,6 @@ class Desk:
         with self._lock:
             return self._figures.measured(time.monotonic())
 
-    def _tell(self, events: list[SequenceEvent]) -> None:
+    def _report(self, events: list[SequenceEvent]) -> None:
         self._figures.told(events, time.monotonic())
         self._feed.put(events)

@@ -1,4 +1,4 @@
-"""Fault injection for tests and benchmarks, and a mailbox for a process that leads members without being an actor.
+"""Fault injection into the processes of a training job, for tests and benchmarks.
 
 The failure script is the one that drives the simulation (`share_compute.protocol.failures`). Pass it to an attempt in
 `Assignment.failures`; each process of the attempt then executes its own part.
@@ -7,22 +7,19 @@ The failure script is the one that drives the simulation (`share_compute.protoco
 from __future__ import annotations
 
 import os
-import queue
 import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Sequence
-from typing import Any, Literal
-
-import ray
+from typing import Literal
 
 from share_compute.errors import Conflict, UserError
 from share_compute.protocol.failures import Failure, FailureKind, FailureScript
 from share_compute.protocol.points import SENDING, Point
 from share_compute.protocol.roster import Worker
-from share_compute_actors.member.mishaps import Mishaps
-from share_compute_actors.member.naming import members_of
+from share_compute_actors.group.naming import members_of
+from share_compute_actors.testing.message_faults import MessageFaults
 
 _WORDS = frozenset(SENDING.values())
 _TENSORS = frozenset({Point.tensor_sending, Point.log_sending})
@@ -65,7 +62,7 @@ def _is_carried_out(failure: Failure) -> bool:  # noqa: PLR0911 - a return for e
             return failure.point in _TENSORS or failure.point in _WORDS
 
 
-class Injector:
+class FaultInjector:
     """Executes one process's part of a failure script.
 
     Args:
@@ -76,7 +73,7 @@ class Injector:
     def __init__(self, failures: Sequence[Failure], worker: Worker | None) -> None:
         self._worker = worker
         self._script = FailureScript(failures)
-        self.mishaps = Mishaps()
+        self.messages = MessageFaults()
         """Sends messages, with the injected faults."""
 
     def passes(self, point: Point, step: int) -> list[Failure]:
@@ -94,7 +91,7 @@ class Injector:
                 case FailureKind.stop:
                     freeze(failure.duration_s)
                 case FailureKind.partition:
-                    self.mishaps.cut(failure)
+                    self.messages.cut(failure)
                 case _:
                     of_message.append(failure)
         return of_message
@@ -137,36 +134,3 @@ def make_fail(job_id: str, worker: Worker, kind: Literal["kill", "stop"], durati
         )
     for member in members:
         member.fail.remote(kind, duration_s)
-
-
-@ray.remote(num_cpus=0, concurrency_groups={"mail": 1, "control": 1})
-class Mailbox:
-    """Takes the coordinator's place as the receiver of members' messages, for a process that is no actor."""
-
-    def __init__(self) -> None:
-        self._heard: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
-
-    @ray.method(concurrency_group="mail")
-    def hear(self, *said: Any) -> None:
-        """Take in a message of a member."""
-        self._heard.put(said)
-
-    @ray.method(concurrency_group="control")
-    def next(self) -> tuple[Any, ...]:
-        """Wait for the next message, and return it."""
-        return self._heard.get()
-
-
-def forward_mail(mailbox: Any) -> queue.SimpleQueue[Any]:
-    """Return a queue that receives every message of a `Mailbox`, until the mailbox's actor ends."""
-    inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
-
-    def carry() -> None:
-        while True:
-            try:
-                inbox.put(ray.get(mailbox.next.remote()))
-            except ray.exceptions.RayError:
-                return
-
-    threading.Thread(target=carry, daemon=True).start()
-    return inbox

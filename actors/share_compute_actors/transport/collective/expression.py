@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from share_compute.protocol.tree import Node, SummationTree
-from share_compute_actors.collective.algorithms import Combine
+from share_compute_actors.transport.collective.algorithms import Combine
 
 
 def expression(tree: SummationTree, nodes: Sequence[Node]) -> Combine:

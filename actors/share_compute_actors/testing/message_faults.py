@@ -13,16 +13,14 @@ from torch import Tensor
 
 from share_compute.protocol.failures import Failure, FailureKind
 from share_compute.protocol.roster import Worker
-from share_compute.training.schedule import Action
-from share_compute_actors.member.channel import Letter
-from share_compute_actors.member.runner import Runner
+from share_compute_actors.transport.channel import Letter
 
 Send = Callable[[], None]
 _NOT_OVERTAKEN_S = 2.0
 """Longest time for which a message is held back to be overtaken, in seconds; then it is sent anyway."""
 
 
-class Mishaps:
+class MessageFaults:
     """Sends messages; with injected faults, some arrive late, twice, out of order or never.
 
     All methods except `is_cut` and `wait_while_cut` belong to one thread, which must call `flush` regularly.
@@ -138,8 +136,3 @@ def is_poisoned(failures: Sequence[Failure]) -> bool:
 def deviates(failures: Sequence[Failure]) -> bool:
     """Return whether the numbers that are made here must be made wrong."""
     return _has(failures, FailureKind.deviate)
-
-
-def poison(runner: Runner, action: Action) -> None:
-    """Overwrite the result of a cell with NaN."""
-    runner.spoil_cell(action.kind, action.microbatch, torch.nan)

@@ -1,0 +1,65 @@
+"""Exponential backoff of machines on which members were lost."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+
+from share_compute.protocol.roster import Worker
+
+
+def next_pause_s(last_s: float, first_s: float, longest_s: float, *, has_lasted: bool) -> float:
+    """Return the next pause in seconds: the first one after lasting success, else twice the last one up to a limit."""
+    return first_s if has_lasted else min(2 * last_s, longest_s)
+
+
+class Backoff:
+    """Backoff of machines: no member is started on a machine for some time after its member was lost.
+
+    The pause doubles while members of the machine are lost before they join, or soon after.
+
+    Args:
+        first_s: the first pause, in seconds.
+        longest_s: the longest pause, in seconds.
+        lasting_s: time since a member joined, in seconds, after which its loss begins with the first pause again.
+        clock: returns the time in seconds.
+    """
+
+    def __init__(
+        self,
+        first_s: float,
+        longest_s: float,
+        lasting_s: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._first_s = first_s
+        self._longest_s = longest_s
+        self._lasting_s = lasting_s
+        self._clock = clock
+        self._since: dict[Worker, float] = {}
+        """Time when each member joined, by member."""
+        self._pauses: dict[Worker, tuple[float, float]] = {}
+        """Duration of each machine's last pause in seconds, and the time when it ends."""
+
+    def joined(self, workers: Iterable[Worker]) -> None:
+        """Record the present members, to know how long each lasts; members that are known already stay as they are."""
+        now_s = self._clock()
+        for worker in workers:
+            self._since.setdefault(worker, now_s)
+
+    def lost(self, worker: Worker) -> None:
+        """Begin a machine's pause, because its member was lost or did not start."""
+        now_s = self._clock()
+        has_lasted = now_s - self._since.pop(worker, now_s) >= self._lasting_s
+        last_s, _ = self._pauses.get(worker, (self._first_s / 2, 0.0))
+        pause_s = next_pause_s(last_s, self._first_s, self._longest_s, has_lasted=has_lasted)
+        self._pauses[worker] = pause_s, now_s + pause_s
+
+    def __contains__(self, worker: Worker) -> bool:
+        """Whether a machine is in its pause now."""
+        return worker in self._pauses and self._clock() < self._pauses[worker][1]
+
+    @property
+    def paused(self) -> frozenset[Worker]:
+        """All machines that are in their pause now."""
+        return frozenset(worker for worker in self._pauses if worker in self)

@@ -1,0 +1,19 @@
+"""Exceptions that end the waits of an actor that leads members."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from share_compute.protocol.roster import Worker
+
+
+class Cancelled(Exception):
+    """The submitter cancelled the job."""
+
+
+class MembersLost(Exception):
+    """Members died or became unresponsive."""
+
+    def __init__(self, workers: Collection[Worker]) -> None:
+        super().__init__(", ".join(sorted(workers)))
+        self.workers = frozenset(workers)

@@ -1,0 +1,197 @@
+"""Fetches tensors from their sources, in pieces of rows."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import ray
+import torch
+from ray.exceptions import ObjectLostError, RayActorError
+from torch import Tensor
+
+from share_compute.errors import ContributorLost, PlanInfeasible, StaleEpoch, WrongTensor
+from share_compute.models.weights import CHUNK_BYTES, copy_into, row_ranges, rows_of
+from share_compute.planning.partitioning import Shard
+from share_compute.protocol.roster import Worker
+from share_compute.training.numbers import is_finite as has_finite_numbers
+from share_compute.training.optimizers import parameter_of
+from share_compute_actors.group.allocator import is_out_of_memory
+from share_compute_actors.group.answering import shard_store_lost
+from share_compute_actors.messages import Extent, Source, Sources, pack_extents
+from share_compute_actors.transport.pieces import Piece, whole
+
+_CALLS_AHEAD = 2
+"""Calls in flight at a time: the next answer is transferred while this one is copied, and no more is in memory."""
+_CALL_BYTES = 3 * CHUNK_BYTES
+"""Size limit of one call, in bytes. With its overhead an answer stays below `INLINE_LIMIT_BYTES`: it then comes inside
+the reply, in one transfer."""
+
+
+class Givers:
+    """Calls the sources of a member's tensors; a source that is the member itself is called directly.
+
+    Args:
+        sources: the sources.
+        me: the member.
+        own: methods of the member itself.
+    """
+
+    def __init__(self, sources: Sources, me: Worker | None = None, own: object | None = None) -> None:
+        self.sources = sources
+        self._me = me
+        self._own = own
+
+    def begin(self, source: Source, method: str, *arguments: Any) -> Callable[[], Any]:
+        """Call a method of a source, and return a function that waits for its answer."""
+        if self._own is None or source.worker != self._me:
+            return partial(_given, source.ask(method, *arguments), source)
+        answer = getattr(self._own, method)(*source.asked(*arguments))
+        return lambda: answer
+
+    def ask(self, source: Source, method: str, *arguments: Any) -> Any:
+        """Return the answer of a source.
+
+        Raises:
+            ShardStoreLost: the source was the shard store, and died.
+            StaleEpoch: the source was a member, and died.
+        """
+        return self.begin(source, method, *arguments)()
+
+
+def fill(
+    tensors: Mapping[str, Tensor],
+    givers: Givers,
+    method: str,
+    dtype: torch.dtype = torch.float32,
+    numbers: Collection[str] = (),
+) -> None:
+    """Load tensors from their sources, some rows or some small tensors per call; the next call is in flight meanwhile.
+
+    Args:
+        tensors: tensors to fill, by stored name.
+        givers: the sources of the tensors.
+        method: method of the sources that returns rows.
+        dtype: dtype of the rows that the sources return.
+        numbers: names of the tensors that must be finite if another member is their source.
+
+    Raises:
+        ContributorLost: data from a machine arrives damaged.
+        StaleEpoch: a source died.
+        UserError: the weights do not belong to the configuration.
+        WrongTensor: a member returned data that does not fit the request.
+    """
+    calls = list(_calls(tensors, givers.sources, dtype.itemsize))
+    asked = deque(
+        givers.begin(source, method, pack_extents(extents)) for source, extents in calls[:_CALLS_AHEAD]
+    )
+    for number, (source, extents) in enumerate(calls, start=_CALLS_AHEAD):
+        pieces: list[Piece] = asked.popleft()()
+        if number < len(calls):
+            later, wanted = calls[number]
+            asked.append(givers.begin(later, method, pack_extents(wanted)))
+        if len(pieces) != len(extents):
+            raise wrong(source, f"it gave {len(pieces)} tensors in place of {len(extents)}")
+        for extent, piece in zip(extents, pieces, strict=True):
+            arrived = piece if piece.is_whole else _again(givers, source, method, extent)
+            if source.worker is not None:
+                rows = rows_of(tensors[extent.name], extent.start, extent.stop)
+                _require_fit(source, extent, arrived, rows, dtype, is_finite=extent.name in numbers)
+            copy_into(tensors[extent.name], extent.start, extent.stop, arrived.content, dtype)
+
+
+def _require_fit(
+    source: Source, extent: Extent, piece: Piece, rows: Tensor, dtype: torch.dtype, *, is_finite: bool
+) -> None:
+    """Check that a member returned rows that fit the request.
+
+    Raises:
+        WrongTensor: the rows do not fit.
+    """
+    size = rows.numel() * dtype.itemsize
+    if piece.content.nbytes != size:
+        raise wrong(source, f"{extent.name} has {piece.content.nbytes} bytes in place of {size}")
+    if is_finite and size and not has_finite_numbers(torch.from_numpy(piece.content.copy()).view(dtype)):
+        raise wrong(source, f"the numbers of {extent.name} are not finite")
+
+
+def wrong(source: Source, what: str) -> WrongTensor:
+    """Return the error for a source whose data cannot be used."""
+    return WrongTensor.of(source.name, source.worker or "", what)
+
+
+def _again(givers: Givers, source: Source, method: str, extent: Extent) -> Piece:
+    """Fetch one piece again until it arrives undamaged.
+
+    Raises:
+        ContributorLost: the piece arrived damaged at each attempt.
+    """
+    damaged = ContributorLost(
+        f"{extent.name} arrived damaged from {source.name} whenever it was asked for",
+        machine=source.name,
+        hint="look into memory and network of that machine, then resume the job",
+    )
+
+    def ask() -> Piece:
+        pieces: list[Piece] = givers.ask(source, method, pack_extents([extent]))
+        return pieces[0]
+
+    return whole(ask, damaged)
+
+
+def _calls(
+    tensors: Mapping[str, Tensor], sources: Sources, itemsize: int
+) -> Iterator[tuple[Source, list[Extent]]]:
+    """Yield calls with their sources; small tensors share a call, or calls would take longer than all else."""
+    call: list[Extent] = []
+    place, size = 0, 0
+    for name, tensor in tensors.items():
+        own = sources.place(parameter_of(name))
+        for start, stop in row_ranges(tensor.shape, itemsize):
+            more = rows_of(tensor, start, stop).numel() * itemsize
+            if call and (own != place or size + more > _CALL_BYTES):
+                yield sources.all[place], call
+                call, size = [], 0
+            call.append(Extent(name, start, stop))
+            place, size = own, size + more
+    if call:
+        yield sources.all[place], call
+
+
+def _given(asked: Any, source: Source) -> Any:
+    """Return the answer of a source.
+
+    Raises:
+        ShardStoreLost: the source was the shard store, and died.
+        StaleEpoch: the source was a member, and died.
+    """
+    try:
+        return ray.get(asked)
+    except (RayActorError, ObjectLostError) as failure:
+        if source.worker is None:
+            raise shard_store_lost() from failure
+        raise StaleEpoch(
+            "who had a part of the shard died while it was loaded", hint="nothing: the next epoch begins"
+        ) from failure
+
+
+@contextmanager
+def fits(shard: Shard, machine: str) -> Iterator[None]:
+    """Convert a lack of memory inside the context into an error that names the machine.
+
+    Raises:
+        PlanInfeasible: the memory was too small.
+    """
+    try:
+        yield
+    except (MemoryError, RuntimeError) as failure:
+        if not is_out_of_memory(failure):
+            raise
+        raise PlanInfeasible(
+            f"the shard of {len(shard)} layers does not fit into {machine}",
+            machine=machine,
+            hint="lend more memory there, use more stages, or smaller microbatches",
+        ) from failure

@@ -1,0 +1,86 @@
+"""The methods of a member by which its links to the other members are opened."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any, Protocol
+
+import numpy as np
+import ray
+from numpy.typing import NDArray
+
+from share_compute.protocol.roster import Worker
+from share_compute_actors.group.answering import answers
+from share_compute_actors.group.compute_thread import ComputeThread
+from share_compute_actors.transport.channel import Channel, Keys, Peer
+from share_compute_actors.transport.handshakes import PEER, WORKERS, connect_all
+from share_compute_actors.wire import NOTHING
+
+
+class LinkSetup(Protocol):
+    """The parameters of a member that its links need."""
+
+    @property
+    def worker(self) -> Worker:
+        """The member's own name: the contributor that it runs on."""
+
+    @property
+    def name(self) -> str:
+        """Name of the member's machine, for display."""
+
+    @property
+    def address(self) -> str:
+        """IP address at which the other members reach this member."""
+
+    @property
+    def scope(self) -> str:
+        """Id of the job, or of the deployment's replica; tensors of others are dropped."""
+
+
+class LinkedMember:
+    """The methods of a member for its links. `open_channels` calls all but `deliver`, in this order, for each epoch."""
+
+    _setup: LinkSetup
+    _engine: ComputeThread
+    _names: dict[Worker, str]
+    """Names of the machines of all members of the epoch."""
+
+    @ray.method(concurrency_group="orders")
+    @answers(PEER)
+    def listen(self, epoch: int, keys: Keys, admitted: Mapping[bytes, Worker]) -> Peer:
+        """Open this member's end of the epoch's channel, and return its endpoint and public key."""
+        return self._engine.order(partial(self._listen, epoch, keys, admitted))
+
+    def _listen(self, epoch: int, keys: Keys, admitted: Mapping[bytes, Worker]) -> Peer:
+        setup = self._setup
+        channel = Channel(setup.worker, setup.scope, epoch, setup.address, keys, admitted)
+        self._engine.open(channel)
+        return Peer(setup.worker, setup.name, channel.endpoint, keys.public)
+
+    @ray.method(concurrency_group="orders")
+    @answers(WORKERS)
+    def connect(self, peers: Sequence[Peer]) -> list[Worker]:
+        """Connect to all other members, and return the members whose handshake did not arrive by the direct link."""
+        return self._engine.order(partial(self._connect, peers))
+
+    def _connect(self, peers: Sequence[Peer]) -> list[Worker]:
+        self._names = {peer.worker: peer.name for peer in peers}
+        return connect_all(self._open_channel(), self._setup.worker, peers)
+
+    @ray.method(concurrency_group="orders")
+    @answers(NOTHING)
+    def use_calls(self, members: Mapping[Worker, tuple[Any, bytes]]) -> None:
+        """Send to these members by Ray calls, not directly; each comes with the key that the calls must show."""
+        for member, (handle, key) in members.items():
+            deliver = partial(handle.deliver.remote, self._setup.worker, key)
+            self._engine.order(partial(self._open_channel().use_calls, member, deliver))
+
+    @ray.method(concurrency_group="mail")
+    def deliver(self, source: Worker, key: bytes, envelope: bytes, content: NDArray[np.uint8]) -> None:
+        """Take in a tensor that arrived by a Ray call."""
+        self._open_channel().deliver(source, key, envelope, content)
+
+    def _open_channel(self) -> Channel:
+        assert self._engine.channel is not None
+        return self._engine.channel

@@ -1,0 +1,42 @@
+"""A mailbox for a process that leads members without being an actor, as tests and benchmarks do."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from typing import Any
+
+import ray
+
+
+@ray.remote(num_cpus=0, concurrency_groups={"mail": 1, "control": 1})
+class Mailbox:
+    """Takes the coordinator's place as the receiver of members' messages, for a process that is no actor."""
+
+    def __init__(self) -> None:
+        self._heard: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
+
+    @ray.method(concurrency_group="mail")
+    def hear(self, *said: Any) -> None:
+        """Take in a message of a member."""
+        self._heard.put(said)
+
+    @ray.method(concurrency_group="control")
+    def next(self) -> tuple[Any, ...]:
+        """Wait for the next message, and return it."""
+        return self._heard.get()
+
+
+def forward_mail(mailbox: Any) -> queue.SimpleQueue[Any]:
+    """Return a queue that receives every message of a `Mailbox`, until the mailbox's actor ends."""
+    inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+
+    def carry() -> None:
+        while True:
+            try:
+                inbox.put(ray.get(mailbox.next.remote()))
+            except ray.exceptions.RayError:
+                return
+
+    threading.Thread(target=carry, daemon=True).start()
+    return inbox

@@ -1,0 +1,1 @@
+"""Tensors, pieces of files and sums between members."""
