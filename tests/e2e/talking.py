@@ -18,7 +18,6 @@ from fastapi import FastAPI
 from tests.e2e.conftest import Server
 
 from share_compute.models.configuration import declared_config
-from share_compute.planning.partitioning import Shard
 from share_compute.planning.plan import Bottleneck, MemberPlan, Plan, PoolPlan
 from share_compute.planning.report import ServingPrediction
 from share_compute.serving.events import SequenceEvent
@@ -29,6 +28,7 @@ from share_compute.serving.stage import ServingStage, input_ids
 from share_compute.serving.states import DeploymentState
 from share_compute.serving.status import ServingStatus
 from share_compute.serving.turns import Sampled, Turn, TurnResult
+from share_compute.shard import Shard
 from share_compute.specification import ModelSpec
 from share_compute.topology import Topology
 from share_compute_actors.serving.assignment import ServingAssignment

@@ -22,14 +22,14 @@ from share_compute.jobs.events import (
     Reformed,
     Started,
 )
-from share_compute.models.blueprint import dissect
+from share_compute.models.factory import dissect
 from share_compute.planning.planner import Solution, solve
 from share_compute.planning.strategies import with_nominal_speeds
 from share_compute.planning.timings import Timings, holding
-from share_compute.planning.words import listed
 from share_compute.protocol.coordinator import Plan
 from share_compute.protocol.messages import Form
 from share_compute.protocol.roster import Roster, Worker
+from share_compute.quantities import listed
 from share_compute.specification import TrainJob
 from share_compute.topology import Topology
 from share_compute_actors.coordinator.balancing import Balancer

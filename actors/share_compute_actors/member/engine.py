@@ -41,8 +41,8 @@ from share_compute.protocol.member_events import (
 from share_compute.protocol.messages import Halt, Prepared, ToCoordinator, ToMember
 from share_compute.protocol.points import HEARD, SENDING, Point
 from share_compute.protocol.roster import Roster, Worker
+from share_compute.protocol.schedule import Action
 from share_compute.protocol.tree import SummationTree
-from share_compute.training.schedule import Action
 from share_compute_actors.collective.backend import EpochGroup, abort_group, leave_group
 from share_compute_actors.member.allocator import as_told
 from share_compute_actors.member.channel import Channel

@@ -15,13 +15,14 @@ from ray.exceptions import ObjectLostError, RayActorError
 from torch import Tensor
 
 from share_compute.errors import ContributorLost, PlanInfeasible, StaleEpoch, WrongTensor
-from share_compute.models.blueprint import Stage, build_stage
 from share_compute.models.boundary import Boundaries
+from share_compute.models.factory import build_stage
+from share_compute.models.numbers import is_finite as has_finite_numbers
+from share_compute.models.stage import Stage
 from share_compute.models.weights import CHUNK_BYTES, copy_into, row_ranges, rows_of
-from share_compute.planning.partitioning import Shard
 from share_compute.protocol.roster import Worker
 from share_compute.protocol.tree import SummationTree
-from share_compute.training.numbers import is_finite as has_finite_numbers
+from share_compute.shard import Shard
 from share_compute.training.optimizers import parameter_of, restore_optimizer
 from share_compute_actors.machine.device import measured_device
 from share_compute_actors.member.allocator import is_out_of_memory, passing_through

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from share_compute.protocol.failures import Failure, FailureKind
 from share_compute.protocol.roster import Worker
-from share_compute.training.schedule import Action
+from share_compute.protocol.schedule import Action
 from share_compute_actors.member.channel import Letter
 from share_compute_actors.member.runner import Runner
 

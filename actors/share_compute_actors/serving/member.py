@@ -17,11 +17,11 @@ import psutil
 import ray
 from numpy.typing import NDArray
 
-from share_compute.planning.partitioning import Shard
 from share_compute.protocol.roster import Worker
 from share_compute.serving.placement import Holding
 from share_compute.serving.quantization import is_quantized
 from share_compute.serving.turns import Turn
+from share_compute.shard import Shard
 from share_compute_actors.member.allocator import trim
 from share_compute_actors.member.answering import answers
 from share_compute_actors.member.channel import Channel, Keys

@@ -12,10 +12,10 @@ from share_compute.protocol.member_events import Loaded
 from share_compute.protocol.messages import Form
 from share_compute.protocol.recovery import recover
 from share_compute.protocol.roster import Roster, Worker, fresh
+from share_compute.protocol.schedule import even_shares
 from share_compute.protocol.world.host import Host, Shard
 from share_compute.protocol.world.symbols import Weights
 from share_compute.protocol.world.vault import Vault
-from share_compute.training.schedule import even_shares
 
 if TYPE_CHECKING:
     from share_compute.protocol.world.world import World
