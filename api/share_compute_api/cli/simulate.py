@@ -144,7 +144,7 @@ def _show(report: SimulationReport, spec: TrainJob, name: str) -> None:
             ("throughput", f"{samples} samples/s{words}"),
             ("step of the first plan", seconds_text(report.first_step_s)),
             ("steps committed", f"{report.committed_steps:,}"),
-            ("steps lost and done again", f"{report.lost_steps:,}"),
+            ("steps of which work was done again", f"{report.lost_steps:,}"),
             ("machines there, on average", average(report.mean_machines)),
             ("of them in the job", average(report.mean_members)),
             ("use of all lent FLOP/s", f"{report.utilisation:.1%}"),
