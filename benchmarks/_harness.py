@@ -31,7 +31,7 @@ os.environ.setdefault("RAY_worker_niceness", "0")  # because rivals are not nice
 os.environ.update(RAY_SETTINGS)
 
 from share_compute.jobs.events import Assignment, AttemptEvent, StepCommitted
-from share_compute.models.blueprint import dissect
+from share_compute.models.factory import dissect
 from share_compute.planning.planner import Solution, solve
 from share_compute.specification import TrainJob, parse_job
 from share_compute.topology import Contributor, Device, Topology

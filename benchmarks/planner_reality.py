@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from pydantic import TypeAdapter
 
 from share_compute.jobs.events import Assignment
-from share_compute.models.blueprint import dissect
+from share_compute.models.factory import dissect
 from share_compute.planning.planner import Solution, solve
 from share_compute.planning.timings import LayerTiming
 from share_compute.specification import TrainJob

@@ -14,11 +14,13 @@ from _harness import LAYERS, Ours, Rival, arguments, cluster, compare, job, rows
 from torch.nn.parallel import DistributedDataParallel
 from train_pipeline import _Module
 
-from share_compute.models.blueprint import Blueprint, build_stage, loss_sum
-from share_compute.planning.partitioning import Shard
+from share_compute.models.blueprint import Blueprint
+from share_compute.models.factory import build_stage
+from share_compute.models.stage import loss_sum
+from share_compute.protocol.schedule import blocks, even_shares
+from share_compute.shard import Shard
 from share_compute.specification import TrainJob
 from share_compute.training.optimizers import build_optimizer
-from share_compute.training.schedule import blocks, even_shares
 
 
 def worker(

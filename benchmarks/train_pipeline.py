@@ -15,8 +15,10 @@ import torch.distributed as dist
 from _harness import LAYERS, Ours, Rival, arguments, cluster, compare, job, rows, told_blocks
 from torch import Tensor, nn
 
-from share_compute.models.blueprint import Blueprint, build_stage, loss_sum
-from share_compute.planning.partitioning import Shard
+from share_compute.models.blueprint import Blueprint
+from share_compute.models.factory import build_stage
+from share_compute.models.stage import loss_sum
+from share_compute.shard import Shard
 from share_compute.specification import TrainJob
 from share_compute.training.optimizers import build_optimizer
 

@@ -8,7 +8,7 @@ from ipaddress import ip_address
 
 import psutil
 
-from share_compute.planning.words import listed
+from share_compute.quantities import listed
 from share_compute.settings import Settings
 from share_compute_actors.machine.preflight import route_address
 from share_compute_api.connections import is_loopback

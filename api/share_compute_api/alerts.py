@@ -14,7 +14,7 @@ from typing import Final
 
 from share_compute.errors import ShareComputeError, VersionMismatch
 from share_compute.jobs.states import ContributorState
-from share_compute.planning.words import bytes_text
+from share_compute.quantities import bytes_text
 from share_compute.serving.states import DeploymentState
 from share_compute.store import DeploymentRecord, JobRecord, PresenceRecord, QueuedJob
 from share_compute_actors.machine.preflight import check_disk

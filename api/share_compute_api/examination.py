@@ -10,7 +10,7 @@ from tempfile import TemporaryFile
 import psutil
 
 from share_compute.errors import ShareComputeError, Unavailable
-from share_compute.planning.words import bytes_text
+from share_compute.quantities import bytes_text
 from share_compute.settings import Settings
 from share_compute_actors.machine.ports import LEAST_FREE_PORTS, PortRange
 from share_compute_actors.machine.preflight import (

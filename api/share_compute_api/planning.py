@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, TextIO
 from share_compute.errors import ShareComputeError, Unavailable
 from share_compute.planning.plan import Plan
 from share_compute.planning.timings import MachineTimings
-from share_compute.planning.words import bytes_text
 from share_compute.planning.workload import ServingWorkload
+from share_compute.quantities import bytes_text
 from share_compute.specification import TrainJob
 from share_compute.strict import StrictModel
 from share_compute.topology import Topology
@@ -59,20 +59,21 @@ def plan_on_paper(
         PlanInfeasible: the machines cannot hold the job; ``details`` says what is missing.
         UserError: the model or the strategy does not exist.
     """
-    from share_compute.planning.report import dry_run
+    from share_compute.planning.dry_run import dry_run
 
     return dry_run(spec, topology, _profile(spec), strategy=strategy, compare=compare, serving=serving)
 
 
 def _profile(spec: TrainJob) -> ModelProfile:
     from share_compute.data.tokenization import expected_vocab_size
-    from share_compute.models.blueprint import blueprint_of, dissect
+    from share_compute.models.blueprint import blueprint_of
+    from share_compute.models.factory import dissect
 
     return dissect(blueprint_of(spec, expected_vocab_size(spec)))
 
 
 def _lay_out(request: TimelineRequest) -> PlanTimeline:
-    from share_compute.planning.report import lay_out
+    from share_compute.planning.dry_run import lay_out
 
     return lay_out(request.job, request.plan, request.topology, _profile(request.job), request.timings)
 

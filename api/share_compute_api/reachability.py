@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from ipaddress import ip_address
 
 from share_compute.errors import ContributorLost, UserError
-from share_compute.planning.words import listed
+from share_compute.quantities import listed
 from share_compute_actors.machine.ports import PortRange, ports_text
 from share_compute_actors.machine.reach import listening, unanswered
 from share_compute_api.agent_schemas import DialReport, DialRequest

@@ -16,10 +16,10 @@ from pydantic import (
 
 from share_compute.jobs.states import ContributorState, JobState
 from share_compute.plain_text import PlainText
-from share_compute.planning.workload import Objective, ServingWorkload
+from share_compute.planning.workload import ServingWorkload
 from share_compute.scopes import GRANTABLE, Scope
 from share_compute.serving.status import ServingStatus
-from share_compute.specification import Kind, Replicas, TrainJob, parse_job
+from share_compute.specification import Kind, Objective, Replicas, TrainJob, parse_job
 from share_compute.store.records import (
     ApiKeyRecord,
     ArtifactRecord,

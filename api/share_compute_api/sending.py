@@ -8,7 +8,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from share_compute.errors import ShareComputeError, TooLarge, Unavailable, UserError
-from share_compute.planning.words import bytes_text
+from share_compute.quantities import bytes_text
 from share_compute_api.choices import UploadKind
 from share_compute_api.schemas import UploadFile, UploadList, UploadView
 from share_compute_api.transport import Transport

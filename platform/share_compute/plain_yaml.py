@@ -13,7 +13,7 @@ from yaml.constructor import ConstructorError, SafeConstructor
 from yaml.resolver import Resolver
 
 from share_compute.errors import UserError
-from share_compute.planning.words import bytes_text
+from share_compute.quantities import bytes_text
 
 MOST_BYTES = 256 << 10
 """Maximum size of hand-written YAML in bytes; no job file has a tenth of it."""

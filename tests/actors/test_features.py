@@ -18,8 +18,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, get_sc
 
 from share_compute.data import StepOrder, prepare
 from share_compute.jobs.events import AttemptEvent
-from share_compute.models.blueprint import Blueprint, build_stage
-from share_compute.planning.partitioning import Shard
+from share_compute.models.blueprint import Blueprint
+from share_compute.models.factory import build_stage
+from share_compute.shard import Shard
 from share_compute.specification import parse_job
 
 pytestmark = pytest.mark.slow

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from share_compute.errors import ShareComputeError, StaleEpoch, VerificationFailed
-from share_compute.models.blueprint import Blueprint, build_stage
-from share_compute.planning.partitioning import Shard
+from share_compute.models.blueprint import Blueprint
+from share_compute.models.factory import build_stage
 from share_compute.protocol.tree import SummationTree
+from share_compute.shard import Shard
 from share_compute.specification import LayerSpec, OptimizerName, TrainingSpec
 from share_compute.topology import Contributor, Device, Link, Topology
 from share_compute.training.loss_scale import SKIPPED

@@ -9,7 +9,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from share_compute.jobs.events import Assignment
-from share_compute.models.blueprint import dissect
+from share_compute.models.factory import dissect
 from share_compute.planning.planner import solve
 from share_compute.specification import parse_job
 from share_compute.topology import Topology

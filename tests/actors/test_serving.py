@@ -20,12 +20,12 @@ from tests.platform.serving.stages import CPU, Serving, opening
 
 from share_compute.errors import TooLong
 from share_compute.models.encoders import Pooling
-from share_compute.planning.partitioning import Shard
 from share_compute.serving.events import Embedded, Emitted, Finished, SequenceEvent, read_events
 from share_compute.serving.options import Generation, SamplingOptions
 from share_compute.serving.stage import ServingStage
 from share_compute.serving.states import DeploymentState
 from share_compute.serving.status import ServingStatus
+from share_compute.shard import Shard
 from share_compute.specification import ServeJob
 from share_compute.topology import Topology
 from share_compute_actors.serving.assignment import ServingAssignment

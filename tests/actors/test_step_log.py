@@ -11,7 +11,8 @@ import pytest
 from tests.api.playing import laid, step
 
 from share_compute.errors import StaleEpoch, Unavailable
-from share_compute.models.blueprint import blueprint_of, dissect
+from share_compute.models.blueprint import blueprint_of
+from share_compute.models.factory import dissect
 from share_compute.planning.planner import solve
 from share_compute.protocol.roster import Resend, Roster, fresh
 from share_compute.specification import parse_job

@@ -4,10 +4,12 @@ import pytest
 import torch
 from torch import nn
 
-from share_compute.models.blueprint import Blueprint, Stage, build_stage, loss_sum
-from share_compute.planning.partitioning import Shard
+from share_compute.models.blueprint import Blueprint
+from share_compute.models.factory import build_stage
+from share_compute.models.stage import Stage, loss_sum
 from share_compute.planning.timings import LayerTiming
 from share_compute.protocol.tree import SummationTree
+from share_compute.shard import Shard
 from share_compute.specification import LayerSpec, TrainingSpec
 from share_compute_actors.member.layer_timer import LayerTimer
 from share_compute_actors.member.runner import Runner

@@ -16,9 +16,10 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, get_sc
 
 from share_compute.data import StepOrder, prepare
 from share_compute.jobs.events import AttemptEvent
-from share_compute.models.blueprint import Blueprint, build_stage
-from share_compute.planning.partitioning import Shard
+from share_compute.models.blueprint import Blueprint
+from share_compute.models.factory import build_stage
 from share_compute.planning.plan import Plan
+from share_compute.shard import Shard
 from share_compute.specification import parse_job
 from share_compute.topology import Topology
 from share_compute_actors.coordinator.step_log import StepLog

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 from tests.api.conftest import Plane
+from tests.api.local_engine import LocalEngine
 from tests.api.speaking import Encoder, Speaker, make_llama, shared_processes
 from typer.testing import CliRunner
 
@@ -32,7 +33,6 @@ from share_compute_api.bell import Bell
 from share_compute_api.cli import make_app
 from share_compute_api.client import Client
 from share_compute_api.serving.engine import Engine, Engines, TextEngine
-from share_compute_api.serving.local import LocalEngine
 from share_compute_api.supervision.batches import BatchSupervisor
 
 pytestmark = pytest.mark.exact

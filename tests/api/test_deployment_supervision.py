@@ -29,7 +29,7 @@ from share_compute.specification import ServeJob
 from share_compute.store import ContributorRecord, DeploymentRecord, Store
 from share_compute.topology import Topology
 from share_compute_actors.serving.assignment import ServingAssignment
-from share_compute_actors.serving.scheduler_service import Desk
+from share_compute_actors.serving.scheduler_service import SchedulerService
 from share_compute_api.bell import Bell
 from share_compute_api.metrics import Metrics
 from share_compute_api.serving.engine import Engines, Stream
@@ -56,7 +56,7 @@ class Replica:
         self.num_taken = 0
         self._turns_left = 0
         self._news = asyncio.Event()
-        self._desk = Desk(limits_before(assignment.spec, WINDOW), self._news.set)
+        self._desk = SchedulerService(limits_before(assignment.spec, WINDOW), self._news.set)
         self._row = Row(LIMITS)
         self._status = ServingStatus(state=DeploymentState.pending, reason="looking")
 

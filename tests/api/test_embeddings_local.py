@@ -13,6 +13,7 @@ import openai
 import pytest
 from openai import OpenAI
 from tests.api.conftest import Plane, wait_until
+from tests.api.local_engine import LocalEngine
 from tests.api.speaking import TEXT, encoded, make_encoder
 from transformers import PreTrainedTokenizerFast
 
@@ -20,7 +21,6 @@ from share_compute.errors import UserError
 from share_compute.models.configuration import declared_config
 from share_compute.specification import ModelSpec, parse_deployment
 from share_compute_api.model_folders import model_window
-from share_compute_api.serving.local import LocalEngine
 from share_compute_api.serving.submission import check_deployment
 
 pytestmark = pytest.mark.exact

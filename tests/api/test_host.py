@@ -18,11 +18,12 @@ from share_compute.errors import Conflict, UserError
 from share_compute.jobs.states import ContributorState, JobState
 from share_compute.models.weights import WeightFolder
 from share_compute.store import ContributorRecord, JobRecord, Store
+from share_compute.store.contributors import MOST_DEVICES
 from share_compute_actors.machine.preflight import Gpu
 from share_compute_actors.machine.processes import is_alive
 from share_compute_api import devices as devices_module
 from share_compute_api.client import Client
-from share_compute_api.devices import MOST_DEVICES, LentDevice, lent_devices
+from share_compute_api.devices import LentDevice, lent_devices
 from share_compute_api.host import enroll
 from share_compute_api.identity import Identities
 from share_compute_api.joining import JoinOptions, split

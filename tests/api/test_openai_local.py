@@ -14,11 +14,11 @@ import openai
 import pytest
 from openai import OpenAI
 from tests.api.conftest import Plane, wait_until
+from tests.api.local_engine import LocalEngine
 from tests.api.speaking import make_llama, make_tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from share_compute.data.tokenization import has_chat_template
-from share_compute_api.serving.local import LocalEngine
 
 pytestmark = pytest.mark.exact
 

@@ -18,7 +18,6 @@ from fastapi import FastAPI
 from tests.e2e.conftest import Server
 
 from share_compute.models.configuration import declared_config
-from share_compute.planning.partitioning import Shard
 from share_compute.planning.plan import Bottleneck, MemberPlan, Plan, StagePlan
 from share_compute.planning.report import ServingPrediction
 from share_compute.serving.events import SequenceEvent
@@ -29,12 +28,13 @@ from share_compute.serving.stage import ServingStage, input_ids
 from share_compute.serving.states import DeploymentState
 from share_compute.serving.status import ServingStatus
 from share_compute.serving.turns import Sampled, Turn, TurnResult
+from share_compute.shard import Shard
 from share_compute.specification import ModelSpec
 from share_compute.topology import Topology
+from share_compute_actors.coordinator.step_log import Standing
 from share_compute_actors.serving.assignment import ServingAssignment
-from share_compute_actors.serving.messages import Sign
-from share_compute_actors.serving.scheduler_service import Desk
-from share_compute_actors.serving.status_recorder import Standing
+from share_compute_actors.serving.messages import Heartbeat
+from share_compute_actors.serving.scheduler_service import SchedulerService
 from share_compute_api.supervision.deployments import DeploymentSupervisor
 
 LAYERS = 4
@@ -87,7 +87,7 @@ class Talker:
     def __init__(self, assignment: ServingAssignment) -> None:
         self._assignment = assignment
         self._news = threading.Condition()
-        self._desk = Desk(limits_before(assignment.spec, assignment.window_tokens), self._wake)
+        self._desk = SchedulerService(limits_before(assignment.spec, assignment.window_tokens), self._wake)
         self._standing = Standing(self._desk, assignment.window_tokens)
         self._standing.move(DeploymentState.pending, "waiting for machines: none is there")
         self._config = declared_config(ModelSpec(path=assignment.folder))
@@ -244,9 +244,9 @@ class Talker:
         self._fed_back |= {one.sequence: one.token for one in passed if isinstance(one, Sampled)}
         return TurnResult(turn.id, turn.epoch, passed, (0.0,))
 
-    def _sign(self, worker: str) -> Sign:
+    def _sign(self, worker: str) -> Heartbeat:
         computed_s, _ = self._computed_s[-1]
-        return Sign(
+        return Heartbeat(
             worker=worker, epoch=self._epoch, process_id=os.getpid(), is_computing=False, computed_s=computed_s,
             at_s=time.monotonic(), resident_bytes=300 << 20, cache_bytes=12 << 20,
         )  # fmt: skip

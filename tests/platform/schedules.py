@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from share_compute.training.schedule import Action
+from share_compute.protocol.schedule import Action
 
 
 def peak_in_flight(actions: Sequence[Action]) -> int:

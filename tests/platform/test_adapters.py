@@ -15,12 +15,14 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedModel
 
 from share_compute.errors import UserError
 from share_compute.models.adapters import adapter_config, adapter_tensors, merged_tensors
-from share_compute.models.blueprint import Blueprint, Stage, build_stage, dissect, loss_sum
+from share_compute.models.blueprint import Blueprint
 from share_compute.models.conversion import PretrainedWeights
 from share_compute.models.export import export_checkpoint
+from share_compute.models.factory import build_stage, dissect
 from share_compute.models.huggingface import Outline, sketch
+from share_compute.models.stage import Stage, loss_sum
 from share_compute.models.weights import FolderWriter, WeightFolder, stream_file
-from share_compute.planning.partitioning import Shard
+from share_compute.shard import Shard
 from share_compute.specification import LoraSpec, parse_job
 
 CPU = torch.device("cpu")

@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from share_compute.models.blueprint import Blueprint, build_stage
+from share_compute.models.blueprint import Blueprint
 from share_compute.models.boundary import Boundaries, Expected, boundary_shape
-from share_compute.planning.partitioning import Shard
+from share_compute.models.factory import build_stage
+from share_compute.models.numbers import is_finite
+from share_compute.shard import Shard
 from share_compute.specification import parse_job
-from share_compute.training.numbers import is_finite
 
 CPU = torch.device("cpu")
 LLAMA = {

@@ -9,8 +9,10 @@ import torch
 from torch import Tensor
 from transformers import CONFIG_MAPPING
 
-from share_compute.models.blueprint import Blueprint, Stage, build_stage, loss_sum
-from share_compute.planning.partitioning import Shard
+from share_compute.models.blueprint import Blueprint
+from share_compute.models.factory import build_stage
+from share_compute.models.stage import Stage, loss_sum
+from share_compute.shard import Shard
 from share_compute.training.finiteness import Finding, find_nonfinite, first_of
 
 CONFIG = CONFIG_MAPPING["llama"](

@@ -11,10 +11,12 @@ from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from share_compute.errors import ShareComputeError, UserError
-from share_compute.models.blueprint import Blueprint, build_stage, dissect, loss_sum
+from share_compute.models.blueprint import Blueprint
 from share_compute.models.conversion import PretrainedWeights
+from share_compute.models.factory import build_stage, dissect
+from share_compute.models.stage import loss_sum
 from share_compute.models.weights import WeightFolder, copy_into, row_ranges
-from share_compute.planning.partitioning import Shard
+from share_compute.shard import Shard
 from share_compute.specification import LayerSpec
 
 CPU = torch.device("cpu")

@@ -13,11 +13,13 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 
-from share_compute.models.blueprint import Blueprint, build_stage, dissect, loss_sum
+from share_compute.models.blueprint import Blueprint
+from share_compute.models.factory import build_stage, dissect
 from share_compute.models.profiling import Misfit, count, fit
 from share_compute.models.shape_estimate import ShapeEstimate
-from share_compute.planning.partitioning import Shard
+from share_compute.models.stage import loss_sum
 from share_compute.planning.profile import Growth, ModelProfile
+from share_compute.shard import Shard
 from share_compute.specification import LayerSpec
 
 CPU = torch.device("cpu")

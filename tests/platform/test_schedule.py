@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.platform.schedules import peak_in_flight
 
-from share_compute.training.schedule import (
+from share_compute.protocol.schedule import (
     Action,
     blocks,
     even_shares,

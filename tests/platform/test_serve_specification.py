@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from share_compute.errors import UserError
-from share_compute.planning.workload import ServingWorkload
+from share_compute.planning.workload import ServingWorkload, serving_workload
 from share_compute.specification import (
     ServeJob,
     TrainJob,
@@ -31,7 +31,7 @@ def test_a_deployment_is_read_by_its_kind() -> None:
     assert isinstance(spec, ServeJob)
     assert spec == parse_deployment(TEXT) == parse_deployment(spec.model_dump(mode="json"))
     assert (str(spec.replicas), spec.dtype, spec.max_concurrent) == ("1", "float32", 16)
-    assert spec.workload() == ServingWorkload("throughput", 512, 128, 16, None, 0.1)
+    assert serving_workload(spec) == ServingWorkload("throughput", 512, 128, 16, None, 0.1)
     train = {"model": {"layers": [{"type": "relu"}]}, "data": {"dataset": "digits"}}
     assert isinstance(parse_submission(train), TrainJob)
     from_job = parse_deployment({"name": "x", "model": {"job": "job-k3v7q2ma"}})

@@ -116,7 +116,7 @@ def test_churn_keeps_its_means() -> None:
         assert comes is not was_up
         alive_s += (time_s - since_s) * was_up
         last[machine] = time_s, bool(comes)
-    assert alive_s / (500 * 200 * HOUR_S) == pytest.approx(churn.availability, abs=0.01)
+    assert alive_s / (500 * 200 * HOUR_S) == pytest.approx(4 / (4 + 1), abs=0.01)
 
 
 @pytest.mark.parametrize("times", [(0.0, 1.0), (1.0, -1.0), (math.nan, 1.0), (1.0, math.inf)])
@@ -192,7 +192,11 @@ def test_a_death_costs_noticing_planning_and_moving() -> None:
     assert death.moving_s > rules.start_s
     wish = rules.pause(cost, Change(old, new))
     assert (wish.noticing_s, wish.planning_s) == (0.0, rules.search_s)
-    assert rules.redone(0.4) == 0.4
+    assert rules.redone(0.4, old, new) == 0.4
+    three = stages((0, 1, 2), (3,))
+    assert rules.redone(0.6, three, stages((1, 2), (3,))) == pytest.approx(0.2)
+    assert rules.redone(0.6, three, stages((1, 2), (4,))) == 0.6
+    assert rules.redone(0.6, three, stages((1,), (2,), (3,))) == rules.redone(0.6, three, None) == 0.6
 
 
 # -- whole simulations ---------------------------------------------------------------------------------------------

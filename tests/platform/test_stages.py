@@ -11,9 +11,11 @@ from torch import Tensor
 from transformers import CONFIG_MAPPING
 
 from share_compute.errors import UserError
-from share_compute.models.blueprint import Blueprint, Stage, build_stage, dissect, loss_sum
+from share_compute.models.blueprint import Blueprint
+from share_compute.models.factory import build_stage, dissect
 from share_compute.models.precision import require_precision
-from share_compute.planning.partitioning import Shard
+from share_compute.models.stage import Stage, loss_sum
+from share_compute.shard import Shard
 from share_compute.specification import LayerSpec, Precision
 
 CPU = torch.device("cpu")

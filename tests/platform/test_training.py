@@ -12,8 +12,9 @@ from torch import nn
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, get_scheduler
 
 from share_compute.errors import UserError
-from share_compute.models.blueprint import Blueprint, build_stage
-from share_compute.planning.partitioning import Shard
+from share_compute.models.blueprint import Blueprint
+from share_compute.models.factory import build_stage
+from share_compute.shard import Shard
 from share_compute.specification import (
     SCHEDULES,
     EarlyStoppingSpec,

@@ -65,7 +65,7 @@ const LONG = [
   [60, inMinutes],
 ] as const;
 
-/** The time of one step, as `share_compute.planning.words.seconds_text` writes it: "12.4 ms", "1.31 s", "3.2 min". */
+/** The time of one step, as `share_compute.quantities.seconds_text` writes it: "12.4 ms", "1.31 s", "3.2 min". */
 export function stepTime(seconds: number): string {
   for (const [unitSeconds, inUnits] of LONG) {
     if (seconds >= 2 * unitSeconds) return inUnits(oneDecimal(seconds / unitSeconds));

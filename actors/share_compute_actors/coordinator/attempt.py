@@ -12,12 +12,12 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from share_compute.errors import LinkLost, ShardStoreLost, StaleEpoch
 from share_compute.jobs.events import Assignment, AttemptEnded, AttemptEvent, Note, Planned
-from share_compute.models.blueprint import dissect
+from share_compute.models.factory import dissect
 from share_compute.planning.planner import Solution, solve
 from share_compute.planning.strategies import with_nominal_speeds
 from share_compute.planning.timings import Timings, holding
-from share_compute.planning.words import listed
 from share_compute.protocol.roster import Worker
+from share_compute.quantities import listed
 from share_compute.specification import TrainJob
 from share_compute.topology import Topology
 from share_compute_actors.coordinator.checkpoint_manager import suspended

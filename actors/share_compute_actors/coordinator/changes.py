@@ -9,8 +9,8 @@ from dataclasses import replace
 
 from share_compute.jobs.events import AttemptEvent, Reformed, ReplanAbandoned, ReplanProposed
 from share_compute.planning.planner import Solution
-from share_compute.planning.words import listed
 from share_compute.protocol.roster import Roster, Worker
+from share_compute.quantities import listed
 from share_compute.topology import Contributor, Topology
 from share_compute_actors.coordinator.backups import backups_of
 from share_compute_actors.coordinator.control_requests import ControlRequests

@@ -21,7 +21,6 @@ from share_compute.errors import (
     WrongTensor,
 )
 from share_compute.jobs.events import AttemptEvent, Note, Offended
-from share_compute.planning.words import bytes_text, listed
 from share_compute.protocol.coordinator import (
     Assemble,
     Blame,
@@ -49,6 +48,7 @@ from share_compute.protocol.failures import Failure
 from share_compute.protocol.messages import Broken, Prepared, ToCoordinator
 from share_compute.protocol.points import HEARD, SENDING, Point
 from share_compute.protocol.roster import Roster, Worker
+from share_compute.quantities import bytes_text, listed
 from share_compute.specification import TrainingSpec
 from share_compute.training.loss_scale import NotFinite, not_finite
 from share_compute_actors.coordinator.changes import Changes

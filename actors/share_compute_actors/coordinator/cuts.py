@@ -7,8 +7,8 @@ from collections.abc import Collection
 from itertools import combinations, pairwise, product
 
 from share_compute.errors import ContributorLost
-from share_compute.planning.words import listed
 from share_compute.protocol.roster import Roster, Worker
+from share_compute.quantities import listed
 from share_compute_actors.coordinator.training_group import TrainingGroup
 from share_compute_actors.machine.reach import Place
 from share_compute_actors.wire import NAMES

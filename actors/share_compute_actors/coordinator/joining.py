@@ -18,8 +18,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from share_compute.jobs.events import ReplanProposed
 from share_compute.planning.drift import have_same_shards
 from share_compute.planning.planner import Solution
-from share_compute.planning.words import listed
 from share_compute.protocol.roster import Roster, Worker
+from share_compute.quantities import listed
 from share_compute.topology import Topology
 from share_compute_actors.coordinator.rosters import shards_of, stages_of
 from share_compute_actors.coordinator.training_group import Poll, TrainingGroup

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from share_compute.planning import plan as plans
-from share_compute.planning.partitioning import Shard
 from share_compute.protocol.coordinator import Plan
 from share_compute.protocol.roster import Roster, Worker
+from share_compute.shard import Shard
 from share_compute_actors.coordinator.joining import Heirs, overlap
 from share_compute_actors.coordinator.rosters import machines_lost
 from share_compute_actors.coordinator.training_group import TrainingGroup

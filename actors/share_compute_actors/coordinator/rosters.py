@@ -10,13 +10,13 @@ from share_compute.planning.cost import TrainingCost
 from share_compute.planning.layout import Layout, StageLayout
 from share_compute.planning.planner import Solution
 from share_compute.planning.schedule_simulator import simulate_step
-from share_compute.planning.words import listed
 from share_compute.protocol.coordinator import Plan
 from share_compute.protocol.messages import Form, Report
 from share_compute.protocol.recovery import recover
 from share_compute.protocol.roster import Roster, Worker, fresh
+from share_compute.protocol.schedule import blocks, even_shares
+from share_compute.quantities import listed
 from share_compute.topology import Topology
-from share_compute.training.schedule import blocks, even_shares
 
 Shares = Mapping[int, Sequence[int]]
 """Number of microbatches that each member of a stage computes, by index of the stage."""

@@ -12,12 +12,12 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from share_compute.errors import LinkLost, StaleEpoch
 from share_compute.jobs.events import Assignment
-from share_compute.planning.partitioning import Shard
 from share_compute.planning.plan import Plan
-from share_compute.planning.words import listed
 from share_compute.protocol.failures import Failure
 from share_compute.protocol.messages import ToMember
 from share_compute.protocol.roster import Worker
+from share_compute.quantities import listed
+from share_compute.shard import Shard
 from share_compute.topology import Contributor, Topology
 from share_compute_actors.coordinator.shard_store import ShardStoreFacts
 from share_compute_actors.group.answering import answered

@@ -13,8 +13,8 @@ from queue import SimpleQueue
 from typing import Any
 
 from share_compute.jobs.events import Assignment, AttemptEvent, LinkCut, Note, Planned, Reformed, Started
-from share_compute.planning.words import listed
 from share_compute.protocol.roster import Roster, Worker
+from share_compute.quantities import listed
 from share_compute.training.loss_scale import NotFinite
 from share_compute_actors.coordinator.balancing import Balancer
 from share_compute_actors.coordinator.changes import Changes

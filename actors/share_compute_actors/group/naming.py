@@ -55,13 +55,6 @@ def workers_of(job_id: str) -> dict[Any, Worker]:
     return found
 
 
-def jobs_with_members() -> frozenset[str]:
-    """Return the jobs that have a member which is not known to be dead."""
-    return frozenset(
-        namespace.removeprefix(_PREFIX) for namespace, _ in _named() if namespace.startswith(_PREFIX)
-    )
-
-
 def machines_with_members() -> dict[Worker, frozenset[str]]:
     """Return, by contributor, the jobs that have a member there which is not known to be dead."""
     found: dict[Worker, set[str]] = defaultdict(set)

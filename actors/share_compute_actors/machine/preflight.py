@@ -18,7 +18,7 @@ from typing import Any, Literal, NamedTuple
 import psutil
 
 from share_compute.errors import ShareComputeError, Unavailable, UserError
-from share_compute.planning.words import bytes_text
+from share_compute.quantities import bytes_text
 from share_compute_actors.machine.confine import landlock_version
 
 LEAST_DISK_BYTES = 2**30

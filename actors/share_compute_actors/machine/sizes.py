@@ -1,4 +1,4 @@
-"""Parses sizes in bytes, as users write them; `share_compute.planning.words.bytes_text` formats sizes."""
+"""Parses sizes in bytes, as users write them; `share_compute.quantities.bytes_text` formats sizes."""
 
 from __future__ import annotations
 

@@ -38,8 +38,8 @@ from share_compute.protocol.member_events import (
 from share_compute.protocol.messages import Halt, Prepared, ToCoordinator, ToMember
 from share_compute.protocol.points import Point
 from share_compute.protocol.roster import Roster, Worker
+from share_compute.protocol.schedule import Action
 from share_compute.protocol.tree import SummationTree
-from share_compute.training.schedule import Action
 from share_compute_actors.group.allocator import as_reported
 from share_compute_actors.group.compute_thread import ComputeThread, run_order
 from share_compute_actors.member.copies.copies import Copies

@@ -7,10 +7,11 @@ import math
 import torch
 from torch import Tensor
 
-from share_compute.models.blueprint import Stage, build_stage
 from share_compute.models.boundary import Boundaries
-from share_compute.planning.partitioning import Shard
+from share_compute.models.factory import build_stage
+from share_compute.models.stage import Stage
 from share_compute.protocol.tree import SummationTree
+from share_compute.shard import Shard
 from share_compute.training.optimizers import parameter_of, restore_optimizer
 from share_compute_actors.group.allocator import passing_through
 from share_compute_actors.group.fetching import Givers, fill, fits, wrong

@@ -13,12 +13,12 @@ import torch
 from numpy.typing import NDArray
 
 from share_compute.errors import ShardStoreLost, ShareComputeError, StaleEpoch
-from share_compute.planning.partitioning import Shard
 from share_compute.protocol.member import MemberMachine
 from share_compute.protocol.member_events import Loaded
 from share_compute.protocol.messages import ToCoordinator, ToMember
 from share_compute.protocol.roster import Worker
 from share_compute.protocol.tree import SummationTree
+from share_compute.shard import Shard
 from share_compute.training.finiteness import Finding, first_of
 from share_compute_actors.group.allocator import passing_through, peak_resident_bytes
 from share_compute_actors.group.answering import answers

@@ -17,15 +17,15 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from share_compute.errors import ContributorLost
-from share_compute.models.blueprint import Stage, loss_sum
 from share_compute.models.boundary import Boundaries, Expected
+from share_compute.models.numbers import is_finite
+from share_compute.models.stage import Stage, loss_sum
 from share_compute.planning.timings import LayerTiming
 from share_compute.protocol.tree import Node, SummationTree
 from share_compute.specification import TrainingSpec
 from share_compute.training.finiteness import Finding, find_nonfinite
 from share_compute.training.gradients import GradientBuckets
 from share_compute.training.loss_scale import SKIPPED, LossScale, first_loss_scale
-from share_compute.training.numbers import is_finite
 from share_compute.training.optimizers import build_optimizer, learning_rates, undecayed_parameters
 from share_compute_actors.member.layer_timer import LayerTimer
 from share_compute_actors.messages import EvaluationResult

@@ -7,9 +7,9 @@ from typing import Any
 from torch import Tensor
 
 from share_compute.errors import UserError
-from share_compute.planning.partitioning import Shard
+from share_compute.models.numbers import is_finite
 from share_compute.protocol.roster import Roster, Worker
-from share_compute.training.numbers import is_finite
+from share_compute.shard import Shard
 from share_compute_actors.member.rows import Rows
 
 

@@ -20,8 +20,8 @@ from share_compute.errors import (
     Unavailable,
     UserError,
 )
-from share_compute.planning.words import listed
 from share_compute.protocol.roster import Worker
+from share_compute.quantities import listed
 from share_compute.serving.placement import Placement, limits_of
 from share_compute.serving.states import DeploymentState
 from share_compute.serving.turns import Turn

@@ -11,11 +11,11 @@ import xxhash
 from platformdirs import user_cache_path
 from torch import Tensor
 
-from share_compute.planning.partitioning import Shard
 from share_compute.serving.encoder_stage import EncoderStage
 from share_compute.serving.quantization import SCALE, is_quantized
 from share_compute.serving.stage import ServingStage
 from share_compute.serving.turn_stage import TurnStage
+from share_compute.shard import Shard
 from share_compute_actors.group.allocator import passing_through
 from share_compute_actors.group.fetching import Givers, fill, fits
 from share_compute_actors.machine.device import measured_device

@@ -14,10 +14,10 @@ from typing import Any
 import psutil
 import ray
 
-from share_compute.planning.partitioning import Shard
 from share_compute.serving.placement import Holding
 from share_compute.serving.quantization import is_quantized
 from share_compute.serving.turns import Turn
+from share_compute.shard import Shard
 from share_compute_actors.group.allocator import trim
 from share_compute_actors.group.answering import answers
 from share_compute_actors.group.fetching import fits

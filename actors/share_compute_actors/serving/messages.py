@@ -8,10 +8,10 @@ from typing import Any
 from share_compute.errors import ShareComputeError
 from share_compute.models.blueprint import Blueprint
 from share_compute.models.encoders import Pooling
-from share_compute.planning.workload import ServedPrecision
 from share_compute.protocol.roster import Worker
 from share_compute.serving.placement import Holding
 from share_compute.serving.turns import TurnResult
+from share_compute.specification import ServedPrecision
 from share_compute.topology import DeviceKind
 from share_compute_actors.wire import Messages, Natural, Raised, Schema, Seconds
 

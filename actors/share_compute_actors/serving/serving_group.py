@@ -13,10 +13,10 @@ from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from share_compute.errors import ShareComputeError, as_ours
-from share_compute.planning.partitioning import Shard
 from share_compute.protocol.roster import Worker
 from share_compute.serving.placement import Placement
 from share_compute.serving.turns import Turn
+from share_compute.shard import Shard
 from share_compute_actors.group.answering import answered
 from share_compute_actors.group.worker_group import WorkerGroup
 from share_compute_actors.serving.assignment import ServingAssignment

@@ -16,10 +16,10 @@ from torch import Tensor
 
 from share_compute.errors import ContributorLost, VerificationFailed, WrongTensor
 from share_compute.models.boundary import Expected
+from share_compute.models.numbers import is_finite
 from share_compute.serving.stage import input_ids
 from share_compute.serving.turn_stage import TurnStage
 from share_compute.serving.turns import Sampled, Turn, TurnResult
-from share_compute.training.numbers import is_finite
 from share_compute_actors.group.allocator import as_reported
 from share_compute_actors.group.compute_thread import ComputeThread, run_order
 from share_compute_actors.serving.messages import Row, ToServer, Trouble

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from share_compute.errors import UserError
-from share_compute.models.blueprint import Blueprint, dissect
+from share_compute.models.blueprint import Blueprint
 from share_compute.models.configuration import declared_config
+from share_compute.models.factory import dissect
 from share_compute.models.weights import WeightFolder
 from share_compute.planning.profile import ModelProfile
-from share_compute.planning.workload import ServedPrecision
 from share_compute.serving.quantization import integers_of, require_linear_layers, scale_of, weight_of
-from share_compute.specification import ModelSpec
+from share_compute.specification import ModelSpec, ServedPrecision
 from share_compute_actors.group.answering import answers
 from share_compute_actors.messages import Extent, read_extents
 from share_compute_actors.transport.pieces import Piece

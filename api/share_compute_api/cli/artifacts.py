@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.markup import escape
 
-from share_compute.planning.words import bytes_text
+from share_compute.quantities import bytes_text
 from share_compute_api.cli.deleting import Yes, confirm
 from share_compute_api.cli.options import Job, Json
 from share_compute_api.cli.output import console, print_json, print_table, since

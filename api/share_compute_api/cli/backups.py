@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from share_compute.planning.words import bytes_text
+from share_compute.quantities import bytes_text
 from share_compute_api.cli.deleting import Yes, confirm
 from share_compute_api.cli.options import Json
 from share_compute_api.cli.output import console, print_json

@@ -9,7 +9,7 @@ import typer
 from rich.markup import escape
 
 from share_compute.errors import UserError
-from share_compute.planning.words import bytes_text
+from share_compute.quantities import bytes_text
 from share_compute_api.cli.completion import complete_job
 from share_compute_api.cli.options import Json
 from share_compute_api.cli.output import console, print_json, print_table

@@ -20,7 +20,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from share_compute.planning.words import bytes_text, seconds_text
+from share_compute.quantities import bytes_text, seconds_text
 from share_compute_api.cli.options import Json
 from share_compute_api.cli.output import Terminal, print_json, rate, state_text
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.markup import escape
 from rich.table import Table
 
-from share_compute.planning.words import bytes_text, percent_text, seconds_text
+from share_compute.quantities import bytes_text, percent_text, seconds_text
 from share_compute.serving.status import LatencyStatus, ServingStatus
 from share_compute_api.cli.output import console, rate, since, state_text
 from share_compute_api.schemas import DeploymentStatus, DeploymentView

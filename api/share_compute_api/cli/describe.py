@@ -9,7 +9,7 @@ from rich.markup import escape
 
 from share_compute.jobs.events import Measured
 from share_compute.planning.plan import Bounded, IdleMachine, Plan, layer_span
-from share_compute.planning.words import bytes_text, listed, percent_text, seconds_text
+from share_compute.quantities import bytes_text, listed, percent_text, seconds_text
 from share_compute.specification import TrainJob
 from share_compute.store.records import EventRecord, JobRecord
 from share_compute_api.cli.output import duration, number, rate, speed, state_text

@@ -12,7 +12,7 @@ from pydantic_settings import BaseSettings
 from rich.markup import escape
 
 from share_compute.jobs.states import ContributorState
-from share_compute.planning.words import bytes_text, rate_text, seconds_text
+from share_compute.quantities import bytes_text, rate_text, seconds_text
 from share_compute.topology import HEAD
 from share_compute_api.cli.options import Json
 from share_compute_api.cli.output import print_json, print_table, print_text, since, state_text

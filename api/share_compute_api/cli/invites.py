@@ -74,7 +74,7 @@ def create_invite(
 @app.command("list")
 def list_invites(as_json: Json = False) -> None:
     """List invites, newest first."""
-    from share_compute.planning.words import listed
+    from share_compute.quantities import listed
     from share_compute_api.client import Client
 
     with Client() as client:

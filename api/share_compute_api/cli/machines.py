@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.markup import escape
 
-from share_compute.planning.words import listed
+from share_compute.quantities import listed
 from share_compute_api.cli.options import Json
 from share_compute_api.cli.output import console, print_json, state_text
 

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from share_compute.planning.plan import Plan, StagePlan, layer_span
 from share_compute.planning.report import TimelineCell
-from share_compute.planning.words import seconds_text
+from share_compute.quantities import seconds_text
 
 COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "red")
 _MOST_ROWS = 24

@@ -11,7 +11,7 @@ import typer
 from pydantic import ValidationError
 from rich.markup import escape
 
-from share_compute.planning.workload import Objective
+from share_compute.specification import Objective
 from share_compute_api.cli.completion import complete_strategy
 from share_compute_api.cli.options import Json
 from share_compute_api.cli.output import Terminal
@@ -183,7 +183,7 @@ def _busy(what: str) -> Iterator[None]:
 
 def _print_missing(failure: PlanInfeasible) -> None:
     """Print the machines that lack memory, and further remedies; the error itself is printed before."""
-    from share_compute.planning.words import exact_bytes_text
+    from share_compute.quantities import exact_bytes_text
 
     errors = Terminal(stderr=True, soft_wrap=True)
     missing = failure.details.get("missing_by_machine") or {}

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from share_compute.planning.plan import IdleMachine, Plan
 from share_compute.planning.report import Alternative, IslandProposal, PlanReport, ServingPrediction
-from share_compute.planning.words import bytes_text, seconds_text
+from share_compute.quantities import bytes_text, seconds_text
 from share_compute_api.cli.describe import bound_text, idle_lines
 from share_compute_api.cli.output import console, number, rate
 from share_compute_api.cli.picture import (

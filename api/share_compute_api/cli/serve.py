@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.markup import escape
 
-from share_compute.planning.workload import Objective, ServedPrecision
+from share_compute.specification import Objective, ServedPrecision
 from share_compute_api.cli.completion import complete_deployment
 from share_compute_api.cli.options import Json
 from share_compute_api.cli.output import console, print_failure, print_json, print_table, since, state_text

@@ -107,7 +107,8 @@ def parse_time(text: str, option: str) -> float:
 
 def _run(spec: TrainJob, there: Topology, scenario: Scenario, *, quiet: bool) -> SimulationReport:
     from share_compute.data.tokenization import expected_vocab_size
-    from share_compute.models.blueprint import blueprint_of, dissect
+    from share_compute.models.blueprint import blueprint_of
+    from share_compute.models.factory import dissect
     from share_compute.simulation.run import simulate as simulate_job
 
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
@@ -123,7 +124,7 @@ def _run(spec: TrainJob, there: Topology, scenario: Scenario, *, quiet: bool) ->
 
 
 def _show(report: SimulationReport, spec: TrainJob, name: str) -> None:
-    from share_compute.planning.words import seconds_text
+    from share_compute.quantities import seconds_text
     from share_compute_api.cli.picture import Ink
 
     hours, total_s = report.hours, report.simulated_s
@@ -141,7 +142,7 @@ def _show(report: SimulationReport, spec: TrainJob, name: str) -> None:
             ("throughput", f"{samples} samples/s{words}"),
             ("step of the first plan", seconds_text(report.first_step_s)),
             ("steps committed", f"{report.committed_steps:,}"),
-            ("steps lost and done again", f"{report.lost_steps:,}"),
+            ("steps of which work was done again", f"{report.lost_steps:,}"),
             ("machines there, on average", average(report.mean_machines)),
             ("of them in the job", average(report.mean_members)),
             ("use of all lent FLOP/s", f"{report.utilisation:.1%}"),

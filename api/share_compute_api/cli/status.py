@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rich.markup import escape
 
-from share_compute.planning.words import bytes_text
+from share_compute.quantities import bytes_text
 from share_compute_api.cli.options import Json
 from share_compute_api.cli.output import console, number, print_json, print_table, speed, state_text
 

@@ -14,7 +14,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from share_compute.errors import ContributorLost, ShareComputeError, TooLarge, Unavailable, error_of
-from share_compute.planning.words import bytes_text
+from share_compute.quantities import bytes_text
 from share_compute_api.cluster.calls import MOST_BYTES, Answer, Call, CallFailure
 
 _CONNECT_S = 60.0

@@ -28,8 +28,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from share_compute.errors import ShareComputeError, Unavailable
 from share_compute_actors.coordinator.coordinator import Coordinator
+from share_compute_actors.group import naming
 from share_compute_actors.machine.contributor import start_contributor
-from share_compute_actors.member import naming
 from share_compute_actors.serving.server import DeploymentServer
 from share_compute_actors.testing.fault_injection import make_fail
 from share_compute_actors.unpickling import refuse_pickles

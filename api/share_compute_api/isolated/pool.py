@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel
 
 from share_compute.errors import Busy, ShareComputeError, Unavailable, UserError
-from share_compute.planning.words import bytes_text
+from share_compute.quantities import bytes_text
 from share_compute_api.isolated.kept import Kept
 from share_compute_api.isolated.messages import OUT_OF_MEMORY_STATUS, Load, OfTokenizer, Question
 from share_compute_api.isolated.process import IsolatedProcess, OutOfTime, ProcessEnded

@@ -14,7 +14,7 @@ from share_compute.jobs.states import ContributorState
 from share_compute.planning.partitioning import load_strategy
 from share_compute.planning.plan import NOT_MEASURED, IdleMachine, Plan
 from share_compute.planning.report import PlanReport
-from share_compute.planning.words import listed
+from share_compute.quantities import listed
 from share_compute.store import ApiKeyRecord
 from share_compute.topology import Topology
 from share_compute.topology_file import TopologyDocument, describe_topology

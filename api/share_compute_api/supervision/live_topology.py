@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterable
 
 from share_compute.errors import VerificationFailed
-from share_compute.planning.words import bytes_text
+from share_compute.quantities import bytes_text
 from share_compute.store import ContributorRecord
 from share_compute.topology import HEAD, Device, Link, Topology, absurdities
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from ipaddress import ip_address
 
 from share_compute.errors import Conflict, ContributorLost
-from share_compute.planning.words import bytes_text
+from share_compute.quantities import bytes_text
 from share_compute.store import ContributorRecord
 from share_compute_api.cluster.calls import NodeFacts
 from share_compute_api.supervision import LABEL

@@ -13,7 +13,7 @@ from share_compute.errors import (
     ShareComputeError,
     Unavailable,
 )
-from share_compute.planning.words import bytes_text
+from share_compute.quantities import bytes_text
 from share_compute.store import JobRecord
 
 _MOST_FRUITLESS = 5

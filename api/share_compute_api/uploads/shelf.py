@@ -17,7 +17,7 @@ from pydantic import ValidationError
 
 from share_compute.durable import write_private
 from share_compute.errors import Conflict, NotFound, TooLarge, UserError
-from share_compute.planning.words import bytes_text, listed
+from share_compute.quantities import bytes_text, listed
 from share_compute.store.records import ApiKeyRecord
 from share_compute.store.secret import new_id
 from share_compute_api.choices import UploadKind

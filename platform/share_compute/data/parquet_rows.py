@@ -17,7 +17,7 @@ from pyarrow import parquet
 
 from share_compute.errors import UserError
 from share_compute.plain_files import open_unlinked
-from share_compute.planning.words import bytes_text
+from share_compute.quantities import bytes_text
 
 MOST_BATCH_BYTES = 32 << 20
 """Largest size in bytes of a batch of several rows, once written out."""

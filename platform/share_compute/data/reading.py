@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from share_compute.errors import UserError
 from share_compute.plain_files import open_unlinked
-from share_compute.planning.words import bytes_text
+from share_compute.quantities import bytes_text
 from share_compute.strict import nearest
 
 PIECE_CHARACTERS = 1 << 16

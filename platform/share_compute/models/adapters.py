@@ -16,8 +16,9 @@ from transformers import PreTrainedModel
 
 from share_compute.errors import UserError
 from share_compute.models.adapter_names import ADAPTER, is_adapter, stored_name
-from share_compute.models.blueprint import Stage, derive_seed
+from share_compute.models.cells import derive_seed
 from share_compute.models.freezing import Places
+from share_compute.models.stage import Stage
 from share_compute.specification import LoraSpec
 
 _SAVED_PREFIX = "base_model.model."

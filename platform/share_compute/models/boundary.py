@@ -8,9 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from share_compute.models.blueprint import Blueprint, Stage
+from share_compute.models.blueprint import Blueprint
+from share_compute.models.numbers import is_finite
+from share_compute.models.stage import Stage
 from share_compute.specification import Precision
-from share_compute.training.numbers import is_finite
 
 Shape = tuple[int, ...]
 

@@ -7,6 +7,7 @@ the backward pass, after others have drawn numbers, draws the same ones again, a
 from __future__ import annotations
 
 import functools
+import hashlib
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
@@ -14,10 +15,14 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from share_compute.models.blueprint import derive_seed
-
 Cell: TypeAlias = tuple[int, ...]
 """Key of a cell: (seed, step, microbatch)."""
+
+
+def derive_seed(*parts: int | str) -> int:
+    """Return a 63-bit seed that depends only on the parts."""
+    digest = hashlib.blake2b("/".join(map(str, parts)).encode(), digest_size=8).digest()
+    return int.from_bytes(digest) >> 1
 
 
 def run_by_cell(

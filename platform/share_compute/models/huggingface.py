@@ -21,11 +21,12 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from share_compute.errors import UserError
 from share_compute.models.adapter_names import is_adapter, stored_name
-from share_compute.models.blueprint import Blueprint, Stage, derive_seed
-from share_compute.models.cells import run_by_cell
+from share_compute.models.blueprint import Blueprint
+from share_compute.models.cells import derive_seed, run_by_cell
 from share_compute.models.freezing import BEFORE, Named, Places, freeze, require_sense, trains_before
 from share_compute.models.hub_configuration import hub_configuration, no_pipeline_plan, on_one_line
-from share_compute.planning.partitioning import Shard
+from share_compute.models.stage import Stage
+from share_compute.shard import Shard
 
 _SMALL = 2**14
 """Largest parameter, in numbers, that has memory in a sketch."""

@@ -16,8 +16,8 @@ from transformers import AutoModel, PreTrainedModel
 from share_compute.models.encoders import ENCODERS
 from share_compute.models.huggingface import materialize, sketch
 from share_compute.models.shape_estimate import ShapeEstimate, parameters_of
-from share_compute.planning.partitioning import Shard
 from share_compute.planning.profile import NOTHING, LayerProfile, ModelProfile
+from share_compute.shard import Shard
 
 _EMBEDDING = "embeddings"
 

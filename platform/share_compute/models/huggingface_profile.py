@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_iter
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
-from share_compute.models.blueprint import Blueprint, summed_cross_entropy
+from share_compute.models.blueprint import Blueprint
 from share_compute.models.huggingface import Outline, PassThrough, tied_names, trained_sketch
 from share_compute.models.profiling import (
     LOSS_COPIES,
@@ -34,6 +34,7 @@ from share_compute.models.profiling import (
     fit,
 )
 from share_compute.models.shape_estimate import ShapeEstimate
+from share_compute.models.stage import summed_cross_entropy
 from share_compute.planning.profile import Growth, ModelProfile, forward_only_before_training
 
 _LENGTHS = (256, 512, 1024, 768)

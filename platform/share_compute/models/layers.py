@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from share_compute.errors import UserError
-from share_compute.models.blueprint import Blueprint, Stage, derive_seed, summed_cross_entropy
-from share_compute.models.cells import run_by_cell
+from share_compute.models.blueprint import Blueprint
+from share_compute.models.cells import derive_seed, run_by_cell
 from share_compute.models.freezing import Places, freeze, require_sense, trains_before
 from share_compute.models.profiling import (
     LOSS_COPIES,
@@ -22,7 +22,7 @@ from share_compute.models.profiling import (
     storage_of,
 )
 from share_compute.models.shape_estimate import frozen_parameters_of, largest_trained_of, parameters_of
-from share_compute.planning.partitioning import Shard
+from share_compute.models.stage import Stage, summed_cross_entropy
 from share_compute.planning.profile import (
     FLOAT_BYTES,
     Growth,
@@ -30,6 +30,7 @@ from share_compute.planning.profile import (
     ModelProfile,
     forward_only_before_training,
 )
+from share_compute.shard import Shard
 from share_compute.specification import LayerSpec
 
 _FEATURES = 64

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from share_compute.planning.plan import CauseKind
 from share_compute.planning.tables import CostTables
-from share_compute.planning.words import flops_text, listed, rate_text, seconds_text
+from share_compute.quantities import flops_text, listed, rate_text, seconds_text
 
 
 def worded(tables: CostTables, kind: CauseKind, machines: Sequence[int]) -> tuple[str, str]:

@@ -52,7 +52,7 @@ from share_compute.planning.memory import TrainingMemory
 from share_compute.planning.network import Floats, transfer_s
 from share_compute.planning.profile import FLOAT_BYTES, NOTHING, LayerProfile
 from share_compute.planning.workload import BYTES, GRADIENT_BUCKET_BYTES
-from share_compute.training.schedule import windows
+from share_compute.protocol.schedule import windows
 
 STEP_OPERATIONS = 400
 """Fixed work of a member in each step beside its cells, as a number of small operations.

@@ -16,7 +16,7 @@ from share_compute.planning.planner import Solution, solve
 from share_compute.planning.profile import FLOAT_BYTES, ModelProfile
 from share_compute.planning.schedule_simulator import simulate_step
 from share_compute.planning.timings import Timings
-from share_compute.planning.words import bytes_text, listed, percent_text, seconds_text
+from share_compute.quantities import bytes_text, listed, percent_text, seconds_text
 from share_compute.specification import TrainJob
 from share_compute.strict import StrictModel
 from share_compute.topology import Topology

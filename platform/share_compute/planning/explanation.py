@@ -14,12 +14,7 @@ from share_compute.planning.layout import Layout, StageLayout
 from share_compute.planning.plan import Bottleneck, layer_span
 from share_compute.planning.problem import Problem
 from share_compute.planning.schedule_simulator import StepTimeline
-from share_compute.planning.words import (
-    bytes_text,
-    listed,
-    percent_text,
-    seconds_text,
-)
+from share_compute.quantities import bytes_text, listed, percent_text, seconds_text
 
 _SIMPLE = {
     "uniform": "every machine gets the same share",

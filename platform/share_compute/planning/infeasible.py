@@ -14,7 +14,7 @@ from share_compute.planning.partitioning import PartitioningStrategy
 from share_compute.planning.problem import Problem
 from share_compute.planning.remedies import cut_off_text, more_machines, more_memory, to_lend
 from share_compute.planning.strategies import AutoPartitioning, RecursivePartitioning
-from share_compute.planning.words import bytes_text, exact_bytes_text, listed
+from share_compute.quantities import bytes_text, exact_bytes_text, listed
 
 _SMALL = 8
 """Maximum number of machines for which `auto` itself tries remedies.

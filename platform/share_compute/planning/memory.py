@@ -37,8 +37,8 @@ from share_compute.planning.network import Floats
 from share_compute.planning.profile import FLOAT_BYTES, LayerProfile, joined
 from share_compute.planning.tables import CostTables, sums
 from share_compute.planning.workload import AUTOCAST_KEPT, BYTES, TrainingWorkload
+from share_compute.protocol.schedule import one_forward_one_backward, windows
 from share_compute.protocol.tree import SummationTree
-from share_compute.training.schedule import one_forward_one_backward, windows
 
 
 @dataclass(frozen=True, eq=False)

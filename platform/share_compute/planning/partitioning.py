@@ -10,16 +10,15 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from share_compute.errors import PlanInfeasible, UserError
 from share_compute.planning.layout import Layout, StageLayout
+from share_compute.planning.problem import Problem
+from share_compute.protocol.schedule import even_shares
+from share_compute.shard import Shard
 from share_compute.strict import nearest
 from share_compute.topology import Contributor, Device, Topology
-from share_compute.training.schedule import even_shares
-
-if TYPE_CHECKING:
-    from share_compute.planning.problem import Problem
 
 ENTRY_POINTS = "share_compute.partitioning"
 
@@ -31,29 +30,6 @@ class Partition:
     contributor_id: str
     start: float
     end: float
-
-
-@dataclass(frozen=True, slots=True)
-class Shard:
-    """The layers [start, stop) of a model that has ``num_layers`` of them."""
-
-    model_id: str
-    start: int
-    stop: int
-    num_layers: int
-
-    @property
-    def is_first(self) -> bool:
-        """Whether the shard includes the embedding."""
-        return self.start == 0
-
-    @property
-    def is_last(self) -> bool:
-        """Whether the shard includes the final norm and the head."""
-        return self.stop == self.num_layers
-
-    def __len__(self) -> int:
-        return self.stop - self.start
 
 
 class Candidate(NamedTuple):

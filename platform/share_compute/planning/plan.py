@@ -1,22 +1,14 @@
-"""A plan: the ordered stages of one job at one epoch, with predicted time and reasons; and `make_plan`."""
+"""A plan: the ordered stages of one job at one epoch, with predicted time and reasons."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from pydantic import computed_field, model_validator
 
-from share_compute.planning.partitioning import Shard
-from share_compute.specification import TrainJob
+from share_compute.shard import Shard
 from share_compute.strict import StrictModel
-from share_compute.topology import Topology
-
-if TYPE_CHECKING:
-    from share_compute.planning.profile import ModelProfile
-    from share_compute.planning.timings import Timings
-
 
 CauseKind = Literal["compute", "memory", "link", "latency", "synchronisation"]
 """Arithmetic or memory bandwidth of a machine, bandwidth or latency of a link, summation of a stage's gradients."""
@@ -161,34 +153,3 @@ class Plan(StrictModel):
     def shard(self, stage: int) -> Shard:
         """Return the shard of the stage with index ``stage``."""
         return Shard(self.model_id, self.stages[stage].start, self.stages[stage].stop, self.num_layers)
-
-
-def make_plan(
-    spec: TrainJob,
-    topology: Topology,
-    profile: ModelProfile,
-    epoch: int = 0,
-    *,
-    timings: Timings = MappingProxyType({}),
-) -> Plan:
-    """Return a plan of a job on the machines, by the strategy that the job names.
-
-    Machines whose speed was not measured are left out. If no machine's speed was measured, all machines count as equal
-    and the plan has no prediction.
-
-    Args:
-        spec: the job; if it does not set the number of microbatches, the plan chooses it.
-        topology: the machines that the job may use, and the links between them.
-        profile: cost profile of the job's model.
-        epoch: epoch that is copied into the plan.
-        timings: measured times of layers, which replace estimates.
-
-    Raises:
-        PlanInfeasible: too few machines, layers or microbatches, or too little memory; ``details`` says how
-            much is missing, and which changes would make the job fit.
-        UserError: the model has nothing to train, or there is no such strategy.
-    """
-    # Imported here, so that reading plans needs no numpy.
-    from share_compute.planning.planner import solve  # noqa: PLC0415
-
-    return solve(spec, topology, profile, epoch, timings).plan

@@ -1,7 +1,4 @@
-"""Makes plans: gets layouts from the strategy, chooses among them by simulation, and explains the choice.
-
-`share_compute.planning.plan.make_plan` is the public entry point.
-"""
+"""Makes plans: gets layouts from the strategy, chooses among them by simulation, and explains the choice."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ from share_compute.planning.counts import worth_searching
 from share_compute.planning.explanation import Explanation
 from share_compute.planning.infeasible import infeasible
 from share_compute.planning.layout import Layout
-from share_compute.planning.partitioning import PartitioningStrategy, Shard, load_strategy
+from share_compute.planning.partitioning import PartitioningStrategy, load_strategy
 from share_compute.planning.plan import NOT_MEASURED, IdleMachine, MemberPlan, Plan, Prediction, StagePlan
 from share_compute.planning.problem import Problem
 from share_compute.planning.profile import ModelProfile
@@ -34,9 +31,10 @@ from share_compute.planning.strategies import (
 from share_compute.planning.thorough import proposed, thorough
 from share_compute.planning.timings import Timings
 from share_compute.planning.workload import TrainingWorkload
+from share_compute.protocol.schedule import blocks
+from share_compute.shard import Shard
 from share_compute.specification import TrainJob
 from share_compute.topology import Contributor, Topology
-from share_compute.training.schedule import blocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +53,23 @@ class Solution:
 def solve(
     spec: TrainJob, topology: Topology, profile: ModelProfile, epoch: int, timings: Timings
 ) -> Solution:
-    """Make a plan; see `share_compute.planning.plan.make_plan`."""
+    """Return a plan of a job on the machines, by the strategy that the job names, with the cost model behind it.
+
+    Machines whose speed was not measured are left out. If no machine's speed was measured, all machines count as equal
+    and the plan has no prediction.
+
+    Args:
+        spec: the job; if it does not set the number of microbatches, the plan chooses it.
+        topology: the machines that the job may use, and the links between them.
+        profile: cost profile of the job's model.
+        epoch: epoch that is copied into the plan.
+        timings: measured times of layers, which replace estimates.
+
+    Raises:
+        PlanInfeasible: too few machines, layers or microbatches, or too little memory; ``details`` says how
+            much is missing, and which changes would make the job fit.
+        UserError: the model has nothing to train, or there is no such strategy.
+    """
     if profile.parameters == 0:
         raise UserError("the model has no parameters to train", hint="add a layer that has some, e.g. linear")
     measured = any(map(is_measured, topology.contributors))

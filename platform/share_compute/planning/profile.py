@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import NamedTuple
 
-from share_compute.planning.partitioning import Shard
+from share_compute.shard import Shard
 from share_compute.strict import StrictModel
 
 FLOAT_BYTES = 4

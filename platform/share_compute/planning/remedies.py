@@ -10,7 +10,7 @@ import numpy as np
 
 from share_compute.planning.network import Network
 from share_compute.planning.tables import MEMORY_SHARE
-from share_compute.planning.words import bytes_text, exact_bytes_text, listed
+from share_compute.quantities import bytes_text, exact_bytes_text, listed
 from share_compute.topology import Contributor, Topology
 
 _MOST_FACTOR = 64

@@ -1,21 +1,14 @@
-"""Dry runs: the plan of a job before it is submitted, optionally with a comparison of all strategies."""
+"""Reports of dry runs: the plan of a job before it is submitted, optionally with a comparison of all strategies."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from share_compute.planning.plan import Bounded, Plan
-from share_compute.planning.words import listed
-from share_compute.planning.workload import ServingWorkload
-from share_compute.specification import TrainJob
+from share_compute.quantities import listed
 from share_compute.strict import StrictModel
 from share_compute.topology import Topology
-
-if TYPE_CHECKING:
-    from share_compute.planning.profile import ModelProfile
-    from share_compute.planning.timings import MachineTimings
 
 
 class TimelineCell(StrictModel):
@@ -141,36 +134,6 @@ class PlanReport(StrictModel):
     serving: ServingPrediction | None = None
 
 
-def dry_run(
-    spec: TrainJob,
-    topology: Topology,
-    profile: ModelProfile,
-    *,
-    strategy: str | None = None,
-    compare: bool = False,
-    serving: ServingWorkload | None = None,
-) -> PlanReport:
-    """Plan a job without running it.
-
-    Args:
-        spec: the job.
-        topology: the machines, real or hypothetical.
-        profile: cost profile of the job's model.
-        strategy: strategy that replaces the job's own; None keeps the job's.
-        compare: whether to report the plan of every installed strategy.
-        serving: requests to predict serving for; None predicts none.
-
-    Raises:
-        PlanInfeasible: the machines cannot hold the model; with ``serving``, they cannot hold it for the requests.
-            ``details`` says how much is missing and which changes would make it fit.
-        UserError: the model has nothing to train, or there is no such strategy.
-    """
-    # Imported here, so that reading reports needs no numpy.
-    from share_compute.planning.paper import report  # noqa: PLC0415
-
-    return report(spec, topology, profile, strategy=strategy, compare=compare, serving=serving)
-
-
 def unpredictable(plan: Plan, topology: Topology) -> str | None:
     """Return why no step of a plan can be predicted on these machines; None if it can be."""
     measured = {machine.id for machine in topology.contributors if 0 < machine.flops_per_s() < math.inf}
@@ -181,24 +144,3 @@ def unpredictable(plan: Plan, topology: Topology) -> str | None:
         if member.microbatches and member.contributor_id not in measured
     }
     return f"the speed of {listed(sorted(unknown))} was not measured" if unknown else None
-
-
-def lay_out(
-    spec: TrainJob,
-    plan: Plan,
-    topology: Topology,
-    profile: ModelProfile,
-    timings: Mapping[str, MachineTimings],
-) -> PlanTimeline:
-    """Simulate one step of an existing plan.
-
-    Args:
-        spec: the job.
-        plan: the existing plan.
-        topology: the machines of the plan, possibly among others.
-        profile: cost profile of the job's model.
-        timings: timings of the job's layers by contributor id; timings that no longer hold are ignored.
-    """
-    from share_compute.planning.paper import timeline_of  # noqa: PLC0415
-
-    return timeline_of(spec, plan, topology, profile, timings)

@@ -1,7 +1,7 @@
 """Event simulation of one training step: the real schedule, cell by cell, with links that carry one tensor at a time.
 
 The formula of `share_compute.planning.cost` bounds a step by waits that it must contain. This module simulates all
-waits: each member runs its actions in the order of `share_compute.training.schedule`, as early as its inputs arrive.
+waits: each member runs its actions in the order of `share_compute.protocol.schedule`, as early as its inputs arrive.
 The order of a member's actions is fixed, and so is the order of tensors on a link. Every cell's time therefore follows
 from times that are already known, and one pass over the cells is enough.
 
@@ -30,7 +30,7 @@ from share_compute.planning.cost import TrainingCost
 from share_compute.planning.layout import Layout, StageLayout
 from share_compute.planning.network import transfer_s
 from share_compute.planning.profile import FLOAT_BYTES
-from share_compute.training.schedule import Action, one_forward_one_backward
+from share_compute.protocol.schedule import Action, one_forward_one_backward
 
 
 class SimulatedCell(NamedTuple):

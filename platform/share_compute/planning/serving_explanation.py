@@ -15,7 +15,7 @@ from share_compute.planning.plan import Bottleneck, CauseKind
 from share_compute.planning.serving_bound import objective_s
 from share_compute.planning.serving_cost import ServingCost
 from share_compute.planning.serving_parts import Part, trip_parts, turn_parts
-from share_compute.planning.words import bytes_text, seconds_text
+from share_compute.quantities import bytes_text, seconds_text
 
 _MOST_TRIED = 12
 """Maximum number of idle machines for which placements with them are evaluated: the fastest ones."""

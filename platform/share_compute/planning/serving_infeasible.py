@@ -17,8 +17,8 @@ from share_compute.planning.remedies import (
 )
 from share_compute.planning.serving import search_serving
 from share_compute.planning.serving_cost import ServingCost
-from share_compute.planning.words import bytes_text, exact_bytes_text
 from share_compute.planning.workload import ServingWorkload
+from share_compute.quantities import bytes_text, exact_bytes_text
 
 _MOST_MACHINES_TRIED = 64
 """Maximum number of machines that remedies are tried on: the ones that lend most. A fit on these is a fit on all."""

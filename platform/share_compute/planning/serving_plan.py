@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 from share_compute.planning.layout import Layout
-from share_compute.planning.partitioning import Shard
 from share_compute.planning.plan import NOT_MEASURED, IdleMachine, MemberPlan, Plan, StagePlan, layer_span
 from share_compute.planning.profile import ModelProfile
 from share_compute.planning.regions import complete
@@ -16,8 +15,9 @@ from share_compute.planning.serving_cost import ServingCost
 from share_compute.planning.serving_explanation import ServingExplanation
 from share_compute.planning.serving_infeasible import serving_infeasible
 from share_compute.planning.strategies import is_measured, with_nominal_speeds
-from share_compute.planning.words import bytes_text
 from share_compute.planning.workload import ServingWorkload
+from share_compute.quantities import bytes_text
+from share_compute.shard import Shard
 from share_compute.topology import Topology
 
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import TypeAlias
 
-Objective: TypeAlias = Literal["latency", "throughput"]
-"""Objective of serving: the shortest answer, or the most tokens per second within the limits."""
-ServedPrecision: TypeAlias = Literal["float32", "bfloat16", "float16", "int8"]
-"""Data type of the weights of a served model."""
+from share_compute.specification import Objective, ServeJob
+
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 4}
 """Bytes of one computed number, by dtype; with int8 weights all other numbers are float32."""
 WEIGHT_BYTES = {**BYTES, "int8": 1}
@@ -68,3 +66,16 @@ class ServingWorkload:
 
 
 Workload: TypeAlias = TrainingWorkload | ServingWorkload
+
+
+def serving_workload(spec: ServeJob) -> ServingWorkload:
+    """Return the cost model's description of a deployment."""
+    return ServingWorkload(
+        objective=spec.objective,
+        prompt_tokens=spec.prompt_tokens,
+        new_tokens=spec.new_tokens,
+        concurrent=spec.max_concurrent,
+        first_token_limit_s=spec.first_token_limit_s,
+        next_token_limit_s=spec.next_token_limit_s,
+        dtype=spec.dtype,
+    )

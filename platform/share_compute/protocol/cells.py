@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from share_compute.protocol.messages import Label
 from share_compute.protocol.roster import Roster, Worker
-from share_compute.training.schedule import Action, in_order, round_the_blocks, windows
+from share_compute.protocol.schedule import Action, in_order, round_the_blocks, windows
 
 
 def remaining(roster: Roster, step: int, worker: Worker) -> list[Action]:

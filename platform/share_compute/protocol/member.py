@@ -50,7 +50,7 @@ from share_compute.protocol.messages import (
     Report,
 )
 from share_compute.protocol.roster import Roster, Task, Worker
-from share_compute.training.schedule import Action
+from share_compute.protocol.schedule import Action
 
 Phase = Literal["computing", "reducing", "broken", "tying", "logging", "prepared", "applying", "paused"]
 

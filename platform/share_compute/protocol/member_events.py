@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from share_compute.protocol.messages import Commit, Form, Halt, Label, Proceed, ToCoordinator
 from share_compute.protocol.roster import Worker
-from share_compute.training.schedule import Action
+from share_compute.protocol.schedule import Action
 
 # -- events --------------------------------------------------------------------------------------------------------
 

@@ -13,13 +13,13 @@ from share_compute.models.conversion import PretrainedWeights
 from share_compute.models.encoders import Pooling
 from share_compute.models.huggingface_encoder import EncoderShard, encoder_sketch
 from share_compute.models.weights import WeightFolder
-from share_compute.planning.partitioning import Shard
 from share_compute.serving.packing import can_pack, pack
 from share_compute.serving.ragged import TextAttention, attend_raggedly, attending
 from share_compute.serving.stage import settle_positions
 from share_compute.serving.streamlining import call_directly
 from share_compute.serving.turn_stage import TurnStage
 from share_compute.serving.turns import Chunk, Pooled, Turn
+from share_compute.shard import Shard
 
 
 class EncoderStage(TurnStage):

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from share_compute.errors import PlanInfeasible
-from share_compute.planning.partitioning import Shard
 from share_compute.planning.plan import Plan, layer_span
 from share_compute.planning.profile import ModelProfile
 from share_compute.planning.regions import complete
@@ -14,10 +13,11 @@ from share_compute.planning.report import ServingPrediction
 from share_compute.planning.serving_cost import ServingCost
 from share_compute.planning.serving_plan import plan_serving
 from share_compute.planning.strategies import with_nominal_speeds
-from share_compute.planning.words import listed
-from share_compute.planning.workload import ServingWorkload
+from share_compute.planning.workload import ServingWorkload, serving_workload
 from share_compute.protocol.roster import Worker
+from share_compute.quantities import listed
 from share_compute.serving.limits import Limits
+from share_compute.shard import Shard
 from share_compute.specification import ServeJob
 from share_compute.topology import Topology
 
@@ -154,7 +154,7 @@ def place(
 
 def _workloads(spec: ServeJob, window_tokens: int, *, embeds: bool) -> Iterator[ServingWorkload]:
     """Yield the workload requested, then the same with half as many sequences at one time, and so on."""
-    asked = spec.workload()
+    asked = serving_workload(spec)
     if embeds:  # an engine step takes time and memory, but no cache remains of it
         yield replace(asked, prompt_tokens=_text_turn_tokens(window_tokens), new_tokens=1)
         return

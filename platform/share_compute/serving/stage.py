@@ -16,7 +16,6 @@ from share_compute.models.blueprint import Blueprint
 from share_compute.models.conversion import PretrainedWeights
 from share_compute.models.huggingface import HuggingFaceStage
 from share_compute.models.weights import WeightFolder
-from share_compute.planning.partitioning import Shard
 from share_compute.serving.packing import can_pack, pack
 from share_compute.serving.quantization import quantize
 from share_compute.serving.ragged import (
@@ -32,6 +31,7 @@ from share_compute.serving.slabs import Slabs
 from share_compute.serving.streamlining import call_directly, fuse_norms
 from share_compute.serving.turn_stage import TurnStage
 from share_compute.serving.turns import Chunk, Opening, Sampled, Turn
+from share_compute.shard import Shard
 
 
 class ServingStage(TurnStage):

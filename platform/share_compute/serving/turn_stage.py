@@ -11,9 +11,9 @@ from torch import Tensor
 from share_compute.errors import UserError
 from share_compute.models.conversion import PretrainedWeights
 from share_compute.models.weights import CHUNK_BYTES, WeightFolder, row_ranges, rows_of
-from share_compute.planning.partitioning import Shard
 from share_compute.serving.quantization import integers_of, is_quantized, scale_name, scale_of, weight_of
 from share_compute.serving.turns import Outcome, Turn
+from share_compute.shard import Shard
 
 
 class TurnStage(ABC):

@@ -41,11 +41,6 @@ class Churn:
                 hint="give them as 30m, 4h or 2d; leave --mtbf out for machines that never fail",
             )
 
-    @property
-    def availability(self) -> float:
-        """Share of the time that a machine is present, in the long run."""
-        return self.mean_up_s / (self.mean_up_s + self.mean_down_s)
-
     def trace(self, machines: int, until_s: float, seed: int = 0) -> Iterator[Event]:
         """Yield all changes before a time, in order. Every machine is present at the start.
 

@@ -68,7 +68,7 @@ class Crew:
         return np.array([machine.flops_per_s() for machine in self._topology.contributors])
 
     def first_plan(self) -> Layout:
-        """Plan on all machines as `share_compute.planning.plan.make_plan` does, and keep its number of microbatches.
+        """Plan on all machines as `share_compute.planning.planner.solve` does, and keep its number of microbatches.
 
         Raises:
             PlanInfeasible: the machines cannot hold the job; the error says what is missing.

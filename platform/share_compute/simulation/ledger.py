@@ -79,7 +79,7 @@ class Ledger:
         return max(0.0, done - whole)
 
     def lose(self, redone: float) -> None:
-        """Mark work on a step in the epoch that was just closed as lost."""
+        """Mark a share of a step in the epoch that was just closed as work that is done again."""
         if redone > 0:
             self.lost += 1
             self._hours["computing_s"] -= redone * self.step_s

@@ -11,7 +11,7 @@ class Hours(StrictModel):
     computing_s: float = 0.0
     """Committed steps, and the step in progress at the end."""
     redoing_s: float = 0.0
-    """Work on steps that was lost at a death."""
+    """Work on steps in progress that was lost at a death, and done again."""
     noticing_s: float = 0.0
     planning_s: float = 0.0
     moving_s: float = 0.0
@@ -48,10 +48,10 @@ class SimulationReport(StrictModel):
     member_utilisation: float
     """Share of the FLOP/s of the machines that held a part of the job that went into committed steps."""
     attempted_steps: int
-    """Steps that began and ended: committed or lost."""
+    """Committed steps, and those in `lost_steps` once more."""
     committed_steps: int
     lost_steps: int
-    """Steps in progress at a death, which were done again."""
+    """Steps in progress at a death of which some or all work was done again."""
     epochs: int
     deaths: int
     """Deaths of machines, whether or not they held a part of the job."""

@@ -1,7 +1,10 @@
-"""Cost of a death in a simulation, in place of the step protocol, whose state machines the simulation does not run.
+"""Effect of a death on the step protocol, at the level of steps and epochs.
 
-`EpochRules` are rules at the level of steps and epochs. Every change of members ends the epoch. A death loses the step
-in progress, which is computed again. Committed steps stay. The state of the dead machine is fetched again.
+`EpochRules` state what the state machines of `share_compute.protocol` do, and tests compare them with a simulated
+world that runs these machines. Every change of members ends the epoch. Committed steps stay. In the step in progress,
+the cells of members that died or changed their stage are computed again, and all cells if the stages get other
+layers. The state of the dead machine is fetched again. One cost is left out: a stage that is interrupted while it
+sums its gradients computes them again.
 """
 
 from __future__ import annotations
@@ -48,8 +51,14 @@ class Change:
 class Rules(Protocol):
     """Cost of a change of members."""
 
-    def redone(self, in_progress: float) -> float:
-        """Return the share of the step in progress that is lost, given the share that was done (0 to 1)."""
+    def redone(self, in_progress: float, old: Layout, new: Layout | None) -> float:
+        """Return the share of the step in progress that is computed again after a death.
+
+        Args:
+            in_progress: share of the step that was done (0 to 1).
+            old: layout until the death.
+            new: layout after it; None if no machines can hold the job now.
+        """
 
     def pause(self, cost: TrainingCost, change: Change) -> Pause:
         """Return the pause of training between two epochs."""
@@ -59,8 +68,8 @@ class Rules(Protocol):
 class EpochRules:
     """Every change of members starts a new epoch."""
 
-    noticing_s: float = 3.0
-    """Time to detect a death: three failed health checks of 1 s."""
+    noticing_s: float = 2.0
+    """Time after which an unresponsive machine counts as lost."""
     search_s: float = 5.0
     """Time of the planner's search, and of the job's way through the control plane."""
     replace_s: float = 0.5
@@ -68,9 +77,14 @@ class EpochRules:
     start_s: float = 1.0
     """Time in which members connect and build their shards."""
 
-    def redone(self, in_progress: float) -> float:
-        """Return the whole step in progress as lost."""
-        return in_progress
+    def redone(self, in_progress: float, old: Layout, new: Layout | None) -> float:
+        """Return the share that members did who left their stage, in the stage that this delays most.
+
+        If a stage gets other layers, or there is no new layout, all that was done is lost.
+        """
+        if new is None or _spans(old) != _spans(new):
+            return in_progress
+        return in_progress * max(_left(*stages) for stages in zip(old.stages, new.stages, strict=True))
 
     def pause(self, cost: TrainingCost, change: Change) -> Pause:
         """Return the time to detect the death, to plan, and to fetch the state that new holders lack."""
@@ -109,3 +123,15 @@ def fetching_s(cost: TrainingCost, old: Layout, new: Layout, gone: Container[int
         )
     )
     return moving(cost, before, new)[0]
+
+
+def _spans(layout: Layout) -> list[tuple[int, int]]:
+    """Return the layers of each stage, [start, stop)."""
+    return [(stage.start, stage.stop) for stage in layout.stages]
+
+
+def _left(old: StageLayout, new: StageLayout) -> float:
+    """Return the share of a stage's microbatches that belonged to members that are not in it any more."""
+    return sum(
+        share for member, share in zip(old.members, old.shares, strict=True) if member not in new.members
+    ) / sum(old.shares)

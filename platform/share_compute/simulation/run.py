@@ -148,14 +148,14 @@ class _Run:
         self._settle(now_s)
         self._gone.add(machine)
         done = self._ledger.close(now_s)
-        redone = self._rules.redone(done)
-        self._ledger.lose(redone)
         layout = self._crew.replaced(self._layout, machine, self._alive)
         is_search = layout is None
         if layout is None:
             layout = self._search()
         else:
             self._counts["replacements"] += 1
+        redone = self._rules.redone(done, self._layout, layout)
+        self._ledger.lose(redone)
         if layout is None:
             self._is_running, self._looked_s = False, now_s
             self._ledger.open(now_s, math.inf, Pause(), done - redone)

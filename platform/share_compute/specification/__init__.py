@@ -45,7 +45,9 @@ from share_compute.specification.paths import Named, upload_path, with_paths
 from share_compute.specification.replicas import Replicas, ReplicasSpec, read_replicas
 from share_compute.specification.serve import (
     NAME_PATTERN,
+    Objective,
     ServedModelSpec,
+    ServedPrecision,
     ServeJob,
     ServingParallelismSpec,
 )
@@ -79,6 +81,7 @@ __all__ = [
     "LoraSpec",
     "ModelSpec",
     "Named",
+    "Objective",
     "OptimizerName",
     "OptimizerSpec",
     "ParallelismSpec",
@@ -89,6 +92,7 @@ __all__ = [
     "ScheduleSpec",
     "ServeJob",
     "ServedModelSpec",
+    "ServedPrecision",
     "ServingParallelismSpec",
     "SpecModel",
     "TextPath",

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from pathlib import PurePath
-from typing import Literal, Self
+from typing import Literal, Self, TypeAlias
 
 from pydantic import Field, model_validator
 
-from share_compute.planning.workload import Objective, ServedPrecision, ServingWorkload
 from share_compute.specification.base import SpecModel, TextPath, exactly_one
 from share_compute.specification.replicas import Replicas, ReplicasSpec
 
+Objective: TypeAlias = Literal["latency", "throughput"]
+"""Objective of serving: the shortest answer, or the most tokens per second within the limits."""
+ServedPrecision: TypeAlias = Literal["float32", "bfloat16", "float16", "int8"]
+"""Data type of the weights of a served model."""
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
 """Pattern of a deployment's name, which clients use in URLs and send as ``model``."""
 
@@ -85,15 +88,3 @@ class ServeJob(SpecModel):
         if given and self.objective == "latency":
             raise ValueError(f"{given[0]} is for objective throughput; latency is as short as it can be")
         return self
-
-    def workload(self) -> ServingWorkload:
-        """Return the workload for the planner."""
-        return ServingWorkload(
-            objective=self.objective,
-            prompt_tokens=self.prompt_tokens,
-            new_tokens=self.new_tokens,
-            concurrent=self.max_concurrent,
-            first_token_limit_s=self.first_token_limit_s,
-            next_token_limit_s=self.next_token_limit_s,
-            dtype=self.dtype,
-        )

@@ -10,7 +10,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from share_compute.errors import InviteExpired, InviteRevoked, InviteUnknown, InviteUsed, NotFound, UserError
-from share_compute.planning.words import bytes_text, listed
+from share_compute.quantities import bytes_text, listed
 from share_compute.store.database import Database
 from share_compute.store.records import InviteRecord, InviteState, invite_state
 from share_compute.store.secret import digest, new_id, new_invite_code, plain_invite_code

@@ -87,12 +87,12 @@ class Retention:
     def _delete(self, one: Prunable, keep: Keep, now: datetime, data_folder: Path) -> bool:
         """Delete one item, unless its job was resumed or is used by now; return whether it was deleted."""
         if one.kind == "events":
-            return self._delete_rows(
-                Event, Event.seq, _old_events(now - timedelta(days=keep.events_days or 0))
-            )
+            self._delete_rows(Event, Event.seq, _old_events(now - timedelta(days=keep.events_days or 0)))
+            return True
         if one.kind == "metrics":
             ended = Metric.job_id.in_(select(Job.id).where(Job.id == one.job_id, Job.state.in_(FINAL_JOBS)))
-            return self._delete_rows(Metric, Metric.step, [ended])
+            self._delete_rows(Metric, Metric.step, [ended])
+            return True
         with self._database.write() as session:
             job = session.get(Job, one.job_id)
             if job is None or not JobState(job.state).is_final or user_of(session, job.id):
@@ -116,8 +116,8 @@ class Retention:
         table: type[Event | Metric],
         number: InstrumentedAttribute[int],
         wanted: Sequence[ColumnElement[bool]],
-    ) -> bool:
-        """Delete rows in chunks of ascending numbers, so that no transaction takes long; return True."""
+    ) -> None:
+        """Delete rows in chunks of ascending numbers, so that no transaction takes long."""
         while True:
             beyond = select(number).where(*wanted).order_by(number).offset(_ROWS_AT_ONCE).limit(1)
             with self._database.write() as session:
@@ -125,7 +125,7 @@ class Retention:
                 piece = wanted if last is None else [*wanted, number < last]
                 session.execute(delete(table).where(*piece))
             if last is None:
-                return True
+                return
 
 
 def _find(session: Session, keep: Keep, now: datetime, data_folder: Path) -> Iterator[Prunable]:

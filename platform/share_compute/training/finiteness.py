@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_iter
 
 from share_compute.errors import UserError
-from share_compute.models.blueprint import Stage
-from share_compute.training.numbers import is_finite
+from share_compute.models.numbers import is_finite
+from share_compute.models.stage import Stage
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from share_compute.planning.plan import Plan
+from share_compute.planning.planner import solve
 from share_compute.planning.profile import Growth, LayerProfile, ModelProfile
 from share_compute.specification import TrainJob, parse_job
 from share_compute.topology import Contributor, Device, DeviceKind, Link, Topology
@@ -58,3 +60,8 @@ def job(
             "parallelism": parallelism,
         }
     )
+
+
+def make_plan(spec: TrainJob, topology: Topology, profile: ModelProfile) -> Plan:
+    """Return the plan of a job at epoch 0, on machines whose layers were not timed."""
+    return solve(spec, topology, profile, 0, {}).plan

@@ -21,7 +21,7 @@ from share_compute.planning.memory import after_a_loss, gradient_sets
 from share_compute.planning.options import Options
 from share_compute.planning.schedule_simulator import simulate_step
 from share_compute.planning.timings import LayerTiming
-from share_compute.training.schedule import blocks, one_forward_one_backward, windows
+from share_compute.protocol.schedule import blocks, one_forward_one_backward, windows
 
 
 @st.composite

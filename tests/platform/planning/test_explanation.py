@@ -3,19 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from tests.platform.planning.models import GIB, PROFILE, job, lan, machine
+from tests.platform.planning.models import GIB, PROFILE, job, lan, machine, make_plan
 
 from share_compute.planning.causes import causes
-from share_compute.planning.plan import Bottleneck, Plan, make_plan
+from share_compute.planning.plan import Bottleneck, Plan
 from share_compute.planning.planner import solve
-from share_compute.planning.words import (
-    bytes_text,
-    flops_text,
-    listed,
-    percent_text,
-    rate_text,
-    seconds_text,
-)
+from share_compute.quantities import bytes_text, flops_text, listed, percent_text, rate_text, seconds_text
 from share_compute.topology import Contributor, Link, Topology
 
 ALONE = {"stages": 2, "members_per_stage": 1}

@@ -8,13 +8,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.platform.planning.models import GIB, LAYER, PROFILE, job, lan, machine
+from tests.platform.planning.models import GIB, LAYER, PROFILE, job, lan, machine, make_plan
 
 from share_compute.errors import PlanInfeasible
-from share_compute.planning.plan import Plan, make_plan
+from share_compute.planning.dry_run import dry_run
+from share_compute.planning.plan import Plan
 from share_compute.planning.profile import Growth, ModelProfile
 from share_compute.planning.remedies import to_lend
-from share_compute.planning.report import dry_run
 from share_compute.planning.tables import MEMORY_SHARE
 from share_compute.planning.workload import ServingWorkload
 from share_compute.topology import Contributor, Link, Topology

@@ -14,13 +14,13 @@ from share_compute.planning.partitioning import (
     MemoryWeightedPartitioning,
     Partition,
     PartitioningStrategy,
-    Shard,
     UniformPartitioning,
     load_strategy,
     map_partitions_to_shards,
     strategy_names,
 )
 from share_compute.planning.strategies import SearchingStrategy
+from share_compute.shard import Shard
 from share_compute.topology import Contributor, Device, Topology
 
 STRATEGIES: list[PartitioningStrategy] = [

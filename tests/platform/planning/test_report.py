@@ -6,13 +6,14 @@ import contextlib
 from dataclasses import replace
 
 import pytest
-from tests.platform.planning.models import GIB, LAYER, PROFILE, job, lan, machine
+from tests.platform.planning.models import GIB, LAYER, PROFILE, job, lan, machine, make_plan
 
 from share_compute.errors import PlanInfeasible, UserError
+from share_compute.planning.dry_run import dry_run
 from share_compute.planning.partitioning import strategy_names
-from share_compute.planning.plan import Prediction, make_plan
+from share_compute.planning.plan import Prediction
 from share_compute.planning.profile import Growth
-from share_compute.planning.report import PlanReport, dry_run
+from share_compute.planning.report import PlanReport
 from share_compute.planning.serving_plan import plan_serving
 from share_compute.planning.workload import ServingWorkload
 from share_compute.topology import Link, Topology

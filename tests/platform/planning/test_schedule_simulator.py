@@ -20,8 +20,8 @@ from share_compute.planning.network import Network
 from share_compute.planning.profile import Growth, LayerProfile, ModelProfile
 from share_compute.planning.schedule_simulator import StepTimeline, simulate_step
 from share_compute.planning.workload import TrainingWorkload
+from share_compute.protocol.schedule import one_forward_one_backward
 from share_compute.topology import Contributor, Device, Topology
-from share_compute.training.schedule import one_forward_one_backward
 
 
 def machine(index: int, speed: float, memory_rate: float = 0.0) -> Contributor:

@@ -15,7 +15,8 @@ import pytest
 from share_compute.planning.layout import Layout, StageLayout, solo
 from share_compute.planning.network import Network
 from share_compute.planning.profile import Growth, LayerProfile, ModelProfile
-from share_compute.planning.serving import ServingCost, search_serving
+from share_compute.planning.serving import search_serving
+from share_compute.planning.serving_cost import ServingCost
 from share_compute.planning.timings import LayerTiming
 from share_compute.planning.workload import ServingWorkload
 from share_compute.topology import Contributor, Device, Topology

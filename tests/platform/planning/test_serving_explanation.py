@@ -9,9 +9,10 @@ import pytest
 from tests.platform.planning.models import GIB, LAYER, PROFILE, job, lan, machine
 from tests.platform.planning.test_serving import all_layouts, random_cost
 
+from share_compute.planning.dry_run import dry_run
 from share_compute.planning.plan import NOT_MEASURED
 from share_compute.planning.profile import Growth
-from share_compute.planning.report import PlanReport, ServingPrediction, dry_run
+from share_compute.planning.report import PlanReport, ServingPrediction
 from share_compute.planning.serving import search_serving
 from share_compute.planning.serving_bound import objective_s, serving_bound_s
 from share_compute.planning.serving_explanation import ServingExplanation

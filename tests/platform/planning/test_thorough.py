@@ -8,12 +8,11 @@ from itertools import pairwise
 
 import pytest
 from tests.platform.planning.fleets import fleet
-from tests.platform.planning.models import PROFILE, job
+from tests.platform.planning.models import PROFILE, job, make_plan
 from tests.thoroughly import thoroughly
 
 from share_compute.errors import PlanInfeasible
 from share_compute.planning.partitioning import strategy_names
-from share_compute.planning.plan import make_plan
 from share_compute.planning.regions import complete
 from share_compute.specification import TrainJob
 from share_compute.topology import Topology

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection
 
 import pytest
+from tests.simulated_world.network import Weather
+from tests.simulated_world.scenario import Scenario
+from tests.simulated_world.world import World
 
 from share_compute.protocol.coordinator import (
     Assemble,
@@ -28,9 +31,6 @@ from share_compute.protocol.failures import Failure, FailureKind
 from share_compute.protocol.messages import Broken, Form, Formed, Label, Prepared, Rejected, Report
 from share_compute.protocol.points import Point
 from share_compute.protocol.roster import Roster, fresh
-from share_compute.protocol.world.network import Weather
-from share_compute.protocol.world.scenario import Scenario
-from share_compute.protocol.world.world import World
 
 FOLLOWER = "f"
 WHAT = "its dtype is float64"

@@ -8,6 +8,10 @@ from itertools import chain
 from typing import Any
 
 import pytest
+from tests.simulated_world.record import DurableRecord
+from tests.simulated_world.scenario import draw, draw_wrong
+from tests.simulated_world.symbols import Gradient, SymbolicModel
+from tests.simulated_world.world import World
 
 from share_compute.errors import VerificationFailed
 from share_compute.protocol.coordinator import Blame, CoordinatorMachine, Record, Recorded, Superseded
@@ -28,10 +32,6 @@ from share_compute.protocol.member_events import (
 )
 from share_compute.protocol.messages import Commit, Form, Halt, Rejected, Report, ToCoordinator
 from share_compute.protocol.tree import Node
-from share_compute.protocol.world.record import DurableRecord
-from share_compute.protocol.world.scenario import draw, draw_wrong
-from share_compute.protocol.world.symbols import Gradient, SymbolicModel
-from share_compute.protocol.world.world import World
 
 SEEDS = 3000
 

@@ -9,7 +9,7 @@ from share_compute.protocol.cells import delivery, needed, remaining
 from share_compute.protocol.messages import Label, Report
 from share_compute.protocol.recovery import recover
 from share_compute.protocol.roster import Roster, fresh
-from share_compute.training.schedule import Action
+from share_compute.protocol.schedule import Action
 
 STEP = 5
 

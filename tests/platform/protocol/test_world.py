@@ -7,13 +7,13 @@ from dataclasses import replace
 from itertools import product
 
 import pytest
+from tests.simulated_world.network import Weather
+from tests.simulated_world.scenario import Scenario, Upset, UpsetKind, draw, draw_wrong
+from tests.simulated_world.world import Outcome, World
 
 from share_compute.protocol.coordinator import Disputed, Diverged
 from share_compute.protocol.failures import Failure, FailureKind
 from share_compute.protocol.points import Point
-from share_compute.protocol.world.network import Weather
-from share_compute.protocol.world.scenario import Scenario, Upset, UpsetKind, draw, draw_wrong
-from share_compute.protocol.world.world import Outcome, World
 
 CHUNK = 500
 QUICK = 2_000

@@ -11,10 +11,10 @@ import torch
 from transformers import AutoConfig, AutoModel
 
 from share_compute.models.encoders import Pooling
-from share_compute.planning.partitioning import Shard
 from share_compute.serving.encoder_stage import EncoderStage
 from share_compute.serving.stage import input_ids
 from share_compute.serving.turns import Chunk, Pooled, Turn
+from share_compute.shard import Shard
 
 CPU = torch.device("cpu")
 LAYERS = 3

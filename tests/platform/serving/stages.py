@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM
 
-from share_compute.planning.partitioning import Shard
 from share_compute.serving.options import SamplingOptions
 from share_compute.serving.stage import ServingStage, input_ids
 from share_compute.serving.turns import Chunk, Growth, Opening, Sampled, Turn
+from share_compute.shard import Shard
 
 CPU = torch.device("cpu")
 LAYERS = 3

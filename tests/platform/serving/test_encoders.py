@@ -34,9 +34,9 @@ from share_compute.models.encoders import (
     trained_window,
 )
 from share_compute.models.huggingface_encoder import profile_encoder
-from share_compute.planning.partitioning import Shard
 from share_compute.serving.encoder_stage import EncoderStage
 from share_compute.serving.turns import Turn
+from share_compute.shard import Shard
 
 CUTS = {1: [(0, 3)], 2: [(0, 1), (1, 3)], 3: [(0, 1), (1, 2), (2, 3)]}
 TEXTS = [text_of(19, 1), text_of(3, 2), text_of(1, 3), text_of(40, 4), text_of(19, 5)]

@@ -11,7 +11,6 @@ from torch import nn
 
 from share_compute.errors import UserError
 from share_compute.models.huggingface import sketch
-from share_compute.planning.partitioning import Shard
 from share_compute.serving.quantization import (
     Int8Linear,
     integers_of,
@@ -22,6 +21,7 @@ from share_compute.serving.quantization import (
 )
 from share_compute.serving.stage import ServingStage
 from share_compute.serving.turns import Chunk
+from share_compute.shard import Shard
 
 CUTS = [(0, 1), (1, 3)]
 

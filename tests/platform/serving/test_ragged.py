@@ -26,11 +26,11 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from share_compute.errors import UserError
-from share_compute.planning.partitioning import Shard
 from share_compute.serving.packing import PackedLinear, pack
 from share_compute.serving.slabs import LayerCache, Slabs
 from share_compute.serving.stage import ServingStage
 from share_compute.serving.turns import Chunk, Growth
+from share_compute.shard import Shard
 
 CUTS = {1: [(0, 3)], 2: [(0, 1), (1, 3)], 3: [(0, 1), (1, 2), (2, 3)]}
 PROMPTS = {1: prompt_of(19, 1), 2: prompt_of(3, 2), 3: prompt_of(12, 3)}

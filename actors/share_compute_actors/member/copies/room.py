@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 
 from share_compute.errors import Unavailable
-from share_compute.planning.words import bytes_text
+from share_compute.quantities import bytes_text
 from share_compute_actors.group.allocator import is_out_of_memory, peak_resident_bytes
 from share_compute_actors.machine.temporary import is_memory, temporary_folder
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from tests.simulated_world.host import Host
+from tests.simulated_world.record import DurableRecord
+from tests.simulated_world.symbols import Reference, SymbolicModel, Weights
+
 from share_compute.errors import VerificationFailed
 from share_compute.protocol.coordinator import Record
 from share_compute.protocol.member_events import Apply
 from share_compute.protocol.messages import Prepared
 from share_compute.protocol.roster import Roster, Worker
-from share_compute.protocol.world.host import Host
-from share_compute.protocol.world.record import DurableRecord
-from share_compute.protocol.world.symbols import Reference, SymbolicModel, Weights
 
 
 class Checks:

@@ -6,13 +6,14 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
+from tests.simulated_world.network import Action
+
 from share_compute.protocol.failures import Failure, FailureKind
 from share_compute.protocol.points import Point
 from share_compute.protocol.roster import Worker
-from share_compute.protocol.world.network import Action
 
 if TYPE_CHECKING:
-    from share_compute.protocol.world.world import World
+    from tests.simulated_world.world import World
 
 
 class Process:

@@ -7,18 +7,19 @@ from dataclasses import replace
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
+from tests.simulated_world.host import Host, Shard
+from tests.simulated_world.symbols import Weights
+from tests.simulated_world.vault import Vault
+
 from share_compute.protocol.coordinator import Plan
 from share_compute.protocol.member_events import Loaded
 from share_compute.protocol.messages import Form
 from share_compute.protocol.recovery import recover
 from share_compute.protocol.roster import Roster, Worker, fresh
-from share_compute.protocol.world.host import Host, Shard
-from share_compute.protocol.world.symbols import Weights
-from share_compute.protocol.world.vault import Vault
-from share_compute.training.schedule import even_shares
+from share_compute.protocol.schedule import even_shares
 
 if TYPE_CHECKING:
-    from share_compute.protocol.world.world import World
+    from tests.simulated_world.world import World
 
 _FOLLOWED = 0.1
 """Probability that a stage gets catch-up replicas from other stages, beside backups."""

@@ -17,7 +17,6 @@ from share_compute.data.tokenization import has_chat_template
 from share_compute.errors import ShareComputeError, Unavailable, UserError, as_ours
 from share_compute.models.configuration import declared_config
 from share_compute.models.encoders import Pooling, pooling_of
-from share_compute.planning.partitioning import Shard
 from share_compute.serving.encoder_stage import EncoderStage
 from share_compute.serving.events import Emitted, Failed, SequenceEvent, Stats
 from share_compute.serving.limits import Limits
@@ -26,6 +25,7 @@ from share_compute.serving.scheduler import Scheduler
 from share_compute.serving.stage import ServingStage, input_ids
 from share_compute.serving.turn_stage import TurnStage
 from share_compute.serving.turns import Sampled, Turn, TurnResult
+from share_compute.shard import Shard
 from share_compute.specification import ModelSpec
 from share_compute_api.model_folders import LAYER_KEYS, model_window, whole_number
 from share_compute_api.serving.embedding import embedded

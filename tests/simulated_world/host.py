@@ -6,6 +6,11 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from tests.simulated_world.network import Action
+from tests.simulated_world.process import Process
+from tests.simulated_world.symbols import MISFIT, NOT_FINITE, Gradient, Symbol, Weights
+from tests.simulated_world.vault import Vault
+
 from share_compute.protocol.failures import Failure, FailureKind
 from share_compute.protocol.member import MemberMachine
 from share_compute.protocol.member_events import (
@@ -39,13 +44,9 @@ from share_compute.protocol.messages import (
 from share_compute.protocol.points import HEARD, SENDING, Point
 from share_compute.protocol.roster import Worker
 from share_compute.protocol.tree import Node
-from share_compute.protocol.world.network import Action
-from share_compute.protocol.world.process import Process
-from share_compute.protocol.world.symbols import MISFIT, NOT_FINITE, Gradient, Symbol, Weights
-from share_compute.protocol.world.vault import Vault
 
 if TYPE_CHECKING:
-    from share_compute.protocol.world.world import World
+    from tests.simulated_world.world import World
 
 
 @dataclass

@@ -1,7 +1,4 @@
-"""Implements dry runs: a plan with its timeline, alternatives, islands and serving.
-
-`share_compute.planning.report.dry_run` is the public entry point.
-"""
+"""Dry runs: the plan of a job before it is submitted, with its timeline, alternatives, islands and serving."""
 
 from __future__ import annotations
 
@@ -39,16 +36,30 @@ _MOST_CELLS = 4096
 """Maximum number of cells in a timeline; larger timelines cannot be displayed and are left out."""
 
 
-def report(
+def dry_run(
     spec: TrainJob,
     topology: Topology,
     profile: ModelProfile,
     *,
-    strategy: str | None,
-    compare: bool,
-    serving: ServingWorkload | None,
+    strategy: str | None = None,
+    compare: bool = False,
+    serving: ServingWorkload | None = None,
 ) -> PlanReport:
-    """Plan a job without running it; see `share_compute.planning.report.dry_run`."""
+    """Plan a job without running it.
+
+    Args:
+        spec: the job.
+        topology: the machines, real or hypothetical.
+        profile: cost profile of the job's model.
+        strategy: strategy that replaces the job's own; None keeps the job's.
+        compare: whether to report the plan of every installed strategy.
+        serving: requests to predict serving for; None predicts none.
+
+    Raises:
+        PlanInfeasible: the machines cannot hold the model; with ``serving``, they cannot hold it for the requests.
+            ``details`` says how much is missing and which changes would make it fit.
+        UserError: the model has nothing to train, or there is no such strategy.
+    """
     served = plan_serving(spec.name, topology, profile, serving) if serving is not None else None
     try:
         solution = solve(_with_strategy(spec, strategy), topology, profile, 0, {})
@@ -65,14 +76,22 @@ def report(
     )
 
 
-def timeline_of(
+def lay_out(
     spec: TrainJob,
     plan: Plan,
     topology: Topology,
     profile: ModelProfile,
     timings: Mapping[str, MachineTimings],
 ) -> PlanTimeline:
-    """Simulate one step of an existing plan; see `share_compute.planning.report.lay_out`."""
+    """Simulate one step of an existing plan.
+
+    Args:
+        spec: the job.
+        plan: the existing plan.
+        topology: the machines of the plan, possibly among others.
+        profile: cost profile of the job's model.
+        timings: timings of the job's layers by contributor id; timings that no longer hold are ignored.
+    """
     problem = unpredictable(plan, topology)
     if problem is not None:
         return PlanTimeline(problem=problem)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from share_compute.protocol.world.symbols import Gradient, SymbolicModel, Weights
+from tests.simulated_world.symbols import Gradient, SymbolicModel, Weights
 
 
 @dataclass

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from random import Random
 
+from tests.simulated_world.network import Clock
+from tests.simulated_world.symbols import Gradient, SymbolicModel
+
 from share_compute.protocol.member_events import Reduced, ReduceFailed
 from share_compute.protocol.roster import Worker
 from share_compute.protocol.tree import Node
-from share_compute.protocol.world.network import Clock
-from share_compute.protocol.world.symbols import Gradient, SymbolicModel
 
 DEADLINE_S = 25.0
 """Time in seconds after which a reduction with a missing member ends without a result."""

@@ -5,6 +5,9 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
+from tests.simulated_world.network import Action
+from tests.simulated_world.process import Process
+
 from share_compute.protocol.coordinator import (
     Blame,
     Committed,
@@ -25,11 +28,9 @@ from share_compute.protocol.coordinator import (
 )
 from share_compute.protocol.messages import Form, ToCoordinator
 from share_compute.protocol.points import HEARD, SENDING, Point
-from share_compute.protocol.world.network import Action
-from share_compute.protocol.world.process import Process
 
 if TYPE_CHECKING:
-    from share_compute.protocol.world.world import World
+    from tests.simulated_world.world import World
 
 
 class Seat(Process):

@@ -8,6 +8,17 @@ from dataclasses import dataclass
 from functools import partial
 from random import Random
 
+from tests.simulated_world.checks import Checks
+from tests.simulated_world.host import Host
+from tests.simulated_world.network import Clock, Network
+from tests.simulated_world.planner import Planner
+from tests.simulated_world.process import Process
+from tests.simulated_world.record import DurableRecord
+from tests.simulated_world.reductions import Reduction
+from tests.simulated_world.scenario import Scenario, Upset, UpsetKind
+from tests.simulated_world.seat import Seat
+from tests.simulated_world.symbols import Reference, SymbolicModel
+
 from share_compute.errors import VerificationFailed
 from share_compute.protocol.coordinator import (
     Assemble,
@@ -33,16 +44,6 @@ from share_compute.protocol.messages import Prepared
 from share_compute.protocol.points import Point
 from share_compute.protocol.roster import Roster, Worker
 from share_compute.protocol.tree import SummationTree
-from share_compute.protocol.world.checks import Checks
-from share_compute.protocol.world.host import Host
-from share_compute.protocol.world.network import Clock, Network
-from share_compute.protocol.world.planner import Planner
-from share_compute.protocol.world.process import Process
-from share_compute.protocol.world.record import DurableRecord
-from share_compute.protocol.world.reductions import Reduction
-from share_compute.protocol.world.scenario import Scenario, Upset, UpsetKind
-from share_compute.protocol.world.seat import Seat
-from share_compute.protocol.world.symbols import Reference, SymbolicModel
 
 TICK_S = 3.0
 MEMBER_TICK_S = 9.0
@@ -95,7 +96,7 @@ class World:
     ) -> None:
         self.scenario = scenario
         self.clock = Clock()
-        self.random = Random(scenario.seed)  # noqa: S311 - a simulation
+        self.random = Random(scenario.seed)
         self.network = Network(self.clock, scenario.weather, self.random)
         self.record = DurableRecord()
         self.model = SymbolicModel(

@@ -6,10 +6,11 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from random import Random
 
+from tests.simulated_world.network import Weather
+
 from share_compute.protocol.failures import Failure, FailureKind
 from share_compute.protocol.points import Point
 from share_compute.protocol.roster import Worker
-from share_compute.protocol.world.network import Weather
 
 
 class UpsetKind(Enum):
@@ -102,7 +103,7 @@ def draw(seed: int, most: int = 3) -> Scenario:
         seed: seed for all draws.
         most: largest number of failures at points, and largest number of events at times.
     """
-    random = Random(seed)  # noqa: S311 - a simulation
+    random = Random(seed)
     machines = random.randint(1, 6)
     stages = random.randint(1, min(4, machines))
     steps = random.randint(2, 4)
@@ -141,7 +142,7 @@ def draw_wrong(seed: int, most: int = 3) -> Scenario:
     that diverges. In some scenarios the model does diverge, and no machine is wrong. In others one machine rejects
     tensors that are sound.
     """
-    random = Random(-seed - 1)  # noqa: S311 - a simulation
+    random = Random(-seed - 1)
     scenario = draw(seed, most)
     if random.random() < 0.1:
         cell = random.randint(1, scenario.steps), random.randrange(sum(scenario.runs))

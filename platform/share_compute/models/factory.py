@@ -1,0 +1,42 @@
+"""Builds stages and cost profiles from blueprints, with the code of the model's kind."""
+
+from __future__ import annotations
+
+import torch
+
+from share_compute.models.blueprint import Blueprint
+from share_compute.models.stage import Stage
+from share_compute.planning.profile import ModelProfile
+from share_compute.shard import Shard
+
+
+def build_stage(blueprint: Blueprint, shard: Shard, device: torch.device) -> Stage:
+    """Build one stage on ``device``; its parameters hold no meaningful values until `Stage.initialize` or a load.
+
+    Raises:
+        UserError: the architecture declares no pipeline plan, a layer has a wrong option, or the device cannot
+            compute in the precision.
+    """
+    if blueprint.config is not None:
+        from share_compute.models.huggingface import HuggingFaceStage  # noqa: PLC0415 - transformers is slow to import
+
+        return HuggingFaceStage(blueprint, shard, device)
+    from share_compute.models.layers import LayeredStage  # noqa: PLC0415
+
+    return LayeredStage(blueprint, shard, device)
+
+
+def dissect(blueprint: Blueprint) -> ModelProfile:
+    """Return the cost profile of a model, from its own code, without memory for its weights and without computing.
+
+    Raises:
+        UserError: the architecture declares no pipeline plan, the model's options are wrong, or a frozen or adapted
+            parameter does not exist.
+    """
+    if blueprint.config is not None:
+        from share_compute.models.huggingface_profile import profile_config  # noqa: PLC0415
+
+        return profile_config(blueprint)
+    from share_compute.models.layers import profile_layers  # noqa: PLC0415
+
+    return profile_layers(blueprint)

@@ -1,0 +1,116 @@
+"""The interface of a model's stage, and the loss of the last one."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from share_compute.errors import UserError
+from share_compute.models.blueprint import Blueprint
+from share_compute.models.precision import computing_in, require_precision
+from share_compute.shard import Shard
+
+
+class Stage(ABC):
+    """One shard of a model, ready to compute.
+
+    The first stage takes samples (token ids ``[batch, seq]`` or features ``[batch, features]``), later ones the
+    hidden states ``[batch, seq, hidden]`` of the stage before; the last returns logits.
+
+    Args:
+        blueprint: blueprint of the whole model.
+        shard: part of the model that this stage holds.
+        device: device of the shard.
+
+    Raises:
+        UserError: the device cannot compute in the blueprint's precision.
+    """
+
+    module: nn.Module
+    """The torch module. Its parameters have nearly the names of the whole model; `stored_name` maps them."""
+    tied: Mapping[str, str]
+    """Tied parameters, with the names of their sources: ``{"lm_head.weight": "model.embed_tokens.weight"}``."""
+    trains_before: bool
+    """Whether an earlier stage trains parameters, and so needs the gradient of this stage's inputs."""
+
+    def __init__(self, blueprint: Blueprint, shard: Shard, device: torch.device) -> None:
+        require_precision(blueprint.precision, device)
+        self.shard = shard
+        self._device = device
+        self._precision = blueprint.precision
+        self._cell: tuple[int, ...] = ()
+
+    @property
+    @abstractmethod
+    def layers(self) -> Mapping[int, nn.Module]:
+        """The shard's layers, by their index in the whole model."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Compute the shard on one microbatch, in the blueprint's precision."""
+        with computing_in(self._precision, self._device):
+            return self.compute(inputs)
+
+    @abstractmethod
+    def compute(self, inputs: Tensor) -> Tensor:
+        """Compute the shard on one microbatch, in the precision of the surrounding context."""
+
+    @abstractmethod
+    def initialize(self, seed: int) -> None:
+        """Initialize every tensor; values depend only on the seed and the tensor's name."""
+
+    def initialize_added(self, seed: int) -> None:
+        """Initialize the tensors that no folder of the model's weights has (`added`); by default there are none."""
+
+    @property
+    def added(self) -> frozenset[str]:
+        """Stored names of the tensors that `initialize_added` initializes."""
+        return frozenset()
+
+    def prepare_cell(self, *key: int) -> None:
+        """Seed the randomness (dropout) of each layer in the next forward by ``key`` and the layer's index.
+
+        Args:
+            key: (seed, step, microbatch).
+        """
+        self._cell = key
+
+    def stored_name(self, name: str) -> str:
+        """Return the name under which a tensor of `module` is stored; for a tied one the name of its source."""
+        return self.tied.get(name, name)
+
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """Return the parameters by stored name."""
+        return {self.stored_name(name): parameter for name, parameter in self.module.named_parameters()}
+
+    def persistent(self) -> dict[str, Tensor]:
+        """Return all tensors of a checkpoint, parameters and persistent buffers, by stored name."""
+        return {self.stored_name(name): tensor for name, tensor in self.module.state_dict().items()}
+
+
+def loss_sum(logits: Tensor, targets: Tensor) -> Tensor:
+    """Return the cross entropy summed over all targets.
+
+    Args:
+        logits: model outputs ``[..., classes]``.
+        targets: class or token ids, ``[...]``; best on the CPU, where reading them does not synchronize a GPU.
+
+    Raises:
+        UserError: a target is not among the classes.
+    """
+    classes = logits.shape[-1]
+    if targets.numel() and int(targets.max()) >= classes:
+        raise UserError(
+            f"the model's last layer has {classes} outputs, but the data has class {int(targets.max())}",
+            hint=f"give the last layer at least {int(targets.max()) + 1} outputs",
+        )
+    return summed_cross_entropy(logits, targets)
+
+
+def summed_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
+    """Return the cross entropy summed over all targets, without checking the targets."""
+    return nn.functional.cross_entropy(
+        logits.reshape(-1, logits.shape[-1]).float(), targets.reshape(-1).to(logits.device), reduction="sum"
+    )
