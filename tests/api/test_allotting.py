@@ -67,7 +67,7 @@ def test_a_machine_that_joins_is_offered_and_leased_when_it_is_asked_for(
             other, lambda job: job.reason.endswith("none is ready (2 more work for other jobs)")
         )
         await attempt.tell(reformed(ada, grace, joined=(grace,)))
-        job = await cluster.until(job_id, lambda job: job.reason == "running on 2 machines in 1 cluster")
+        job = await cluster.until(job_id, lambda job: job.reason == "running on 2 machines in 1 stage")
         assert (job.plan, job.proposal) == (laid(ada, grace), None)
         assert store.contributors.get(grace).job_id == job_id
 

@@ -43,7 +43,7 @@ LIMITS = Limits(window_tokens=WINDOW, kv_tokens=1000, max_sequences=4, turn_toke
 
 
 class Replica:
-    """A server whose cluster is a hash."""
+    """A server whose stages are a hash."""
 
     def __init__(self, assignment: ServingAssignment) -> None:
         self.assignment = assignment
