@@ -1,0 +1,81 @@
+"""A member's engine with injected faults does what the script says, and else what the engine does."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+from share_compute.errors import ShareComputeError
+from share_compute.protocol.failures import Failure, FailureKind
+from share_compute.protocol.member import MemberMachine
+from share_compute.protocol.messages import Halt, ToCoordinator
+from share_compute.protocol.points import Point
+from share_compute.protocol.tree import SummationTree
+from share_compute.specification import TrainingSpec
+from share_compute_actors.member.copies.copies import Copies
+from share_compute_actors.member.copies.room import Room
+from share_compute_actors.member.engine import Engine
+from share_compute_actors.member.faulty_engine import FaultyEngine
+from share_compute_actors.messages import StepFigures
+from share_compute_actors.testing.fault_injection import FaultInjector
+
+
+class Member:
+    """An engine, and what it tells the coordinator.
+
+    Args:
+        failures: the failures to inject; None for an engine without any.
+    """
+
+    def __init__(self, failures: Sequence[Failure] | None) -> None:
+        self.told: queue.SimpleQueue[ToCoordinator | ShareComputeError] = queue.SimpleQueue()
+        training = TrainingSpec(steps=1, microbatches=2)
+        copies = Copies("ann", training, torch.device("cpu"), self.told.put, Room(0))
+        machine, tree = MemberMachine("ann", -1), SummationTree((2,))
+        self.engine = (
+            Engine(machine, tree, self._tell, copies)
+            if failures is None
+            else FaultyEngine(FaultInjector(failures, "ann"), machine, tree, self._tell, copies)
+        )
+
+    def _tell(self, message: ToCoordinator | ShareComputeError, _: StepFigures | None) -> None:
+        self.told.put(message)
+
+    def answers(self, wait_s: float) -> list[str]:
+        """Halt the member, and return the kinds of its answers until none comes for so long."""
+        self.engine.hear(Halt(1, committed=0))
+        kinds = []
+        while True:
+            try:
+                kinds.append(type(self.told.get(timeout=wait_s)).__name__)
+            except queue.Empty:
+                return kinds
+
+
+@pytest.mark.parametrize("failures", [None, ()])
+def test_without_failures_both_engines_answer_alike(failures: Sequence[Failure] | None) -> None:
+    member = Member(failures)
+    assert member.answers(2.0) == ["Report"]
+    assert member.engine.order(lambda: 7) == 7
+
+
+@pytest.mark.parametrize(
+    ("failure", "answers"),
+    [
+        (Failure(FailureKind.drop, Point.report_sending), []),
+        (Failure(FailureKind.duplicate, Point.report_sending), ["Report"] * 2),
+        (Failure(FailureKind.delay, Point.report_sending, duration_s=0.2), ["Report"]),
+    ],
+)
+def test_a_report_goes_wrong(failure: Failure, answers: list[str]) -> None:
+    assert Member([failure]).answers(2.0) == answers
+
+
+def test_a_member_that_is_cut_off_hears_nothing_and_gives_no_sign_meanwhile() -> None:
+    member = Member([Failure(FailureKind.partition, Point.halt_heard, duration_s=1.0)])
+    assert member.answers(0.5) == []  # its report is lost in the cut that the first halt began
+    member.engine.wait_while_cut()
+    assert member.answers(2.0) == ["Report"]
