@@ -10,8 +10,8 @@ from typing import Any, Literal
 
 import psutil
 
-from share_compute.jobs.events import Assignment, AttemptEvent, Offer, attempt_events
-from share_compute.models.weights import WeightFolder
+from share_compute.lifecycle.attempt_events import Assignment, AttemptEvent, Offer, attempt_events
+from share_compute.models.storage.weights import WeightFolder
 from share_compute.topology import Contributor, Device, Topology
 
 Scope = Literal["member", "machine"]
@@ -98,7 +98,7 @@ class Attempt:
         import ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-        from share_compute_actors.coordinator.coordinator import Coordinator
+        from share_compute_actors.training.coordinator.coordinator import Coordinator
 
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
         self._actor = Coordinator.options(scheduling_strategy=here).remote(  # type: ignore[attr-defined]

@@ -17,7 +17,7 @@ import uvicorn
 
 from share_compute.settings import Settings
 from share_compute.store import Store, upgrade
-from share_compute_api.app import create_app
+from share_compute_api.app.app import create_app
 
 
 def key_for_everything(store: Any) -> str:
@@ -34,7 +34,7 @@ def key_for_everything(store: Any) -> str:
 def server_config(settings: Settings, app: Any) -> uvicorn.Config:
     """Return the server configuration of this checkout: with its limits of connections, if it has any."""
     try:
-        listening = import_module("share_compute_api.listening")
+        listening = import_module("share_compute_api.connection.listening")
     except ImportError:
         return uvicorn.Config(app, log_level="critical")
     config: uvicorn.Config = listening.listener_config(app, settings, log_level="critical")

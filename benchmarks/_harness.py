@@ -30,7 +30,7 @@ os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 os.environ.setdefault("RAY_worker_niceness", "0")  # because rivals are not niced either
 os.environ.update(RAY_SETTINGS)
 
-from share_compute.jobs.events import Assignment, AttemptEvent, StepCommitted
+from share_compute.lifecycle.attempt_events import Assignment, AttemptEvent, StepCommitted
 from share_compute.models.factory import dissect
 from share_compute.planning.planner import Solution, solve
 from share_compute.specification import TrainJob, parse_job
@@ -121,8 +121,8 @@ class Ours:
 
     def __init__(self, spec: TrainJob, folder: Path, node_ids: list[str], speeds: list[float]) -> None:
 
-        from share_compute_actors.coordinator.shard_store import FACTS, ShardStore
         from share_compute_actors.group.answering import ask_shard_store
+        from share_compute_actors.training.shard_store import FACTS, ShardStore
 
         topology = Topology(
             tuple(
@@ -186,18 +186,18 @@ def lead(
     """Start the members of a plan and load their shards; return them ready for the first step."""
     import ray
 
-    from share_compute_actors.coordinator.changes import Changes
-    from share_compute_actors.coordinator.conductor import Conductor
-    from share_compute_actors.coordinator.control_requests import ControlRequests
-    from share_compute_actors.coordinator.membership_planner import MembershipPlanner
-    from share_compute_actors.coordinator.performance_monitor import PerformanceMonitor
-    from share_compute_actors.coordinator.progress import Listener, Progress
-    from share_compute_actors.coordinator.resharder import Resharder
-    from share_compute_actors.coordinator.step_log import StepLog
-    from share_compute_actors.coordinator.takeover import Start
-    from share_compute_actors.coordinator.training_group import TrainingGroup
     from share_compute_actors.group.answering import ask_shard_store
     from share_compute_actors.testing.mailbox import Mailbox, forward_mail
+    from share_compute_actors.training.coordinator.conductor import Conductor
+    from share_compute_actors.training.coordinator.progress import Listener, Progress
+    from share_compute_actors.training.membership.changes import Changes
+    from share_compute_actors.training.membership.control_requests import ControlRequests
+    from share_compute_actors.training.membership.membership_planner import MembershipPlanner
+    from share_compute_actors.training.membership.performance_monitor import PerformanceMonitor
+    from share_compute_actors.training.membership.resharder import Resharder
+    from share_compute_actors.training.membership.takeover import Start
+    from share_compute_actors.training.membership.training_group import TrainingGroup
+    from share_compute_actors.training.step_log import StepLog
     from share_compute_actors.wire import NOTHING
 
     plan, profile, requests = solution.plan, solution.cost.profile, ControlRequests()

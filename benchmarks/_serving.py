@@ -10,10 +10,17 @@ from typing import Any
 
 import torch
 
-from share_compute.serving.events import Embedded, Emitted, Failed, Finished, SequenceEvent, read_events
-from share_compute.serving.options import Generation, SamplingOptions
-from share_compute.serving.states import DeploymentState
-from share_compute.serving.status import ServingStatus
+from share_compute.inference.scheduler.events import (
+    Embedded,
+    Emitted,
+    Failed,
+    Finished,
+    SequenceEvent,
+    read_events,
+)
+from share_compute.inference.scheduler.options import Generation, SamplingOptions
+from share_compute.lifecycle.deployment_states import DeploymentState
+from share_compute.lifecycle.deployment_status import ServingStatus
 from share_compute.specification import ServeJob
 from share_compute.topology import Topology
 
@@ -85,8 +92,8 @@ class Served:
     """
 
     def __init__(self, folder: Path, topology: Topology, window: int, **wanted: Any) -> None:
-        from share_compute_actors.serving.assignment import ServingAssignment
-        from share_compute_actors.serving.server import DeploymentServer
+        from share_compute_actors.inference.assignment import ServingAssignment
+        from share_compute_actors.inference.server import DeploymentServer
 
         spec = ServeJob.model_validate({"name": "benchmark", "model": {"path": str(folder)}, **wanted})
         assignment = ServingAssignment(
@@ -123,7 +130,7 @@ class Served:
         """Replace the machines that it may use."""
         import ray
 
-        from share_compute_actors.serving.server import topologies
+        from share_compute_actors.inference.server import topologies
 
         self.topology = topology
         ray.get(self.server.offer.remote(topologies.dump_json(topology).decode()))
@@ -134,7 +141,7 @@ class Served:
         """Request ``count`` greedily decoded tokens after each prompt; prompts are assigned to owners in turn."""
         import ray
 
-        from share_compute_actors.serving.server import generations_adapter
+        from share_compute_actors.inference.server import generations_adapter
         from share_compute_actors.wire import NOTHING, unpack_answer
 
         options = SamplingOptions(temperature=0, seed=seed, max_tokens=count)

@@ -264,9 +264,9 @@ def conversation(encode: Callable[[list[dict[str, str]]], int]) -> list[dict[str
 def measure_tokenizing(times: int) -> None:
     """Print the extra time of tokenizing a chat in another process, compared with the same calls in this one."""
     from share_compute.data.tokenization import train_tokenizer
-    from share_compute_api.isolated.pool import IsolatedProcesses
-    from share_compute_api.serving.tokenizer import ServedTokenizer
-    from share_compute_api.serving.tokenizer_client import TokenizerClient
+    from share_compute_api.openai.tokenizer_client import TokenizerClient
+    from share_compute_api.workers.isolated.pool import IsolatedProcesses
+    from share_compute_api.workers.isolated.tokenizer import ServedTokenizer
 
     window = 4096
     processes = IsolatedProcesses()

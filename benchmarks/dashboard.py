@@ -37,8 +37,8 @@ from typing import Any
 from _harness import print_figure
 from playwright.sync_api import Browser, Page, sync_playwright
 
-from share_compute.jobs.events import Measured, Planned, StageTiming, Started, StepCommitted
-from share_compute.jobs.states import ContributorState
+from share_compute.lifecycle.attempt_events import Measured, Planned, StageTiming, Started, StepCommitted
+from share_compute.lifecycle.states import ContributorState
 from share_compute.planning.plan import MemberPlan, Plan, StagePlan
 from share_compute.scopes import Scope
 from share_compute.settings import Settings
@@ -203,7 +203,7 @@ def serve(end: Connection, folder: Path, machines: int, jobs: int) -> None:
     """Fill a store, serve it, and generate events at the rate received through the pipe, until the pipe is closed."""
     import uvicorn
 
-    from share_compute_api.app import create_app, end_streams
+    from share_compute_api.app.app import create_app, end_streams
 
     settings = Settings(data_folder=folder)
     upgrade(settings.resolved_database_url)

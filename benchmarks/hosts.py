@@ -33,10 +33,10 @@ from tests.conftest import ready, run_command, run_server, wait_for
 from tests.hosts.cluster import Cluster, run_cluster
 from tests.hosts.network import Direction, has_title
 
-from share_compute.jobs.states import ContributorState, JobState
-from share_compute.models.weights import WeightFolder
+from share_compute.lifecycle.states import ContributorState, JobState
+from share_compute.models.storage.weights import WeightFolder
 from share_compute.store import EventRecord
-from share_compute_api.client import Client
+from share_compute_api.client.client import Client
 
 STEPS = 3000
 UNDISTURBED_STEPS = 150

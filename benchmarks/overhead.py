@@ -26,7 +26,7 @@ from _harness import Ours, arguments, cluster, job, print_figure
 from share_compute.protocol.cells import delivery, holders, needed, remaining
 from share_compute.protocol.roster import Roster
 from share_compute.protocol.tree import SummationTree
-from share_compute_actors.member.rows import Rows
+from share_compute_actors.training.member.rows import Rows
 from share_compute_actors.transport.envelope import Label
 
 GOAL = 0.03

@@ -19,17 +19,17 @@ from typing import Any
 
 import numpy as np
 
-from share_compute.planning.bound import lower_bound_s
-from share_compute.planning.cost import TrainingCost
-from share_compute.planning.layout import Layout, StageLayout
-from share_compute.planning.limits import LIMITS as LIMITS_OF_MORE
-from share_compute.planning.limits import LIMITS_BEYOND, MANY
-from share_compute.planning.network import Network
-from share_compute.planning.options import Options
-from share_compute.planning.orders import cut, region_chain
-from share_compute.planning.profile import Growth, LayerProfile, ModelProfile
-from share_compute.planning.search import Found, search
-from share_compute.planning.workload import TrainingWorkload
+from share_compute.models.profiles.profile import Growth, LayerProfile, ModelProfile
+from share_compute.planning.cost.bound import lower_bound_s
+from share_compute.planning.cost.cost import TrainingCost
+from share_compute.planning.cost.layout import Layout, StageLayout
+from share_compute.planning.cost.options import Options
+from share_compute.planning.network.network import Network
+from share_compute.planning.search.limits import LIMITS as LIMITS_OF_MORE
+from share_compute.planning.search.limits import LIMITS_BEYOND, MANY
+from share_compute.planning.search.orders import cut, region_chain
+from share_compute.planning.search.search import Found, search
+from share_compute.specification.workload import TrainingWorkload
 from share_compute.topology import Contributor, Device, Topology
 
 GIB = 2**30

@@ -27,15 +27,15 @@ from _unequal import Relays, Road, inside, processor_share
 from numpy.typing import NDArray
 from pydantic import TypeAdapter
 
-from share_compute.jobs.events import Assignment
+from share_compute.lifecycle.attempt_events import Assignment
 from share_compute.models.factory import dissect
+from share_compute.planning.cost.timings import LayerTiming
 from share_compute.planning.planner import Solution, solve
-from share_compute.planning.timings import LayerTiming
 from share_compute.specification import TrainJob
 from share_compute.topology import Contributor, Device, Link, Topology
-from share_compute_actors.coordinator.training_group import TrainingGroup
 from share_compute_actors.machine.probe_links import measure_link
 from share_compute_actors.messages import StepFigures
+from share_compute_actors.training.membership.training_group import TrainingGroup
 from share_compute_actors.transport.channel import Peer
 from share_compute_actors.wire import TEXT, unpack_answer
 
@@ -189,8 +189,8 @@ class Bench:
 
     def __init__(self, spec: TrainJob, topology: Topology, folder: Path) -> None:
 
-        from share_compute_actors.coordinator.shard_store import FACTS, ShardStore
         from share_compute_actors.group.answering import ask_shard_store
+        from share_compute_actors.training.shard_store import FACTS, ShardStore
 
         self.spec, self.topology = spec, topology
         self._assignment = Assignment(

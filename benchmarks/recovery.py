@@ -26,7 +26,7 @@ from _attempts import Attempt, Machines, Scope, digest
 from _harness import job, print_figure, start_cluster
 
 from share_compute.data import prepare
-from share_compute.jobs.events import (
+from share_compute.lifecycle.attempt_events import (
     Assignment,
     CheckpointSaved,
     Planned,

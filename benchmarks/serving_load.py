@@ -25,9 +25,9 @@ from _harness import print_figure
 from _serving import make_model
 
 from share_compute.data.tokenization import train_tokenizer
-from share_compute.serving.states import DeploymentState
+from share_compute.lifecycle.deployment_states import DeploymentState
 from share_compute_actors.machine.run_folders import close_run_folder, open_run_folder
-from share_compute_api.client import Client
+from share_compute_api.client.client import Client
 from share_compute_api.demonstration.cluster import LocalCluster
 from share_compute_api.demonstration.corpus import gather_corpus
 

@@ -22,7 +22,7 @@ from _attempts import Attempt, Machines, digest
 from _harness import job, print_figure, start_cluster
 
 from share_compute.data import prepare
-from share_compute.jobs.events import Assignment, Reformed, StepCommitted
+from share_compute.lifecycle.attempt_events import Assignment, Reformed, StepCommitted
 from share_compute.specification import TrainJob
 
 MACHINES = 3

@@ -23,7 +23,7 @@ from _harness import print_figure, start_cluster
 from _serving import Served, Streams, make_model
 from inference import CONFIG, VOCABULARY, WINDOW
 
-from share_compute.serving.events import Finished
+from share_compute.inference.scheduler.events import Finished
 from share_compute.topology import Topology
 
 STREAMS, PROMPT, NEW, KILLED_AT = 8, 32, 128, 64

@@ -20,10 +20,10 @@ from tests.programs import pytest_runtest_makereport, pytest_terminal_summary
 from tests.quarantine import QUARANTINE, why_never_repeated
 from tests.ray_nodes import attempt, cluster, nodes, topology
 
-from share_compute.jobs.states import ContributorState
+from share_compute.lifecycle.states import ContributorState
 from share_compute.store.records import ContributorRecord
-from share_compute_api.children import own_command
-from share_compute_api.client import Client
+from share_compute_api.client.client import Client
+from share_compute_api.terminal.children import own_command
 
 __all__ = [
     "attempt",

@@ -15,8 +15,8 @@ from ray.exceptions import RayActorError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from tests.warm_workers import Forks
 
-from share_compute.jobs.events import Assignment, AttemptEvent, attempt_events
-from share_compute.planning.timings import MachineTimings
+from share_compute.lifecycle.attempt_events import Assignment, AttemptEvent, attempt_events
+from share_compute.planning.cost.timings import MachineTimings
 from share_compute.protocol.failures import Failure
 from share_compute.specification import parse_job
 from share_compute.topology import Contributor, Device, Topology
@@ -122,7 +122,7 @@ def attempt(topology: Topology, tmp_path: Path) -> Attempt:
         failures: Sequence[Failure] = (),
         on_event: Callable[[AttemptEvent, Any], None] = lambda _event, _coordinator: None,
     ) -> list[AttemptEvent]:
-        from share_compute_actors.coordinator.coordinator import Coordinator
+        from share_compute_actors.training.coordinator.coordinator import Coordinator
 
         folder.mkdir(parents=True, exist_ok=True)
         assignment = Assignment(

@@ -83,7 +83,7 @@ def test_tests_in_quarantine_exist_and_have_a_reason_and_an_owner() -> None:
     [
         ("tests/chaos/test_recovery.py::test_members_killed_at_any_point", ["chaos"]),
         ("tests/platform/protocol/test_world.py::test_anything", []),
-        ("tests/api/test_serving.py::test_text_goes_on_when_a_machine_dies", ["slow", "exact"]),
+        ("tests/api/openai/test_serving.py::test_text_goes_on_when_a_machine_dies", ["slow", "exact"]),
     ],
 )
 def test_tests_that_compare_bits_tokens_or_steps_are_never_repeated(test_id: str, markers: list[str]) -> None:

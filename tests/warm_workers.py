@@ -21,9 +21,9 @@ from pathlib import Path
 
 _SOCKET = "SHARE_COMPUTE_TEST_WORKERS"
 _MODULES = (
-    "share_compute.models.huggingface",
+    "share_compute.models.huggingface.decoder",
     "share_compute.planning.planner",
-    "share_compute.serving.stage",
+    "share_compute.inference.runtime.stage",
     "share_compute.training.optimizers",
     "torch._dynamo",
     "transformers.models.llama.modeling_llama",

@@ -16,7 +16,7 @@ from playwright.sync_api import Page, expect, sync_playwright
 
 from share_compute.store.records import ContributorRecord
 from share_compute_actors.machine.run_folders import close_run_folder, open_run_folder, sweep
-from share_compute_api.client import Client
+from share_compute_api.client.client import Client
 from share_compute_api.demonstration.cluster import LocalCluster
 from share_compute_api.demonstration.corpus import gather_corpus
 from share_compute_api.demonstration.job import write_job

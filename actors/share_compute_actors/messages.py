@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from share_compute.models.blueprint import Blueprint
-from share_compute.planning.timings import LayerTiming
+from share_compute.planning.cost.timings import LayerTiming
 from share_compute.protocol.failures import Failure
 from share_compute.protocol.roster import Worker
 from share_compute.specification import TrainingSpec

@@ -35,13 +35,13 @@ from ray.exceptions import RaySystemError, RayTaskError, UnserializableException
 from ray.util import rpdb
 
 _ACTORS: Mapping[str, frozenset[str]] = {
-    "share_compute_actors.coordinator.coordinator": frozenset({"Coordinator"}),
-    "share_compute_actors.coordinator.shard_store": frozenset({"ShardStore"}),
+    "share_compute_actors.training.coordinator.coordinator": frozenset({"Coordinator"}),
+    "share_compute_actors.training.shard_store": frozenset({"ShardStore"}),
     "share_compute_actors.machine.contributor": frozenset({"Contributor"}),
-    "share_compute_actors.member.member": frozenset({"Member"}),
-    "share_compute_actors.serving.member": frozenset({"ServingMember"}),
-    "share_compute_actors.serving.server": frozenset({"DeploymentServer"}),
-    "share_compute_actors.serving.weights": frozenset({"ServedWeights"}),
+    "share_compute_actors.training.member.member": frozenset({"Member"}),
+    "share_compute_actors.inference.member": frozenset({"ServingMember"}),
+    "share_compute_actors.inference.server": frozenset({"DeploymentServer"}),
+    "share_compute_actors.inference.weights": frozenset({"ServedWeights"}),
     "share_compute_actors.testing.mailbox": frozenset({"Mailbox"}),
 }
 """Permitted actor classes, by module. A received handle of any other actor class is refused."""

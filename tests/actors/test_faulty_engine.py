@@ -15,12 +15,12 @@ from share_compute.protocol.messages import Halt, ToCoordinator
 from share_compute.protocol.points import Point
 from share_compute.protocol.tree import SummationTree
 from share_compute.specification import TrainingSpec
-from share_compute_actors.member.copies.copies import Copies
-from share_compute_actors.member.copies.room import Room
-from share_compute_actors.member.engine import Engine
-from share_compute_actors.member.faulty_engine import FaultyEngine
 from share_compute_actors.messages import StepFigures
 from share_compute_actors.testing.fault_injection import FaultInjector
+from share_compute_actors.training.backups.copies import Copies
+from share_compute_actors.training.backups.room import Room
+from share_compute_actors.training.member.engine import Engine
+from share_compute_actors.training.member.faulty_engine import FaultyEngine
 
 
 class Member:

@@ -21,9 +21,9 @@ from fastapi import FastAPI
 from share_compute.scopes import Scope
 from share_compute.settings import Settings
 from share_compute.store import Store, upgrade
-from share_compute_api.app import create_app, end_streams
-from share_compute_api.client import Client
-from share_compute_api.listening import listener_config
+from share_compute_api.app.app import create_app, end_streams
+from share_compute_api.client.client import Client
+from share_compute_api.connection.listening import listener_config
 
 DEADLINE_S = 60.0
 PLAN_S = 240.0

@@ -15,22 +15,22 @@ import torch
 
 from share_compute.data.tokenization import has_chat_template
 from share_compute.errors import ShareComputeError, Unavailable, UserError, as_ours
+from share_compute.inference.runtime.encoder_stage import EncoderStage
+from share_compute.inference.runtime.stage import ServingStage, input_ids
+from share_compute.inference.runtime.turn_stage import TurnStage
+from share_compute.inference.scheduler.engine_steps import Sampled, Turn, TurnResult
+from share_compute.inference.scheduler.events import Emitted, Failed, SequenceEvent, Stats
+from share_compute.inference.scheduler.limits import Limits
+from share_compute.inference.scheduler.options import Generation
+from share_compute.inference.scheduler.scheduler import Scheduler
 from share_compute.models.configuration import declared_config
-from share_compute.models.encoders import Pooling, pooling_of
-from share_compute.serving.encoder_stage import EncoderStage
-from share_compute.serving.events import Emitted, Failed, SequenceEvent, Stats
-from share_compute.serving.limits import Limits
-from share_compute.serving.options import Generation
-from share_compute.serving.scheduler import Scheduler
-from share_compute.serving.stage import ServingStage, input_ids
-from share_compute.serving.turn_stage import TurnStage
-from share_compute.serving.turns import Sampled, Turn, TurnResult
+from share_compute.models.huggingface.encoder_types import Pooling, pooling_of
 from share_compute.shard import Shard
 from share_compute.specification import ModelSpec
-from share_compute_api.model_folders import LAYER_KEYS, model_window, whole_number
-from share_compute_api.serving.embedding import embedded
-from share_compute_api.serving.engine import ModelFacts
-from share_compute_api.serving.recovery import RequestStream
+from share_compute_api.openai.embedding import embedded
+from share_compute_api.openai.engine import ModelFacts
+from share_compute_api.openai.recovery import RequestStream
+from share_compute_api.submission.model_folders import LAYER_KEYS, model_window, whole_number
 
 _DEFAULT_WINDOW_TOKENS = 2048
 _TURN_TOKENS = 256

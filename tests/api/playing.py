@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from share_compute.errors import ShareComputeError
-from share_compute.jobs.events import (
+from share_compute.lifecycle.attempt_events import (
     Assignment,
     AttemptEnded,
     AttemptEvent,
@@ -19,14 +19,14 @@ from share_compute.jobs.events import (
     ReplanProposed,
     StepCommitted,
 )
-from share_compute.jobs.states import ContributorState
+from share_compute.lifecycle.states import ContributorState
 from share_compute.planning.plan import MemberPlan, Plan, StagePlan
 from share_compute.specification import parse_job
 from share_compute.store import JobRecord, Store
 from share_compute.topology import Device, Link
-from share_compute_api.bell import Bell
-from share_compute_api.supervision.jobs import JobSupervisor
-from share_compute_api.supervision.patience import Patience
+from share_compute_api.connection.notifier import Bell
+from share_compute_api.control.jobs.jobs import JobSupervisor
+from share_compute_api.control.patience import Patience
 
 AT_ONCE = Patience(retry_s=0)
 

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Self
 
 from share_compute.data.tokenization import has_chat_template
 from share_compute.errors import ShareComputeError
-from share_compute.serving.events import Emitted, Finished
-from share_compute.serving.options import Generation
-from share_compute_api.isolated.pool import IsolatedProcesses
-from share_compute_api.serving.engine import ModelFacts, StreamEvent
+from share_compute.inference.scheduler.events import Emitted, Finished
+from share_compute.inference.scheduler.options import Generation
+from share_compute_api.openai.engine import ModelFacts, StreamEvent
+from share_compute_api.workers.isolated.pool import IsolatedProcesses
 
 WINDOW = 256
 CHAT_TEMPLATE = (
@@ -96,17 +96,14 @@ class Speech:
     def __init__(self, speaker: Speaker, generations: Sequence[Generation]) -> None:
         self._speaker = speaker
         self._open = {one.sequence: self._say(one) for one in generations}
+        self._index = 0
 
-    async def _say(self, generation: Generation) -> AsyncIterator[Emitted | Finished]:
+    def _say(self, generation: Generation) -> Iterator[Emitted | Finished]:
         speaker, options = self._speaker, generation.options
         ids = list(speaker.ids(generation))
         for index, token in enumerate(ids[: options.max_tokens]):
             if speaker.failure is not None and index == speaker.failure[0]:
                 raise speaker.failure[1]
-            if index == speaker.pause_after:
-                while not speaker.go_on.is_set():  # noqa: ASYNC110 - another thread sets it
-                    await asyncio.sleep(0.01)
-            await asyncio.sleep(0)
             asked = options.logprobs
             others = tuple((token + other, -1.0 - other) for other in range(asked or 0))
             cached = 0 if index else 3
@@ -123,9 +120,14 @@ class Speech:
     async def __anext__(self) -> list[StreamEvent]:
         if not self._open:
             raise StopAsyncIteration
+        speaker = self._speaker
+        while self._index == speaker.pause_after and not speaker.go_on.is_set():  # noqa: ASYNC110 - set by a thread
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0)
+        self._index += 1
         events: list[StreamEvent] = []
         for sequence, said in tuple(self._open.items()):
-            event = await anext(said)
+            event = next(said)
             if isinstance(event, Finished):
                 del self._open[sequence]
             events.append(event)

@@ -10,7 +10,7 @@ import pytest
 from tests.chaos.test_recovery import Calm, job, train
 from tests.ray_nodes import Attempt, processes_on
 
-from share_compute.jobs.events import AttemptEvent, Reformed
+from share_compute.lifecycle.attempt_events import AttemptEvent, Reformed
 from share_compute.protocol.failures import Failure, FailureKind
 from share_compute.protocol.points import Point
 from share_compute.topology import Topology

@@ -13,7 +13,7 @@ import pytest
 from tests.chaos.test_recovery import job, train
 from tests.ray_nodes import Attempt, processes_on
 
-from share_compute.jobs.events import AttemptEvent, Offer, Planned, Reformed
+from share_compute.lifecycle.attempt_events import AttemptEvent, Offer, Planned, Reformed
 from share_compute.protocol.failures import Failure, FailureKind
 from share_compute.protocol.points import Point
 from share_compute.topology import Contributor, Topology

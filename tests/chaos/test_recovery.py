@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import pytest
 from tests.ray_nodes import Attempt
 
-from share_compute.jobs.events import AttemptEvent
-from share_compute.models.weights import WeightFolder
+from share_compute.lifecycle.attempt_events import AttemptEvent
+from share_compute.models.storage.weights import WeightFolder
 from share_compute.protocol.failures import Failure, FailureKind
 from share_compute.protocol.points import Point
 

@@ -11,9 +11,9 @@ from typing import Any
 import psutil
 import pytest
 
-from share_compute.jobs.states import ContributorState, JobState
+from share_compute.lifecycle.states import ContributorState, JobState
 from share_compute.store import EventRecord
-from share_compute_api.client import Client
+from share_compute_api.client.client import Client
 
 pytestmark = [pytest.mark.slow, pytest.mark.chaos]
 

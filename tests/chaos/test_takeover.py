@@ -16,7 +16,7 @@ from tests.chaos.test_recovery import Calm, calm, digest, job, losses, train  # 
 from tests.conftest import wait_for
 from tests.ray_nodes import Attempt
 
-from share_compute.jobs.events import AttemptEvent
+from share_compute.lifecycle.attempt_events import AttemptEvent
 from share_compute.protocol.failures import Failure, FailureKind
 from share_compute.protocol.points import Point
 from share_compute.topology import Topology
@@ -26,7 +26,7 @@ from share_compute_actors.group.naming import (
     machines_with_members,
     members_of,
 )
-from share_compute_actors.member.schemas import STATUS
+from share_compute_actors.training.member.schemas import STATUS
 
 pytestmark = [pytest.mark.slow, pytest.mark.chaos]
 

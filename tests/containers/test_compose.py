@@ -18,11 +18,11 @@ from tests.conftest import wait_for
 from tests.containers.engine import ROOT, Engine, base, database, engine, torch_index
 
 from share_compute.errors import Unavailable
-from share_compute.jobs.states import ContributorState, JobState
-from share_compute.models.weights import WeightFolder
-from share_compute.serving.states import DeploymentState
+from share_compute.lifecycle.deployment_states import DeploymentState
+from share_compute.lifecycle.states import ContributorState, JobState
+from share_compute.models.storage.weights import WeightFolder
 from share_compute.store import JobRecord
-from share_compute_api.client import Client
+from share_compute_api.client.client import Client
 
 pytestmark = [pytest.mark.slow, pytest.mark.chaos, pytest.mark.thorough, pytest.mark.timeout(3600)]
 STEPS = 2000

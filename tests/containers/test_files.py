@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from share_compute_api.joining import JoinOptions
+from share_compute_api.agent.joining import JoinOptions
 
 FILE = Path(__file__).parents[2] / "docker-compose.yml"
 

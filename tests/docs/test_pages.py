@@ -13,8 +13,8 @@ import yaml
 from tests.docs.pages import ROOT, Block, Command, blocks, commands, in_shell, routes, spans, split
 from typer.core import TyperGroup
 
+from share_compute.files.topology_file import read_topology
 from share_compute.specification import parse_submission
-from share_compute.topology_file import read_topology
 from share_compute_api.cli import make_app
 
 SHELL = [block for block in blocks() if in_shell(block)]
@@ -30,7 +30,7 @@ EXTERNAL = {
     "cd": "the shell's own command",
     "export": "the shell's own command",
     "git": "the clone of this repository; tests run in one",
-    "curl": "run by tests/docs/test_commands.py",
+    "curl": "its routes are checked below",
 }
 
 

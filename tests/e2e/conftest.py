@@ -11,15 +11,15 @@ from pathlib import Path
 import pytest
 import uvicorn
 from fastapi import FastAPI
-from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
 from tests.programs import missing, require
 
 from share_compute.scopes import Scope
 from share_compute.settings import Settings
 from share_compute.store import Store, upgrade
-from share_compute_api.app import create_app, end_streams
-from share_compute_api.dashboard import STATIC_FOLDER
-from share_compute_api.listening import listener_config
+from share_compute_api.app.app import create_app, end_streams
+from share_compute_api.app.dashboard import STATIC_FOLDER
+from share_compute_api.connection.listening import listener_config
 
 _FLAGS = [
     "--headless",
@@ -31,6 +31,10 @@ _FLAGS = [
     "--disable-component-update",
     "--disable-sync",
 ]
+
+
+# Not Playwright's five seconds: a busy machine is no defect of a page.
+expect.set_options(timeout=60_000)
 
 
 class Server:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from share_compute.jobs.events import (
+from share_compute.lifecycle.attempt_events import (
     ArtifactSaved,
     AttemptEnded,
     CheckpointSaved,
@@ -15,7 +15,7 @@ from share_compute.jobs.events import (
     StepCommitted,
     Validated,
 )
-from share_compute.jobs.states import ContributorState
+from share_compute.lifecycle.states import ContributorState
 from share_compute.planning.plan import MemberPlan, Plan, StagePlan
 from share_compute.specification import TrainJob, parse_job
 from share_compute.store import ContributorRecord, JobRecord, Store

@@ -17,25 +17,25 @@ import torch
 from fastapi import FastAPI
 from tests.e2e.conftest import Server
 
+from share_compute.inference.placement import Placement, limits_before
+from share_compute.inference.runtime.stage import ServingStage, input_ids
+from share_compute.inference.scheduler.engine_steps import Sampled, Turn, TurnResult
+from share_compute.inference.scheduler.events import SequenceEvent
+from share_compute.inference.scheduler.limits import Limits
+from share_compute.inference.scheduler.options import Generation
+from share_compute.lifecycle.deployment_states import DeploymentState
+from share_compute.lifecycle.deployment_status import ServingStatus
 from share_compute.models.configuration import declared_config
 from share_compute.planning.plan import Bottleneck, MemberPlan, Plan, StagePlan
 from share_compute.planning.report import ServingPrediction
-from share_compute.serving.events import SequenceEvent
-from share_compute.serving.limits import Limits
-from share_compute.serving.options import Generation
-from share_compute.serving.placement import Placement, limits_before
-from share_compute.serving.stage import ServingStage, input_ids
-from share_compute.serving.states import DeploymentState
-from share_compute.serving.status import ServingStatus
-from share_compute.serving.turns import Sampled, Turn, TurnResult
 from share_compute.shard import Shard
 from share_compute.specification import ModelSpec
 from share_compute.topology import Topology
-from share_compute_actors.coordinator.step_log import Standing
-from share_compute_actors.serving.assignment import ServingAssignment
-from share_compute_actors.serving.messages import Heartbeat
-from share_compute_actors.serving.scheduler_service import SchedulerService
-from share_compute_api.supervision.deployments import DeploymentSupervisor
+from share_compute_actors.inference.assignment import ServingAssignment
+from share_compute_actors.inference.messages import Heartbeat
+from share_compute_actors.inference.scheduler_service import SchedulerService
+from share_compute_actors.training.step_log import Standing
+from share_compute_api.control.deployments.deployments import DeploymentSupervisor
 
 LAYERS = 4
 WINDOW = 1024

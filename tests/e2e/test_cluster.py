@@ -12,8 +12,8 @@ from tests.e2e.conftest import Cluster, Complaints
 from tests.e2e.looking import LOCALES, looking, looks
 from tests.e2e.scenes import digits, join, lose, measure, reform, start, train
 
-from share_compute.jobs.events import Measured, StageTiming
-from share_compute.jobs.states import ContributorState
+from share_compute.lifecycle.attempt_events import Measured, StageTiming
+from share_compute.lifecycle.states import ContributorState
 from share_compute.store import ContributorRecord, JobRecord, Store
 from share_compute.topology import Device, Link
 

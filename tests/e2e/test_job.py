@@ -12,7 +12,7 @@ from tests.e2e.conftest import Cluster, Complaints
 from tests.e2e.looking import looking, looks
 from tests.e2e.scenes import digits, join, measure, start, train
 
-from share_compute.jobs.events import (
+from share_compute.lifecycle.attempt_events import (
     ArtifactSaved,
     AttemptEvent,
     LayersTimed,
@@ -25,8 +25,8 @@ from share_compute.jobs.events import (
     StepCommitted,
     Validated,
 )
+from share_compute.planning.cost.timings import LayerTiming, MachineTimings
 from share_compute.planning.plan import Bottleneck, IdleMachine, MemberPlan, Plan, Prediction, StagePlan
-from share_compute.planning.timings import LayerTiming, MachineTimings
 from share_compute.specification import parse_any_job
 from share_compute.store import ContributorRecord, JobRecord, Store
 

@@ -15,7 +15,7 @@ from tests.e2e.scenes import digits, join, lose, measure, start
 
 from share_compute.scopes import Scope
 from share_compute.store import ContributorRecord, Store
-from share_compute_api.versions import local_versions
+from share_compute_api.schemas.versions import local_versions
 
 pytestmark = pytest.mark.browser
 

@@ -15,8 +15,8 @@ from tests.e2e.looking import looking, looks
 from tests.e2e.scenes import join, measure
 from tests.e2e.talking import TalkingServer, make_model
 
-from share_compute.jobs.states import ContributorState
-from share_compute.serving.states import DeploymentState
+from share_compute.lifecycle.deployment_states import DeploymentState
+from share_compute.lifecycle.states import ContributorState
 from share_compute.specification import ServeJob
 from share_compute.store import ContributorRecord
 

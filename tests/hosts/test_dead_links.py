@@ -17,7 +17,7 @@ from share_compute.errors import PlanInfeasible
 from share_compute.planning.plan import Plan
 from share_compute.store import JobRecord
 from share_compute.topology import HEAD
-from share_compute_api.children import own_command
+from share_compute_api.terminal.children import own_command
 
 pytestmark = [pytest.mark.slow, pytest.mark.chaos]
 WIDTHS = (64, 128, 64, 10)

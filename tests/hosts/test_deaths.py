@@ -8,7 +8,7 @@ from tests.hosts.cluster import Cluster
 from tests.hosts.network import has_title
 from tests.hosts.training import train, train_undisturbed
 
-from share_compute.jobs.states import JobState
+from share_compute.lifecycle.states import JobState
 
 pytestmark = [pytest.mark.slow, pytest.mark.chaos]
 STEPS = 2000

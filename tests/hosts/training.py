@@ -9,8 +9,8 @@ from typing import Any
 from tests.conftest import ready, wait_for
 from tests.hosts.cluster import Cluster
 
-from share_compute.jobs.states import JobState
-from share_compute.models.weights import WeightFolder
+from share_compute.lifecycle.states import JobState
+from share_compute.models.storage.weights import WeightFolder
 from share_compute.store import JobRecord
 
 STEPS = 400

@@ -10,7 +10,7 @@ import pytest
 from tests.simulated_world.scenario import Scenario
 from tests.simulated_world.world import World
 
-from share_compute.planning.layout import Layout, StageLayout
+from share_compute.planning.cost.layout import Layout, StageLayout
 from share_compute.protocol.failures import Failure, FailureKind
 from share_compute.protocol.member import MemberMachine
 from share_compute.protocol.member_events import Computed, Effect, Event

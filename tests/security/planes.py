@@ -14,7 +14,7 @@ from tests.api.conftest import LiveServer, Plane
 from share_compute.scopes import Scope
 from share_compute.settings import Settings
 from share_compute.store import Store, upgrade
-from share_compute_api.app import create_app
+from share_compute_api.app.app import create_app
 from share_compute_api.cluster.cluster import ClusterInfo
 
 CLUSTER = ClusterInfo("192.0.2.1:6379", "cluster-secret", "ab", "127.0.0.1", {})

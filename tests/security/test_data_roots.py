@@ -19,14 +19,14 @@ from safetensors.numpy import save_file
 from share_compute.batches.inputs import Inputs
 from share_compute.data.reading import files_digest, read_pieces
 from share_compute.errors import UserError
-from share_compute.jobs.events import ArtifactSaved
-from share_compute.plain_files import open_unlinked
+from share_compute.files.plain_files import open_unlinked
+from share_compute.lifecycle.attempt_events import ArtifactSaved
 from share_compute.scopes import Scope
 from share_compute.settings import Settings
 from share_compute.specification import parse_any_job, parse_deployment
 from share_compute.store import Store, upgrade
-from share_compute_api.app import create_app
-from share_compute_api.data_roots import DataRoots, offered, require_folders
+from share_compute_api.app.app import create_app
+from share_compute_api.submission.data_roots import DataRoots, offered, require_folders
 
 ROW = '{"text": "a secret line"}\n'
 

@@ -19,8 +19,13 @@ from tests.api.conftest import Plane, wait_until
 from tests.security.planes import open_plane
 
 from share_compute.settings import Settings
-from share_compute_api.connections import ConnectionLimits, ConnectionTable, address_group, is_loopback
-from share_compute_api.listening import raise_file_limit
+from share_compute_api.connection.connections import (
+    ConnectionLimits,
+    ConnectionTable,
+    address_group,
+    is_loopback,
+)
+from share_compute_api.connection.listening import raise_file_limit
 
 HALF = b"GET /api/v1/health HTTP/1.1\r\nHost: a\r\nX-"
 DEADLINE_S = 60.0
@@ -274,7 +279,7 @@ def test_more_requests_than_allowed_are_refused_and_served_when_others_end(tmp_p
 def test_the_limit_of_open_files_is_raised() -> None:
     code = (
         "import resource\n"
-        "from share_compute_api.listening import raise_file_limit\n"
+        "from share_compute_api.connection.listening import raise_file_limit\n"
         "hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))\n"
         "print(raise_file_limit(), *resource.getrlimit(resource.RLIMIT_NOFILE))\n"

@@ -18,8 +18,8 @@ from tests.databases import PostgresServer, clock, database_url, open_store, pos
 
 from share_compute.errors import Conflict, Fenced, Unavailable
 from share_compute.store import Store, upgrade
-from share_compute.store.fence import claim
-from share_compute.store.holding import take_lock
+from share_compute.store.database.fence import claim
+from share_compute.store.database.holding import take_lock
 from share_compute_actors.machine.processes import is_alive
 
 __all__ = ["clock", "database_url", "open_store", "postgres_server"]

@@ -30,16 +30,16 @@ from share_compute.batches.inputs import Inputs
 from share_compute.data.parquet_rows import MOST_BATCH_BYTES, record_batches
 from share_compute.data.reading import read_pieces
 from share_compute.errors import Busy, UserError
-from share_compute.field_errors import MOST_NAMED
+from share_compute.files.field_errors import MOST_NAMED
+from share_compute.inference.scheduler.options import Generation
 from share_compute.scopes import Scope
-from share_compute.serving.options import Generation
 from share_compute.settings import Settings
 from share_compute.store import Store, upgrade
-from share_compute_api.app import create_app
-from share_compute_api.budget import Budget
-from share_compute_api.isolated.pool import IsolatedProcesses, Limits
-from share_compute_api.isolated.process import bare_environment
-from share_compute_api.serving.engine import Engines
+from share_compute_api.app.app import create_app
+from share_compute_api.openai.engine import Engines
+from share_compute_api.server.budget import Budget
+from share_compute_api.workers.isolated.pool import IsolatedProcesses, Limits
+from share_compute_api.workers.isolated.process import bare_environment
 
 MOST_GROWTH_BYTES = 64 << 20
 """Of the server's process, during any one attack."""

@@ -18,7 +18,7 @@ from tests.programs import require
 from tests.security.certificates import write_certificate
 from tests.security.planes import open_plane
 
-from share_compute_api.serving.tokenizer import ServedTokenizer
+from share_compute_api.workers.isolated.tokenizer import ServedTokenizer
 
 PAGE = Path(__file__).parents[2] / "docs" / "deployment.md"
 ANSWER = "the quick brown fox jumps over the lazy dog"

@@ -21,9 +21,9 @@ from share_compute.errors import Conflict
 from share_compute.scopes import GRANTABLE, Scope
 from share_compute.settings import Settings
 from share_compute.store import Store, upgrade
-from share_compute.store.tables import Base
-from share_compute_api.app import create_app
-from share_compute_api.auth import OPEN, check_routes, declared_scopes
+from share_compute.store.database.tables import Base
+from share_compute_api.app.app import create_app
+from share_compute_api.server.auth import OPEN, check_routes, declared_scopes
 
 R, S, A, C, AGENT = Scope.read, Scope.submit, Scope.admin, Scope.chat, Scope.contribute
 TABLE: dict[str, Scope | None] = {

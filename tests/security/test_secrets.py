@@ -14,20 +14,20 @@ import psutil
 import pytest
 import yaml
 from fastapi import Request
+from tests.api.agent.test_joining import wanted
 from tests.api.conftest import Plane
-from tests.api.test_joining import wanted
 from tests.security.planes import CLUSTER, open_plane
 
 from share_compute.errors import InviteUnknown, InviteUsed, TooManyAttempts, VersionMismatch
 from share_compute.scopes import Scope
-from share_compute_api.agent_client import join, preflight
-from share_compute_api.agent_schemas import PreflightRequest
-from share_compute_api.children import own_command
-from share_compute_api.client import Client
-from share_compute_api.guesses import Guesses
-from share_compute_api.schemas import Versions
-from share_compute_api.sign_in_codes import LIFE
-from share_compute_api.versions import local_versions
+from share_compute_api.agent.client import join, preflight
+from share_compute_api.client.client import Client
+from share_compute_api.schemas.agents import PreflightRequest
+from share_compute_api.schemas.bodies import Versions
+from share_compute_api.schemas.versions import local_versions
+from share_compute_api.server.guesses import Guesses
+from share_compute_api.server.sign_in_codes import LIFE
+from share_compute_api.terminal.children import own_command
 
 OURS = {"Sec-Fetch-Site": "same-origin"}
 ELSEWHERE = {"X-Forwarded-For": "192.0.2.9", "X-Forwarded-Proto": "https"}

@@ -14,8 +14,8 @@ from typing import Any
 
 import httpx
 import pytest
+from tests.api.agent.test_joining import wanted
 from tests.api.conftest import Plane
-from tests.api.test_joining import wanted
 from tests.security.certificates import write_certificate
 from tests.security.planes import open_plane
 
@@ -27,13 +27,18 @@ from share_compute.errors import (
     WrongFingerprint,
 )
 from share_compute.settings import Settings
-from share_compute_api.agent_client import AgentClient, fetch_health, join
-from share_compute_api.certificates import ServerCertificate, server_certificate, start_warnings
-from share_compute_api.children import own_command
-from share_compute_api.client import Client
-from share_compute_api.data_folder import write_server_file
-from share_compute_api.fingerprints import fingerprint_of, join_invite, parse_fingerprint, split_invite
-from share_compute_api.private import require_private_url
+from share_compute_api.agent.client import AgentClient, fetch_health, join
+from share_compute_api.client.client import Client
+from share_compute_api.connection.certificates import ServerCertificate, server_certificate, start_warnings
+from share_compute_api.connection.data_folder import write_server_file
+from share_compute_api.connection.fingerprints import (
+    fingerprint_of,
+    join_invite,
+    parse_fingerprint,
+    split_invite,
+)
+from share_compute_api.connection.private import require_private_url
+from share_compute_api.terminal.children import own_command
 
 DEADLINE_S = 60.0
 OTHER = "ab" * 32

@@ -10,7 +10,7 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from share_compute_api import dashboard
+from share_compute_api.app import dashboard
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from share_compute.settings import Settings
 from share_compute.store import Store, upgrade
-from share_compute_api.app import create_app
+from share_compute_api.app.app import create_app
 
 COMMITTED = Path(__file__).parents[2] / "web" / "openapi.json"
 

@@ -7,7 +7,7 @@ import json, sys, tempfile
 from pathlib import Path
 from share_compute.settings import Settings
 from share_compute.store import Store
-from share_compute_api.app import create_app
+from share_compute_api.app.app import create_app
 with tempfile.TemporaryDirectory() as folder:
     settings = Settings(data_folder=Path(folder))
     app = create_app(settings, Store(settings.resolved_database_url), cluster=None)

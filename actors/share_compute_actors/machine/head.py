@@ -18,10 +18,10 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from share_compute.durable import write_private
 from share_compute.errors import Conflict
-from share_compute.jobs.folders import BATCHES, TRAINING
-from share_compute.plain_files import opened_parent
+from share_compute.files.durable import write_private
+from share_compute.files.plain_files import opened_parent
+from share_compute.lifecycle.folders import BATCHES, TRAINING
 from share_compute.settings import Settings
 from share_compute_actors.machine.confine import Policy, landlock_version, unprivileged_user
 from share_compute_actors.machine.launch import GCS_SUPERVISOR, RayNode, launch, ray_environment

@@ -23,7 +23,7 @@ import psutil
 import torch
 from torch import nn
 
-from share_compute.models.profiling import Operations
+from share_compute.models.profiles.profiling import Operations
 from share_compute.quantities import bytes_text
 from share_compute.topology import Device
 from share_compute_actors.machine.device import gpu_uuid

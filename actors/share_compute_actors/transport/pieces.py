@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from share_compute.errors import ContributorLost
-from share_compute.models.weights import files, stream_file
+from share_compute.models.storage.weights import files, stream_file
 from share_compute_actors.wire import Content, Schema, WithContent, undeclared
 
 TRIES = 3

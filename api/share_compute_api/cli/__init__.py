@@ -11,31 +11,23 @@ from collections.abc import Callable
 
 import typer
 
-from share_compute_api.cli import (
-    artifacts,
-    backups,
-    deleting,
-    information,
-    invites,
-    jobs,
-    keys,
-    service,
-    uploads,
-)
-from share_compute_api.cli.chaos import chaos
-from share_compute_api.cli.clearing import clear
-from share_compute_api.cli.demo import demo
-from share_compute_api.cli.doctor import doctor
-from share_compute_api.cli.join import join
-from share_compute_api.cli.machines import measure, remove, rotate_token
-from share_compute_api.cli.output import print_failure
-from share_compute_api.cli.plan import plan
-from share_compute_api.cli.serve import chat, deployments, scale, serve, undeploy
-from share_compute_api.cli.sign_in import sign_in
-from share_compute_api.cli.simulate import simulate
-from share_compute_api.cli.status import status
-from share_compute_api.cli.topology import topology
-from share_compute_api.cli.up import up
+from share_compute_api.cli.contributor import service
+from share_compute_api.cli.contributor.doctor import doctor
+from share_compute_api.cli.contributor.join import join
+from share_compute_api.cli.operator import backups, information, invites, keys
+from share_compute_api.cli.operator.clearing import clear
+from share_compute_api.cli.operator.demo import demo
+from share_compute_api.cli.operator.machines import measure, remove, rotate_token
+from share_compute_api.cli.operator.sign_in import sign_in
+from share_compute_api.cli.operator.status import status
+from share_compute_api.cli.operator.topology import topology
+from share_compute_api.cli.operator.up import up
+from share_compute_api.cli.submitter import artifacts, deleting, jobs, uploads
+from share_compute_api.cli.submitter.chaos import chaos
+from share_compute_api.cli.submitter.plan import plan
+from share_compute_api.cli.submitter.serve import chat, deployments, scale, serve, undeploy
+from share_compute_api.cli.submitter.simulate import simulate
+from share_compute_api.terminal.output import print_failure
 
 _EPILOG = (
     "Exit codes: 0 done; 1 internal error; 2 wrong request or usage; 3 not found; 4 conflict with the "
@@ -119,7 +111,7 @@ def main() -> None:
     from pydantic import ValidationError
 
     from share_compute.errors import ShareComputeError, UserError
-    from share_compute.field_errors import field_errors
+    from share_compute.files.field_errors import field_errors
 
     try:
         make_app()()

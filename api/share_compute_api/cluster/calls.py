@@ -6,7 +6,7 @@ from typing import Any, Literal, TypeAlias
 
 from pydantic import Field, TypeAdapter
 
-from share_compute.strict import StrictModel
+from share_compute.files.strict import StrictModel
 
 MOST_BYTES = 64 * 2**20
 """Longest line in either direction, in bytes."""

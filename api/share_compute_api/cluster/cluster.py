@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from share_compute.errors import ShareComputeError, Unavailable, as_ours
-from share_compute.jobs.folders import BATCHES, TRAINING
+from share_compute.lifecycle.folders import BATCHES, TRAINING
 from share_compute.settings import Settings
 from share_compute_actors.machine.confine import User, clean_environment, confined
 from share_compute_actors.machine.head import (
@@ -27,11 +27,11 @@ from share_compute_actors.machine.head import (
     start_head,
 )
 from share_compute_actors.machine.processes import Child, Roster
-from share_compute_api.addresses import advertised
-from share_compute_api.backoff import ExponentialBackoff
 from share_compute_api.cluster.calls import NodeFacts, members_answer, nodes_answer
 from share_compute_api.cluster.gateway import Gateway, RemoteActor, translated
 from share_compute_api.cluster.pings import MOST_MISSED, PING_S, unresponsive
+from share_compute_api.connection.addresses import advertised
+from share_compute_api.connection.backoff import ExponentialBackoff
 
 _POLL_S = 0.1
 _SOUND_S = 60.0

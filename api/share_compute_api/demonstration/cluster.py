@@ -8,12 +8,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from share_compute.errors import ShareComputeError, Unavailable
-from share_compute.jobs.states import ContributorState
+from share_compute.lifecycle.states import ContributorState
 from share_compute.store.records import ContributorRecord
 from share_compute_actors.machine.processes import Child, Roster
-from share_compute_api.children import own_command
-from share_compute_api.client import Client
-from share_compute_api.data_folder import written_api_key
+from share_compute_api.client.client import Client
+from share_compute_api.connection.data_folder import written_api_key
+from share_compute_api.terminal.children import own_command
 
 _POLL_S = 0.2
 _UP_DEADLINE_S = 90.0

@@ -4,27 +4,21 @@ from __future__ import annotations
 
 from fastapi import APIRouter
 
-from share_compute_api.problems import documented
-from share_compute_api.routes import (
-    agents,
+from share_compute_api.routes import keys, server, session
+from share_compute_api.routes.machines import agents, cluster, contributors, invites, topology
+from share_compute_api.routes.machines import overview as machines
+from share_compute_api.routes.work import (
     artifacts,
     checkpoints,
-    cluster,
-    contributors,
     deployments,
     events,
     failures,
-    invites,
     jobs,
-    keys,
-    machines,
     plans,
     retention,
-    server,
-    session,
-    topology,
     uploads,
 )
+from share_compute_api.server.problems import documented
 
 PREFIX = "/api/v1"
 

@@ -7,10 +7,10 @@ from fastapi import APIRouter
 from share_compute.errors import MissingScope
 from share_compute.scopes import held
 from share_compute.store import ApiKeyRecord
-from share_compute_api.auth import ADMIN, Admin
-from share_compute_api.context import InContext
-from share_compute_api.problems import documented
-from share_compute_api.schemas import KeyCreated, KeyList, KeyRequest
+from share_compute_api.schemas.bodies import KeyCreated, KeyList, KeyRequest
+from share_compute_api.server.auth import ADMIN, Admin
+from share_compute_api.server.context import InContext
+from share_compute_api.server.problems import documented
 
 router = APIRouter(prefix="/keys", tags=["keys"])
 

@@ -7,10 +7,10 @@ from typing import Any
 from fastapi import APIRouter
 from starlette.responses import Response
 
-from share_compute_api.auth import READ
-from share_compute_api.context import InContext
-from share_compute_api.metrics import MEDIA_TYPE
-from share_compute_api.problems import documented
+from share_compute_api.openai.metrics import MEDIA_TYPE
+from share_compute_api.server.auth import READ
+from share_compute_api.server.context import InContext
+from share_compute_api.server.problems import documented
 
 router = APIRouter(tags=["metrics"], responses=documented(401, 403))
 _TEXT: dict[int | str, dict[str, Any]] = {200: {"content": {"text/plain": {"schema": {"type": "string"}}}}}

@@ -10,11 +10,11 @@ from fastapi import APIRouter, Request
 
 from share_compute.scopes import Scope
 from share_compute.specification import Kind, job_schema
-from share_compute_api.alerts import find_alerts
-from share_compute_api.auth import READ, Reader
-from share_compute_api.context import InContext
-from share_compute_api.schemas import AlertList, Health, QueueView, Status
-from share_compute_api.versions import local_versions
+from share_compute_api.schemas.bodies import AlertList, Health, QueueView, Status
+from share_compute_api.schemas.versions import local_versions
+from share_compute_api.server.alerts import find_alerts
+from share_compute_api.server.auth import READ, Reader
+from share_compute_api.server.context import InContext
 
 open_router = APIRouter(tags=["server"])
 router = APIRouter(tags=["server"])

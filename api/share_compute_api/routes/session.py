@@ -8,10 +8,10 @@ from fastapi import APIRouter, Request, Response
 
 from share_compute.errors import NotAuthorized
 from share_compute.store import ApiKeyRecord
-from share_compute_api.auth import Reader, refuse_other_sites, session_of
-from share_compute_api.context import Context, InContext
-from share_compute_api.problems import documented
-from share_compute_api.schemas import SessionView, SignInCode, SignInRequest
+from share_compute_api.schemas.bodies import SessionView, SignInCode, SignInRequest
+from share_compute_api.server.auth import Reader, refuse_other_sites, session_of
+from share_compute_api.server.context import Context, InContext
+from share_compute_api.server.problems import documented
 
 router = APIRouter(prefix="/session", tags=["session"])
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from share_compute.errors import Unavailable, UserError
-from share_compute_api.schemas import UploadFile
+from share_compute_api.schemas.bodies import UploadFile
 
 
 class Arrival:

@@ -6,8 +6,8 @@ from pathlib import PurePosixPath
 
 from share_compute.errors import UserError
 from share_compute.specification import ROW_SUFFIXES, TEXT_SUFFIXES
-from share_compute_api.choices import UploadKind
-from share_compute_api.model_folders import refused
+from share_compute_api.schemas.choices import UploadKind
+from share_compute_api.submission.model_folders import refused
 
 _MOST_BYTES = 1000
 _MOST_PART_BYTES = 240

@@ -19,10 +19,10 @@ from pyarrow import parquet
 
 from share_compute.data.parquet_rows import record_batches
 from share_compute.errors import UserError
-from share_compute.field_errors import MOST_NAMED, cut
-from share_compute.plain_files import open_unlinked
+from share_compute.files.field_errors import MOST_NAMED, cut
+from share_compute.files.plain_files import open_unlinked
+from share_compute.files.strict import nearest
 from share_compute.quantities import bytes_text
-from share_compute.strict import nearest
 
 _BOM = b"\xef\xbb\xbf"
 _FIRST_ROWS = 100

@@ -18,7 +18,7 @@ from share_compute.batches.inputs import Inputs
 from share_compute.batches.parts import Parts, whole
 from share_compute.data.parquet_rows import record_batches
 from share_compute.errors import UserError
-from share_compute.plain_files import open_unlinked
+from share_compute.files.plain_files import open_unlinked
 
 _BATCH_ROWS = 1_000
 Format = Literal["jsonl", "parquet"]

@@ -20,8 +20,8 @@ import pyarrow as pa
 from pyarrow import parquet
 
 from share_compute.batches.inputs import Survey
-from share_compute.durable import sync
 from share_compute.errors import Conflict, VerificationFailed
+from share_compute.files.durable import sync
 
 _MOST_ROWS = 256
 _FEWEST_PARTS = 200

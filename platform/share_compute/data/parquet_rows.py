@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from pyarrow import parquet
 
 from share_compute.errors import UserError
-from share_compute.plain_files import open_unlinked
+from share_compute.files.plain_files import open_unlinked
 from share_compute.quantities import bytes_text
 
 MOST_BATCH_BYTES = 32 << 20

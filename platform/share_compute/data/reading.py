@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from share_compute.errors import UserError
-from share_compute.plain_files import open_unlinked
+from share_compute.files.plain_files import open_unlinked
+from share_compute.files.strict import nearest
 from share_compute.quantities import bytes_text
-from share_compute.strict import nearest
 
 PIECE_CHARACTERS = 1 << 16
 """Largest length of a piece in characters. Longer text is cut at a line break or a space where there is one."""

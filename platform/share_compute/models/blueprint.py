@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from share_compute.errors import UserError
+from share_compute.files.strict import StrictModel
 from share_compute.models.configuration import declared_config, model_vocab_size
 from share_compute.specification import LayerSpec, LoraSpec, Precision, TrainJob
-from share_compute.strict import StrictModel
 
 
 class Blueprint(StrictModel):

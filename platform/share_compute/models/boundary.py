@@ -72,7 +72,7 @@ def boundary_shape(blueprint: Blueprint, layer: int, batch: int, length: int) ->
         from share_compute.models.layers import shape_before  # noqa: PLC0415 - imports the blueprint
 
         return shape_before(blueprint, layer, batch)
-    from share_compute.models.huggingface import hidden_size_of  # noqa: PLC0415 - transformers is slow to import
+    from share_compute.models.huggingface.decoder import hidden_size_of  # noqa: PLC0415 - transformers is slow to import
 
     size = hidden_size_of(blueprint.config)
     return None if size is None else (batch, length, size)

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from share_compute.errors import NotFound, UserError
 from share_compute.models.adapter_names import is_adapter
-from share_compute.models.checksums import CHECKSUMS, damage
-from share_compute.models.weights import FolderWriter, WeightFolder, stream_file
+from share_compute.models.storage.checksums import CHECKSUMS, damage
+from share_compute.models.storage.weights import FolderWriter, WeightFolder, stream_file
 from share_compute.specification import LoraSpec, TrainJob
 
 _CONFIG = "config.json"
@@ -69,7 +69,7 @@ def adapter_description(config: Mapping[str, Any], spec: TrainJob) -> dict[str, 
         spec: specification of the job.
     """
     from share_compute.models.adapters import adapter_config  # noqa: PLC0415 - slow to import
-    from share_compute.models.huggingface import Outline, sketch  # noqa: PLC0415
+    from share_compute.models.huggingface.decoder import Outline, sketch  # noqa: PLC0415
 
     assert spec.training.lora is not None
     plain = sketch(config)

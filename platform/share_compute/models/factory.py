@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from share_compute.models.blueprint import Blueprint
+from share_compute.models.profiles.profile import ModelProfile
 from share_compute.models.stage import Stage
-from share_compute.planning.profile import ModelProfile
 from share_compute.shard import Shard
 
 
@@ -18,7 +18,7 @@ def build_stage(blueprint: Blueprint, shard: Shard, device: torch.device) -> Sta
             compute in the precision.
     """
     if blueprint.config is not None:
-        from share_compute.models.huggingface import HuggingFaceStage  # noqa: PLC0415 - transformers is slow to import
+        from share_compute.models.huggingface.decoder import HuggingFaceStage  # noqa: PLC0415 - transformers is slow to import
 
         return HuggingFaceStage(blueprint, shard, device)
     from share_compute.models.layers import LayeredStage  # noqa: PLC0415
@@ -34,7 +34,7 @@ def dissect(blueprint: Blueprint) -> ModelProfile:
             parameter does not exist.
     """
     if blueprint.config is not None:
-        from share_compute.models.huggingface_profile import profile_config  # noqa: PLC0415
+        from share_compute.models.huggingface.decoder_profile import profile_config  # noqa: PLC0415
 
         return profile_config(blueprint)
     from share_compute.models.layers import profile_layers  # noqa: PLC0415

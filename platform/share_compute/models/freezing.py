@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeAlias
 from torch import nn
 
 from share_compute.errors import UserError
-from share_compute.strict import nearest
+from share_compute.files.strict import nearest
 
 BEFORE = -1
 """Place of parameters before the first layer."""

@@ -12,7 +12,14 @@ from share_compute.errors import UserError
 from share_compute.models.blueprint import Blueprint
 from share_compute.models.cells import derive_seed, run_by_cell
 from share_compute.models.freezing import Places, freeze, require_sense, trains_before
-from share_compute.models.profiling import (
+from share_compute.models.profiles.profile import (
+    FLOAT_BYTES,
+    Growth,
+    LayerProfile,
+    ModelProfile,
+    forward_only_before_training,
+)
+from share_compute.models.profiles.profiling import (
     LOSS_COPIES,
     UNCOUNTABLE,
     Count,
@@ -21,15 +28,12 @@ from share_compute.models.profiling import (
     fake_mode,
     storage_of,
 )
-from share_compute.models.shape_estimate import frozen_parameters_of, largest_trained_of, parameters_of
-from share_compute.models.stage import Stage, summed_cross_entropy
-from share_compute.planning.profile import (
-    FLOAT_BYTES,
-    Growth,
-    LayerProfile,
-    ModelProfile,
-    forward_only_before_training,
+from share_compute.models.profiles.shape_estimate import (
+    frozen_parameters_of,
+    largest_trained_of,
+    parameters_of,
 )
+from share_compute.models.stage import Stage, summed_cross_entropy
 from share_compute.shard import Shard
 from share_compute.specification import LayerSpec
 

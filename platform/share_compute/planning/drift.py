@@ -8,17 +8,17 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from share_compute.errors import PlanInfeasible
-from share_compute.planning.cost import TrainingCost
-from share_compute.planning.layout import Layout
-from share_compute.planning.network import transfer_s
+from share_compute.files.strict import StrictModel
+from share_compute.models.profiles.profile import FLOAT_BYTES, ModelProfile
+from share_compute.planning.cost.cost import TrainingCost
+from share_compute.planning.cost.layout import Layout
+from share_compute.planning.cost.schedule_simulator import simulate_step
+from share_compute.planning.cost.timings import Timings
+from share_compute.planning.network.network import transfer_s
 from share_compute.planning.plan import Plan
 from share_compute.planning.planner import Solution, solve
-from share_compute.planning.profile import FLOAT_BYTES, ModelProfile
-from share_compute.planning.schedule_simulator import simulate_step
-from share_compute.planning.timings import Timings
 from share_compute.quantities import bytes_text, listed, percent_text, seconds_text
 from share_compute.specification import TrainJob
-from share_compute.strict import StrictModel
 from share_compute.topology import Topology
 
 

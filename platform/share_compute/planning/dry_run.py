@@ -6,14 +6,15 @@ import math
 from collections.abc import Mapping
 
 from share_compute.errors import PlanInfeasible, ShareComputeError
-from share_compute.planning.cost import TrainingCost
+from share_compute.models.profiles.profile import ModelProfile
+from share_compute.planning.cost.cost import TrainingCost
+from share_compute.planning.cost.layout import Layout, StageLayout
+from share_compute.planning.cost.schedule_simulator import simulate_step
+from share_compute.planning.cost.timings import MachineTimings, holding
 from share_compute.planning.islands import propose_islands
-from share_compute.planning.layout import Layout, StageLayout
-from share_compute.planning.partitioning import strategy_names
+from share_compute.planning.network.regions import complete
 from share_compute.planning.plan import Plan
 from share_compute.planning.planner import Solution, solve, workload
-from share_compute.planning.profile import ModelProfile
-from share_compute.planning.regions import complete
 from share_compute.planning.report import (
     Alternative,
     IslandProposal,
@@ -24,12 +25,11 @@ from share_compute.planning.report import (
     TimelineUpdate,
     unpredictable,
 )
-from share_compute.planning.schedule_simulator import simulate_step
-from share_compute.planning.serving_plan import plan_serving
-from share_compute.planning.strategies import with_nominal_speeds
-from share_compute.planning.timings import MachineTimings, holding
-from share_compute.planning.workload import ServingWorkload
+from share_compute.planning.search.partitioning import strategy_names
+from share_compute.planning.search.strategies import with_nominal_speeds
+from share_compute.planning.serving.plan import plan_serving
 from share_compute.specification import TrainJob
+from share_compute.specification.workload import ServingWorkload
 from share_compute.topology import Topology
 
 _MOST_CELLS = 4096

@@ -20,13 +20,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 
-from share_compute.planning.cost import TrainingCost, fill_shares
-from share_compute.planning.layout import Layout, StageLayout
-from share_compute.planning.network import Network, transfer_s
-from share_compute.planning.profile import FLOAT_BYTES
+from share_compute.models.profiles.profile import FLOAT_BYTES
+from share_compute.planning.cost.cost import TrainingCost, fill_shares
+from share_compute.planning.cost.layout import Layout, StageLayout
+from share_compute.planning.cost.schedule_simulator import simulate_step
+from share_compute.planning.network.network import Network, transfer_s
 from share_compute.planning.report import IslandPlan, IslandProposal
-from share_compute.planning.schedule_simulator import simulate_step
-from share_compute.planning.search import search
+from share_compute.planning.search.search import search
 
 SYNCHRONISATION_SHARE = 0.05
 """Maximum share of the time that synchronisation takes, unless `MOST_STEPS` limits the interval."""

@@ -7,8 +7,8 @@ from typing import Any, Literal
 
 from pydantic import computed_field, model_validator
 
+from share_compute.files.strict import StrictModel
 from share_compute.shard import Shard
-from share_compute.strict import StrictModel
 
 CauseKind = Literal["compute", "memory", "link", "latency", "synchronisation"]
 """Arithmetic or memory bandwidth of a machine, bandwidth or latency of a link, summation of a stage's gradients."""

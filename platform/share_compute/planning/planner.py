@@ -7,33 +7,33 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from share_compute.errors import UserError
-from share_compute.planning.additions import Additions
-from share_compute.planning.bound import lower_bound_s
-from share_compute.planning.choice import Choice, Proposal, rounded
-from share_compute.planning.cost import TrainingCost
-from share_compute.planning.counts import worth_searching
-from share_compute.planning.explanation import Explanation
-from share_compute.planning.infeasible import infeasible
-from share_compute.planning.layout import Layout
-from share_compute.planning.partitioning import PartitioningStrategy, load_strategy
+from share_compute.models.profiles.profile import ModelProfile
+from share_compute.planning.cost.bound import lower_bound_s
+from share_compute.planning.cost.cost import TrainingCost
+from share_compute.planning.cost.layout import Layout
+from share_compute.planning.cost.schedule_simulator import StepTimeline
+from share_compute.planning.cost.timings import Timings
+from share_compute.planning.explain.explanation import Explanation
+from share_compute.planning.explain.infeasible import infeasible
+from share_compute.planning.network.regions import complete
 from share_compute.planning.plan import NOT_MEASURED, IdleMachine, MemberPlan, Plan, Prediction, StagePlan
-from share_compute.planning.problem import Problem
-from share_compute.planning.profile import ModelProfile
-from share_compute.planning.regions import complete
-from share_compute.planning.schedule_simulator import StepTimeline
-from share_compute.planning.strategies import (
+from share_compute.planning.search.additions import Additions
+from share_compute.planning.search.choice import Choice, Proposal, rounded
+from share_compute.planning.search.counts import worth_searching
+from share_compute.planning.search.partitioning import PartitioningStrategy, load_strategy
+from share_compute.planning.search.problem import Problem
+from share_compute.planning.search.strategies import (
     AutoPartitioning,
     RecursivePartitioning,
     SearchingStrategy,
     is_measured,
     with_nominal_speeds,
 )
-from share_compute.planning.thorough import proposed, thorough
-from share_compute.planning.timings import Timings
-from share_compute.planning.workload import TrainingWorkload
+from share_compute.planning.search.thorough import proposed, thorough
 from share_compute.protocol.schedule import blocks
 from share_compute.shard import Shard
 from share_compute.specification import TrainJob
+from share_compute.specification.workload import TrainingWorkload
 from share_compute.topology import Contributor, Topology
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from typing import Literal
 
+from share_compute.files.strict import StrictModel
 from share_compute.planning.plan import Bounded, Plan
 from share_compute.quantities import listed
-from share_compute.strict import StrictModel
 from share_compute.topology import Topology
 
 

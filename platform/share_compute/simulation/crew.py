@@ -20,15 +20,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from share_compute.errors import PlanInfeasible
-from share_compute.planning.cost import TrainingCost
-from share_compute.planning.layout import Layout, StageLayout
-from share_compute.planning.partitioning import load_strategy
+from share_compute.models.profiles.profile import ModelProfile
+from share_compute.planning.cost.cost import TrainingCost
+from share_compute.planning.cost.layout import Layout, StageLayout
+from share_compute.planning.cost.schedule_simulator import simulate_step
+from share_compute.planning.network.regions import complete
 from share_compute.planning.planner import solve
-from share_compute.planning.problem import Problem
-from share_compute.planning.profile import ModelProfile
-from share_compute.planning.regions import complete
-from share_compute.planning.schedule_simulator import simulate_step
-from share_compute.planning.strategies import AutoPartitioning, DynamicProgrammingPartitioning
+from share_compute.planning.search.partitioning import load_strategy
+from share_compute.planning.search.problem import Problem
+from share_compute.planning.search.strategies import AutoPartitioning, DynamicProgrammingPartitioning
 from share_compute.specification import TrainJob
 from share_compute.topology import Topology
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from share_compute.strict import StrictModel
+from share_compute.files.strict import StrictModel
 
 
 class Hours(StrictModel):

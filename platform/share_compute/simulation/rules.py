@@ -13,9 +13,9 @@ from collections.abc import Container
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from share_compute.planning.cost import TrainingCost
+from share_compute.planning.cost.cost import TrainingCost
+from share_compute.planning.cost.layout import Layout, StageLayout
 from share_compute.planning.drift import moving
-from share_compute.planning.layout import Layout, StageLayout
 
 
 class Pause(NamedTuple):

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from share_compute.errors import UserError
-from share_compute.planning.layout import Layout
-from share_compute.planning.profile import ModelProfile
+from share_compute.models.profiles.profile import ModelProfile
+from share_compute.planning.cost.layout import Layout
 from share_compute.simulation.churn import Churn, Event
 from share_compute.simulation.crew import Crew
 from share_compute.simulation.ledger import Ledger

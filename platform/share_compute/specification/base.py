@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, ConfigDict
 
-from share_compute.strict import StrictModel, nearest
+from share_compute.files.strict import StrictModel, nearest
 
 
 def known(value: Any, names: Sequence[str], what: str) -> Any:

@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 from pydantic import Field, ValidationError, model_validator
 
 from share_compute.errors import UserError
-from share_compute.field_errors import invalid
-from share_compute.plain_yaml import read_yaml
+from share_compute.files.field_errors import invalid
+from share_compute.files.plain_yaml import read_yaml
 from share_compute.specification.base import SpecModel, known
 from share_compute.specification.batch import EmbedJob, GenerateJob
 from share_compute.specification.data import DataSpec, TokenizerSpec

@@ -23,7 +23,7 @@ from share_compute.store.records import (
 )
 
 if TYPE_CHECKING:
-    from share_compute.store.database import upgrade
+    from share_compute.store.database.database import upgrade
     from share_compute.store.store import Store
 
 __all__ = [
@@ -42,7 +42,7 @@ __all__ = [
     "upgrade",
 ]
 
-_HEAVY = {"Store": "share_compute.store.store", "upgrade": "share_compute.store.database"}
+_HEAVY = {"Store": "share_compute.store.store", "upgrade": "share_compute.store.database.database"}
 
 
 def __getattr__(name: str) -> Any:

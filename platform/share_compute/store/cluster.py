@@ -11,11 +11,11 @@ from pydantic_core import from_json
 from sqlalchemy import Text, cast, func, select
 from sqlalchemy.orm import Session, aliased
 
-from share_compute.jobs.states import ContributorState
+from share_compute.lifecycle.states import ContributorState
 from share_compute.store.contributors import REMEMBERED, here_since
-from share_compute.store.database import Database
+from share_compute.store.database.database import Database
+from share_compute.store.database.tables import Contributor, Deployment, Invite, Job
 from share_compute.store.records import GlanceRecord, HeldRecord
-from share_compute.store.tables import Contributor, Deployment, Invite, Job
 from share_compute.store.work import parts
 from share_compute.topology import BASE_DTYPE, HEAD
 

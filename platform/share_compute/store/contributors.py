@@ -11,16 +11,16 @@ from sqlalchemy import ColumnElement, and_, exists, func, or_, select, tuple_
 from sqlalchemy.orm import Session, aliased
 
 from share_compute.errors import Conflict, ContributorLost, NotAuthorized, NotFound
-from share_compute.jobs.events import Offended
-from share_compute.jobs.states import GONE, ContributorState
+from share_compute.lifecycle.attempt_events import Offended
+from share_compute.lifecycle.states import GONE, ContributorState
 from share_compute.protocol.doubts import quarantines
 from share_compute.store.cursors import read_cursor, write_cursor
-from share_compute.store.database import Database
+from share_compute.store.database.database import Database
+from share_compute.store.database.tables import Contributor, Event, Invite
 from share_compute.store.events import add_event
 from share_compute.store.invites import check_limits, usable_invite
 from share_compute.store.records import ContributorRecord, PresenceRecord
 from share_compute.store.secret import digest, matches, new_id, new_key
-from share_compute.store.tables import Contributor, Event, Invite
 from share_compute.topology import Device, Link
 
 _ARRIVING = (

@@ -16,15 +16,15 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
 from share_compute.errors import Conflict
-from share_compute.jobs.folders import job_folder
-from share_compute.jobs.states import JobState
-from share_compute.serving.states import LIVE, DeploymentState
-from share_compute.store.database import Database
+from share_compute.lifecycle.deployment_states import LIVE, DeploymentState
+from share_compute.lifecycle.folders import job_folder
+from share_compute.lifecycle.states import JobState
+from share_compute.store.database.database import Database
+from share_compute.store.database.tables import Artifact, Deployment, Event, Job, Metric, Removal
 from share_compute.store.deployments import deployment_row
 from share_compute.store.events import DEPLOYMENT, add_event
 from share_compute.store.jobs import ask_to_stop, job_row
 from share_compute.store.progress import artifact_row
-from share_compute.store.tables import Artifact, Deployment, Event, Job, Metric, Removal
 
 DELETED = "deleted"
 """Kind of the events that report deletions."""

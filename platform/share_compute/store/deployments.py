@@ -10,16 +10,16 @@ from sqlalchemy import select, tuple_
 from sqlalchemy.orm import Session
 
 from share_compute.errors import Conflict, NotFound
+from share_compute.lifecycle.deployment_states import LIVE, DeploymentState, check_change
+from share_compute.lifecycle.deployment_status import Interruption
 from share_compute.planning.plan import Plan
-from share_compute.serving.states import LIVE, DeploymentState, check_change
-from share_compute.serving.status import Interruption
 from share_compute.specification import ReplicasSpec, ServeJob
 from share_compute.store.cursors import read_cursor, write_cursor
-from share_compute.store.database import Database
+from share_compute.store.database.database import Database
+from share_compute.store.database.tables import Deployment
 from share_compute.store.events import DEPLOYMENT, add_event
 from share_compute.store.records import DeploymentRecord
 from share_compute.store.secret import new_id
-from share_compute.store.tables import Deployment
 from share_compute.store.work import tell_deployment_work
 
 _LIVE = [state.value for state in LIVE]

@@ -9,9 +9,9 @@ from typing import Any
 from sqlalchemy import func, insert, select
 from sqlalchemy.orm import Session
 
-from share_compute.store.database import TOLD, Database
+from share_compute.store.database.database import TOLD, Database
+from share_compute.store.database.tables import Event
 from share_compute.store.records import EventRecord
-from share_compute.store.tables import Event
 
 DEPLOYMENT = "deployment"
 """Kind of the events of deployments."""

@@ -11,10 +11,10 @@ from sqlalchemy.orm import Session
 
 from share_compute.errors import InviteExpired, InviteRevoked, InviteUnknown, InviteUsed, NotFound, UserError
 from share_compute.quantities import bytes_text, listed
-from share_compute.store.database import Database
+from share_compute.store.database.database import Database
+from share_compute.store.database.tables import Contributor, Invite
 from share_compute.store.records import InviteRecord, InviteState, invite_state
 from share_compute.store.secret import digest, new_id, new_invite_code, plain_invite_code
-from share_compute.store.tables import Contributor, Invite
 
 _HINT = "ask the operator of the cluster for a new invite: share-compute invite"
 

@@ -11,14 +11,14 @@ from sqlalchemy.engine import CursorResult
 from sqlalchemy.orm import Session
 
 from share_compute.errors import Conflict, NotFound
-from share_compute.jobs.states import ContributorState, JobState, check_transition
+from share_compute.lifecycle.states import ContributorState, JobState, check_transition
 from share_compute.specification import BATCH_KINDS, BatchJob, TrainJob
 from share_compute.store.cursors import read_cursor, write_cursor
-from share_compute.store.database import Database
+from share_compute.store.database.database import Database
+from share_compute.store.database.tables import Contributor, Event, Job
 from share_compute.store.events import add_event
 from share_compute.store.records import JobRecord, QueuedJob
 from share_compute.store.secret import new_id
-from share_compute.store.tables import Contributor, Event, Job
 from share_compute.store.work import lease_changes, tell_free, tell_work
 
 

@@ -12,10 +12,10 @@ from sqlalchemy.orm import Session
 
 from share_compute.errors import Conflict, NotFound
 from share_compute.scopes import Scope, in_order
-from share_compute.store.database import Database
+from share_compute.store.database.database import Database
+from share_compute.store.database.tables import ApiKey
 from share_compute.store.records import ApiKeyRecord
 from share_compute.store.secret import digest, matches, new_id, new_key
-from share_compute.store.tables import ApiKey
 
 _VERIFIED_S = 1.0
 _MOST_VERIFIED = 1000

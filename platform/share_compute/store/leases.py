@@ -7,10 +7,10 @@ from datetime import datetime
 
 from sqlalchemy import ColumnElement, select, update
 
-from share_compute.jobs.states import ContributorState
-from share_compute.store.database import Database
+from share_compute.lifecycle.states import ContributorState
+from share_compute.store.database.database import Database
+from share_compute.store.database.tables import Contributor, Deployment
 from share_compute.store.records import ContributorRecord
-from share_compute.store.tables import Contributor, Deployment
 from share_compute.store.work import tell_deployment_work, tell_free
 
 

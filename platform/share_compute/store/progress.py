@@ -11,7 +11,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
 from share_compute.errors import Conflict, NotFound
-from share_compute.jobs.events import (
+from share_compute.lifecycle.attempt_events import (
     ArtifactSaved,
     AttemptEnded,
     AttemptEvent,
@@ -30,16 +30,16 @@ from share_compute.jobs.events import (
     StepCommitted,
     Validated,
 )
-from share_compute.jobs.states import ContributorState, JobState
+from share_compute.lifecycle.states import ContributorState, JobState
+from share_compute.planning.cost.timings import MachineTimings, merged
 from share_compute.planning.plan import Plan
-from share_compute.planning.timings import MachineTimings, merged
 from share_compute.store.contributors import note_cut, note_offence
-from share_compute.store.database import Database
+from share_compute.store.database.database import Database
+from share_compute.store.database.tables import Artifact, Contributor, Job, Metric
 from share_compute.store.events import add_job_events
 from share_compute.store.jobs import job_row, move_job
 from share_compute.store.records import ArtifactRecord, JobRecord, MetricRecord
 from share_compute.store.secret import new_id
-from share_compute.store.tables import Artifact, Contributor, Job, Metric
 from share_compute.store.work import lease_changes, parts, tell_free, tell_work
 
 _USABLE = (ContributorState.ready, ContributorState.draining)

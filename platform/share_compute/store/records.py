@@ -11,11 +11,11 @@ from pydantic import BaseModel, ConfigDict
 
 from share_compute import topology
 from share_compute.errors import Conflict
-from share_compute.jobs.events import Measured, ReplanProposed, RowsDone
-from share_compute.jobs.states import ContributorState, JobState
+from share_compute.lifecycle.attempt_events import Measured, ReplanProposed, RowsDone
+from share_compute.lifecycle.deployment_states import DeploymentState
+from share_compute.lifecycle.states import ContributorState, JobState
 from share_compute.planning.plan import Plan
 from share_compute.scopes import Scope, held
-from share_compute.serving.states import DeploymentState
 from share_compute.specification import Job, ServeJob, TrainJob
 
 

@@ -11,10 +11,11 @@ from typing import Literal, TypeAlias
 from sqlalchemy import ColumnElement, delete, func, or_, select
 from sqlalchemy.orm import InstrumentedAttribute, Session
 
-from share_compute.jobs.folders import job_folder
-from share_compute.jobs.states import JobState
-from share_compute.serving.states import LIVE
-from share_compute.store.database import Database
+from share_compute.lifecycle.deployment_states import LIVE
+from share_compute.lifecycle.folders import job_folder
+from share_compute.lifecycle.states import JobState
+from share_compute.store.database.database import Database
+from share_compute.store.database.tables import Artifact, Deployment, Event, Job, Metric
 from share_compute.store.deletion import (
     FINAL_JOBS,
     delete_artifact,
@@ -23,7 +24,6 @@ from share_compute.store.deletion import (
     user_of,
 )
 from share_compute.store.events import DEPLOYMENT
-from share_compute.store.tables import Artifact, Deployment, Event, Job, Metric
 from share_compute.store.work import changes_work
 
 PrunedKind: TypeAlias = Literal["job", "artifact", "checkpoints", "metrics", "events"]

@@ -11,12 +11,12 @@ from datetime import UTC, datetime
 from share_compute.errors import Fenced
 from share_compute.store.cluster import ClusterRows
 from share_compute.store.contributors import Contributors
-from share_compute.store.database import Database
+from share_compute.store.database.database import Database
+from share_compute.store.database.fence import server_name
+from share_compute.store.database.holding import Lock, Watchdog
 from share_compute.store.deletion import Deletions
 from share_compute.store.deployments import Deployments
 from share_compute.store.events import Events
-from share_compute.store.fence import server_name
-from share_compute.store.holding import Lock, Watchdog
 from share_compute.store.invites import Invites
 from share_compute.store.jobs import Jobs
 from share_compute.store.keys import ApiKeys

@@ -16,10 +16,10 @@ from typing import Any
 from sqlalchemy import ColumnElement, and_, func, insert, or_, select
 from sqlalchemy.orm import Session
 
-from share_compute.jobs.states import GONE
-from share_compute.store.database import TOLD, Database
+from share_compute.lifecycle.states import GONE
+from share_compute.store.database.database import TOLD, Database
+from share_compute.store.database.tables import Contributor, Deployment, Event
 from share_compute.store.records import BusyRecord, SpellRecord, WorkRecord
-from share_compute.store.tables import Contributor, Deployment, Event
 
 KIND = "work"
 FREE: dict[str, Any] = {"job": None, "deployment": None}

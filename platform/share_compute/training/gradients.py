@@ -15,9 +15,9 @@ import xxhash
 from torch import Tensor, nn
 
 from share_compute.models.numbers import is_finite
-from share_compute.planning.workload import GRADIENT_BUCKET_BYTES
 from share_compute.protocol.tree import Node, SummationTree
 from share_compute.specification import GradientFusionSpec
+from share_compute.specification.workload import GRADIENT_BUCKET_BYTES
 
 _AUTO_BUCKETS = 8
 """Number of buckets with which most of a sum overlaps with the backward."""

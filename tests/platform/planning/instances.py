@@ -8,11 +8,11 @@ from typing import get_args
 
 import numpy as np
 
-from share_compute.planning.cost import TrainingCost
-from share_compute.planning.network import Network
-from share_compute.planning.profile import Growth, LayerProfile, ModelProfile
-from share_compute.planning.timings import LayerTiming
-from share_compute.planning.workload import TrainingWorkload
+from share_compute.models.profiles.profile import Growth, LayerProfile, ModelProfile
+from share_compute.planning.cost.cost import TrainingCost
+from share_compute.planning.cost.timings import LayerTiming
+from share_compute.planning.network.network import Network
+from share_compute.specification.workload import TrainingWorkload
 from share_compute.topology import Contributor, Device, DeviceKind, Topology
 
 KINDS = get_args(DeviceKind)

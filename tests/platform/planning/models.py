@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from share_compute.models.profiles.profile import Growth, LayerProfile, ModelProfile
 from share_compute.planning.plan import Plan
 from share_compute.planning.planner import solve
-from share_compute.planning.profile import Growth, LayerProfile, ModelProfile
 from share_compute.specification import TrainJob, parse_job
 from share_compute.topology import Contributor, Device, DeviceKind, Link, Topology
 

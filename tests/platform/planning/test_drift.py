@@ -7,10 +7,10 @@ import math
 import pytest
 from tests.platform.planning.models import PROFILE, job, lan, machine
 
+from share_compute.planning.cost.layout import Layout, StageLayout
+from share_compute.planning.cost.timings import LayerTiming, Timings
 from share_compute.planning.drift import DriftLimits, DriftWatch, moving, plan_again, propose
-from share_compute.planning.layout import Layout, StageLayout
 from share_compute.planning.planner import Solution, solve
-from share_compute.planning.timings import LayerTiming, Timings
 from share_compute.specification import TrainJob
 from share_compute.topology import Topology
 

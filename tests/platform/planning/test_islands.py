@@ -7,11 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from share_compute.planning.cost import TrainingCost
+from share_compute.models.profiles.profile import Growth, LayerProfile, ModelProfile
+from share_compute.planning.cost.cost import TrainingCost
 from share_compute.planning.islands import MOST_STEPS, interval, propose_islands
-from share_compute.planning.network import Network
-from share_compute.planning.profile import Growth, LayerProfile, ModelProfile
-from share_compute.planning.workload import TrainingWorkload
+from share_compute.planning.network.network import Network
+from share_compute.specification.workload import TrainingWorkload
 from share_compute.topology import Contributor, Device, Topology
 
 

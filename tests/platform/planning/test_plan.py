@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from tests.platform.planning.models import GIB, LAYER, PROFILE, job, lan, machine, make_plan
 
 from share_compute.errors import PlanInfeasible, UserError
+from share_compute.models.profiles.profile import LayerProfile, ModelProfile
 from share_compute.planning.plan import Plan
 from share_compute.planning.planner import microbatch_choices, solve
-from share_compute.planning.profile import LayerProfile, ModelProfile
 from share_compute.topology import Contributor, Device, Link, Topology
 
 SIMPLE = ["uniform", "memory_weighted", "compute_weighted"]

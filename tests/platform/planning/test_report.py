@@ -9,13 +9,13 @@ import pytest
 from tests.platform.planning.models import GIB, LAYER, PROFILE, job, lan, machine, make_plan
 
 from share_compute.errors import PlanInfeasible, UserError
+from share_compute.models.profiles.profile import Growth
 from share_compute.planning.dry_run import dry_run
-from share_compute.planning.partitioning import strategy_names
 from share_compute.planning.plan import Prediction
-from share_compute.planning.profile import Growth
 from share_compute.planning.report import PlanReport
-from share_compute.planning.serving_plan import plan_serving
-from share_compute.planning.workload import ServingWorkload
+from share_compute.planning.search.partitioning import strategy_names
+from share_compute.planning.serving.plan import plan_serving
+from share_compute.specification.workload import ServingWorkload
 from share_compute.topology import Link, Topology
 
 TOPOLOGY = lan(machine("a", 60), machine("b", 40), machine("c", 10))

@@ -15,8 +15,15 @@ from sqlalchemy import create_engine
 
 from share_compute.errors import Conflict, NotFound, Unavailable, UserError
 from share_compute.store import Store, upgrade
-from share_compute.store.backups import back_up, dump_hint, embedded_file, prepare, require_sound, restore
-from share_compute.store.database import migration_config
+from share_compute.store.database.backups import (
+    back_up,
+    dump_hint,
+    embedded_file,
+    prepare,
+    require_sound,
+    restore,
+)
+from share_compute.store.database.database import migration_config
 
 NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
 

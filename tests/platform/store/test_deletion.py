@@ -9,9 +9,15 @@ import pytest
 from tests.databases import Clock
 
 from share_compute.errors import Conflict, NotFound
-from share_compute.jobs.events import ArtifactSaved, AttemptEnded, CheckpointSaved, Planned, StepCommitted
+from share_compute.lifecycle.attempt_events import (
+    ArtifactSaved,
+    AttemptEnded,
+    CheckpointSaved,
+    Planned,
+    StepCommitted,
+)
+from share_compute.lifecycle.deployment_states import DeploymentState
 from share_compute.planning.plan import Plan
-from share_compute.serving.states import DeploymentState
 from share_compute.specification import parse_deployment, parse_job
 from share_compute.store import Store
 from share_compute.store.retention import Keep

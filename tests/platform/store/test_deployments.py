@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from share_compute.errors import Conflict, NotFound
+from share_compute.lifecycle.deployment_states import DeploymentState
+from share_compute.lifecycle.deployment_status import Interruption
 from share_compute.planning.plan import Plan
-from share_compute.serving.states import DeploymentState
-from share_compute.serving.status import Interruption
 from share_compute.specification import ServeJob, parse_deployment
 from share_compute.store import Store
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from share_compute.errors import Conflict, NotFound, UserError
-from share_compute.jobs.events import (
+from share_compute.lifecycle.attempt_events import (
     ArtifactSaved,
     AttemptEnded,
     AttemptEvent,
@@ -25,9 +25,9 @@ from share_compute.jobs.events import (
     StepCommitted,
     Validated,
 )
-from share_compute.jobs.states import ContributorState, JobState
+from share_compute.lifecycle.states import ContributorState, JobState
+from share_compute.planning.cost.timings import LayerTiming, MachineTimings
 from share_compute.planning.plan import MemberPlan, Plan, StagePlan
-from share_compute.planning.timings import LayerTiming, MachineTimings
 from share_compute.specification import TrainJob, parse_job
 from share_compute.store import JobRecord, Store
 from share_compute.topology import Device

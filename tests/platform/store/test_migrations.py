@@ -13,12 +13,12 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import JSON, Connection, DateTime, MetaData, create_engine, insert, select
 from sqlalchemy.dialects.postgresql import JSONB
 
-from share_compute.jobs.states import JobState
+from share_compute.lifecycle.deployment_states import DeploymentState
+from share_compute.lifecycle.states import JobState
 from share_compute.planning.plan import Plan
-from share_compute.serving.states import DeploymentState
 from share_compute.store import Store
-from share_compute.store.backups import prepare
-from share_compute.store.database import migration_config
+from share_compute.store.database.backups import prepare
+from share_compute.store.database.database import migration_config
 from share_compute.store.secret import digest
 from share_compute.topology import Device, Link
 

@@ -22,8 +22,8 @@ from share_compute.errors import (
     ShareComputeError,
     UserError,
 )
-from share_compute.jobs.events import Offended
-from share_compute.jobs.states import ContributorState
+from share_compute.lifecycle.attempt_events import Offended
+from share_compute.lifecycle.states import ContributorState
 from share_compute.scopes import Scope
 from share_compute.store import ContributorRecord, Store, keys
 from share_compute.store.contributors import MOST_DEVICES, note_offence

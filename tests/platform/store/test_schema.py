@@ -16,9 +16,9 @@ from share_compute.planning.plan import Plan
 from share_compute.scopes import Scope
 from share_compute.specification import parse_job
 from share_compute.store import Store, migrations, upgrade
-from share_compute.store.database import migration_config
+from share_compute.store.database.database import migration_config
+from share_compute.store.database.tables import Base
 from share_compute.store.secret import digest
-from share_compute.store.tables import Base
 
 
 def test_migrations_make_the_tables_that_the_models_say(database_url: str) -> None:

@@ -8,10 +8,10 @@ from typing import Any
 from tests.platform.store.test_deployments import spec as serve
 from tests.platform.store.test_jobs import contributor, running, spec, step
 
-from share_compute.jobs.events import AttemptEnded, Measured, Planned, Reformed, StageTiming
-from share_compute.jobs.states import ContributorState
+from share_compute.lifecycle.attempt_events import AttemptEnded, Measured, Planned, Reformed, StageTiming
+from share_compute.lifecycle.deployment_states import DeploymentState
+from share_compute.lifecycle.states import ContributorState
 from share_compute.planning.plan import MemberPlan, Plan, StagePlan
-from share_compute.serving.states import DeploymentState
 from share_compute.store import Store
 from share_compute.topology import Device, Link
 

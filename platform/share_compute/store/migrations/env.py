@@ -1,8 +1,8 @@
-"""Run migrations on the connection that `share_compute.store.database` opened."""
+"""Run migrations on the connection that `share_compute.store.database.database` opened."""
 
 from alembic import context
 
-from share_compute.store.tables import Base
+from share_compute.store.database.tables import Base
 
 context.configure(
     connection=context.config.attributes["connection"],

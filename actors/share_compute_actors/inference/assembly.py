@@ -1,0 +1,315 @@
+"""Forms the stages of a deployment, and forms them again when machines are lost, leave or join.
+
+The remaining members continue at once: they load the layers of a lost machine, if they can hold them. Meanwhile members
+start on machines that would improve the plan; they take part once their shards are loaded.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Collection
+from contextlib import suppress
+from typing import Any
+
+from share_compute.errors import (
+    ContributorLost,
+    PlanInfeasible,
+    ShareComputeError,
+    StaleEpoch,
+    Unavailable,
+    UserError,
+)
+from share_compute.inference.placement import Placement, limits_of
+from share_compute.inference.scheduler.engine_steps import Turn
+from share_compute.lifecycle.deployment_states import DeploymentState
+from share_compute.protocol.roster import Worker
+from share_compute.quantities import listed
+from share_compute.topology import Topology
+from share_compute_actors.group.backoff import Backoff
+from share_compute_actors.group.channels import open_channels
+from share_compute_actors.group.exceptions import MembersLost
+from share_compute_actors.inference.messages import Row
+from share_compute_actors.inference.planner import Planner
+from share_compute_actors.inference.scheduler_service import SchedulerService
+from share_compute_actors.inference.serving_group import ServingGroup
+from share_compute_actors.inference.status_recorder import StatusRecorder
+
+_LEFT = 0.8
+"""Factor on a machine's KV capacity each time its memory did not suffice."""
+_PAUSE_S = 2.0
+_LONGEST_PAUSE_S = 300.0
+"""First and longest backoff of a machine after its member was lost, in seconds."""
+_LASTING_S = 300.0
+"""Time since a member first computed, in seconds, after which its loss begins with the first backoff again."""
+_PATIENCE_S = 120.0
+"""Longest wait of sequences for machines that can continue them, in seconds."""
+_MOST_IN_VAIN = 5
+"""Number of failed attempts in a row to form stages, though no member was lost, after which their members are
+removed."""
+_log = logging.getLogger(__name__)
+
+
+class Assembly:
+    """Plans and forms the stages of one replica.
+
+    Args:
+        planner: finds the best placement.
+        group: members, and the machines on which they may run.
+        service: the scheduler service, which gets the limits of each epoch.
+        status: status of the deployment.
+    """
+
+    def __init__(
+        self, planner: Planner, group: ServingGroup, service: SchedulerService, status: StatusRecorder
+    ) -> None:
+        self._planner = planner
+        self._group = group
+        self._offered = group.topology
+        self._service = service
+        self._status = status
+        self.epoch = 0
+        self.placement: Placement | None = None
+        """The placement that computes now; None if none does."""
+        self._target: Placement | None = None
+        """The placement that replaces it as soon as its machines are ready; None if none is planned."""
+        self._tried: frozenset[Worker] = frozenset()
+        """Set of members with which `_go_on` was tried last; it is not repeated with the same set."""
+        self._room_left: dict[Worker, float] = {}
+        self._backoff = Backoff(_PAUSE_S, _LONGEST_PAUSE_S, _LASTING_S)
+        self._paused: frozenset[Worker] = frozenset()
+        """Machines in their backoff when it was last decided whether to plan."""
+        self._is_to_plan = True
+        self._in_vain = 0
+        self._was_ready = False
+        self._lacking: str | None = None
+        """Reason why the machines cannot hold the model together; None if none is known."""
+        self._waits_since_s: float | None = None
+
+    def close(self) -> None:
+        """End all members, and stop planning."""
+        self._planner.close()
+        self._group.dismiss()
+
+    # -- from the server ---------------------------------------------------------------------------------------------
+
+    def name(self, worker: Worker) -> str:
+        """Return the name of a machine."""
+        return self._group.name(worker)
+
+    def send(self, turns: list[Turn]) -> None:
+        """Send engine steps to all stages."""
+        assert self.placement is not None
+        self._group.send(turns, self.placement.workers)
+
+    def offer(self, topology: Topology) -> None:
+        """Replace the machines that may be used."""
+        self._offered = topology
+        self._group.offer(topology)
+        self._is_to_plan = True
+
+    def shrink(self, worker: Worker) -> None:
+        """Reduce the KV capacity of a machine whose memory did not suffice."""
+        self._room_left[worker] = _LEFT * self._room_left.get(worker, 1.0)
+
+    def is_from(self, worker: Any, key: Any) -> bool:
+        """Whether a key is the one issued to this member."""
+        return self._group.is_from(worker, key)
+
+    def accuse(self, worker: Worker, failure: ShareComputeError) -> None:
+        """Count a member as lost, because it sent something that it should not have."""
+        self._group.detector.accuse(worker, failure)
+
+    def expel(self, worker: Worker) -> None:
+        """Remove a member that sent an impossible tensor; its machine gets a backoff, as after a loss."""
+        self._group.remove([worker])
+        self._lose([worker])
+
+    def check_soon(self) -> None:
+        """Check at once whether all members are alive, because something went wrong between them."""
+        self._group.detector.shorten_limit()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no member computes, by their last heartbeats."""
+        return not any(heartbeat.is_computing for heartbeat in self._group.detector.heartbeats.values())
+
+    def break_up(self, why: str, lost: tuple[str, ...] = ()) -> None:
+        """Stop the current stages, whose pending work is lost; ``lost`` has the names of lost machines."""
+        if self.placement is not None:
+            self.placement, self._tried = None, frozenset()
+            self._status.lost(why, lost)
+            self._status.set_state(DeploymentState.degraded, f"{why}; requests wait until others go on")
+
+    # -- the loop ----------------------------------------------------------------------------------------------------
+
+    def watch(self) -> None:
+        """Check members and machines, and form stages where that is due.
+
+        Raises:
+            Cancelled: all work is to end.
+            UserError: the model cannot be served.
+        """
+        self._lose(self._group.check_members())
+        self._take_in()
+        if self.placement is None:
+            self._go_on()
+        self._plan()
+        if self._target is not None and self._group.workers.issuperset(self._target.workers):
+            self._form(self._target)
+        self._tidy()
+        self._bound_wait()
+        self._status.observe(self._group.workers, self._group.expected, self._group.detector.heartbeats)
+
+    def _lose(self, workers: Collection[Worker]) -> None:
+        if not workers:
+            return
+        lost = tuple(sorted(self.name(worker) for worker in workers))
+        names = listed(lost)
+        _log.warning("lost %s", names)
+        for worker in workers:
+            if fault := self._group.detector.take_fault(worker):
+                _log.warning("%s", fault)
+            self._backoff.lost(worker)
+        if self.placement is not None and not set(self.placement.workers).isdisjoint(workers):
+            self.break_up(f"lost {names}", lost)
+        self._is_to_plan = True
+
+    def _take_in(self) -> None:
+        for worker, failure in self._group.take_in().items():
+            _log.warning("%s does not serve: %s", self.name(worker), failure.message)
+            if isinstance(failure, UserError):
+                raise failure
+            self._lacking = f"{self.name(worker)}: {failure.message}"
+            self._backoff.lost(worker)
+            self._is_to_plan = True
+
+    def _go_on(self) -> None:
+        """Form stages from the present members, if they can hold the model."""
+        there = self._group.workers
+        if not there or there == self._tried or not self._was_ready:
+            return
+        self._tried = there
+        with suppress(PlanInfeasible):
+            self._form(self._planner.at_once(self._among(there), self.epoch + 1))
+
+    def _plan(self) -> None:
+        """Plan with all machines in the background, and start members for the result."""
+        paused = self._backoff.paused
+        self._is_to_plan |= paused != self._paused
+        self._paused = paused
+        if self._is_to_plan and not self._planner.is_busy:
+            self._is_to_plan = False
+            usable = {machine.id for machine in self._offered.contributors} - paused
+            machines = self._among(usable | self._group.workers)
+            self._planner.begin(machines, self.epoch + 1, is_first=not self._was_ready)
+        try:
+            wanted = self._planner.answer()
+        except PlanInfeasible as lacking:
+            if not paused or self._lacking is None:  # otherwise the reason is already known
+                self._lacking = f"{lacking.message}: {lacking.hint}"
+            self._aim(None)
+        else:
+            if wanted is not None:
+                self._lacking = None
+                self._aim(wanted)
+
+    def _among(self, workers: Collection[Worker]) -> Topology:
+        machines = tuple(machine for machine in self._offered.contributors if machine.id in workers)
+        return Topology(machines, self._offered.links)
+
+    def _aim(self, wanted: Placement | None) -> None:
+        offered = {machine.id for machine in self._offered.contributors}
+        if wanted is not None and not self._planner.is_better(wanted, self.placement, offered):
+            wanted = None
+        self._target = wanted
+        self._group.invite(wanted)
+        if self.placement is not None:
+            return
+        if wanted is not None:
+            coming = listed(sorted(map(self.name, self._group.expected)))
+            loading = f"{coming} load what they are to hold" if coming else "stages are formed"
+            self._status.set_state(DeploymentState.loading, loading)
+        else:
+            state = DeploymentState.degraded if self._was_ready else DeploymentState.pending
+            self._status.set_state(state, f"waiting for machines: {self._lacking}")
+
+    def _form(self, placement: Placement) -> None:
+        """Form the stages of a placement, and let them compute from now on."""
+        self.placement = None
+        self.epoch += 1
+        self._group.halt(self.epoch)
+        workers = placement.workers
+        try:
+            self._group.load(placement)
+            limits = limits_of(
+                self._planner.spec,
+                placement,
+                {worker: self._group.held[worker].holding for worker in workers},
+                self._planner.window_tokens,
+                self._room_left,
+                embeds=self._planner.embeds,
+            )
+            if len(workers) > 1:
+                open_channels(self._group, self.epoch, workers, self._planner.channel, _log.info)
+            self._group.begin(Row(self.epoch, workers, tuple(map(self.name, workers))))
+        except MembersLost as loss:
+            self._failed(loss.workers)
+        except (ContributorLost, StaleEpoch) as failure:
+            _log.warning("these stages could not be linked: %s", failure.message)
+            self._in_vain += 1
+            self._tried = frozenset()
+            if self._in_vain >= _MOST_IN_VAIN:
+                self._in_vain = 0
+                self._failed(workers)
+        except UserError:
+            raise
+        except ShareComputeError as failure:
+            _log.warning("these stages cannot be formed: %s", failure.message)
+            self._give_up(workers, failure)
+        else:
+            self._service.reform(self.epoch, limits)
+            self._formed(placement.at(self.epoch))
+
+    def _give_up(self, workers: Collection[Worker], failure: ShareComputeError) -> None:
+        """Remove the machine that the error names, or all machines if it names none."""
+        self._lacking = failure.message
+        self._failed([worker for worker in workers if self.name(worker) == failure.machine] or workers)
+
+    def _failed(self, workers: Collection[Worker]) -> None:
+        """Remove members that were lost or proved unusable."""
+        self._target = None
+        self._group.remove(workers)
+        self._lose(workers)
+
+    def _formed(self, placement: Placement) -> None:
+        self.placement = placement
+        if self._target is not None and self._target.shards == placement.shards:
+            self._target = None
+        self._backoff.joined(placement.workers)
+        self._was_ready, self._in_vain, self._waits_since_s = True, 0, None
+        self._service.open()
+        self._status.formed(self.epoch, placement)
+        self._status.set_state(DeploymentState.ready, placement.sentence)
+
+    def _tidy(self) -> None:
+        """End members that are in neither the current nor the next placement."""
+        if self.placement is None or self._is_to_plan or self._planner.is_busy:
+            return
+        target = () if self._target is None else self._target.workers
+        self._group.remove(self._group.workers.difference(self.placement.workers, target))
+
+    def _bound_wait(self) -> None:
+        """Fail sequences that have waited too long for machines."""
+        if self.placement is not None or self._target is not None or self._lacking is None:
+            self._waits_since_s = None
+            return
+        now_s = time.monotonic()
+        self._waits_since_s = self._waits_since_s or now_s
+        if now_s - self._waits_since_s > _PATIENCE_S and self._service.is_open:
+            self._service.close(
+                Unavailable(
+                    f"{self._planner.spec.name} lacks machines: {self._lacking}",
+                    hint="try again when more machines are there",
+                )
+            )

@@ -1,0 +1,63 @@
+"""Starts a replica: opens the weights, profiles the model, and creates the objects that serve it."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from typing import Any
+
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from share_compute_actors.group.answering import ask_shard_store
+from share_compute_actors.group.exceptions import Cancelled
+from share_compute_actors.inference.assembly import Assembly
+from share_compute_actors.inference.assignment import ServingAssignment
+from share_compute_actors.inference.deployment import Deployment, Heard
+from share_compute_actors.inference.planner import Planner
+from share_compute_actors.inference.scheduler_service import SchedulerService
+from share_compute_actors.inference.serving_group import ServingGroup
+from share_compute_actors.inference.status_recorder import StatusRecorder
+from share_compute_actors.inference.weights import SERVED, ServedModel, ServedWeights
+
+_POLL_S = 0.2
+
+
+def begin(
+    assignment: ServingAssignment,
+    service: SchedulerService,
+    status: StatusRecorder,
+    inbox: queue.SimpleQueue[Heard],
+    stopped: threading.Event,
+) -> Deployment:
+    """Return the main loop of a replica; called on the server's actor.
+
+    Args:
+        assignment: the deployment, and the machines that it may use.
+        service: the scheduler service with the sequences.
+        status: status of the deployment.
+        inbox: queue of messages from members and the control plane.
+        stopped: set when all work is to end.
+
+    Raises:
+        Cancelled: the replica was stopped meanwhile.
+        UserError: there is no model in the folder, or none that can be served.
+    """
+    embeds = assignment.pooling is not None
+    me = ray.get_runtime_context()
+    here = NodeAffinitySchedulingStrategy(me.get_node_id(), soft=False)
+    weights = ServedWeights.options(  # type: ignore[attr-defined]
+        scheduling_strategy=here, max_restarts=-1, max_task_retries=-1
+    ).remote(assignment.folder, assignment.spec.dtype, embeds=embeds)
+    model = _prepared(weights, stopped)
+    group = ServingGroup(assignment, model, weights, me.current_actor, stopped)
+    planner = Planner(assignment.spec, model.profile, assignment.window_tokens, embeds=embeds)
+    return Deployment(Assembly(planner, group, service, status), service, status, inbox, stopped)
+
+
+def _prepared(weights: Any, stopped: threading.Event) -> ServedModel:
+    asked = weights.prepare.remote()
+    while not ray.wait([asked], timeout=_POLL_S)[0]:
+        if stopped.is_set():
+            raise Cancelled
+    return ask_shard_store(SERVED, asked)

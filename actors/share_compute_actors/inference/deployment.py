@@ -1,0 +1,194 @@
+"""Main loop of one replica: sends engine steps, takes in their results, and changes stages when necessary.
+
+One thread runs the loop. Other threads submit sequences through the `SchedulerService`, even while there are no stages.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from contextlib import closing
+from typing import Any, TypeAlias
+
+from share_compute.errors import (
+    ContributorLost,
+    OutOfMemory,
+    ShareComputeError,
+    StaleEpoch,
+    UserError,
+    VerificationFailed,
+    WrongTensor,
+)
+from share_compute.inference.scheduler.engine_steps import Turn, TurnResult
+from share_compute.protocol.roster import Worker
+from share_compute.topology import Topology
+from share_compute_actors.inference.assembly import Assembly
+from share_compute_actors.inference.messages import Trouble, unpack_to_server
+from share_compute_actors.inference.scheduler_service import SchedulerService
+from share_compute_actors.inference.status_recorder import StatusRecorder
+from share_compute_actors.wire import Undeclared, undeclared
+
+_POLL_S = 0.05
+"""Longest wait for a message before the next check of the members, in seconds."""
+_WATCH_S = 0.02
+"""Shortest time between two checks of the members while messages arrive, in seconds."""
+_STANDSTILL_S = 10.0
+"""Longest time without a result while engine steps are in flight and no member computes, in seconds."""
+_MOST_TROUBLES = 3
+"""Number of troubles in a row, without a token in between, after which the affected sequences are given up."""
+_log = logging.getLogger(__name__)
+
+Heard: TypeAlias = tuple[Any, Any, Any] | Topology | None
+"""An item of the inbox. A tuple is an unchecked message: its claimed sender, the key that it shows, and its content. A
+topology has the machines that may be used from now on. None means that there may be engine steps to send."""
+
+
+class Deployment:
+    """Runs one replica.
+
+    Args:
+        assembly: plans and forms the stages.
+        service: the scheduler service with the sequences.
+        status: status of the deployment.
+        inbox: queue of messages.
+        stopped: set when all work is to end.
+    """
+
+    def __init__(
+        self,
+        assembly: Assembly,
+        service: SchedulerService,
+        status: StatusRecorder,
+        inbox: queue.SimpleQueue[Heard],
+        stopped: threading.Event,
+    ) -> None:
+        self._assembly = assembly
+        self._service = service
+        self._status = status
+        self._inbox = inbox
+        self._stopped = stopped
+        self._sent: dict[int, Turn] = {}
+        """Engine steps of this epoch whose results have not arrived, by id."""
+        self._epoch = 0
+        """Epoch of the engine steps in `_sent`."""
+        self._watched_s = 0.0
+        """Time of the last check of the members."""
+        self._moved_s = 0.0
+        """Last time at which nothing was pending, a member computed, or a result arrived."""
+        self._troubles = 0
+        """Number of troubles in a row, without a token in between."""
+
+    def run(self) -> None:
+        """Serve until the replica is stopped; then end the members.
+
+        Raises:
+            Cancelled: the replica was stopped while stages were formed.
+            ShareComputeError: the model can never be served.
+        """
+        with closing(self._assembly):
+            while not self._stopped.is_set():
+                self._hear()
+                self._send()
+                if time.monotonic() - self._watched_s > _WATCH_S or self._assembly.placement is None:
+                    self._watched_s = time.monotonic()
+                    self._assembly.watch()
+                    self._send()
+                    self._notice_standstill()
+
+    def _send(self) -> None:
+        assembly = self._assembly
+        if assembly.placement is None:
+            return
+        if assembly.epoch != self._epoch:
+            self._epoch, self._moved_s = assembly.epoch, time.monotonic()
+            self._sent.clear()
+        turns = self._service.next_turns()
+        if turns:
+            self._sent.update((turn.id, turn) for turn in turns)
+            assembly.send(turns)
+
+    def _notice_standstill(self) -> None:
+        """Break up the stages if results are due but no member computes: then a link is unresponsive."""
+        if not self._sent or self._assembly.placement is None or not self._assembly.is_idle:
+            self._moved_s = time.monotonic()
+        elif time.monotonic() - self._moved_s > _STANDSTILL_S:
+            _log.warning("nothing is computed of %d turns", len(self._sent))
+            self._assembly.break_up("nothing was computed of what was sent")
+
+    def _hear(self) -> None:
+        """Wait for a message, and take in all that have arrived."""
+        try:
+            heard = self._inbox.get(timeout=_POLL_S)
+            while True:
+                self._take(heard)
+                heard = self._inbox.get_nowait()
+        except queue.Empty:
+            return
+
+    def _take(self, heard: Heard) -> None:
+        if isinstance(heard, Topology):
+            self._assembly.offer(heard)
+        elif heard is not None:
+            self._open(*heard)
+
+    def _open(self, worker: Any, key: Any, messages: Any) -> None:
+        """Take in messages in the name of a member; a member that sends an undeclared message counts as lost."""
+        if not self._assembly.is_from(worker, key) or not isinstance(messages, list):
+            return
+        name = self._assembly.name(worker)
+        for data in messages:
+            try:
+                message = unpack_to_server(data, name)
+            except Undeclared as failure:
+                self._assembly.accuse(worker, failure)
+                return
+            if message.epoch != self._assembly.epoch or self._assembly.placement is None:
+                continue
+            if isinstance(message, TurnResult):
+                if worker != self._assembly.placement.workers[-1]:
+                    self._assembly.accuse(worker, undeclared(name, "tokens, though others draw them"))
+                    return
+                self._complete(message)
+            else:
+                self._trouble(worker, message)
+
+    def _complete(self, result: TurnResult) -> None:
+        try:
+            self._service.completed(result)
+        except VerificationFailed as failure:
+            self._again(failure)
+            return
+        self._sent.pop(result.turn, None)
+        self._moved_s = time.monotonic()
+        if result.sampled:
+            self._troubles = 0
+            self._status.sampled()
+
+    def _trouble(self, worker: Worker, trouble: Trouble) -> None:
+        """Handle a member's trouble: decide whether its machine, a sequence or the whole epoch is affected."""
+        failure = trouble.failure
+        _log.warning("%s cannot go on: %s", self._assembly.name(worker), failure.message)
+        self._troubles += 1
+        if isinstance(failure, OutOfMemory):
+            self._assembly.shrink(worker)
+        elif isinstance(failure, (StaleEpoch, ContributorLost)):
+            self._assembly.check_soon()
+        elif isinstance(failure, WrongTensor):
+            self._assembly.expel(failure.worker)
+        elif isinstance(failure, UserError) or self._troubles >= _MOST_TROUBLES:
+            self._give_up(trouble.turn, failure)
+        self._again(failure)
+
+    def _give_up(self, turn_id: int | None, failure: ShareComputeError) -> None:
+        """Fail the sequence that the error names, or those that the engine step opened, or all sequences in it."""
+        turn = self._sent.get(-1 if turn_id is None else turn_id)
+        if turn is not None:
+            named = [failure.details["sequence"]] if "sequence" in failure.details else []
+            begun = [opening.sequence for opening in turn.opens]
+            self._service.fail(named or begun or [chunk.sequence for chunk in turn.chunks], failure)
+            self._troubles = 0
+
+    def _again(self, failure: ShareComputeError) -> None:
+        self._assembly.break_up(failure.message)

@@ -1,0 +1,121 @@
+"""Builds a serving shard and fills it; parts that the machine already holds are reused unchanged."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import ray
+import torch
+import xxhash
+from platformdirs import user_cache_path
+from torch import Tensor
+
+from share_compute.inference.runtime.encoder_stage import EncoderStage
+from share_compute.inference.runtime.quantization import SCALE, is_quantized
+from share_compute.inference.runtime.stage import ServingStage
+from share_compute.inference.runtime.turn_stage import TurnStage
+from share_compute.shard import Shard
+from share_compute_actors.group.allocator import passing_through
+from share_compute_actors.group.fetching import Givers, fill, fits
+from share_compute_actors.inference.messages import ServingSetup
+from share_compute_actors.machine.device import measured_device
+from share_compute_actors.messages import Sources, server_source
+
+
+def build_shard(
+    setup: ServingSetup, weights: Any, shard: Shard, before: TurnStage | None
+) -> tuple[TurnStage, dict[str, Tensor]]:
+    """Return a shard's module, and its unfilled tensors by stored name; call it on the thread that will compute.
+
+    Args:
+        setup: parameters of the member.
+        weights: the actor that gives weights.
+        shard: layers of the model.
+        before: the machine's current module, unusable afterwards; None if there is none.
+
+    Raises:
+        ContributorLost: this process sees another GPU than the one that was measured.
+        PlanInfeasible: the shard does not fit into this machine's memory.
+        UserError: the model cannot be served.
+    """
+    torch.set_num_threads(setup.threads)
+    with fits(shard, setup.name):
+        stage = _stage(setup, weights, shard)
+        return stage, stage.tensors() if before is None else stage.take_over(before)
+
+
+def _stage(setup: ServingSetup, weights: Any, shard: Shard) -> TurnStage:
+    config, device = setup.blueprint.config or {}, measured_device(setup.device, setup.gpu)
+    quantizes = setup.dtype == "int8"
+    dtype: torch.dtype = torch.float32 if quantizes else getattr(torch, setup.dtype)
+    if setup.pooling is not None:
+        return EncoderStage(
+            config, shard, device, dtype, window_tokens=setup.window_tokens, pooling=setup.pooling
+        )
+    tokenizer = _tokenizer(weights) if shard.is_last else None
+    return ServingStage(
+        config,
+        shard,
+        device,
+        dtype,
+        quantizes=quantizes,
+        window_tokens=setup.window_tokens,
+        tokenizer=tokenizer,
+    )
+
+
+def fill_shard(setup: ServingSetup, weights: Any, stage: TurnStage, missing: dict[str, Tensor]) -> None:
+    """Load the missing tensors.
+
+    Args:
+        setup: parameters of the member.
+        weights: the actor that gives weights.
+        stage: newly built module.
+        missing: tensors to fill, by stored name; emptied, so that packed weights are not in memory twice.
+
+    Raises:
+        ShardStoreLost: the actor that gives weights died.
+        PlanInfeasible: the shard does not fit into this machine's memory.
+        UserError: the weights do not belong to the configuration.
+    """
+    givers = Givers(Sources((server_source(weights),)))
+    groups: dict[tuple[str, torch.dtype], dict[str, Tensor]] = {}
+    for name, tensor in missing.items():
+        groups.setdefault(_asked(name, tensor, stage.dtype), {})[name] = tensor
+    missing.clear()
+    with fits(stage.shard, setup.name), torch.inference_mode(), passing_through():
+        for (method, dtype), tensors in groups.items():
+            fill(tensors, givers, method, dtype)
+
+
+def _asked(name: str, tensor: Tensor, dtype: torch.dtype) -> tuple[str, torch.dtype]:
+    """Return the weights actor's method for a tensor, and the dtype of its answer."""
+    if is_quantized(name):
+        return "int8_weights", torch.int8
+    if name.endswith(SCALE):
+        return "scales", torch.float32
+    return ("weights", dtype) if tensor.dtype == dtype else ("exact_weights", torch.float32)
+
+
+def _tokenizer(weights: Any) -> Path | None:
+    """Return a folder on this machine with the tokenizer's files; None if the model has none.
+
+    The folder is named by a digest of its contents, so that the members of all deployments share it.
+    """
+    files: dict[str, bytes] = ray.get(weights.tokenizer_files.remote())
+    if not files:
+        return None
+    digest = xxhash.xxh3_128()
+    for name, content in sorted(files.items()):
+        digest.update(f"{name}/{len(content)}/".encode())
+        digest.update(content)
+    folder = user_cache_path("share-compute") / "tokenizers" / digest.hexdigest()
+    for name, content in files.items():
+        place = folder / name
+        if not place.exists() or place.stat().st_size != len(content):
+            folder.mkdir(parents=True, exist_ok=True)
+            partial = folder / f".{name}.partial"
+            partial.write_bytes(content)
+            partial.replace(place)
+    return folder

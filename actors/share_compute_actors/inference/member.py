@@ -1,0 +1,163 @@
+"""A member of a deployment: the actor that holds one shard, and the KV caches of sequences, on one contributor."""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import threading
+import time
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+import psutil
+import ray
+
+from share_compute.inference.placement import Holding
+from share_compute.inference.runtime.quantization import is_quantized
+from share_compute.inference.scheduler.engine_steps import Turn
+from share_compute.shard import Shard
+from share_compute_actors.group.allocator import trim
+from share_compute_actors.group.answering import answers
+from share_compute_actors.group.fetching import fits
+from share_compute_actors.group.linked_member import LinkedMember
+from share_compute_actors.inference.loading import build_shard, fill_shard
+from share_compute_actors.inference.messages import (
+    HEARTBEAT,
+    HELD,
+    Heartbeat,
+    Held,
+    Row,
+    ServingSetup,
+    ToServer,
+    pack_to_server,
+)
+from share_compute_actors.inference.step_engine import StepEngine
+from share_compute_actors.machine.stalled import close_stalled_connections
+from share_compute_actors.wire import NOTHING
+
+_log = logging.getLogger(__name__)
+
+
+@ray.remote(num_cpus=0, concurrency_groups={"orders": 1, "turns": 1, "control": 2, "mail": 2, "life": 1})
+class ServingMember(LinkedMember):
+    """Does one machine's work for one deployment, over all its epochs.
+
+    Methods of the group ``orders`` run on the compute thread, one after the other. The other groups answer at any time.
+
+    Args:
+        setup: parameters of this member.
+        server: the actor that leads it.
+        key: secret that the member sends with each message to the server, so that no other member can impersonate it.
+    """
+
+    _setup: ServingSetup
+    _engine: StepEngine
+
+    def __init__(self, setup: ServingSetup, server: Any, key: bytes) -> None:
+        close_stalled_connections()
+        self._setup = setup
+        self._server = server
+        self._key = key
+        self._said: queue.SimpleQueue[ToServer] = queue.SimpleQueue()
+        self._engine = StepEngine(self._said.put)
+        threading.Thread(target=self._tell, name="tell", daemon=True).start()
+
+    def _tell(self) -> None:
+        """Send messages to the server on a separate thread; a call takes as long as many of a token's operations."""
+        try:
+            while True:
+                messages = [pack_to_server(self._said.get())]
+                with suppress(queue.Empty):
+                    while True:
+                        messages.append(pack_to_server(self._said.get_nowait()))
+                self._server.hear.remote(self._setup.worker, self._key, messages)
+        except BaseException:  # noqa: BLE001 - after any error no message of this member arrives
+            _log.exception("%s cannot be heard any more, and ends", self._setup.name)
+            os._exit(1)  # the server, which waits for messages, notices the loss at once
+
+    # -- between epochs ----------------------------------------------------------------------------------------------
+
+    @ray.method(concurrency_group="orders")
+    @answers(HELD)
+    def load(self, weights: Any, shard: Shard, *, keeps_plain: bool, is_awaited: bool) -> Held:
+        """Load a shard; keep the parts that are already here, and drop everything else.
+
+        Args:
+            weights: the actor that gives weights.
+            shard: layers of the model.
+            keeps_plain: whether memory suffices for weights in both forms, plain and packed.
+            is_awaited: whether sequences wait for this member. The shard of a text model is then sealed only after they
+                have continued.
+
+        Raises:
+            PlanInfeasible: the shard does not fit into this machine's memory.
+            UserError: the model cannot be served, or its weights do not belong to its configuration.
+        """
+        return self._engine.order(partial(self._load, weights, shard, keeps_plain, is_awaited))
+
+    def _load(self, weights: Any, shard: Shard, keeps_plain: bool, is_awaited: bool) -> Held:
+        engine, loaded_bytes = self._engine, 0
+        engine.keeps_plain = keeps_plain
+        if engine.stage is not None:
+            engine.stage.clear()
+            if not keeps_plain:  # before anything is loaded, because it frees memory
+                engine.stage.seal(keeps_plain=False)
+        if engine.stage is None or engine.stage.shard != shard:
+            stage, missing = build_shard(self._setup, weights, shard, engine.stage)
+            engine.stage = None  # frees the memory of the parts that are not taken over
+            loaded_bytes = sum(tensor.nbytes for tensor in missing.values())
+            fill_shard(self._setup, weights, stage, missing)
+            engine.stage = stage
+            if not (is_awaited and stage.draws):
+                with fits(shard, self._setup.name):
+                    stage.seal(keeps_plain=keeps_plain)
+                    stage.warm_up()
+        trim()  # otherwise the caches of the previous epoch would count
+        is_elsewhere = self._setup.device != "cpu"
+        resident_bytes = None if is_elsewhere else psutil.Process().memory_info().rss
+        if resident_bytes is not None and keeps_plain and not engine.stage.is_sealed:
+            resident_bytes += sum(
+                tensor.nbytes for name, tensor in engine.stage.tensors().items() if not is_quantized(name)
+            )
+        return Held(loaded_bytes, Holding(engine.stage.bytes_per_token, resident_bytes))
+
+    @ray.method(concurrency_group="orders")
+    @answers(NOTHING)
+    def begin(self, row: Row) -> None:
+        """Start to execute the engine steps of an epoch, with empty KV caches."""
+        self._engine.order(partial(self._engine.begin, row, row.workers.index(self._setup.worker)))
+
+    # -- always answering --------------------------------------------------------------------------------------------
+
+    @ray.method(concurrency_group="turns")
+    def take(self, turns: list[Turn]) -> None:
+        """Queue engine steps, in the order of their ids."""
+        self._engine.put(turns)
+
+    @ray.method(concurrency_group="control")
+    def halt(self, epoch: int) -> None:
+        """Drop the engine steps of earlier epochs, and end waits for them."""
+        self._engine.halt(epoch)
+
+    @ray.method(concurrency_group="control")
+    @answers(HEARTBEAT)
+    def status(self) -> Heartbeat:
+        """Return a heartbeat with this member's activity."""
+        stage = self._engine.stage
+        return Heartbeat(
+            worker=self._setup.worker,
+            epoch=self._engine.epoch,
+            process_id=os.getpid(),
+            is_computing=self._engine.is_computing,
+            computed_s=self._engine.computed_s,
+            at_s=time.monotonic(),
+            resident_bytes=psutil.Process().memory_info().rss,
+            cache_bytes=0 if stage is None else stage.held_tokens * stage.bytes_per_token,
+        )
+
+    @ray.method(concurrency_group="life")
+    def live(self) -> None:
+        """Block until this process ends, so that the caller learns of its end at once."""
+        threading.Event().wait()

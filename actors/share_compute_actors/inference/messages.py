@@ -1,0 +1,137 @@
+"""Messages between the members and the server of a deployment, beside engine steps: declared and frozen."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from share_compute.errors import ShareComputeError
+from share_compute.inference.placement import Holding
+from share_compute.inference.scheduler.engine_steps import TurnResult
+from share_compute.models.blueprint import Blueprint
+from share_compute.models.huggingface.encoder_types import Pooling
+from share_compute.protocol.roster import Worker
+from share_compute.specification import ServedPrecision
+from share_compute.topology import DeviceKind
+from share_compute_actors.wire import Messages, Natural, Raised, Schema, Seconds
+
+
+@dataclass(frozen=True, slots=True)
+class ServingSetup:
+    """The parameters that a member is started with."""
+
+    deployment: str
+    """Id of the deployment and its replica; tensors of others are dropped."""
+    worker: Worker
+    """The member's own name: the contributor that it runs on."""
+    name: str
+    """Name of the member's machine, for display."""
+    address: str
+    """IP address at which the other members reach this member."""
+    blueprint: Blueprint
+    dtype: ServedPrecision
+    """Precision in which the member loads weights and computes."""
+    window_tokens: int
+    """Longest sequence, in tokens."""
+    threads: int
+    device: DeviceKind
+    gpu: str
+    """UUID of the GPU that was measured; empty for a CPU."""
+    pooling: Pooling | None = None
+    """Pooling of token vectors into one vector, if the model is an encoder; otherwise None."""
+
+    @property
+    def scope(self) -> str:
+        """Id that the member's tensors carry."""
+        return self.deployment
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """The members of an epoch, in pipeline order."""
+
+    epoch: int
+    workers: tuple[Worker, ...]
+    names: tuple[str, ...]
+    """Names of the members' machines."""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """The state of a member after it loaded a shard."""
+
+    loaded_bytes: Natural
+    """Bytes of weights that the member had to load."""
+    holding: Holding
+    """Figures for the planner."""
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """A heartbeat of a member."""
+
+    worker: Worker
+    epoch: Natural
+    process_id: Natural
+    """Id of the member's process on its machine."""
+    is_computing: bool
+    """Whether the member computes now, rather than waits for others."""
+    computed_s: Seconds
+    """Total time of computing since the member started."""
+    at_s: Seconds
+    """Time of this heartbeat, by the member's own monotonic clock."""
+    resident_bytes: Natural
+    cache_bytes: Natural
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """A member's report that it cannot continue the engine steps of an epoch."""
+
+    epoch: int
+    failure: ShareComputeError
+    turn: int | None = None
+    """Id of the engine step that failed; None if none was running."""
+
+
+ToServer = TurnResult | Trouble
+
+HELD: Schema[Held] = Schema(Held)
+HEARTBEAT: Schema[Heartbeat] = Schema(Heartbeat)
+
+
+@dataclass(frozen=True, slots=True)
+class _Trouble:
+    """A `Trouble` in the form in which it is sent."""
+
+    epoch: int
+    failure: Raised
+    turn: int | None
+
+
+_TO_SERVER: Messages[TurnResult | _Trouble] = Messages(
+    TurnResult=Schema(TurnResult), Trouble=Schema(_Trouble)
+)
+
+
+def pack_to_server(message: ToServer) -> bytes:
+    """Return a member's message to the server, as bytes."""
+    if isinstance(message, TurnResult):
+        return _TO_SERVER.pack("TurnResult", message)
+    return _TO_SERVER.pack("Trouble", _Trouble(message.epoch, Raised.of(message.failure), message.turn))
+
+
+def unpack_to_server(data: Any, sender: str) -> ToServer:
+    """Return a member's message to the server.
+
+    Args:
+        data: the message as it was received.
+        sender: name of the member's machine.
+
+    Raises:
+        Undeclared: the message is not declared.
+    """
+    message = _TO_SERVER.unpack(data, sender)
+    if isinstance(message, TurnResult):
+        return message
+    return Trouble(message.epoch, message.failure.error(sender), message.turn)

@@ -1,0 +1,136 @@
+"""Scheduler service: a thread-safe interface to the scheduler, with its event queue and its metrics."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+
+from share_compute.errors import ShareComputeError
+from share_compute.inference.scheduler.engine_steps import Turn, TurnResult
+from share_compute.inference.scheduler.events import Failed, SequenceEvent, Stats
+from share_compute.inference.scheduler.figures import Figures, Measured
+from share_compute.inference.scheduler.limits import Limits
+from share_compute.inference.scheduler.options import Generation
+from share_compute.inference.scheduler.scheduler import Scheduler
+from share_compute_actors.group.event_feed import EventFeed
+
+
+class SchedulerService:
+    """All sequences of one replica of a deployment. Sequences are accepted even before there are stages.
+
+    Args:
+        limits: limits of the scheduler until there are stages.
+        wake: called when there may be engine steps to send.
+    """
+
+    def __init__(self, limits: Limits, wake: Callable[[], None]) -> None:
+        self._scheduler = Scheduler(limits)
+        self._wake = wake
+        self._feed: EventFeed[SequenceEvent] = EventFeed()
+        self._lock = threading.Lock()
+        self._figures = Figures()
+        self._closed: ShareComputeError | None = None
+        """Error for new sequences while none are accepted; None while the service is open."""
+
+    # -- clients -----------------------------------------------------------------------------------------------------
+
+    def submit(self, generations: Sequence[Generation]) -> None:
+        """Accept sequences, either all or none of them.
+
+        Raises:
+            TooLong: a prompt leaves no room for a token.
+            Busy: too many sequences wait already.
+            UserError: the sequences cannot be served as they are.
+            Unavailable: no machines can serve them.
+        """
+        now_s = time.monotonic()
+        with self._lock:
+            if self._closed is not None:
+                raise self._closed
+            rate = self._figures.tokens_per_s(now_s)
+            events = self._scheduler.submit(*generations, tokens_per_s=rate)
+            for generation in generations:
+                self._figures.came(generation.sequence, now_s)
+            self._report(events)
+        self._wake()
+
+    def cancel(self, sequences: Iterable[int]) -> None:
+        """End sequences that are no longer wanted."""
+        with self._lock:
+            for sequence in sequences:
+                self._report(self._scheduler.cancel(sequence))
+        self._wake()
+
+    def pull(self, after: int, timeout_s: float) -> list[SequenceEvent]:
+        """Return the events after the first ``after`` ones; wait for more if there are none."""
+        return self._feed.pull(after, timeout_s)
+
+    # -- stages ------------------------------------------------------------------------------------------------------
+
+    def next_turns(self) -> list[Turn]:
+        """Return all engine steps that may be sent now."""
+        with self._lock:
+            turns = self._scheduler.next_turns()
+            for turn in turns:
+                self._figures.sent(len({chunk.sequence for chunk in turn.chunks}))
+            return turns
+
+    def completed(self, result: TurnResult) -> None:
+        """Take in the result of an engine step.
+
+        Raises:
+            VerificationFailed: the result does not fit the sequences that the engine step samples.
+        """
+        with self._lock:
+            self._report(self._scheduler.completed(result))
+
+    def reform(self, epoch: int, limits: Limits) -> None:
+        """Continue with other stages."""
+        with self._lock:
+            self._report(self._scheduler.reform(epoch, limits))
+
+    def drop_cached(self) -> None:
+        """Free the KV caches of ended sequences in the stages."""
+        with self._lock:
+            self._scheduler.drop_cached()
+
+    def fail(self, sequences: Iterable[int], error: ShareComputeError) -> None:
+        """Fail sequences with an error; tokens that were emitted stay valid."""
+        with self._lock:
+            for sequence in sequences:
+                if self._scheduler.cancel(sequence):
+                    self._report([Failed(sequence, error)])
+
+    def close(self, error: ShareComputeError) -> None:
+        """Fail all sequences, and accept none until `open`."""
+        with self._lock:
+            self._closed = error
+            live = self._scheduler.live
+        self.fail(live, error)
+
+    def open(self) -> None:
+        """Accept sequences again."""
+        with self._lock:
+            self._closed = None
+
+    # -- metrics -----------------------------------------------------------------------------------------------------
+
+    @property
+    def is_open(self) -> bool:
+        """Whether sequences are accepted."""
+        return self._closed is None
+
+    def stats(self) -> Stats:
+        """Return the scheduler's current counts."""
+        with self._lock:
+            return self._scheduler.stats()
+
+    def measured(self) -> Measured:
+        """Return the measured latency and throughput of tokens."""
+        with self._lock:
+            return self._figures.measured(time.monotonic())
+
+    def _report(self, events: list[SequenceEvent]) -> None:
+        self._figures.told(events, time.monotonic())
+        self._feed.put(events)

@@ -1,0 +1,124 @@
+"""The server of a deployment: one actor on the head that accepts sequences and returns their events.
+
+The control plane imports this module, so it must not import torch. The main loop is in `deployment`, which does.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import ray
+from pydantic import TypeAdapter
+
+from share_compute.errors import ShareComputeError, Unavailable, as_ours
+from share_compute.inference.placement import limits_before
+from share_compute.inference.scheduler.events import write_events
+from share_compute.inference.scheduler.options import Generation
+from share_compute.lifecycle.deployment_states import DeploymentState
+from share_compute.topology import Topology
+from share_compute_actors.group.exceptions import Cancelled
+from share_compute_actors.inference.assignment import ServingAssignment
+from share_compute_actors.inference.scheduler_service import SchedulerService
+from share_compute_actors.inference.status_recorder import StatusRecorder
+from share_compute_actors.machine.stalled import close_stalled_connections
+from share_compute_actors.unpickling import refuse_pickles
+from share_compute_actors.wire import NOTHING, answers_by
+
+topologies: TypeAdapter[Topology] = TypeAdapter(Topology)
+"""Reads and writes topologies that are offered to a server, as JSON."""
+generations_adapter: TypeAdapter[list[Generation]] = TypeAdapter(list[Generation])
+"""Reads and writes the sequences of a request as JSON."""
+_log = logging.getLogger(__name__)
+
+
+@ray.remote(num_cpus=0, concurrency_groups={"run": 1, "control": 4, "requests": 4, "pull": 2, "mail": 1})
+class DeploymentServer:
+    """Serves one replica of a deployment.
+
+    Sequences can be submitted from the beginning: they wait until there are stages.
+
+    Args:
+        assignment: a `ServingAssignment` as JSON.
+    """
+
+    def __init__(self, assignment: str) -> None:
+        refuse_pickles()
+        close_stalled_connections()
+        self._assignment = ServingAssignment.model_validate_json(assignment)
+        self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._stopped = threading.Event()
+        spec, window = self._assignment.spec, self._assignment.window_tokens
+        embeds = self._assignment.pooling is not None
+        limits = limits_before(spec, window, embeds=embeds)
+        self._service = SchedulerService(limits, lambda: self._inbox.put(None))
+        self._status = StatusRecorder(self._service, window, embeds=embeds)
+
+    @ray.method(concurrency_group="run")
+    def run(self) -> None:
+        """Serve until `stop` is called; the status has the reason for the end."""
+        failure: ShareComputeError | None = None
+        try:
+            from share_compute_actors.inference.beginning import begin  # noqa: PLC0415 - loads torch
+
+            begin(self._assignment, self._service, self._status, self._inbox, self._stopped).run()
+        except Cancelled:
+            pass  # `stop` was called
+        except Exception as ended:  # noqa: BLE001 - the status reports it
+            _log.exception("deployment %s ended", self._assignment.spec.name)
+            failure = as_ours(ended)
+        if failure is None:
+            failure = Unavailable(f"{self._assignment.spec.name} was taken down", hint="choose another model")
+            self._status.set_state(DeploymentState.stopped, "taken down")
+        else:
+            self._status.set_state(DeploymentState.failed, failure.message, failure)
+        self._service.close(failure)
+
+    @ray.method(concurrency_group="requests")
+    @answers_by(NOTHING, as_ours)
+    def submit(self, generations: str) -> None:
+        """Accept sequences, all or none of them: a list of `Generation` as JSON; `pull` returns their events.
+
+        Raises:
+            TooLong: a prompt leaves no room for a token.
+            Busy: too many sequences wait already.
+            UserError: the sequences cannot be served as they are.
+            Unavailable: no machines can serve them.
+        """
+        self._service.submit(generations_adapter.validate_json(generations))
+
+    @ray.method(concurrency_group="requests")
+    def cancel(self, sequences: Sequence[int]) -> None:
+        """End sequences that are no longer wanted."""
+        self._service.cancel(sequences)
+
+    @ray.method(concurrency_group="pull")
+    def pull(self, after: int, timeout_s: float) -> str:
+        """Return the events of all sequences after the first ``after``, by `write_events`; wait for the next if none.
+
+        ``after`` must never decrease: it is the number of events that the single caller has received.
+        """
+        return write_events(self._service.pull(after, timeout_s))
+
+    @ray.method(concurrency_group="mail")
+    def hear(self, worker: str, key: bytes, messages: list[bytes]) -> None:
+        """Queue messages in the name of a member; `Deployment` checks the sender, and reads them."""
+        self._inbox.put((worker, key, messages))
+
+    @ray.method(concurrency_group="control")
+    def offer(self, topology: str) -> None:
+        """Replace the machines that may be used, given as JSON."""
+        self._inbox.put(topologies.validate_json(topology))
+
+    @ray.method(concurrency_group="control")
+    def status(self) -> str:
+        """Return a `ServingStatus` as JSON."""
+        return self._status.read().model_dump_json()
+
+    @ray.method(concurrency_group="control")
+    def stop(self) -> None:
+        """End all members; `run` then returns."""
+        self._stopped.set()

@@ -1,0 +1,196 @@
+"""The members of one deployment, from the server's side."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from share_compute.errors import ShareComputeError, as_ours
+from share_compute.inference.placement import Placement
+from share_compute.inference.scheduler.engine_steps import Turn
+from share_compute.protocol.roster import Worker
+from share_compute.shard import Shard
+from share_compute_actors.group.answering import answered
+from share_compute_actors.group.worker_group import WorkerGroup
+from share_compute_actors.inference.assignment import ServingAssignment
+from share_compute_actors.inference.member import ServingMember
+from share_compute_actors.inference.messages import HEARTBEAT, HELD, Held, Row, ServingSetup
+from share_compute_actors.inference.weights import ServedModel
+from share_compute_actors.wire import NOTHING
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Newcomer:
+    """A member that starts while others serve."""
+
+    actor: Any
+    shard: Shard
+    loaded: Any
+    """The call that loads its shard."""
+
+
+class ServingGroup(WorkerGroup):
+    """The members of a replica, and the machines on which members are starting.
+
+    Args:
+        assignment: the deployment, and the machines on which members may run.
+        model: blueprint and profile of the model's files.
+        weights: the actor that gives weights.
+        server: the actor to which members send messages.
+        cancelled: set when all work is to end.
+    """
+
+    def __init__(
+        self,
+        assignment: ServingAssignment,
+        model: ServedModel,
+        weights: Any,
+        server: Any,
+        cancelled: threading.Event,
+    ) -> None:
+        super().__init__(assignment.topology, cancelled, HEARTBEAT, _log.warning)
+        self._assignment = assignment
+        self._model = model
+        self._weights = weights
+        self._server = server
+        self._lives: dict[Any, Worker] = {}
+        """A call to each member that ends only when the member dies."""
+        self._newcomers: dict[Worker, _Newcomer] = {}
+        self.held: dict[Worker, Held] = {}
+        """State of each member's shard, as the member reported it."""
+        self.detector.are_loading = False
+
+    def cut_off(self, workers: frozenset[Worker]) -> frozenset[Worker]:
+        """Return all of them as lost: the server still has their requests, which continue on other members."""
+        return workers
+
+    # -- joining and leaving -----------------------------------------------------------------------------------------
+
+    def _start(self, worker: Worker) -> Any:
+        machine = self.topology[worker]
+        setup = ServingSetup(
+            deployment=self._assignment.replica_id,
+            worker=worker,
+            name=machine.name,
+            address=machine.address,
+            blueprint=self._model.blueprint,
+            dtype=self._assignment.spec.dtype,
+            window_tokens=self._assignment.window_tokens,
+            threads=machine.cpu_threads,
+            device=machine.device.kind,
+            gpu=machine.device.uuid,
+            pooling=self._assignment.pooling,
+        )
+        here = NodeAffinitySchedulingStrategy(machine.node_id, soft=False)
+        return ServingMember.options(scheduling_strategy=here).remote(  # type: ignore[attr-defined]
+            setup, self._server, self.issue_key(worker)
+        )
+
+    def invite(self, placement: Placement | None) -> None:
+        """Start members on the machines of a placement that have none, and load their shards; does not wait.
+
+        Starting members that are not in this placement, or have another shard there, are killed.
+        """
+        shards = {} if placement is None else placement.shards
+        for worker, newcomer in list(self._newcomers.items()):
+            if shards.get(worker) != newcomer.shard:
+                ray.kill(self._newcomers.pop(worker).actor)
+        for worker in sorted(shards.keys() - self._newcomers.keys() - self._actors.keys()):
+            assert placement is not None
+            actor = self._start(worker)
+            self._newcomers[worker] = _Newcomer(
+                actor, shards[worker], self._load(actor, worker, placement, is_awaited=False)
+            )
+
+    def _load(self, actor: Any, worker: Worker, placement: Placement, *, is_awaited: bool) -> Any:
+        keeps_plain = placement.rooms[worker].holds_weights_twice
+        shard = placement.shards[worker]
+        return actor.load.remote(self._weights, shard, keeps_plain=keeps_plain, is_awaited=is_awaited)
+
+    @property
+    def expected(self) -> frozenset[Worker]:
+        """Machines on which members are starting."""
+        return frozenset(self._newcomers)
+
+    def take_in(self) -> dict[Worker, ShareComputeError]:
+        """Add the starting members that are ready; return those that failed, each with its error."""
+        refused: dict[Worker, ShareComputeError] = {}
+        calls = {newcomer.loaded: worker for worker, newcomer in self._newcomers.items()}
+        for call in ray.wait(list(calls), num_returns=len(calls), timeout=0)[0] if calls else ():
+            worker = calls[call]
+            newcomer = self._newcomers.pop(worker)
+            try:
+                self.held[worker] = answered(HELD, call, self.name(worker))
+            except (RayError, ShareComputeError) as failure:
+                ray.kill(newcomer.actor)
+                refused[worker] = as_ours(failure)
+            else:
+                self._actors[worker] = newcomer.actor
+                self._lives[newcomer.actor.live.remote()] = worker
+        return refused
+
+    def remove(self, workers: Collection[Worker]) -> None:
+        """Remove members from the group and kill their actors."""
+        super().remove(workers)
+        self._lives = {call: worker for call, worker in self._lives.items() if worker not in workers}
+        for worker in workers:
+            self.held.pop(worker, None)
+
+    def dismiss(self) -> None:
+        """Kill all members."""
+        self.invite(None)
+        self.remove(tuple(self._actors))
+
+    def check_members(self) -> frozenset[Worker]:
+        """Remove and return lost members; a dead process is noticed at once, an unresponsive one after a while."""
+        ended = ray.wait(list(self._lives), num_returns=len(self._lives), timeout=0)[0] if self._lives else []
+        dead = frozenset(self._lives[call] for call in ended)
+        self.remove(dead)
+        return dead | super().check_members()
+
+    # -- calls -------------------------------------------------------------------------------------------------------
+
+    def halt(self, epoch: int) -> None:
+        """Make all members drop their work for earlier epochs."""
+        for actor in self._actors.values():
+            actor.halt.remote(epoch)
+
+    def load(self, placement: Placement) -> None:
+        """Have members load their shards; they keep the parts that they already have.
+
+        Raises:
+            MembersLost: members died meanwhile.
+            PlanInfeasible: a shard does not fit after all.
+        """
+        self.detector.are_loading = True
+        try:
+            calls = {
+                worker: self._load(self._actors[worker], worker, placement, is_awaited=True)
+                for worker in placement.workers
+            }
+            self.held.update(self.gather(HELD, calls))
+        finally:
+            self.detector.are_loading = False
+
+    def begin(self, row: Row) -> None:
+        """Have members start the engine steps of an epoch.
+
+        Raises:
+            MembersLost: members died meanwhile.
+        """
+        self.ask(NOTHING, row.workers, "begin", row)
+
+    def send(self, turns: list[Turn], workers: Collection[Worker]) -> None:
+        """Send engine steps to members, without waiting for an answer."""
+        for worker in workers:
+            if worker in self._actors:
+                self._actors[worker].take.remote(turns)

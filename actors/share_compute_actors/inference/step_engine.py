@@ -1,0 +1,237 @@
+"""A member's single compute thread: it executes engine steps in the order of their ids, and calls in between.
+
+Hidden states go from stage to stage. Tokens that the last stage samples go to the first stage, which feeds them back,
+and to the server. All access to weights, KV caches and the channel happens on this thread. Other threads only queue
+engine steps and calls here, and end waits that have become pointless.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from share_compute.errors import ContributorLost, VerificationFailed, WrongTensor
+from share_compute.inference.runtime.stage import input_ids
+from share_compute.inference.runtime.turn_stage import TurnStage
+from share_compute.inference.scheduler.engine_steps import Sampled, Turn, TurnResult
+from share_compute.models.boundary import Expected
+from share_compute.models.numbers import is_finite
+from share_compute_actors.group.allocator import as_reported
+from share_compute_actors.group.compute_thread import ComputeThread, run_order
+from share_compute_actors.inference.messages import Row, ToServer, Trouble
+from share_compute_actors.transport.envelope import Label
+
+_HANDSHAKE_S = 0.5
+"""Time between two handshakes while this member waits, in seconds. A handshake reports the number of tensors sent, so
+that the receiver notices a loss."""
+_MOST_UNREAD = 64
+"""Most engine steps whose tokens the first stage has not read; never more are in flight."""
+
+Tell = Callable[[ToServer], None]
+
+
+class StepEngine(ComputeThread):
+    """Executes engine steps.
+
+    Args:
+        tell: sends a message to the server; called on the compute thread.
+    """
+
+    def __init__(self, tell: Tell) -> None:
+        super().__init__()
+        self._tell = tell
+        self.stage: TurnStage | None = None
+        self.keeps_plain = False
+        """Whether memory suffices for weights in both forms, plain and packed, once the shard is sealed."""
+        self._row: Row | None = None
+        self._place = 0
+        self._turns: deque[Turn] = deque()
+        self._halted = 0
+        """Epochs before this one are over."""
+        self._open: set[int] = set()
+        """Sequences that have a KV slot; at the first stage only."""
+        self._fed_back: dict[int, int] = {}
+        """The last token of each sequence; at the first stage only."""
+        self._unread: deque[tuple[int, tuple[int, ...]]] = deque()
+        """Engine steps whose tokens were not read yet, with the sequences that they sampled; at the first stage
+        only."""
+        self.computed_s = 0.0
+        """Total time of computing, in seconds."""
+        self.is_computing = False
+        self._start()
+
+    # -- from other threads ------------------------------------------------------------------------------------------
+
+    def put(self, turns: list[Turn]) -> None:
+        """Queue engine steps, in the order of their ids."""
+        with self._news:
+            self._turns.extend(turn for turn in turns if turn.epoch >= self._halted)
+            self._news.notify()
+
+    def halt(self, epoch: int) -> None:
+        """Drop the engine steps of earlier epochs, and end waits for them."""
+        with self._news:
+            self._halted = max(self._halted, epoch)
+            channel = self.channel
+            self._turns = deque(turn for turn in self._turns if turn.epoch >= self._halted)
+        if channel is not None and channel.epoch < epoch:
+            channel.interrupt()
+
+    @property
+    def epoch(self) -> int:
+        """The epoch whose engine steps are executed."""
+        row = self._row
+        return 0 if row is None else row.epoch
+
+    # -- orders ------------------------------------------------------------------------------------------------------
+
+    def begin(self, row: Row, place: int) -> None:
+        """Start to execute the engine steps of an epoch, with empty KV caches; call it through `order`."""
+        assert self.stage is not None
+        self.stage.clear()
+        self._open.clear()
+        self._fed_back.clear()
+        self._unread.clear()
+        self._row, self._place = row, place
+        if len(row.workers) == 1:
+            self.open(None)
+
+    # -- the thread --------------------------------------------------------------------------------------------------
+
+    def _loop(self) -> None:
+        with torch.inference_mode():
+            while True:
+                with self._news:
+                    self._news.wait_for(lambda: self._orders or self._turns, _HANDSHAKE_S)
+                    order = self._next_order()
+                    turn = self._turns.popleft() if order is None and self._turns else None
+                if order is not None:
+                    run_order(order)
+                elif turn is not None:
+                    self._execute(turn)
+                elif self.channel is not None:
+                    self.channel.report_sent()
+
+    def _execute(self, turn: Turn) -> None:
+        if self._row is None or turn.epoch != self._row.epoch or turn.epoch < self._halted:
+            return
+        try:
+            self._compute(turn)
+        except Exception as failure:  # noqa: BLE001 - the report goes to the server, which decides
+            self.is_computing = False
+            self._row = None  # the later engine steps of this epoch depend on this one
+            self._tell(Trouble(turn.epoch, as_reported(failure), turn.id))
+
+    def _compute(self, turn: Turn) -> None:
+        assert self.stage is not None
+        assert self._row is not None
+        is_first, is_last = self._place == 0, self._place == len(self._row.workers) - 1
+        if is_first:
+            self._open.difference_update(turn.closes)
+            self._open.update(opening.sequence for opening in turn.opens)
+        inputs = self._inputs(turn, self._row.names)
+        if not self.stage.is_sealed and all(chunk.count == 1 for chunk in turn.chunks):
+            self.stage.seal(keeps_plain=self.keeps_plain)  # all sequences that waited have continued
+        start_s, self.is_computing = time.perf_counter(), True
+        outputs = self.stage.compute(turn, inputs)
+        self.computed_s += time.perf_counter() - start_s
+        self.is_computing = False
+        if is_last:
+            assert isinstance(outputs, tuple)
+            drawn = [outcome for outcome in outputs if isinstance(outcome, Sampled)]
+            tokens = [sampled.token for sampled in drawn]
+            if is_first:
+                self._feed_back([sampled.sequence for sampled in drawn], tokens)
+            elif tokens:
+                self._send(0, Label("serve", turn.id, "token", 0, self._place), torch.tensor(tokens))
+            self._tell(TurnResult(turn.id, turn.epoch, outputs))
+        elif turn.chunks:
+            assert isinstance(outputs, Tensor)
+            self._send(self._place + 1, Label("serve", turn.id, "activation", 0, self._place), outputs)
+        if is_first and not is_last and self.stage.draws:
+            self._expect(turn)
+        if self.channel is not None and turn.id % _MOST_UNREAD == 0:
+            self.channel.forget(turn.id - _MOST_UNREAD, "serve")
+
+    def _inputs(self, turn: Turn, names: Sequence[str]) -> Tensor:
+        """Return ids ``[tokens]``, or the hidden states of the previous stage, ``[tokens, hidden]``."""
+        if not turn.chunks:
+            return torch.empty(0, dtype=torch.int64)
+        if self._place:
+            before = self._place - 1
+            hidden = self._receive(Label("serve", turn.id, "activation", 0, before), names[before])
+            self._require_fit(turn, hidden, before, names[before])
+            return hidden
+        wanted = {chunk.sequence for chunk in turn.chunks if chunk.tokens is None}
+        while any(not wanted.isdisjoint(sequences) for _, sequences in self._unread):
+            self._read(names[-1])
+        return input_ids(turn, self._fed_back)
+
+    def _require_fit(self, turn: Turn, hidden: Tensor, place: int, source: str) -> None:
+        """Check that hidden states match the model.
+
+        Args:
+            turn: the engine step of the hidden states.
+            hidden: the hidden states.
+            place: index of the stage that sent them.
+            source: name of the sender's machine.
+
+        Raises:
+            WrongTensor: shape or dtype is wrong, which no intact machine sends.
+            VerificationFailed: some numbers are not finite, which the model itself can cause.
+        """
+        assert self.stage is not None
+        assert self._row is not None
+        tokens = sum(chunk.count for chunk in turn.chunks)
+        what = Expected((tokens, self.stage.hidden_size), frozenset({self.stage.dtype})).misfit(hidden)
+        if what is not None:
+            raise WrongTensor.of(source, self._row.workers[place], f"hidden states: {what}")
+        if not is_finite(hidden):
+            raise VerificationFailed(
+                f"hidden states from {source} are not finite",
+                machine=source,
+                hint="serve the model in another precision; if others answer well, check that machine's memory",
+            )
+
+    def _expect(self, turn: Turn) -> None:
+        """Record that the last stage will send the tokens of an engine step; read tokens that it sent long ago."""
+        assert self._row is not None
+        sampling = tuple(chunk.sequence for chunk in turn.chunks if chunk.samples)
+        if sampling:
+            self._unread.append((turn.id, sampling))
+        while len(self._unread) > _MOST_UNREAD:
+            self._read(self._row.names[-1])
+
+    def _read(self, source: str) -> None:
+        """Wait for the tokens of the oldest engine step whose tokens were not read."""
+        assert self._row is not None
+        turn, sequences = self._unread.popleft()
+        label = Label("serve", turn, "token", 0, len(self._row.workers) - 1)
+        self._feed_back(sequences, self._receive(label, source).tolist())
+
+    def _feed_back(self, sequences: Sequence[int], tokens: Sequence[int]) -> None:
+        self._fed_back.update(zip(sequences, tokens, strict=True))
+        # Tokens may arrive for sequences whose KV slots are closed already.
+        self._fed_back = {one: token for one, token in self._fed_back.items() if one in self._open}
+
+    def _send(self, place: int, label: Label, tensor: Tensor) -> None:
+        assert self._row is not None
+        assert self.channel is not None
+        self.channel.send(self._row.workers[place], label, tensor)
+
+    def _receive(self, label: Label, source: str) -> Tensor:
+        """Wait for a tensor, without a time limit.
+
+        Raises:
+            StaleEpoch: the epoch is over, or a tensor was lost in transit.
+        """
+        assert self.channel is not None
+        while True:
+            try:
+                return self.channel.receive(label, source, _HANDSHAKE_S)
+            except ContributorLost:
+                self.channel.report_sent()  # receivers that wait for this member's tensors must notice a loss meanwhile

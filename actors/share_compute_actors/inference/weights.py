@@ -1,0 +1,175 @@
+"""Gives weights to the members of a deployment: an actor on the head, since members may not see the server's disk."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import ray
+import torch
+from torch import Tensor
+
+from share_compute.errors import UserError
+from share_compute.inference.runtime.quantization import (
+    integers_of,
+    require_linear_layers,
+    scale_of,
+    weight_of,
+)
+from share_compute.models.blueprint import Blueprint
+from share_compute.models.configuration import declared_config
+from share_compute.models.factory import dissect
+from share_compute.models.profiles.profile import ModelProfile
+from share_compute.models.storage.weights import WeightFolder
+from share_compute.specification import ModelSpec, ServedPrecision
+from share_compute_actors.group.answering import answers
+from share_compute_actors.messages import Extent, read_extents
+from share_compute_actors.transport.pieces import Piece
+from share_compute_actors.unpickling import refuse_pickles
+from share_compute_actors.wire import Schema
+
+if TYPE_CHECKING:
+    from share_compute.models.huggingface.conversion import PretrainedWeights
+
+_LARGE = frozenset({".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".h5", ".onnx", ".msgpack"})
+"""File name extensions of weights."""
+_MOST_FILE_BYTES = 64 * 2**20
+_ROWS = 1024
+"""Most rows of a matrix that are read at a time to compute their scales."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """The data about a model that the server needs before it plans."""
+
+    blueprint: Blueprint
+    profile: ModelProfile
+
+
+SERVED: Schema[ServedModel] = Schema(ServedModel)
+
+
+@ray.remote(num_cpus=0, concurrency_groups={"weights": 1})
+class ServedWeights:
+    """Reads a model's folder, some rows at a time.
+
+    Args:
+        folder: folder with config.json and safetensors files.
+        dtype: precision in which members load weights.
+        embeds: whether the model is an encoder.
+    """
+
+    def __init__(self, folder: Path, dtype: ServedPrecision, *, embeds: bool = False) -> None:
+        refuse_pickles()
+        self._folder = folder
+        self._embeds = embeds
+        self._quantizes = dtype == "int8"
+        self._dtype: torch.dtype = torch.float32 if self._quantizes else getattr(torch, dtype)
+        self._scales: dict[tuple[str, int], Tensor] = {}
+        """Scales of rows that were sent as integers, by the name of their weight and the first row."""
+        self._opened: PretrainedWeights | None = None
+
+    @ray.method(concurrency_group="weights")
+    @answers(SERVED)
+    def prepare(self) -> ServedModel:
+        """Read the configuration, open the weights, and profile the model.
+
+        Raises:
+            UserError: there is no model in the folder, or none that can be served.
+        """
+        config = self._config()
+        blueprint = Blueprint(config=config)
+        self._weights()
+        if self._embeds:
+            from share_compute.models.huggingface.encoder import profile_encoder  # noqa: PLC0415 - slow to import
+
+            return ServedModel(blueprint, profile_encoder(config))
+        if self._quantizes:
+            from share_compute.models.huggingface.decoder import sketch, tied_names  # noqa: PLC0415 - slow to import
+
+            model = sketch(config)
+            tied = tied_names(model)
+            require_linear_layers(model, {*tied, *tied.values()})
+        return ServedModel(blueprint, dissect(blueprint))
+
+    def _config(self) -> dict[str, Any]:
+        config = declared_config(ModelSpec(path=self._folder))
+        if not isinstance(config.get("model_type"), str):
+            raise UserError(
+                f"{self._folder / 'config.json'} names no model_type",
+                hint="give a folder that save_pretrained wrote",
+            )
+        return config
+
+    def _weights(self) -> PretrainedWeights:
+        """Return the opened folder; opens it again if this process was restarted since `prepare`."""
+        if self._opened is None:
+            from share_compute.models.huggingface.conversion import PretrainedWeights  # noqa: PLC0415 - slow to import
+
+            config, model = self._config(), None
+            if self._embeds:
+                from share_compute.models.huggingface.encoder import encoder_sketch  # noqa: PLC0415
+
+                model = encoder_sketch(config)
+            self._opened = PretrainedWeights(WeightFolder(self._folder), config, model)
+        return self._opened
+
+    @ray.method(concurrency_group="weights")
+    def weights(self, extents: bytes) -> list[Piece]:
+        """Return rows of tensors, in the deployment's dtype."""
+        return [
+            Piece.of_rows(extent.name, self._read(extent).to(self._dtype)) for extent in read_extents(extents)
+        ]
+
+    @ray.method(concurrency_group="weights")
+    def exact_weights(self, extents: bytes) -> list[Piece]:
+        """Return rows of tensors as float32, independent of the deployment's dtype."""
+        return [Piece.of_rows(extent.name, self._read(extent).float()) for extent in read_extents(extents)]
+
+    @ray.method(concurrency_group="weights")
+    def int8_weights(self, extents: bytes) -> list[Piece]:
+        """Return rows of matrices as int8 values."""
+        return [Piece.of_rows(extent.name, self._integers(extent)) for extent in read_extents(extents)]
+
+    @ray.method(concurrency_group="weights")
+    def scales(self, extents: bytes) -> list[Piece]:
+        """Return the float32 factors that turn int8 rows into weights."""
+        return [
+            Piece.of_rows(extent.name, torch.cat(list(self._scales_of(extent))))
+            for extent in read_extents(extents)
+        ]
+
+    def _integers(self, extent: Extent) -> Tensor:
+        name = weight_of(extent.name)
+        rows = self._read(extent._replace(name=name))
+        scale = self._scales[name, extent.start] = scale_of(rows, name)
+        return integers_of(rows, scale)
+
+    def _scales_of(self, extent: Extent) -> Iterator[Tensor]:
+        """Yield the scales of rows in order; unknown scales are computed from the weights, some rows at a time."""
+        name, start, stop = weight_of(extent.name), extent.start, extent.stop
+        assert stop is not None
+        while start < stop:
+            scale = self._scales.get((name, start))
+            if scale is None:
+                scale = scale_of(self._read(Extent(name, start, min(stop, start + _ROWS))), name)
+            yield scale[: stop - start]
+            start += len(scale)
+
+    @ray.method(concurrency_group="weights")
+    def tokenizer_files(self) -> dict[str, bytes]:
+        """Return the small files of the folder by name; empty if none of them belongs to a tokenizer."""
+        files = [file for file in self._folder.iterdir() if _is_small(file)]
+        if not any(file.name.startswith("tokenizer") for file in files):
+            return {}
+        return {file.name: file.read_bytes() for file in files}
+
+    def _read(self, extent: Extent) -> Tensor:
+        return self._weights().read(*extent)
+
+
+def _is_small(file: Path) -> bool:
+    is_shown = file.is_file() and not file.name.startswith(".")
+    return is_shown and file.suffix not in _LARGE and file.stat().st_size <= _MOST_FILE_BYTES

@@ -1,0 +1,269 @@
+"""All backup copies that one member keeps."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+import ray
+import torch
+from ray.exceptions import RayActorError, RayTaskError
+from torch import Tensor
+
+from share_compute.errors import (
+    ContributorLost,
+    NoCopy,
+    ShareComputeError,
+    StaleEpoch,
+    Unavailable,
+    VerificationFailed,
+    as_ours,
+)
+from share_compute.protocol.roster import Worker
+from share_compute.specification import TrainingSpec
+from share_compute_actors.messages import Followed
+from share_compute_actors.training.backups.copying import Copied, Legacy, Outline, ShardRange
+from share_compute_actors.training.backups.followers import Follower
+from share_compute_actors.training.backups.logs import HEAD, Head
+from share_compute_actors.training.backups.room import Room, is_lack_of_room
+from share_compute_actors.transport.envelope import Label
+from share_compute_actors.transport.pieces import Piece
+
+_POLL_S = 0.2
+_OUTLINE_S = 5.0
+
+
+class RemoteOwner:
+    """Calls a primary on another machine, whose shard is copied.
+
+    Args:
+        actor: the primary.
+        keeper: the backup member that makes the copy.
+        stopping: ends waits for the primary.
+    """
+
+    def __init__(self, actor: Any, keeper: Worker, stopping: threading.Event | _Deadline) -> None:
+        self._actor = actor
+        self._keeper = keeper
+        self._stopping = stopping
+
+    def outline(self, shard: ShardRange) -> Outline:
+        """See `Copier.outline`."""
+        outline: Outline = self._ask("outline", shard)
+        return outline
+
+    def copy(self, shard: ShardRange, names: Sequence[str]) -> Copied:
+        """See `Copier.copy`."""
+        copied: Copied = self._ask("set_aside", self._keeper, shard, names)
+        return copied
+
+    def piece(self, ticket: int, name: str, start: int, stop: int) -> Piece:
+        """See `Copier.piece`."""
+        piece: Piece = self._ask("piece_aside", ticket, name, start, stop)
+        return piece
+
+    def _ask(self, method: str, *arguments: Any) -> Any:
+        asked = getattr(self._actor, method).remote(*arguments)
+        while not ray.wait([asked], timeout=_POLL_S)[0]:
+            if self._stopping.is_set():
+                raise StaleEpoch("nobody wants this copy any more", hint="nothing: its owner trains on")
+        try:
+            return ray.get(asked)
+        except RayTaskError as failure:
+            if isinstance(failure.cause, ShareComputeError):
+                raise failure.cause from failure
+            raise
+        except RayActorError as failure:
+            raise ContributorLost(
+                "a machine was lost while its part of the model was copied",
+                hint="resume the job if it does not go on by itself",
+            ) from failure
+
+
+class _Deadline:
+    """Ends a wait after some seconds; has the interface of an event."""
+
+    def __init__(self, seconds: float) -> None:
+        self._until_s = time.monotonic() + seconds
+
+    def is_set(self) -> bool:
+        return time.monotonic() > self._until_s
+
+
+class Copies:
+    """All backup copies that one member keeps.
+
+    All methods except `of`, `catch_up` and `are_whole` belong to the compute thread.
+
+    Args:
+        keeper: this member.
+        training: settings of the training.
+        device: device that computes updates.
+        tell: receives errors, from any thread.
+        room: space for all copies.
+        reach: returns the interface to a primary, from its actor, the keeper, and an event that ends waits.
+    """
+
+    def __init__(
+        self,
+        keeper: Worker,
+        training: TrainingSpec,
+        device: torch.device,
+        tell: Callable[[ShareComputeError], None],
+        room: Room,
+        reach: Callable[[Any, Worker, threading.Event | _Deadline], Any] = RemoteOwner,
+    ) -> None:
+        self._keeper = keeper
+        self._training = training
+        self._device = device
+        self._tell = tell
+        self._room = room
+        self._reach = reach
+        self.former: Legacy | None = None
+        """The runner's state until it adopted another shard; released by `keep`."""
+        self._epoch = 0
+        self._followers: dict[ShardRange, Follower] = {}
+        self._followed: dict[int, Followed] = {}
+        """Primaries, by stage."""
+        self._came: dict[tuple[int, int], set[int]] = {}
+        """Letters that arrived in this epoch, by stage and step."""
+        self._wanted: dict[tuple[int, int], int] = {}
+        """Total number of letters, by stage and step, where it is known."""
+
+    def outlines(self, committed: int, followed: Mapping[int, Followed]) -> dict[ShardRange, Outline]:
+        """Ask primaries for the outlines of shards whose copies can start from local data; not on the compute thread.
+
+        Args:
+            committed: last committed step.
+            followed: primaries of the copies that will be kept, by stage.
+        """
+        legacies = self._legacies(committed, self._followers.values())
+        found: dict[ShardRange, Outline] = {}
+        for one in followed.values():
+            start, stop = one.shard
+            if one.shard in self._followers or not any(
+                each.shard[0] < stop and start < each.shard[1] for each in legacies
+            ):
+                continue
+            with suppress(StaleEpoch, ContributorLost):  # the fetch asks again later, and loads all data
+                owner = self._reach(one.actor, self._keeper, _Deadline(_OUTLINE_S))
+                found[one.shard] = owner.outline(one.shard)
+        return found
+
+    def _legacies(self, committed: int, followers: Iterable[Follower]) -> list[Legacy]:
+        kept = (follower.legacy(committed) for follower in followers)
+        return [one for one in (self.former, *kept) if one is not None and one.step == committed]
+
+    def keep(
+        self,
+        epoch: int,
+        committed: int,
+        followed: Mapping[int, Followed],
+        outlines: Mapping[ShardRange, Outline] | None = None,
+    ) -> None:
+        """Keep exactly these copies from now on.
+
+        Args:
+            epoch: number of the epoch that is about to begin.
+            committed: last committed step; a copy that cannot be brought there is restarted.
+            followed: primaries of the copies, by stage.
+            outlines: outlines of shards whose copies start from local data.
+        """
+        wanted = {one.shard: one.owner for one in followed.values()}
+        owners = {one.shard: one.owner for one in self._followed.values()}
+        kept = {
+            shard: follower
+            for shard, follower in self._followers.items()
+            if shard in wanted
+            and follower.reaches(committed)
+            # The factor of the last gradient comes with the same primary's next gradient; no other machine knows it.
+            and (wanted[shard] == owners[shard] or follower.is_at(committed))
+        }
+        dropped = [self._followers[shard] for shard in self._followers.keys() - kept.keys()]
+        legacies = self._legacies(committed, dropped)
+        outlines = outlines if outlines and self._has_room(outlines.values()) else {}
+        fresh = {
+            shard: Follower(shard, self._training, self._device, partial(self._fail, shard), self._room)
+            for shard in wanted.keys() - kept.keys()
+        }
+        copying = [
+            fresh[shard].inherit(outlines[shard], legacies) for shard in fresh.keys() & outlines.keys()
+        ]
+        for follower in dropped:
+            follower.close(copying)
+        kept |= fresh
+        self.former = None
+        for follower in kept.values():
+            follower.forget_after(committed)  # if a step is restarted, its gradient is sent again
+        self._epoch, self._followers, self._followed = epoch, kept, dict(followed)
+        self._came.clear()
+        self._wanted.clear()
+        for one in followed.values():
+            kept[one.shard].follow((one.owner, one.actor), partial(self._reach, one.actor, self._keeper))
+
+    def _has_room(self, outlines: Iterable[Outline]) -> bool:
+        """Whether there is space for more copies beside the existing ones."""
+        state_tensors = self._training.optimizer.name.state_tensors
+        try:
+            self._room.require(sum(outline.copy_bytes(state_tensors) for outline in outlines))
+        except Unavailable:
+            return False
+        return True
+
+    def of(self, shard: ShardRange) -> Follower | None:
+        """Return the copy of a shard, if one is kept."""
+        return self._followers.get(shard)
+
+    def catch_up(self) -> bool:
+        """Bring all copies forward while steps continue; return whether there is nothing left to wait for."""
+        behind = [one for one in self._followers.values() if not (one.is_spoilt or one.catch_up())]
+        return not behind
+
+    def are_whole(self) -> bool:
+        """Return whether each copy is complete."""
+        return all(one.is_whole for one in self._followers.values())
+
+    def misfit(self, label: Label, tensor: Tensor) -> str | None:
+        """Return the defect of a part of a gradient, for display; None if it has none."""
+        followed = self._followed.get(label.stage)
+        if followed is None or followed.shard not in self._followers:
+            return "nobody keeps a copy of the gradient that it sent"
+        what = self._followers[followed.shard].misfit(label.microbatch, tensor)
+        return None if what is None else f"the gradient that it sent to its buddy: {what}"
+
+    def take(self, label: Label, tensor: Tensor) -> Followed | None:
+        """Take in a part of a gradient; once it is complete, return its primary, which waits for the answer."""
+        followed, key = self._followed[label.stage], (label.stage, label.step)
+        follower = self._followers[followed.shard]
+        try:
+            follower.take(label.step, label.microbatch, tensor)
+        except Unavailable as failure:  # training does not wait for a copy that cannot be stored
+            follower.spoil()
+            self._fail(followed.shard, failure)
+        came = self._came.setdefault(key, set())
+        came.add(label.microbatch)
+        if label.microbatch == HEAD:
+            self._wanted[key] = Head.unpack(tensor).buckets + 1
+        if len(came) != self._wanted.get(key):
+            return None
+        del self._came[key], self._wanted[key]
+        return followed
+
+    def _fail(self, shard: ShardRange, failure: Exception) -> None:
+        lacks_room = is_lack_of_room(failure)
+        if not (lacks_room or isinstance(failure, (ContributorLost, VerificationFailed))):
+            self._tell(as_ours(failure))
+            return
+        owner = next((one.owner for one in self._followed.values() if one.shard == shard), "")
+        room = "make room in this machine's folder for temporary files, and in its memory"
+        self._tell(
+            NoCopy(
+                f"no copy of what another machine holds is kept here for now: {failure}",
+                hint=room if lacks_room else "nothing: another one is begun soon",
+                details={"lacks_room": lacks_room, "epoch": self._epoch, "owner": owner},
+            )
+        )

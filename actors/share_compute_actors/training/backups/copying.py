@@ -1,0 +1,257 @@
+"""The primary's side of a backup copy: a shard is given away piece by piece while it is trained."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+from torch.optim import Optimizer
+
+from share_compute.errors import ShareComputeError, StaleEpoch
+from share_compute.models.profiles.profile import FLOAT_BYTES
+from share_compute.models.stage import Stage
+from share_compute.protocol.roster import Worker
+from share_compute.training.gradients import GradientBuckets
+from share_compute.training.loss_scale import LossScale
+from share_compute.training.optimizers import optimizer_tensors, parameter_of, undecayed_parameters
+from share_compute_actors.transport.pieces import Piece
+
+ShardRange = tuple[int, int]
+"""Layers [start, stop)."""
+_MOST_ASIDE_BYTES = 256 * 2**20
+"""Limit of clones for all backup members together, in bytes. A single tensor may be larger, with its optimizer state;
+it is then the only one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outline:
+    """The contents of a shard, by stored name."""
+
+    sizes: Mapping[str, int]
+    """Size of each parameter and persistent buffer, in bytes."""
+    buckets: tuple[tuple[tuple[str, tuple[int, ...]], ...], ...]
+    """Names and shapes of trained parameters, in the order in which each gradient bucket holds them."""
+    undecayed: frozenset[str]
+    """Parameters without weight decay, unless the job decays all."""
+
+    def copy_bytes(self, state_tensors: int) -> int:
+        """Return the minimum size of a copy in bytes: a snapshot, and the gradient of one step.
+
+        Args:
+            state_tensors: number of tensors of the weights' size in the optimizer's state.
+        """
+        trained = sum(math.prod(shape) for group in self.buckets for _, shape in group)
+        return sum(self.sizes.values()) + FLOAT_BYTES * (state_tensors + 1) * trained
+
+
+class Part(NamedTuple):
+    """One tensor that can be fetched."""
+
+    name: str
+    """Name of a parameter or buffer, or of a tensor of the optimizer's state."""
+    dtype: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Copied:
+    """Clones of some parameters at one moment, ready to be fetched."""
+
+    ticket: int
+    """Number that `Owner.piece` requires."""
+    step: int
+    """Last step whose update the clones have."""
+    loss_scale: LossScale
+    """Loss scale after that step."""
+    parts: tuple[Part, ...]
+
+
+class Held(Protocol):
+    """A shard that a member trains, as its `Runner` has it."""
+
+    stage: Stage
+    optimizer: Optimizer | None
+    parameters: dict[str, Parameter]
+    gradients: GradientBuckets
+    loss_scale: LossScale
+
+
+class Legacy(NamedTuple):
+    """State after one step that is already on this machine, but no longer in use there."""
+
+    shard: ShardRange
+    step: int
+    loss_scale: LossScale
+    """Loss scale after that step."""
+    names: Collection[str]
+    """Names of parameters and buffers."""
+    state: Callable[[str], Mapping[str, Tensor]]
+    """Returns one of them with its optimizer state, by name."""
+
+    @classmethod
+    def of_runner(cls, runner: Held, step: int) -> Legacy:
+        """Return the state of a runner that computes no more steps.
+
+        Args:
+            runner: the runner.
+            step: last step whose update its weights have.
+        """
+        tensors = runner.stage.persistent()
+        known = {} if runner.optimizer is None else optimizer_tensors(runner.optimizer, runner.parameters)
+        slots: dict[str, dict[str, Tensor]] = {}
+        for slot, tensor in known.items():
+            slots.setdefault(parameter_of(slot), {})[slot] = tensor
+        shard = runner.stage.shard
+        return cls(
+            (shard.start, shard.stop),
+            step,
+            runner.loss_scale,
+            tensors.keys(),
+            lambda name: {name: tensors[name], **slots.get(name, {})},
+        )
+
+
+class Owner(Protocol):
+    """The interface of a primary whose shard is copied."""
+
+    def outline(self, shard: ShardRange) -> Outline:
+        """Return the outline of the shard."""
+
+    def copy(self, shard: ShardRange, names: Sequence[str]) -> Copied:
+        """Clone some parameters or buffers, with their optimizer state."""
+
+    def piece(self, ticket: int, name: str, start: int, stop: int) -> Piece:
+        """Return bytes [start, stop) of a cloned tensor."""
+
+
+class Copier:
+    """Copies a runner's shard for backup members; implements `Owner`.
+
+    Args:
+        run: runs a function on the compute thread, between two of its actions, and returns its result.
+        here: returns the runner and the last step whose update its weights have; called inside ``run``.
+    """
+
+    def __init__(
+        self,
+        run: Callable[[Callable[[], Any]], Any],
+        here: Callable[[], tuple[Held | None, int]],
+    ) -> None:
+        self._run = run
+        self._here = here
+        self._ticket = 0
+        """The last ticket that was issued."""
+        self._aside: dict[Worker, tuple[int, dict[str, Tensor]]] = {}
+        """Ticket and cloned tensors, by backup member."""
+        self._versions: dict[str, int] = {}
+        """torch's version counter of each buffer at the time of its copy."""
+
+    def forget(self) -> None:
+        """Drop all clones, because the runner was replaced. Backup members that still fetch them get an error."""
+        self._aside.clear()
+        self._versions.clear()
+
+    def forget_all_but(self, keepers: Collection[Worker]) -> None:
+        """Drop the clones of all other backup members: they no longer fetch them."""
+        for keeper in self._aside.keys() - set(keepers):
+            self._aside.pop(keeper, None)
+
+    def outline(self, shard: ShardRange) -> Outline:
+        """Return the outline of the shard.
+
+        Raises:
+            StaleEpoch: the shard is not here.
+        """
+        outline: Outline = self._run(partial(self._outline, shard))
+        return outline
+
+    def _outline(self, shard: ShardRange) -> Outline:
+        runner, _ = self._at(shard)
+        undecayed = set(undecayed_parameters(runner.stage.module))
+        return Outline(
+            sizes={name: tensor.nbytes for name, tensor in runner.stage.persistent().items()},
+            buckets=runner.gradients.layout,
+            undecayed=frozenset(
+                name for name, parameter in runner.parameters.items() if parameter in undecayed
+            ),
+        )
+
+    def copy(self, shard: ShardRange, names: Sequence[str], keeper: Worker = "") -> Copied:
+        """Clone some parameters or buffers, with their optimizer state.
+
+        Args:
+            shard: layers [start, stop).
+            names: names of parameters or buffers; if empty, the backup member's clones are only dropped.
+            keeper: the backup member that fetches them; its previous clones are dropped.
+
+        Raises:
+            StaleEpoch: the shard is not here, or other backup members use the space for clones.
+        """
+        copied: Copied = self._run(partial(self._copy, shard, names, keeper))
+        return copied
+
+    def _copy(self, shard: ShardRange, names: Sequence[str], keeper: Worker) -> Copied:
+        runner, step = self._at(shard)
+        here = runner.stage.persistent()
+        found = {name: here[name] for name in names}
+        for name in found.keys() - runner.parameters.keys():
+            self._versions.setdefault(name, here[name]._version)  # noqa: SLF001 - torch has no public name for it
+        if runner.optimizer is not None:
+            state = optimizer_tensors(runner.optimizer, runner.parameters)
+            found |= {name: tensor for name, tensor in state.items() if parameter_of(name) in found}
+        others = [tensors for one, (_, tensors) in list(self._aside.items()) if one != keeper]
+        aside = sum(tensor.nbytes for tensors in (*others, found) for tensor in tensors.values())
+        if found and any(others) and aside > _MOST_ASIDE_BYTES:
+            raise StaleEpoch("others fetch from here now", hint="nothing: it is asked for again")
+        self._ticket += 1
+        clones = {name: tensor.detach().to("cpu", copy=True) for name, tensor in found.items()}
+        self._aside.pop(keeper, None)
+        if clones:
+            self._aside[keeper] = self._ticket, clones
+        parts = tuple(
+            Part(name, str(clone.dtype).removeprefix("torch."), tuple(clone.shape))
+            for name, clone in clones.items()
+        )
+        return Copied(self._ticket, step, runner.loss_scale, parts)
+
+    def piece(self, ticket: int, name: str, start: int, stop: int) -> Piece:
+        """Return bytes [start, stop) of a cloned tensor.
+
+        Raises:
+            StaleEpoch: other parameters were cloned since.
+        """
+        clones = dict(list(self._aside.values())).get(ticket)
+        if clones is None:
+            raise StaleEpoch(
+                "other parameters were set aside since", hint="nothing: they are asked for again"
+            )
+        content = clones[name].contiguous().reshape(-1).view(torch.uint8)[start:stop].numpy()
+        return Piece.sealed(name, content)
+
+    def require_still(self) -> None:
+        """Check that no buffer has changed since it was copied, because backup members only receive gradients.
+
+        Raises:
+            ShareComputeError: a buffer has changed.
+        """
+        runner, _ = self._here()
+        assert runner is not None
+        here = runner.stage.persistent() if self._versions else {}
+        for name, version in self._versions.items():
+            if name in here and here[name]._version != version:  # noqa: SLF001
+                raise ShareComputeError(
+                    f"{name} changes while the model is trained, and is no parameter: no other machine can follow it",
+                    hint="set parallelism.buddies to false",
+                )
+
+    def _at(self, shard: ShardRange) -> tuple[Held, int]:
+        runner, step = self._here()
+        if runner is None or (runner.stage.shard.start, runner.stage.shard.stop) != shard:
+            raise StaleEpoch("the shard is not here any more", hint="nothing: another copy is made")
+        return runner, step

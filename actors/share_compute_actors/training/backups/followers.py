@@ -1,0 +1,481 @@
+"""Backup copies of other members' shards, which can be brought to the last committed step when their primary is lost.
+
+A copy consists of a snapshot on disk and the reduced gradients of the steps since. The snapshot is fetched from the
+primary, parameter by parameter, while the primary continues to train. Each parameter records the step whose update its
+snapshot has, and is brought forward separately. The job's optimizer replays the same numbers, so the bits are the same.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from share_compute.errors import ContributorLost, StaleEpoch, Unavailable, VerificationFailed
+from share_compute.models.boundary import Expected
+from share_compute.models.storage.weights import batches
+from share_compute.specification import TrainingSpec
+from share_compute.training.loss_scale import SKIPPED, LossScale
+from share_compute.training.optimizers import (
+    build_optimizer,
+    learning_rates,
+    optimizer_tensors,
+    parameter_of,
+    restore_optimizer,
+)
+from share_compute_actors.training.backups.copying import Legacy, Outline, Owner, Part, ShardRange
+from share_compute_actors.training.backups.logs import HEAD, HEAD_SHAPE, Log
+from share_compute_actors.training.backups.room import Room, is_lack_of_room
+from share_compute_actors.training.backups.tensor_file import TensorFile
+from share_compute_actors.transport.pieces import TRIES, whole
+
+_BATCH_BYTES = 64 * 2**20
+"""Weights that the primary copies at a time, in bytes; the optimizer's state of these comes on top."""
+_PIECE_BYTES = 2 * 2**20
+_MOST_STEPS = 16
+_MOST_SNAPSHOTS = 2
+"""Limits for pending gradients: number of steps, and size as a multiple of the snapshot. Beyond either one the snapshot
+is brought forward."""
+_TRAINED = frozenset({torch.float32})
+"""Dtypes of gradients."""
+_AGAIN_S = 0.5
+"""Wait before asking again a primary that does not have the shard, in seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Trained:
+    """The position of a parameter's gradient in its bucket."""
+
+    bucket: int
+    start: int
+    stop: int
+    shape: tuple[int, ...]
+
+
+class Follower:
+    """A backup copy of one shard.
+
+    `take` and `reaches` belong to one thread. Long operations run on the copy's own thread, which has a low priority.
+
+    Args:
+        shard: layers [start, stop).
+        training: settings of the training.
+        device: device that computes updates; they match the primary's bits if the primary's device is of the same kind.
+        fail: receives an error on the copy's own thread; the copy is unusable then.
+        room: space for the copy.
+    """
+
+    def __init__(
+        self,
+        shard: ShardRange,
+        training: TrainingSpec,
+        device: torch.device,
+        fail: Callable[[Exception], None],
+        room: Room,
+    ) -> None:
+        self.shard = shard
+        self._room = room
+        self._training = training
+        self._device = device
+        self._fail = fail
+        self._learning_rate = learning_rates(training)
+        self._outline: Outline | None = None
+        self._trained: dict[str, _Trained] = {}
+        self._snapshot = TensorFile(room)
+        self._have: dict[str, int] = {}
+        """Step whose update the snapshot of a tensor has, by name. For a tensor that is not trained: step of the
+        copy."""
+        self._logs: dict[int, Log] = {}
+        self._scales: dict[int, float] = {}
+        """Gradient factors of committed steps, as far as the primary has reported them."""
+        self._loss_scales: dict[int, LossScale] = {}
+        """Loss scale after some steps, by step."""
+        self._lock = threading.Lock()
+        self._stopping = threading.Event()
+        """Ends the fetch that is running."""
+        self._owner: object = None
+        self._fetching: Future[None] | None = None
+        self._compacting: Future[None] | None = None
+        self._catching_up: Future[None] | None = None
+        self._own = ThreadPoolExecutor(1, "copy", _be_modest)
+        self._is_fetched = False
+        self.is_spoilt = False
+        """Whether some data is lost, or there is no space for it."""
+        self._is_forgotten = False
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the snapshot is complete and usable."""
+        return self._is_fetched and not self.is_spoilt
+
+    def catch_up(self) -> bool:
+        """Start to apply the pending gradients once the snapshot is complete; return whether that is done.
+
+        Afterwards only the few steps since remain for a pause.
+        """
+        if not self.is_whole:
+            return False
+        if self._catching_up is None:
+            self._catching_up = self._submit(self._compact)
+        return self._catching_up.done()
+
+    # -- updating ----------------------------------------------------------------------------------------------------
+
+    def follow(self, owner: object, reach: Callable[[threading.Event], Owner]) -> None:
+        """Fetch the missing data from this primary from now on; returns at once.
+
+        Args:
+            owner: identifies the primary; a running fetch from the same primary continues.
+            reach: returns the primary's interface, which works until the event is set.
+        """
+        is_under_way = self._fetching is not None and not self._fetching.done()
+        if self._is_fetched or (is_under_way and owner == self._owner and not self._stopping.is_set()):
+            return
+        self._stopping.set()
+        self._owner, self._stopping = owner, threading.Event()
+        asked, stopping = reach(self._stopping), self._stopping
+        self._fetching = self._submit(lambda: self._fetch(asked, stopping))
+
+    def inherit(self, outline: Outline, legacies: Sequence[Legacy]) -> Future[None]:
+        """Start from data that is already on this machine; return at once, with a future of the copying.
+
+        Args:
+            outline: outline of the shard.
+            legacies: the local data.
+        """
+        self._trained, self._outline = dict(_places(outline)), outline
+        return self._submit(partial(self._inherit, outline, legacies))
+
+    def legacy(self, step: int) -> Legacy | None:
+        """Return the snapshot's data, if it has exactly the updates up to a step."""
+        if not (self.is_at(step) and self.reaches(step)) or step not in self._loss_scales:
+            return None
+        return Legacy(self.shard, step, self._loss_scales[step], self.inventory(), self._state)
+
+    def _state(self, name: str) -> dict[str, Tensor]:
+        return {part: self._snapshot.get(part) for part in self._snapshot.names if parameter_of(part) == name}
+
+    def take(self, step: int, place: int, tensor: Tensor) -> None:
+        """Take in one of the `letters` of a step's gradient; a letter that is already here stays unchanged.
+
+        Args:
+            step: number of the step.
+            place: index of the letter.
+            tensor: the letter.
+
+        Raises:
+            Unavailable: there is no space for it.
+        """
+        if self.is_spoilt:
+            self._give_room_back()
+            return
+        if step <= self._floor:
+            return
+        log = self._logs.get(step)
+        if log is None:
+            log = Log(self._room)
+            with self._lock:
+                self._logs[step] = log
+        log.take(place, tensor)
+        if not log.is_complete:
+            return
+        if log.head.scale_before is not None:
+            self._scales[step - 1] = log.head.scale_before
+        is_busy = self._compacting is not None and not self._compacting.done()
+        if self.is_whole and not is_busy and self._is_long():
+            self._compacting = self._submit(self._compact)
+
+    def misfit(self, place: int, tensor: Tensor) -> str | None:
+        """Return the defect of one of the `letters`, for display; None if it has none."""
+        if place == HEAD:
+            return HEAD_SHAPE.misfit(tensor)
+        buckets = None if self._outline is None else self._outline.buckets
+        if buckets is None:
+            return Expected(None, _TRAINED).misfit(tensor)
+        if place not in range(len(buckets)):
+            return f"it has no part {place}"
+        size = sum(math.prod(shape) for _, shape in buckets[place])
+        return Expected((size,), _TRAINED).misfit(tensor)
+
+    def forget_after(self, step: int) -> None:
+        """Drop the gradients of steps after this one."""
+        with self._lock:
+            later = [self._logs.pop(each) for each in sorted(self._logs) if each > step]
+        for log in later:
+            log.close()
+
+    def has(self, step: int) -> bool:
+        """Return whether the complete gradient of a step is here, or is no longer needed."""
+        log = self._logs.get(step)
+        return step <= self._floor or (log is not None and log.is_complete)
+
+    def reaches(self, step: int) -> bool:
+        """Return whether the fetched part of the snapshot can be brought to a step, if the scales are known."""
+        is_early = all(have <= step for have in list(self._have.values()))
+        return (
+            not self.is_spoilt
+            and is_early
+            and all(self.has(each) for each in range(self._floor + 1, step + 1))
+        )
+
+    def is_at(self, step: int) -> bool:
+        """Return whether the snapshot has all updates up to a step."""
+        return self.is_whole and self._floor >= step
+
+    def bring_to(self, step: int, scales: Mapping[int, float]) -> bool:
+        """Bring the copy to a committed step; return whether that was possible. If so, `rows` are those of that step.
+
+        Args:
+            step: number of the step.
+            scales: factor of the gradient, by committed step.
+        """
+        self._stopping.set()
+        return self._own.submit(self._bring_to, step, scales).result()
+
+    def spoil(self) -> None:
+        """Mark the copy as unusable; the next epoch begins another. The next gradient releases its space."""
+        self.is_spoilt = True
+        self._stopping.set()
+
+    def close(self, after: Collection[Future[None]] = ()) -> None:
+        """Delete the copy, and release its space, once the futures in ``after`` have read the data that they need."""
+        self._give_room_back(after)
+        self._own.shutdown(wait=False)
+
+    def _give_room_back(self, after: Collection[Future[None]] = ()) -> None:
+        """Delete all data; called on the thread of `take`, so that no more data arrives."""
+        if not self._is_forgotten:
+            self._is_forgotten = True
+            self._stopping.set()
+            self._own.submit(self._forget, after)
+
+    # -- reading -----------------------------------------------------------------------------------------------------
+
+    def inventory(self) -> list[str]:
+        """Return the stored names of all parameters and buffers."""
+        return [name for name in self._snapshot.names if parameter_of(name) == name]
+
+    def optimizer_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of the optimizer's tensors, by name."""
+        return {
+            name: self._snapshot.shape(name) for name in self._snapshot.names if parameter_of(name) != name
+        }
+
+    def rows(self, name: str, start: int, stop: int | None) -> Tensor:
+        """Return rows [start, stop) of a parameter, a buffer, or a tensor of the optimizer's state."""
+        return self._snapshot.rows(name, start, stop)
+
+    def loss_scale(self) -> LossScale:
+        """Return the loss scale after the last step to which the copy was brought."""
+        return self._loss_scales[max(self._loss_scales)]
+
+    # -- on its own thread -------------------------------------------------------------------------------------------
+
+    def _submit(self, work: Callable[[], None]) -> Future[None]:
+        def guarded() -> None:
+            try:
+                work()
+            except Exception as failure:  # noqa: BLE001 - it is reported
+                self.spoil()
+                self._fail(failure)
+
+        return self._own.submit(guarded)
+
+    def _inherit(self, outline: Outline, legacies: Sequence[Legacy]) -> None:
+        for name in outline.sizes:
+            legacy = next((one for one in legacies if name in one.names), None)
+            if legacy is None:
+                continue
+            for part, tensor in legacy.state(name).items():
+                self._snapshot.put(part, tensor)
+            self._loss_scales[legacy.step] = legacy.loss_scale
+            self._have[name] = legacy.step
+        if not outline.sizes and legacies:
+            self._loss_scales[legacies[0].step] = legacies[0].loss_scale
+        self._is_fetched = self._have.keys() == outline.sizes.keys() and bool(self._loss_scales)
+
+    def _fetch(self, owner: Owner, stopping: threading.Event) -> None:
+        while not stopping.is_set():
+            try:
+                self._fetch_missing(owner, stopping)
+            except StaleEpoch:  # the primary is about to get its shard, or another copy was begun
+                stopping.wait(_AGAIN_S)
+            except Unavailable:
+                with suppress(StaleEpoch):
+                    owner.copy(self.shard, ())  # so that the primary releases its clones for this copy
+                raise
+            else:
+                return
+
+    def _fetch_missing(self, owner: Owner, stopping: threading.Event) -> None:
+        if self._outline is None:
+            outline = owner.outline(self.shard)
+            self._room.require(outline.copy_bytes(self._training.optimizer.name.state_tensors))
+            self._trained, self._outline = dict(_places(outline)), outline
+        missing = {name: size for name, size in self._outline.sizes.items() if name not in self._have}
+        for names in batches(missing, _BATCH_BYTES):
+            copied = owner.copy(self.shard, names)
+            for part in copied.parts:
+                self._snapshot.put(part.name, self._received(owner, stopping, copied.ticket, part))
+            self._loss_scales[copied.step] = copied.loss_scale
+            self._have.update(dict.fromkeys(names, copied.step))
+            if self._is_long():
+                self._compact()
+        copied = owner.copy(self.shard, ())  # so that the primary releases its clones for this copy
+        if not self._outline.sizes:
+            self._loss_scales[copied.step] = copied.loss_scale
+        self._is_fetched = True
+
+    def _received(self, owner: Owner, stopping: threading.Event, ticket: int, part: Part) -> Tensor:
+        """Fetch one tensor; pause after each piece for as long as it took, because training uses the same link."""
+        tensor = torch.empty(part.shape, dtype=getattr(torch, part.dtype))
+        content = tensor.reshape(-1).view(torch.uint8).numpy()
+        damaged = ContributorLost(
+            f"a piece of {part.name} came damaged {TRIES} times",
+            hint="check the network between the machines, then resume the job",
+        )
+        for start in range(0, len(content), _PIECE_BYTES):
+            stop = min(start + _PIECE_BYTES, len(content))
+            began_s = time.perf_counter()
+            piece = whole(partial(owner.piece, ticket, part.name, start, stop), damaged)
+            content[start:stop] = piece.content
+            if stopping.wait(time.perf_counter() - began_s):
+                raise StaleEpoch("nobody wants this copy any more", hint="nothing")
+        return tensor
+
+    def _is_long(self) -> bool:
+        """Whether the pending gradients should be applied to the snapshot."""
+        with self._lock:
+            logs = list(self._logs.values())
+        return len(logs) > _MOST_STEPS or sum(log.nbytes for log in logs) > _MOST_SNAPSHOTS * max(
+            self._snapshot.nbytes, 1
+        )
+
+    def _compact(self) -> None:
+        """Bring the snapshot to the last step that is known to be committed."""
+        step = self._floor
+        while self.has(step + 1) and step + 1 in self._scales:
+            step += 1
+        if step > self._floor:
+            self._advance(step, dict(self._scales))
+
+    def _bring_to(self, step: int, scales: Mapping[int, float]) -> bool:
+        if not self.is_whole or not self.reaches(step):
+            return False
+        replayed = range(self._floor + 1, step + 1)
+        if any(each not in scales for each in replayed) or not (
+            step in self._logs or step in self._loss_scales
+        ):
+            return False
+        try:
+            self._advance(step, scales)
+        except Exception as failure:
+            if not (is_lack_of_room(failure) or isinstance(failure, VerificationFailed)):
+                raise
+            self.is_spoilt = True
+            self._fail(failure)
+        return not self.is_spoilt
+
+    @property
+    def _floor(self) -> int:
+        """Last step whose update every tensor of the snapshot has; -1 while the snapshot is empty.
+
+        In a shard without parameters and buffers only the loss scale changes from step to step.
+        """
+        have = dict(self._have)
+        if self._is_fetched and not have:
+            return max(self._loss_scales)
+        trained = [step for name, step in have.items() if name in self._trained]
+        if self._trained and not trained:
+            return max(have.values(), default=-1)  # trained tensors that are fetched later will not be older
+        return min(trained or have.values(), default=-1)
+
+    def _advance(self, step: int, scales: Mapping[int, float]) -> None:
+        """Bring the snapshot to a step, one parameter after the other, and drop the gradients up to that step.
+
+        Raises:
+            Unavailable: there is no space for it.
+            VerificationFailed: the disk lost some data; the copy is unusable.
+        """
+        replayed = {name for name, have in self._have.items() if name in self._trained and have < step}
+        for name in self._snapshot.names:
+            if parameter_of(name) not in replayed:  # the others are checked when they are read
+                self._snapshot.get(name)
+        for each in range(self._floor + 1, step + 1):
+            self._logs[each].verify()
+        for name, have in list(self._have.items()):
+            if name in replayed:
+                self._replay(name, range(have + 1, step + 1), scales)
+            self._have[name] = max(have, step)
+        if step in self._logs:
+            self._loss_scales[step] = self._logs[step].head.loss_scale.after(scales[step], step)
+        self._loss_scales = {each: scale for each, scale in self._loss_scales.items() if each >= step}
+        for each in [each for each in list(self._scales) if each <= step]:
+            del self._scales[each]
+        with self._lock:
+            used = [self._logs.pop(each) for each in sorted(self._logs) if each <= step]
+        for log in used:
+            log.close()
+
+    def _replay(self, name: str, steps: Collection[int], scales: Mapping[int, float]) -> None:
+        """Update one parameter as its primary did.
+
+        The whole parameter is updated at once, because kernels treat the last elements of a tensor differently.
+        """
+        place, outline = self._trained[name], self._outline
+        assert outline is not None
+        parameter = nn.Parameter(self._snapshot.get(name).to(self._device))
+        optimizer = build_optimizer(
+            self._training.optimizer, [parameter], [parameter] if name in outline.undecayed else ()
+        )
+        slots = [slot for slot in self._snapshot.names if slot != name and parameter_of(slot) == name]
+        restore_optimizer(optimizer, {name: parameter}, {slot: self._snapshot.get(slot) for slot in slots})
+        for step in steps:
+            if scales[step] == SKIPPED:
+                continue
+            log = self._logs[step]
+            gradient = log.gradient(place.bucket, place.start, place.stop).to(self._device)
+            total = scales[step] / log.head.loss_scale.factor
+            if total != 1.0:
+                gradient.mul_(total)
+            parameter.grad = gradient.view(place.shape)
+            for group in optimizer.param_groups:
+                group["lr"] = self._learning_rate(step)
+            optimizer.step()
+        self._snapshot.put(name, parameter)
+        for slot, value in optimizer_tensors(optimizer, {name: parameter}).items():
+            self._snapshot.put(slot, value)
+
+    def _forget(self, after: Collection[Future[None]]) -> None:
+        wait(after)
+        self._snapshot.close()
+        for log in self._logs.values():
+            log.close()
+
+
+def _places(outline: Outline) -> Iterator[tuple[str, _Trained]]:
+    for bucket, group in enumerate(outline.buckets):
+        start = 0
+        for name, shape in group:
+            stop = start + torch.Size(shape).numel()
+            yield name, _Trained(bucket, start, stop, shape)
+            start = stop
+
+
+def _be_modest() -> None:
+    """Give this thread a low priority, so that it only uses what training leaves."""
+    torch.set_num_threads(1)
+    if sys.platform == "linux":
+        thread = threading.get_native_id()
+        # Relative: Ray's workers already have a niceness of 15, and only privileged processes may lower it.
+        os.setpriority(os.PRIO_PROCESS, thread, min(19, os.getpriority(os.PRIO_PROCESS, thread) + 10))

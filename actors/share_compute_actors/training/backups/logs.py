@@ -1,0 +1,111 @@
+"""Reduced gradients for backup copies: their messages, and their storage at the backup member."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from share_compute.models.boundary import Expected
+from share_compute.training.gradients import GradientBuckets
+from share_compute.training.loss_scale import LossScale
+from share_compute_actors.training.backups.room import Room
+from share_compute_actors.training.backups.tensor_file import TensorFile
+
+HEAD = -1
+"""Index of the head among the `letters` of a gradient; a bucket's index is its number."""
+HEAD_SHAPE = Expected((5,), frozenset({torch.float64}), is_finite=False)
+"""Shape and dtype of the tensor that `Head.pack` returns."""
+
+
+class Head(NamedTuple):
+    """The data that accompanies the gradient of a step."""
+
+    buckets: int
+    """Number of buckets of the gradient."""
+    loss_scale: LossScale
+    """Loss scale that the gradient contains."""
+    scale_before: float | None
+    """Factor by which the gradient of the previous step was multiplied; None if unknown."""
+
+    def pack(self) -> Tensor:
+        """Return the head as a tensor, ``[5]``."""
+        loss_scale = self.loss_scale
+        before = float("nan") if self.scale_before is None else self.scale_before
+        return torch.tensor(
+            [self.buckets, loss_scale.factor, loss_scale.clean_steps, loss_scale.is_dynamic, before],
+            dtype=torch.float64,
+        )
+
+    @classmethod
+    def unpack(cls, tensor: Tensor) -> Head:
+        """Return the head that `pack` wrote."""
+        buckets, factor, clean_steps, is_dynamic, before = tensor.tolist()
+        loss_scale = LossScale(factor, int(clean_steps), bool(is_dynamic))
+        return cls(int(buckets), loss_scale, None if before != before else before)  # noqa: PLR0124 - only NaN differs from itself
+
+
+def letters(
+    gradients: GradientBuckets, loss_scale: LossScale, scale_before: float | None
+) -> Iterator[tuple[int, Tensor]]:
+    """Yield the letters of a step's gradient, each with its index: the head, then the buckets in order."""
+    yield HEAD, Head(len(gradients), loss_scale, scale_before).pack()
+    for bucket in range(len(gradients)):
+        yield bucket, gradients.result(bucket)
+
+
+class Log:
+    """The reduced gradient of one step, on disk.
+
+    Args:
+        room: space for it.
+    """
+
+    def __init__(self, room: Room) -> None:
+        self._file = TensorFile(room)
+        self._head: Head | None = None
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the head and all buckets are here."""
+        return self._head is not None and len(self._file.names) == self._head.buckets
+
+    @property
+    def head(self) -> Head:
+        """Head of the gradient, which must have arrived."""
+        assert self._head is not None
+        return self._head
+
+    @property
+    def nbytes(self) -> int:
+        """Size on disk, in bytes."""
+        return self._file.nbytes
+
+    def take(self, place: int, tensor: Tensor) -> None:
+        """Take in one of the `letters`; a letter that is already here stays unchanged.
+
+        Raises:
+            Unavailable: there is no space for it.
+        """
+        if place == HEAD:
+            self._head = self._head or Head.unpack(tensor)
+        elif str(place) not in self._file.names:
+            self._file.put(str(place), tensor)
+
+    def gradient(self, bucket: int, start: int, stop: int) -> Tensor:
+        """Return elements [start, stop) of a bucket."""
+        return self._file.part(str(bucket), start, stop)
+
+    def verify(self) -> None:
+        """Check that the disk has the data that was written.
+
+        Raises:
+            VerificationFailed: some content differs.
+        """
+        self._file.verify()
+
+    def close(self) -> None:
+        """Delete the gradient."""
+        self._file.close()

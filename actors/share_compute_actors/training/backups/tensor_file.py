@@ -1,0 +1,161 @@
+"""A file on this machine's disk that stores tensors by name."""
+
+from __future__ import annotations
+
+import math
+import os
+import tempfile
+import threading
+from typing import IO, NamedTuple
+
+import torch
+import xxhash
+from torch import Tensor
+
+from share_compute.errors import Unavailable, VerificationFailed
+from share_compute_actors.training.backups.room import Room
+
+
+class _Place(NamedTuple):
+    begin: int
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    digest: int
+
+    @property
+    def size(self) -> int:
+        """Size of the tensor, in bytes."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+class TensorFile:
+    """Stores tensors in an unnamed file, which disappears when it is closed or its process ends, however that ends.
+
+    Methods may be called from any thread. A caller that replaces a tensor must ensure that no other thread reads it.
+
+    Args:
+        room: folder and size limit of the file.
+    """
+
+    def __init__(self, room: Room) -> None:
+        self._room = room
+        self._opened: IO[bytes] | None = None
+        self._places: dict[str, _Place] = {}
+        self._lock = threading.Lock()
+        self.nbytes = 0
+        """Size of the file, in bytes."""
+
+    @property
+    def names(self) -> list[str]:
+        """Names of all tensors, in the order in which they were added."""
+        return list(self._places)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of one tensor."""
+        return self._places[name].shape
+
+    def put(self, name: str, tensor: Tensor) -> None:
+        """Add a tensor, or replace the one of this name.
+
+        Raises:
+            Unavailable: the space is too small, or the disk cannot be written.
+        """
+        ready = tensor.detach().to("cpu").contiguous()
+        content = ready.reshape(-1).view(torch.uint8).numpy().data
+        with self._lock:
+            before = self._places.get(name)
+            begin = before.begin if before is not None and before.size == len(content) else self.nbytes
+            end = max(self.nbytes, begin + len(content))
+            self._room.take(end - self.nbytes)
+            self.nbytes = end
+        digest = xxhash.xxh3_64_intdigest(content)
+        try:
+            file, done = self._file().fileno(), 0
+            while done < len(content):
+                done += os.pwrite(file, content[done:], begin + done)
+        except OSError as failure:
+            raise Unavailable(
+                f"a copy of another machine's part of the model cannot be written: {failure.strerror}",
+                hint="free disk space in the folder for temporary files there, or set parallelism.buddies to false",
+            ) from failure
+        self._places[name] = _Place(begin, ready.dtype, tuple(ready.shape), digest)
+
+    def _file(self) -> IO[bytes]:
+        with self._lock:
+            if self._opened is None:
+                self._opened = tempfile.TemporaryFile(  # noqa: SIM115 - `close` closes it
+                    prefix="share-compute-", dir=self._room.folder
+                )
+            return self._opened
+
+    def get(self, name: str) -> Tensor:
+        """Return a tensor, after a check of its digest.
+
+        Raises:
+            VerificationFailed: the content differs from the one that was written.
+        """
+        place = self._places[name]
+        content = self._read(place.begin, place.size)
+        if xxhash.xxh3_64_intdigest(content) != place.digest:
+            raise VerificationFailed(
+                f"{name} was damaged on the disk that keeps a copy of it",
+                hint="check that machine's disk and memory",
+            )
+        return _tensor(content, place.dtype).reshape(place.shape)
+
+    def part(self, name: str, start: int, stop: int) -> Tensor:
+        """Return elements [start, stop) of a tensor, flat; the content is not verified."""
+        place = self._places[name]
+        size = place.dtype.itemsize
+        return _tensor(self._read(place.begin + start * size, (stop - start) * size), place.dtype)
+
+    def rows(self, name: str, start: int, stop: int | None) -> Tensor:
+        """Return rows [start, stop) of a tensor, not verified; a scalar has one row."""
+        shape = self._places[name].shape
+        if not shape:
+            return self.part(name, 0, 1).reshape(())
+        first, last, _ = slice(start, stop).indices(shape[0])
+        row = math.prod(shape[1:])
+        return self.part(name, first * row, last * row).reshape(last - first, *shape[1:])
+
+    def verify(self) -> None:
+        """Read and check all tensors once.
+
+        Raises:
+            VerificationFailed: some content differs from the one that was written.
+        """
+        for name in self.names:
+            self.get(name)
+
+    def close(self) -> None:
+        """Delete the file, and release its space."""
+        with self._lock:
+            if self._opened is not None:
+                self._opened.close()
+            self._room.give_back(self.nbytes)
+            self.nbytes = 0
+
+    def _read(self, begin: int, size: int) -> bytearray:
+        content = bytearray(size)
+        file, done = self._file().fileno(), 0
+        while done < size:
+            try:
+                piece = os.pread(file, min(size - done, 2**30), begin + done)
+            except OSError as failure:
+                raise _lost() from failure
+            if not piece:
+                raise _lost()
+            content[done : done + len(piece)] = piece
+            done += len(piece)
+        return content
+
+
+def _lost() -> VerificationFailed:
+    return VerificationFailed(
+        "the disk lost part of a copy of another machine's part of the model",
+        hint="check that machine's disk",
+    )
+
+
+def _tensor(content: bytearray, dtype: torch.dtype) -> Tensor:
+    return torch.frombuffer(content, dtype=dtype) if content else torch.empty(0, dtype=dtype)

@@ -1,0 +1,180 @@
+"""One attempt at a training job: prepare the data, plan, start the members, train, save the result."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from contextlib import closing
+from queue import SimpleQueue
+from typing import Any, Literal
+
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from share_compute.errors import LinkLost, ShardStoreLost, StaleEpoch
+from share_compute.lifecycle.attempt_events import Assignment, AttemptEnded, AttemptEvent, Note, Planned
+from share_compute.models.factory import dissect
+from share_compute.planning.cost.timings import Timings, holding
+from share_compute.planning.planner import Solution, solve
+from share_compute.planning.search.strategies import with_nominal_speeds
+from share_compute.protocol.roster import Worker
+from share_compute.quantities import listed
+from share_compute.specification import TrainJob
+from share_compute.topology import Topology
+from share_compute_actors.group.answering import ask_shard_store
+from share_compute_actors.group.exceptions import Cancelled, MembersLost
+from share_compute_actors.training.coordinator.checkpoint_manager import suspended
+from share_compute_actors.training.coordinator.conductor import Heard
+from share_compute_actors.training.coordinator.training_run import TrainingRun
+from share_compute_actors.training.membership.control_requests import ControlRequests
+from share_compute_actors.training.membership.rosters import machines_lost
+from share_compute_actors.training.membership.takeover import Start, find_takeover, solution_of, state_of
+from share_compute_actors.training.membership.training_group import TrainingGroup
+from share_compute_actors.training.shard_store import FACTS, PROGRESS, ShardStore, ShardStoreFacts
+from share_compute_actors.training.step_log import StepLog, superseded
+from share_compute_actors.wire import NOTHING
+
+
+class TrainingAttempt:
+    """One attempt at a training job.
+
+    Args:
+        assignment: the job, and the machines that it may use.
+        tell: receives events.
+        requests: control requests of the control plane.
+        inbox: messages of members.
+    """
+
+    def __init__(
+        self,
+        assignment: Assignment,
+        tell: Callable[[AttemptEvent], None],
+        requests: ControlRequests,
+        inbox: SimpleQueue[Heard],
+    ) -> None:
+        self._assignment = assignment
+        self._tell = tell
+        self._requests = requests
+        self._inbox = inbox
+
+    def make(self) -> AttemptEnded:
+        """Prepare, plan, train and save; return the event that reports the attempt's success.
+
+        Raises:
+            Cancelled: the submitter cancelled the job.
+            ShareComputeError: the attempt failed.
+        """
+        with closing(StepLog(self._assignment.folder, self._assignment.attempt)) as step_log:
+            step_log.claim()
+            shard_store = ShardStore.options(  # type: ignore[attr-defined]
+                scheduling_strategy=_here()
+            ).remote(self._assignment.model_dump_json())
+            try:
+                return self._make(step_log, shard_store)
+            finally:
+                ray.kill(shard_store)
+
+    def _make(self, step_log: StepLog, shard_store: Any) -> AttemptEnded:
+        crew: TrainingGroup | None = None
+        is_over = True
+        try:
+            facts = self._prepare(shard_store)
+            start = self._start(step_log, facts)
+            spec = self._assignment.spec.with_microbatches(start.solution.plan.microbatches)
+            ask_shard_store(NOTHING, shard_store.cut.remote(list(start.runs)))
+            assignment = self._assignment.model_copy(update={"spec": spec})
+            tied = start.solution.cost.profile.tied_name
+            me = ray.get_runtime_context().current_actor
+            crew = TrainingGroup(
+                assignment, facts, shard_store, me, self._requests.cancelled, start.runs, tied, self._note
+            )
+            if start.takeover is not None:
+                crew.attach(start.takeover.actors)
+            else:
+                self._tell(Planned(plan=start.solution.plan))
+                crew.load(start.solution.plan)
+            run = TrainingRun(
+                assignment, start, shard_store, crew, step_log, self._requests, self._inbox, self._tell
+            )
+            return AttemptEnded(outcome="succeeded", reason=run.run())
+        except (ShardStoreLost, LinkLost, StaleEpoch):
+            is_over = False  # members are alive: another attempt continues with them, or does so already
+            raise
+        except Exception as failure:
+            if not step_log.is_claimed:
+                # A later attempt uses these members. Whatever failed here, for want of their answers, ends only this.
+                is_over = False
+                raise superseded() from failure
+            if isinstance(failure, MembersLost):
+                topology = self._assignment.topology if crew is None else crew.topology
+                raise machines_lost(topology, failure.workers) from failure
+            raise
+        finally:
+            if crew is not None and is_over:
+                crew.dismiss()
+
+    def _start(self, step_log: StepLog, facts: ShardStoreFacts) -> Start:
+        """Return the start from members of an earlier attempt; without such members, plan from the last checkpoint."""
+        topology = _without(self._assignment.topology, step_log.quarantined())
+        takeover = find_takeover(self._assignment.job_id, with_nominal_speeds(topology), step_log)
+        if takeover is None:
+            step_log.rewind(facts.first_step - 1)
+            solution = self._plan(facts, topology)
+            runs = facts.runs or max(solution.plan.shares, key=len)
+            return Start(facts, solution, runs, facts.state)
+        spec = self._assignment.spec.with_microbatches(takeover.facts.plan.microbatches)
+        profile, timings = dissect(facts.blueprint), self._timings(spec)
+        solution = solution_of(takeover, spec, topology, profile, timings)
+        state = state_of(step_log, facts.state)
+        self._note(
+            f"continues at step {state.step + 1} with the members of attempt {takeover.facts.attempt}: "
+            + listed(sorted(topology[worker].name for worker in takeover.actors))
+        )
+        return Start(facts, solution, takeover.facts.runs, state, takeover)
+
+    def _plan(self, facts: ShardStoreFacts, topology: Topology) -> Solution:
+        spec = self._assignment.spec
+        if facts.microbatches is not None:
+            spec = spec.with_microbatches(facts.microbatches)
+        timings = self._timings(spec)
+        if timings:
+            count = sum(map(len, timings.values()))
+            self._note(f"planned with {count} measured times of layers, which earlier attempts left")
+        profile = dissect(facts.blueprint)
+        return solve(spec, topology, profile, self._assignment.epoch, timings)
+
+    def _timings(self, spec: TrainJob) -> Timings:
+        """Return the timings of earlier attempts that are still valid; none while the microbatch size is open."""
+        if spec.training.microbatches is None:
+            return {}
+        kept, size = self._assignment.timings, spec.training.microbatch_size
+        return holding(kept, self._assignment.topology, size)
+
+    def _prepare(self, shard_store: Any) -> ShardStoreFacts:
+        asked = shard_store.prepare.remote()
+        told = ""
+        while not ray.wait([asked], timeout=1.0)[0]:
+            if self._requests.cancelled.is_set():
+                raise Cancelled
+            if self._requests.suspended.is_set():
+                raise suspended("while its data was prepared")
+            what, _ = ask_shard_store(PROGRESS, shard_store.progress.remote())
+            if what != told:
+                told = what
+                self._note(what)
+        facts = ask_shard_store(FACTS, asked)
+        for note in facts.notes:
+            self._note(note)
+        return facts
+
+    def _note(self, message: str, level: Literal["info", "warning", "error"] = "info") -> None:
+        self._tell(Note(message=message, level=level))
+
+
+def _without(topology: Topology, quarantined: Collection[Worker]) -> Topology:
+    """Return the machines that are not quarantined; all machines if every one of them is."""
+    rest = tuple(machine for machine in topology.contributors if machine.id not in quarantined)
+    return Topology(rest, topology.links) if rest else topology
+
+
+def _here() -> NodeAffinitySchedulingStrategy:
+    return NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)

@@ -1,0 +1,245 @@
+"""Saves the trained model: checkpoints while training goes on, and the result when it has ended."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, NamedTuple
+
+import ray
+
+from share_compute.errors import (
+    ContributorLost,
+    ShareComputeError,
+    StaleEpoch,
+    Unavailable,
+    VerificationFailed,
+)
+from share_compute.lifecycle.attempt_events import (
+    ArtifactSaved,
+    Assignment,
+    AttemptEvent,
+    CheckpointSaved,
+    Note,
+)
+from share_compute.protocol.roster import Worker
+from share_compute.training.checkpoint_pace import CheckpointPace
+from share_compute_actors.group.answering import ask_shard_store
+from share_compute_actors.group.exceptions import MembersLost
+from share_compute_actors.messages import FolderKind
+from share_compute_actors.training.coordinator.conductor import Conductor
+from share_compute_actors.training.membership.control_requests import ControlRequests
+from share_compute_actors.training.membership.training_group import TrainingGroup
+from share_compute_actors.training.shard_store import SAVED, STATE_OF_TRAINING, TrainingState
+from share_compute_actors.wire import FLAG
+
+_RESULT = "model"
+
+
+class _Saving(NamedTuple):
+    """A folder that the shard store is writing."""
+
+    folder: str
+    kind: FolderKind
+    step: int
+    holders: tuple[Worker, ...]
+    """Members that hold the snapshots, in the order of their stages."""
+    answer: Any
+
+
+class CheckpointManager:
+    """Saves the model of a job into folders of the shard store, one folder at a time.
+
+    At a pause, the first member of each stage takes a snapshot. Training then goes on while the shard store fetches the
+    snapshots and writes them. All methods must be called on the coordinator's one thread.
+
+    Args:
+        shard_store: the shard store's actor, which writes the folders.
+        crew: the members, which hold the model.
+        conductor: pauses training, so that no step is computed while snapshots are taken.
+        assignment: the attempt, with the job's folder and the period of checkpoints.
+        tell: receives events.
+        requests: control requests of the control plane.
+    """
+
+    def __init__(
+        self,
+        shard_store: Any,
+        crew: TrainingGroup,
+        conductor: Conductor,
+        assignment: Assignment,
+        tell: Callable[[AttemptEvent], None],
+        requests: ControlRequests,
+    ) -> None:
+        self._shard_store = shard_store
+        self._crew = crew
+        self._conductor = conductor
+        self._place = assignment.folder
+        self._requests = requests
+        self._tell = tell
+        self._under_way: _Saving | None = None
+        self._whole: str | None = None
+        """Last folder that was reported as saved.
+
+        It prevents a second save of the same folder, which may be due for two reasons, or again after members were
+        lost."""
+        self._has_told_of_memory = False
+        every_s = assignment.timed_checkpoints_s
+        self._pace = None if every_s is None else CheckpointPace(every_s, time.monotonic())
+
+    @property
+    def _is_due(self) -> bool:
+        """Whether a timed checkpoint is due, and no folder is being written."""
+        pace, is_free = self._pace, self._under_way is None
+        return pace is not None and is_free and pace.is_due(time.monotonic())
+
+    def checkpoint(self, state: TrainingState, *, waits: bool) -> None:
+        """Save a checkpoint; call it only at a pause.
+
+        Args:
+            state: training state after the last committed step.
+            waits: whether to wait until the checkpoint is whole. If not, the call returns earlier if all members have
+                memory for a copy of their shards.
+
+        Raises:
+            Cancelled: the submitter cancelled the job.
+            Unavailable: the server's disk is full.
+            ContributorLost: data of a machine arrived damaged.
+        """
+        began_s = time.monotonic()
+        if self._pace is not None:
+            self._pace = self._pace.began(began_s)
+        self._save(f"checkpoints/step-{state.step:08}", "checkpoint", state, waits=waits)
+        if self._pace is not None:
+            self._pace = self._pace.paused(time.monotonic() - began_s)
+
+    def checkpoint_if_due(self, state: TrainingState) -> None:
+        """Save a checkpoint if a timed one is due or the attempt is to be suspended; call it only at a pause.
+
+        Raises:
+            ContributorLost: the attempt is to be suspended, and its checkpoint is whole.
+            ShareComputeError: as `checkpoint` does.
+        """
+        if self._requests.suspended.is_set():
+            self.checkpoint(state, waits=True)
+            raise suspended(f"after step {state.step}")
+        if self._is_due:
+            self.checkpoint(state, waits=False)
+
+    def result(self, state: TrainingState) -> None:
+        """Save the trained model, and wait until it is whole; raises the same errors as `checkpoint`."""
+        self._save(f"artifacts/{_RESULT}", "artifact", state, waits=True)
+
+    def look(self) -> None:
+        """Report a folder that is whole or has failed; request a pause if a timed checkpoint or a suspension is due.
+
+        Call it regularly while training goes on.
+        """
+        saving = self._under_way
+        if saving is not None and ray.wait([saving.answer], timeout=0)[0]:
+            self._settle(saving)
+        if self._is_due or self._requests.suspended.is_set():
+            self._conductor.pause_early()
+
+    def release(self, workers: Collection[Worker]) -> None:
+        """Wait until no snapshot is fetched from members that are to leave; call it only at a pause."""
+        if self._under_way is not None and not set(workers).isdisjoint(self._under_way.holders):
+            self._conductor.at_pause(self._finish)
+
+    @contextmanager
+    def salvaging(self) -> Iterator[None]:
+        """Wait for a folder in progress if training ends with an error: the next attempt may begin from it."""
+        try:
+            yield
+        except (StaleEpoch, Unavailable):
+            raise  # another coordinator has the members, or the folder cannot be written
+        except (ShareComputeError, MembersLost):
+            self._salvage()
+            raise
+
+    def _salvage(self) -> None:
+        while self._under_way is not None:
+            try:
+                self._finish()
+            except MembersLost:
+                continue  # the shard store itself finds out whether it still needs the lost members
+            except ShareComputeError as failure:
+                self._tell(Note(message=failure.message, level="warning"))
+
+    # -- at a pause --------------------------------------------------------------------------------------------------
+
+    def _save(self, folder: str, kind: FolderKind, state: TrainingState, *, waits: bool) -> None:
+        self._conductor.at_pause(partial(self._save_once, folder, kind, state, waits=waits))
+
+    def _save_once(self, folder: str, kind: FolderKind, state: TrainingState, *, waits: bool) -> None:
+        while True:
+            self._finish()
+            if self._whole == folder or self._begin(folder, kind, state, copies=not waits):
+                return
+
+    def _begin(self, folder: str, kind: FolderKind, state: TrainingState, *, copies: bool) -> bool:
+        """Have snapshots taken and fetched; return whether all are copies, so that training may go on meanwhile."""
+        first = {stage[0]: place for place, stage in enumerate(self._conductor.roster.stages)}
+        are_copies = self._crew.gather(
+            FLAG,
+            {
+                worker: self._crew.handle(worker).snapshot.remote(place, kind, copies=copies)
+                for worker, place in first.items()
+            },
+        )
+        names = [self._crew.name(worker) for worker in first]
+        members = [self._crew.handle(worker) for worker in first]
+        answer = self._shard_store.save.remote(folder, kind, STATE_OF_TRAINING.pack(state), names, *members)
+        self._under_way = _Saving(folder, kind, state.step, tuple(first), answer)
+        if copies and not all(are_copies.values()) and not self._has_told_of_memory:
+            self._has_told_of_memory = True
+            short = ", ".join(sorted(self._crew.name(worker) for worker in first if not are_copies[worker]))
+            message = f"training waits for its checkpoints: no memory for a copy of what {short} holds"
+            self._tell(Note(message=message))
+        return all(are_copies.values())
+
+    def _finish(self) -> None:
+        """Wait for the folder that is being written, if there is one.
+
+        Raises:
+            Cancelled: the submitter cancelled the job.
+            MembersLost: members died or became unresponsive meanwhile.
+        """
+        saving = self._under_way
+        if saving is None:
+            return
+        self._crew.wait([saving.answer])
+        self._settle(saving)
+
+    def _settle(self, saving: _Saving) -> None:
+        """Report the outcome of a folder."""
+        self._under_way = None
+        if self._pace is not None:
+            self._pace = self._pace.written(time.monotonic())
+        saved = ask_shard_store(SAVED, saving.answer)
+        if saved.culprit is not None and saving.holders[saved.culprit] in self._crew.workers:
+            self._crew.detector.accuse(saving.holders[saved.culprit], VerificationFailed(saved.fault))
+        size_bytes = saved.size_bytes
+        if size_bytes is None:
+            self._tell(
+                Note(
+                    message=f"what step {saving.step} left could not be saved whole: "
+                    "a machine was lost before all was fetched from it",
+                    level="warning",
+                )
+            )
+            return
+        self._whole = saving.folder
+        path = self._place / saving.folder
+        self._tell(
+            CheckpointSaved(step=saving.step, path=path, size_bytes=size_bytes)
+            if saving.kind == "checkpoint"
+            else ArtifactSaved(name=_RESULT, path=path, size_bytes=size_bytes)
+        )
+
+
+def suspended(when: str) -> ContributorLost:
+    """Return the error that ends an attempt so that another one goes on."""
+    return ContributorLost(f"suspended {when}", hint="it goes on by itself")

@@ -1,0 +1,585 @@
+"""The coordinator's loop: passes members' messages to the protocol's state machine, and carries out its effects."""
+
+from __future__ import annotations
+
+import math
+import queue
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from share_compute.errors import (
+    ContributorLost,
+    NoCopy,
+    OutOfMemory,
+    PlanInfeasible,
+    ShareComputeError,
+    StaleEpoch,
+    Unavailable,
+    WrongTensor,
+)
+from share_compute.lifecycle.attempt_events import AttemptEvent, Note, Offended
+from share_compute.protocol.coordinator import (
+    Assemble,
+    Blame,
+    Committed,
+    Continue,
+    CoordinatorMachine,
+    Disputed,
+    Diverged,
+    Effect,
+    Event,
+    Expel,
+    Lost,
+    Pause,
+    Plan,
+    Planned,
+    Record,
+    Recorded,
+    StartOver,
+    Suspect,
+    Tell,
+    Tick,
+)
+from share_compute.protocol.doubts import UNBELIEVED
+from share_compute.protocol.failures import Failure
+from share_compute.protocol.messages import Broken, Prepared, ToCoordinator
+from share_compute.protocol.points import HEARD, SENDING, Point
+from share_compute.protocol.roster import Roster, Worker
+from share_compute.quantities import bytes_text, listed
+from share_compute.specification import TrainingSpec
+from share_compute.training.loss_scale import NotFinite, not_finite
+from share_compute_actors.group.exceptions import Cancelled, MembersLost
+from share_compute_actors.messages import StepFigures
+from share_compute_actors.testing.fault_injection import FaultInjector
+from share_compute_actors.training.coordinator.progress import Listener
+from share_compute_actors.training.coordinator.verdict import Verdict, disputed, judge
+from share_compute_actors.training.member.schemas import unpack_said
+from share_compute_actors.training.membership.changes import Changes
+from share_compute_actors.training.membership.cuts import LinksCut, require_links
+from share_compute_actors.training.membership.linking import Links
+from share_compute_actors.training.membership.membership_planner import MembershipPlanner
+from share_compute_actors.training.membership.rosters import machines_lost
+from share_compute_actors.training.membership.training_group import TrainingGroup
+from share_compute_actors.training.step_log import Standing, StepFacts, StepLog, superseded
+from share_compute_actors.wire import Undeclared
+
+_POLL_S = 0.2
+_TICK_S = 0.5
+"""Period of the state machine's ticks, in seconds.
+
+An unanswered message is sent again after two ticks, then ever less often."""
+_CUT_TICKS = 6
+_QUIET_S = 120.0
+"""Time without news, in seconds, after which members begin a new epoch and continue at the same step.
+
+It is longer if steps take long. It doubles each time, so five times take an hour."""
+_QUIET_STEPS = 5
+_EPOCHS_IN_VAIN = 5
+
+Result = TypeVar("Result")
+Heard = tuple[Any, Any, Any]
+"""An unchecked message: id of the member that claims to send it, that member's key, content."""
+
+
+class Conductor:
+    """Drives one job's steps.
+
+    Args:
+        crew: members of the job.
+        step_log: the step log.
+        planner: plans each epoch.
+        listener: receives the progress.
+        inbox: messages of members.
+        training: training section of the job's specification.
+        changes: changes for the next pause.
+        tell: receives events.
+    """
+
+    def __init__(
+        self,
+        crew: TrainingGroup,
+        step_log: StepLog,
+        planner: MembershipPlanner,
+        listener: Listener,
+        inbox: queue.SimpleQueue[Heard],
+        training: TrainingSpec,
+        changes: Changes,
+        tell: Callable[[AttemptEvent], None],
+    ) -> None:
+        self._crew = crew
+        self._step_log = step_log
+        self._planner = planner
+        self._listener = listener
+        self._inbox = inbox
+        self._training = training
+        self._changes = changes
+        self._tell = tell
+        self._links = Links(crew, self._note)
+        self._injector = FaultInjector(crew.failures, None)
+        standing = step_log.read()
+        self._machine = CoordinatorMachine(
+            standing.epoch, standing.committed, self._decide, math.ceil(_QUIET_S / _TICK_S)
+        )
+        self._roster: Roster | None = None
+        self._formed: Roster | None = None
+        """Membership of the last epoch in which all members were told to compute."""
+        self._lost: set[Worker] = set()
+        self._stopped_s: float | None = None
+        """Time when members were last known to compute; None while they compute."""
+        self._figures: dict[Worker, StepFigures] = {}
+        self._verdict: Verdict | None = None
+        """Verdict on the last step that all members prepared."""
+        self._not_finite: NotFinite | None = None
+        """The error of the last step whose numbers were not finite."""
+        self._facts: StepFacts | None = None
+        """Facts about the last step that was to be committed."""
+        self._is_paused = False
+        self._cut: LinksCut | None = None
+        """The cut that was found in the epoch before; raised when the next epoch is formed."""
+        self._ticked_s = time.monotonic()
+        self._committed_s = time.monotonic()
+        self._quiet_s = _QUIET_S
+        """Longest time without news of a step, in seconds."""
+        self._epochs_in_vain = 0
+        """Number of epochs begun since a step was committed or a member lost."""
+
+    def assemble(self) -> None:
+        """Begin the first epoch, with all members."""
+        self._is_paused = False
+        self._handle(Assemble(self._crew.workers))
+        self._run()
+
+    def steps(self, until: int) -> int:
+        """Run the steps up to `until`; return the last one, which all members have applied.
+
+        It is an earlier step if there is something to change (see `change`), or after `pause_early`.
+
+        Raises:
+            Cancelled: the submitter cancelled the job.
+            ContributorLost: all holders of some part of the model are lost.
+            NotFinite: numbers of a step are not finite; the step stays open on all members.
+            ShareComputeError: a member raised this error on purpose.
+        """
+        self._is_paused = False
+        self._handle(Continue(until))
+        self._run()
+        return self._machine.committed
+
+    def pause_early(self) -> None:
+        """Pause after the step that is being computed, so that `steps` returns; does nothing between epochs."""
+        is_stepping = self._roster is not None and self._machine.phase == "stepping"
+        if is_stepping and self._machine.until > self._machine.committed:
+            self._handle(Continue(self._machine.committed))
+
+    def at_pause(self, work: Callable[[], Result]) -> Result:
+        """Return the result of `work`, run while no step is computed; run it again if members are lost meanwhile."""
+        while True:
+            try:
+                return work()
+            except MembersLost as loss:
+                self._lose(loss.workers)
+            except StaleEpoch:
+                self._handle(Assemble(self._crew.workers))
+            except WrongTensor as failure:
+                for event in self._without_sender(failure):
+                    self._handle(event)
+            self._is_paused = self._machine.phase == "paused"  # if no lost member was part of the epoch
+            self._run()
+
+    def change(self) -> None:
+        """Carry out the changes that are due, unless an epoch that began meanwhile did so; call it only at a pause.
+
+        Raises:
+            ContributorLost: no other member can hold the shard of a member that leaves.
+        """
+        if not self._changes.are_due(self.roster):
+            return
+        self._changes.parting = self._changes.leaving
+        self._stopped_s = time.monotonic()
+        self._is_paused = False
+        try:
+            self._handle(Assemble(self._crew.workers))
+            self._run()
+        finally:
+            self._changes.parting = frozenset()
+
+    @property
+    def roster(self) -> Roster:
+        """Membership of the epoch."""
+        assert self._roster is not None
+        return self._roster
+
+    # -- the loop ----------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while not self._is_paused:
+            try:
+                heard = self._inbox.get(timeout=_POLL_S)
+            except queue.Empty:
+                pass
+            else:
+                self._open(*heard)
+            if self._changes.requests.cancelled.is_set():
+                raise Cancelled
+            self._lose(self._crew.check_members())
+            for worker, message in self._crew.repeated_messages():
+                self._unpack(worker, message)
+            if not self._crew.workers:
+                raise machines_lost(self._crew.topology, self._lost)
+            self._pause_if_due()
+            if time.monotonic() - self._ticked_s > _TICK_S:
+                self._ticked_s = time.monotonic()
+                self._handle(Tick())
+                self._look_for_cuts()
+                self._listener.ticked()
+            self._injector.messages.flush()
+
+    def _look_for_cuts(self) -> None:
+        """Check whether members reach each other: after 3 s without news, then after twice as long each time.
+
+        A cut leaves TCP connections open, so nothing else shows that the tensors of a step will not arrive.
+        """
+        quiet, rest = divmod(self._machine.quiet_ticks, _CUT_TICKS)
+        if self._roster is None or rest or quiet.bit_count() != 1:
+            return
+        try:
+            require_links(self._crew, self._roster)
+        except MembersLost as loss:
+            self._lose(loss.workers)
+        except LinksCut as cut:
+            self._cut = cut  # raised later: once members are halted, all have applied the last committed step
+            self._handle(Assemble(self._crew.workers))
+
+    def _pause_if_due(self) -> None:
+        if self._roster is not None and self._changes.are_due(self._roster):
+            self.pause_early()
+
+    def _open(self, worker: Any, key: Any, data: Any) -> None:
+        """Check a message's key and read it; drop it if the key is wrong."""
+        if self._crew.is_from(worker, key):
+            self._unpack(worker, data)
+
+    def _unpack(self, worker: Worker, data: Any) -> None:
+        """Read a message of a member; count the sender as lost if it is malformed."""
+        try:
+            message, figures = unpack_said(data, worker, self._crew.name(worker), self._crew.microbatches)
+        except Undeclared as failure:
+            self._crew.detector.accuse(worker, failure)
+        else:
+            self._hear(worker, message, figures)
+
+    def _hear(
+        self, worker: Worker, message: ToCoordinator | ShareComputeError, figures: StepFigures | None
+    ) -> None:
+        if isinstance(message, (ContributorLost, StaleEpoch, Broken)):
+            self._crew.detector.shorten_limit()
+        if isinstance(message, (ContributorLost, StaleEpoch)):
+            return  # the member waited for another one, which the failure detector finds
+        if isinstance(message, NoCopy):
+            if self._roster is not None and self._roster.buddies.get(message.owner) == worker:
+                is_current = message.epoch == self._roster.epoch  # else a newer copy was begun since
+                self._changes.recopying.lost(
+                    worker, lacks_room=message.lacks_room, is_restarted=not is_current
+                )
+                if is_current:
+                    self._changes.protection.lose_copy(self._machine.committed)
+            self._note(f"{self._crew.name(worker)}: {message.message}")
+        elif isinstance(message, ShareComputeError):
+            if worker in self._crew.workers:
+                if isinstance(message, OutOfMemory) and len(self._crew.workers) > 1:
+                    self._do_without(worker, message)
+                    return
+                if not isinstance(message, Unavailable):
+                    message.machine = message.machine or self._crew.name(worker)
+                raise message
+        else:
+            self._take(worker, message, figures)
+
+    def _take(self, worker: Worker, message: ToCoordinator, figures: StepFigures | None) -> None:
+        if figures is not None:
+            known = self._figures.setdefault(worker, figures)
+            if figures.targets > known.targets:  # it reports again, and came into the last stage in between
+                self._figures[worker] = replace(known, targets=figures.targets)
+        self._passes(HEARD[type(message)])
+        if isinstance(message, Broken) and message.epoch == self._machine.epoch:
+            self._changes.is_broken = True
+        self._handle(message)
+
+    def _do_without(self, worker: Worker, failure: OutOfMemory) -> None:
+        """Continue without a machine that has less memory than it lends; it may join again with the memory it has."""
+        name = self._crew.name(worker)
+        self._note(f"{name} ran out of memory at {bytes_text(failure.room_bytes)}: it is given less")
+        self._changes.shrink(worker, failure.room_bytes)
+        self._crew.remove([worker])
+        self._lose(frozenset([worker]))
+
+    def _lose(self, workers: frozenset[Worker]) -> None:
+        for loss in self._say_lost(workers):
+            self._handle(loss)
+        if self._roster is not None and not workers.isdisjoint(
+            set(self._roster.everybody) - set(self._roster.workers)
+        ):
+            # A member waits until a machine that was to join has its gradient; the protocol does not know this machine.
+            self._handle(Assemble(self._crew.workers))
+
+    def _say_lost(self, workers: frozenset[Worker]) -> list[Event]:
+        for worker in sorted(workers):
+            fault = self._crew.detector.take_fault(worker)
+            self._note(f"lost machine {self._crew.name(worker)}" + (f": {fault}" if fault else ""))
+            self._figures.pop(worker, None)
+            self._lost.add(worker)
+            self._changes.lost(worker)
+        if workers:
+            self._epochs_in_vain = 0
+            self._stop()
+        return [Lost(worker) for worker in sorted(workers)]
+
+    def _stop(self) -> None:
+        if self._stopped_s is None:
+            self._stopped_s = time.monotonic()
+
+    def _handle(self, event: Event) -> None:
+        waiting = deque(self._machine.handle(event))
+        while waiting:
+            for answer in self._carry_out(waiting.popleft()):
+                waiting.extend(self._machine.handle(answer))
+        if self._machine.phase in ("stepping", "paused") and self._formed is not self._roster:
+            self._tell_reformed()
+
+    def _tell_reformed(self) -> None:
+        """Report that the members of a new epoch compute, unless it is the first epoch."""
+        before, self._formed = self._formed, self._roster
+        # Before the report: after it, other jobs may use the machines of these members.
+        self._changes.end_others(self.roster)
+        if before is not None:
+            stopped_s = time.monotonic() - (self._stopped_s or time.monotonic())
+            self._listener.reformed(before, self.roster, frozenset(self._lost), stopped_s)
+        self._lost.clear()
+        self._stopped_s = None
+        self._changes.why = ""
+        self._changes.is_broken = False
+
+    def _carry_out(self, effect: Effect) -> list[Event]:
+        match effect:
+            case Record(epoch=epoch, step=None):
+                self._stop()
+                self._count_epochs()
+                self._passes(Point.epoch_recording)
+                recorded = _recorded(self._step_log.begin_epoch(epoch))
+                self._passes(Point.epoch_recorded)
+                return [recorded]
+            case Record(epoch=epoch, step=int(step), scale=scale, generation=generation):
+                self._passes(Point.step_recording)
+                assert self._verdict is not None
+                self._facts = self._listener.account(step, self._verdict, self._figures)
+                recorded = _recorded(self._step_log.commit(epoch, step, scale, self._facts, generation))
+                self._passes(Point.step_recorded)
+                return [recorded]
+            case Tell(worker=worker, message=message):
+                failures = self._passes(SENDING[type(message)])
+                self._injector.messages.send(worker, lambda: self._crew.tell(worker, message), failures)
+            case Plan():
+                self._passes(Point.planning)
+                answer = self._form(effect)
+                self._passes(Point.planned)
+                return answer
+            case Committed():
+                figures, self._figures = self._figures, {}
+                assert self._facts is not None
+                self._listener.committed(self._facts, figures)
+                self._expect_the_next()
+            case Pause():
+                self._passes(Point.pausing)
+                self._is_paused = True
+            case _:
+                return self._on_doubt(effect)
+        return []
+
+    def _on_doubt(self, effect: Effect) -> list[Event]:
+        """Carry out the effects of numbers that cannot be used."""
+        match effect:
+            case Suspect():
+                self._suspect(effect)
+            case Blame():
+                self._blame(effect)
+            case Expel():
+                if effect.why:
+                    self._note(f"{self._crew.name(effect.worker)} is left out: {effect.why}")
+                self._crew.remove([effect.worker])
+                return self._say_lost(frozenset({effect.worker}))
+            case StartOver():
+                self._start_over(effect)
+            case Diverged():
+                raise self._diverged(effect)
+            case Disputed():
+                raise disputed(effect.workers, effect.step, self._crew.name)
+        return []
+
+    def _suspect(self, suspect: Suspect) -> None:
+        name = self._crew.name(suspect.worker)
+        self._note(
+            f"step {suspect.step} begins anew without {name}, to see whether other machines make the same: "
+            f"{suspect.what}"
+        )
+        self._changes.suspect(suspect.worker)
+        self._changes.why = f"{name} is left out, since it made numbers that are not finite"
+        self._epochs_in_vain = 0
+
+    def _blame(self, blame: Blame) -> None:
+        """Write to the step log that a machine made wrong numbers, and report it."""
+        worker, step, what, accuser = blame.worker, blame.step, blame.what, blame.accuser
+        name = self._crew.name(worker)
+        is_over = self._step_log.offend(worker, step, what, is_grave=blame.is_grave, accuser=accuser)
+        self._changes.blame(worker)
+        if is_over:
+            self._changes.quarantine(worker)
+        source = "" if accuser is None else f", as {self._crew.name(accuser)} reports"
+        sentence = f"{name} made wrong numbers in step {step}{source}: {what}. "
+        sentence += "They were not used; the step goes on without it"
+        if is_over:
+            sentence += f". {name} is quarantined"
+        self._tell(
+            Offended(
+                machine=worker,
+                step=step,
+                what=what,
+                quarantined=is_over,
+                accuser=accuser,
+                sentence=sentence,
+            )
+        )
+
+    def _start_over(self, effect: StartOver) -> None:
+        if effect.workers:
+            names = listed(sorted(map(self._crew.name, effect.workers)))
+            why = f"the gradients on {names} differ, so step {effect.step} is computed again"
+        else:
+            why = f"numbers of step {effect.step} are not finite, so it is computed again and each cell is checked"
+        self._note(why)
+        self._changes.why = why
+        self._epochs_in_vain = 0
+
+    def _diverged(self, effect: Diverged) -> NotFinite:
+        """Return the error for numbers that are not finite without a machine being to blame."""
+        failure = self._not_finite or not_finite("gradient", effect.step)
+        if effect.is_alone:
+            failure.witnesses = "; no other machine could compute it again to tell the machine from the model"
+        elif effect.by:
+            failure.witnesses = f"; {listed(sorted(map(self._crew.name, effect.by)))} found the same"
+        failure.message += failure.witnesses
+        return failure
+
+    def _without_sender(self, failure: WrongTensor) -> list[Event]:
+        """Continue without the sender of a wrong tensor, or without its accuser; for times when no step is computed."""
+        worker, accuser = failure.worker, failure.accuser
+        if not {worker, accuser} <= self._crew.workers:
+            raise failure
+        loser = self._machine.accusations.loser(worker, accuser)
+        if loser == worker:
+            witness = None if accuser == worker else accuser
+            self._blame(Blame(worker, self._machine.committed + 1, failure.what, accuser=witness))
+        expel = Expel(loser, "" if loser == worker else f"{UNBELIEVED}: {failure.what}")
+        return [*self._on_doubt(expel), Assemble(self._crew.workers)]
+
+    def _note(self, message: str) -> None:
+        self._tell(Note(message=message))
+
+    def _passes(self, point: Point) -> list[Failure]:
+        return self._injector.passes(point, self._machine.committed + 1)
+
+    def _form(self, effect: Plan) -> list[Event]:  # noqa: PLR0911 - a return for each failure
+        cut, self._cut = self._cut, None
+        if (
+            cut is not None
+            and self._roster is not None
+            and self._crew.workers.issuperset(self._roster.workers)
+        ):
+            raise cut
+        try:
+            form = self._planner.form(effect)
+        except MembersLost as loss:
+            return self._without(loss)
+        except WrongTensor as failure:
+            return self._without_sender(failure)
+        except StaleEpoch as failure:
+            return self._restart(failure)
+        except (ContributorLost, PlanInfeasible) as failure:
+            if not effect.without:
+                raise
+            step = effect.committed + 1
+            raise self._diverged(Diverged(step, effect.without, is_alone=True)) from failure
+        self._roster = form.roster
+        try:
+            self._links.make(form.roster)
+        except MembersLost as loss:
+            return self._without(loss)
+        except LinksCut:
+            raise
+        except WrongTensor as failure:
+            return self._without_sender(failure)
+        except (ContributorLost, StaleEpoch) as failure:
+            return self._restart(failure)
+        return [Planned(form)]
+
+    def _without(self, loss: MembersLost) -> list[Event]:
+        """Begin another epoch without the lost members, including members that the protocol does not know."""
+        return [*self._say_lost(loss.workers), Assemble(self._crew.workers)]
+
+    def _restart(self, failure: ShareComputeError) -> list[Event]:
+        if self._epochs_in_vain >= _EPOCHS_IN_VAIN:
+            raise Unavailable(
+                f"members could not be linked {_EPOCHS_IN_VAIN} times: {failure.message}",
+                hint="look at the network between the job's machines, then resume it",
+            ) from failure
+        self._note(f"members could not be linked, and are linked anew: {failure.message}")
+        return [Assemble(self._crew.workers)]
+
+    def _count_epochs(self) -> None:
+        """Count an epoch that begins, and double the time without news that it is allowed.
+
+        The time doubles because the step may just take that long.
+
+        Raises:
+            Unavailable: too many epochs began without a committed step or a lost member.
+        """
+        self._epochs_in_vain += 1
+        if self._epochs_in_vain > 1:
+            self._machine.patience *= 2
+        if self._epochs_in_vain > _EPOCHS_IN_VAIN:
+            raise Unavailable(
+                f"members began step {self._machine.committed + 1} anew {_EPOCHS_IN_VAIN} times, without a loss",
+                hint="look into the job's log for what failed, and at the network between its machines",
+                step=self._machine.committed + 1,
+            )
+
+    def _expect_the_next(self) -> None:
+        """Set the longest time without news of the next step, from the duration of the step that is committed."""
+        now = time.monotonic()
+        self._quiet_s = max(self._quiet_s, _QUIET_STEPS * (now - self._committed_s))
+        self._machine.patience = math.ceil(self._quiet_s / _TICK_S)
+        self._committed_s = now
+        self._epochs_in_vain = 0
+        self._crew.detector.reset_limit()
+
+    def _decide(self, prepared: Mapping[Worker, Prepared]) -> float | None:
+        """Return the factor for the gradient of the open step; None if its numbers are not finite."""
+        try:
+            self._verdict = judge(prepared, self._training, self._machine.committed + 1)
+        except NotFinite as failure:
+            self._not_finite = failure
+            return None
+        return self._verdict.factor
+
+
+def _recorded(standing: Standing | None) -> Recorded:
+    """Return the event for a write to the step log.
+
+    Raises:
+        StaleEpoch: the step log refused the write, because a newer coordinator of the job has claimed it.
+    """
+    if standing is None:
+        raise superseded()
+    return Recorded(standing.epoch, standing.committed, standing.scale, standing.generation)

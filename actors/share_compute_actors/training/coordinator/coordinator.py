@@ -1,0 +1,108 @@
+"""The coordinator: one actor on the head that makes one attempt at a job, and reports its progress as events.
+
+The control plane imports this module, so it must import quickly; the attempt itself is in `attempt`, which loads torch.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+from typing import Any
+
+import ray
+
+from share_compute.errors import ShareComputeError
+from share_compute.lifecycle.attempt_events import (
+    Assignment,
+    AttemptEnded,
+    AttemptEvent,
+    Offer,
+    attempt_events,
+)
+from share_compute_actors.group.event_feed import EventFeed
+from share_compute_actors.group.exceptions import Cancelled
+from share_compute_actors.machine.stalled import close_stalled_connections
+from share_compute_actors.training.membership.control_requests import ControlRequests
+from share_compute_actors.unpickling import refuse_pickles
+
+_log = logging.getLogger(__name__)
+
+
+@ray.remote(num_cpus=0, concurrency_groups={"run": 1, "control": 4, "mail": 1})
+class Coordinator:
+    """Makes one attempt at one job.
+
+    Args:
+        assignment: an `Assignment` as JSON.
+    """
+
+    def __init__(self, assignment: str) -> None:
+        refuse_pickles()
+        close_stalled_connections()
+        self._assignment = Assignment.model_validate_json(assignment)
+        self._feed: EventFeed[AttemptEvent] = EventFeed()
+        self._requests = ControlRequests()
+        self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+
+    @ray.method(concurrency_group="run")
+    def run(self) -> None:
+        """Make the attempt; the last event reports how it ended."""
+        try:
+            from share_compute_actors.training.coordinator.attempt import TrainingAttempt  # noqa: PLC0415 - loads torch
+
+            attempt = TrainingAttempt(self._assignment, self._tell, self._requests, self._inbox)
+            self._tell(attempt.make())
+        except Cancelled:
+            self._tell(AttemptEnded(outcome="cancelled", reason="cancelled on request"))
+        except ShareComputeError as failure:
+            error = {"code": failure.code, **failure.facts()}
+            self._tell(AttemptEnded(outcome="failed", reason=failure.message, error=error))
+        except Exception as failure:  # noqa: BLE001 - an attempt must always say how it ended
+            error = {"code": "internal", "hint": "report this together with the job's log"}
+            reason = f"{type(failure).__name__}: {failure}"
+            _log.exception(
+                "attempt %d of %s made a mistake", self._assignment.attempt, self._assignment.job_id
+            )
+            self._tell(AttemptEnded(outcome="failed", reason=reason, error=error))
+
+    @ray.method(concurrency_group="control")
+    def events(self, after: int, timeout_s: float) -> str:
+        """Return the events after the first ``after`` ones, as JSON; if there is none, wait for the next.
+
+        Args:
+            after: number of events that the only caller has received. It never decreases.
+            timeout_s: longest wait for an event, in seconds.
+        """
+        return attempt_events.dump_json(self._feed.pull(after, timeout_s)).decode()
+
+    @ray.method(concurrency_group="mail")
+    def hear(self, worker: str, key: bytes, message: bytes) -> None:
+        """Queue a message of a member, unchecked; `Conductor` verifies the sender's key and reads the message."""
+        self._inbox.put((worker, key, message))
+
+    @ray.method(concurrency_group="control")
+    def cancel(self) -> None:
+        """Ask the attempt to end at the next step."""
+        self._requests.cancelled.set()
+
+    @ray.method(concurrency_group="control")
+    def suspend(self) -> None:
+        """Ask the attempt to write a checkpoint after its present step, and then to end."""
+        self._requests.suspended.set()
+
+    @ray.method(concurrency_group="control")
+    def offer(self, offer: str) -> None:
+        """Set the machines that the attempt may use from now on; it keeps those that it holds.
+
+        Args:
+            offer: an `Offer` as JSON.
+        """
+        self._requests.offer(Offer.model_validate_json(offer))
+
+    @ray.method(concurrency_group="control")
+    def drain(self, contributor_id: str) -> None:
+        """Ask the attempt to move a machine's shard to other machines, and to stop using the machine."""
+        self._requests.leave(contributor_id)
+
+    def _tell(self, event: AttemptEvent) -> None:
+        self._feed.put([event])

@@ -1,0 +1,154 @@
+"""Evaluates the model between steps: validation, final test, sample texts, search for non-finite numbers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from share_compute.errors import UserError
+from share_compute.lifecycle.attempt_events import AttemptEvent, Sampled, Validated
+from share_compute.protocol.roster import Worker
+from share_compute.specification import SamplesSpec, TrainJob
+from share_compute.training.finiteness import first_of
+from share_compute.training.loss_scale import NotFinite, not_finite
+from share_compute.training.sampling import continue_greedily
+from share_compute_actors.group.answering import ask_shard_store
+from share_compute_actors.group.exceptions import MembersLost
+from share_compute_actors.messages import EvaluationResult
+from share_compute_actors.training.coordinator.conductor import Conductor
+from share_compute_actors.training.member.schemas import EVALUATION, FINDING, LOGITS
+from share_compute_actors.training.membership.training_group import TrainingGroup
+from share_compute_actors.training.shard_store import ShardStoreFacts
+from share_compute_actors.wire import TEXT
+
+_EVALUATED_AT_ONCE = 8
+"""Microbatches in one evaluation call, per member of the largest stage: bounds the data that waits in the channels."""
+
+
+class Evaluation:
+    """Runs the members' model forward while no step is computed.
+
+    Args:
+        spec: the job, with its number of microbatches settled.
+        facts: the facts that the shard store returned.
+        shard_store: the shard store's actor, which has the tokenizer.
+        crew: the members.
+        conductor: pauses training, so that no step is computed meanwhile.
+        tell: receives events.
+    """
+
+    def __init__(
+        self,
+        spec: TrainJob,
+        facts: ShardStoreFacts,
+        shard_store: Any,
+        crew: TrainingGroup,
+        conductor: Conductor,
+        tell: Callable[[AttemptEvent], None],
+    ) -> None:
+        self._spec = spec
+        self._facts = facts
+        self._shard_store = shard_store
+        self._crew = crew
+        self._conductor = conductor
+        self._tell = tell
+
+    def mean_loss(self, split: Literal["validation", "test"], step: int) -> float:
+        """Report the mean loss on a split, and return it.
+
+        Raises:
+            NotFinite: the loss is not finite.
+        """
+        count = -(-self._facts.sizes[split] // self._spec.training.microbatch_size)
+        parts: list[EvaluationResult] = []
+        start = 0
+        while start < count:
+            at_once = _EVALUATED_AT_ONCE * max(map(len, self._conductor.roster.stages))
+            chunk = list(range(start, min(start + at_once, count)))
+            parts += self._conductor.at_pause(partial(self._evaluate_some, split, step, chunk))
+            start += len(chunk)
+        mean = sum(part.loss_sum for part in parts) / sum(part.targets for part in parts)
+        if not math.isfinite(mean):
+            raise not_finite(f"{split} loss", step)
+        language = self._facts.blueprint.task == "language"
+        correct = sum(part.correct for part in parts) / sum(part.targets for part in parts)
+        self._tell(
+            Validated(
+                split=split,
+                step=step,
+                loss=mean,
+                accuracy=None if language else correct,
+                perplexity=math.exp(min(mean, 700.0)) if language else None,
+            )
+        )
+        return mean
+
+    def _evaluate_some(
+        self, split: Literal["validation", "test"], step: int, chunk: list[int]
+    ) -> list[EvaluationResult]:
+        roster = self._conductor.roster
+        answers = self._crew.gather(
+            EVALUATION,
+            {
+                worker: self._crew.handle(worker).evaluate.remote(split, step, chunk, place, roster.stages)
+                for place, stage in enumerate(roster.stages)
+                for worker in stage
+            },
+        )
+        return [answer for answer in answers.values() if answer is not None]
+
+    def sample(self, wanted: SamplesSpec, step: int) -> None:
+        """Have the model continue the prompts, and report the texts."""
+
+        def next_logits(ids: Tensor) -> Tensor:
+            return self._conductor.at_pause(partial(self._next_logits, step, ids[0].tolist()))
+
+        window = (self._facts.blueprint.config or {}).get("max_position_embeddings")
+        for prompt, row in zip(wanted.prompts, self._facts.prompts, strict=True):
+            made = continue_greedily(next_logits, row, wanted.max_tokens, window, self._facts.text_ends)
+            text = ask_shard_store(TEXT, self._shard_store.text.remote(list(made)))
+            self._tell(Sampled(step=step, prompt=prompt, text=text))
+
+    def _next_logits(self, step: int, ids: list[int]) -> Tensor:
+        way = [stage[0] for stage in self._conductor.roster.stages]
+        answers = self._crew.gather(
+            LOGITS,
+            {
+                worker: self._crew.handle(worker).next_logits.remote(step, ids, place, way)
+                for place, worker in enumerate(way)
+            },
+        )
+        logits = answers[way[-1]]
+        if logits is None or not len(logits):
+            self._crew.accuse(way[-1], "no logits of the last stage")
+        return torch.tensor(logits)
+
+    def locate(self, failure: NotFinite) -> UserError:
+        """Return an error that names where numbers stopped being finite; `failure` itself if no member knows."""
+        step, roster = failure.step, self._conductor.roster
+        assert step is not None
+        own: dict[Worker, tuple[int, list[int]]] = {}
+        for place, tasks in enumerate(roster.tasks_of(step)):
+            for microbatch, task in enumerate(tasks):
+                own.setdefault(task.worker, (place, []))[1].append(microbatch)
+        try:
+            findings = self._crew.gather(
+                FINDING,
+                {
+                    worker: self._crew.handle(worker).find_nonfinite.remote(step, place, microbatches)
+                    for worker, (place, microbatches) in own.items()
+                },
+            )
+        except MembersLost:
+            return failure
+        finding = first_of(findings.values())
+        if finding is None:
+            return failure
+        error = finding.error(step)
+        error.message += failure.witnesses
+        return error

@@ -1,0 +1,141 @@
+"""The progress of one attempt: its training state, the facts about each step, and the time that members computed.
+
+The conductor reports progress to a `Listener`.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from abc import ABC, abstractmethod
+from collections import defaultdict, deque
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from share_compute.lifecycle.attempt_events import AttemptEvent, Note, StepCommitted
+from share_compute.protocol.roster import Roster, Worker
+from share_compute.specification import TrainJob
+from share_compute.training.early_stopping import EarlyStopping
+from share_compute.training.loss_scale import SKIPPED
+from share_compute.training.optimizers import learning_rates
+from share_compute_actors.messages import StepFigures
+from share_compute_actors.training.coordinator.verdict import Verdict
+from share_compute_actors.training.shard_store import TrainingState
+from share_compute_actors.training.step_log import StepFacts
+
+_SMOOTHED_STEPS = 10
+
+
+class Listener(ABC):
+    """Receives the progress of a conductor."""
+
+    @abstractmethod
+    def account(self, step: int, verdict: Verdict, figures: Mapping[Worker, StepFigures]) -> StepFacts:
+        """Return the facts to write with the commit of a step that all members prepared."""
+
+    @abstractmethod
+    def committed(self, facts: StepFacts, figures: Mapping[Worker, StepFigures]) -> None:
+        """Receive a committed step, and the figures of its members."""
+
+    @abstractmethod
+    def reformed(self, before: Roster, after: Roster, lost: frozenset[Worker], seconds: float) -> None:
+        """Receive the memberships before and after, lost members, and the seconds in which nothing was computed."""
+
+    @abstractmethod
+    def ticked(self) -> None:
+        """Do regular work; called about every 0.5 s while the conductor waits for members."""
+
+
+class Progress:
+    """Accounts for the steps of one attempt.
+
+    Args:
+        spec: the job, with its number of microbatches settled.
+        state: training state after the last committed step.
+        tell: receives events.
+    """
+
+    def __init__(self, spec: TrainJob, state: TrainingState, tell: Callable[[AttemptEvent], None]) -> None:
+        self._training = spec.training
+        self._tell = tell
+        self.state = state
+        """Training state after the last committed step."""
+        stopping = spec.training.early_stopping
+        self._stopping = (
+            EarlyStopping(stopping).after_all(state.validations) if stopping is not None else None
+        )
+        self._rate = learning_rates(spec.training)
+        self._seconds: deque[float] = deque(maxlen=_SMOOTHED_STEPS)
+        self._last_end = time.monotonic()
+        self._busy_s: dict[Worker, float] = defaultdict(float)
+        self._trained_s = 0.0
+        self._targets = 0
+        """Number of targets in one microbatch."""
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether no step is left, or early stopping ended the training."""
+        stops = self._stopping is not None and self._stopping.stops
+        return stops or self.state.step == self._training.steps
+
+    @property
+    def reason(self) -> str:
+        """Reason why training ended, for the user."""
+        done = f"{self.state.step} steps done"
+        return f"{done}: {self._stopping.reason}" if self._stopping and self._stopping.stops else done
+
+    def begin_steps(self) -> None:
+        """Start the clock of the next step, so that the time of a validation or a checkpoint is not counted."""
+        self._last_end = time.monotonic()
+
+    def account(self, step: int, verdict: Verdict, figures: Mapping[Worker, StepFigures]) -> StepFacts:
+        """Return the facts to report about a step that all members have prepared, once it is committed.
+
+        Raises:
+            UserError: no loss scale makes the gradients finite.
+        """
+        now = time.monotonic()
+        seconds, self._last_end = now - self._last_end, now
+        self._seconds.append(seconds)
+        training = self._training
+        # No figures have it if the last stage's members that computed the step died. It is the same for all steps.
+        each = self._targets = max((said.targets for said in figures.values()), default=0) or self._targets
+        targets = each * training.batch_size // training.microbatch_size
+        norm, is_clean = verdict.norm, math.isfinite(verdict.norm)
+        event = StepCommitted(
+            step=step,
+            loss=math.fsum(verdict.losses.values()) / (each * len(verdict.losses)),
+            learning_rate=self._rate(step),
+            gradient_norm=norm if training.max_gradient_norm is not None and is_clean else None,
+            samples=training.batch_size,
+            tokens=targets,
+            seconds=seconds,
+            tokens_per_s=targets * len(self._seconds) / sum(self._seconds),
+        )
+        loss_scale = self.state.loss_scale.after(1.0 if is_clean else SKIPPED, step)
+        return StepFacts(event, loss_scale, is_skipped=not is_clean)
+
+    def committed(self, facts: StepFacts, figures: Mapping[Worker, StepFigures]) -> None:
+        """Report a committed step, and update the training state."""
+        step, seconds = facts.event.step, facts.event.seconds
+        for worker, said in figures.items():
+            self._busy_s[worker] += said.seconds - said.waited_s
+        self._trained_s += seconds
+        self._tell(facts.event)
+        if facts.is_skipped:
+            self._tell(
+                Note(
+                    message=f"step {step} changed nothing: its gradient is not finite in float16; "
+                    f"the loss is multiplied by {facts.loss_scale.factor:g} from now on"
+                )
+            )
+        self.state = replace(self.state, step=step, loss_scale=facts.loss_scale)
+
+    def validated(self, step: int, loss: float) -> None:
+        """Add the loss of a validation to the training state; it may end the training early."""
+        self.state = replace(self.state, validations=(*self.state.validations, (step, loss)))
+        self._stopping = self._stopping and self._stopping.after(step, loss)
+
+    def busy_fractions(self) -> dict[Worker, float]:
+        """Return the fraction of all steps' time in which each member computed."""
+        return {worker: busy_s / max(self._trained_s, 1e-9) for worker, busy_s in self._busy_s.items()}

@@ -1,0 +1,262 @@
+"""The training of one attempt, from members that hold the model to the saved result.
+
+This is the place to start reading. A `TrainingRun` owns all parts of the coordinator, and builds each part from parts
+that exist already. `run` is the whole training in order. The `Conductor` drives the steps between two pauses, and
+reports to the run through the methods of `Listener`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from queue import SimpleQueue
+from typing import Any
+
+from share_compute.lifecycle.attempt_events import (
+    Assignment,
+    AttemptEvent,
+    LinkCut,
+    Note,
+    Planned,
+    Reformed,
+    Started,
+)
+from share_compute.protocol.roster import Roster, Worker
+from share_compute.quantities import listed
+from share_compute.training.loss_scale import NotFinite
+from share_compute_actors.messages import StepFigures
+from share_compute_actors.training.coordinator.checkpoint_manager import CheckpointManager
+from share_compute_actors.training.coordinator.conductor import Conductor, Heard
+from share_compute_actors.training.coordinator.evaluation import Evaluation
+from share_compute_actors.training.coordinator.progress import Listener, Progress
+from share_compute_actors.training.coordinator.verdict import Verdict
+from share_compute_actors.training.membership.balancing import Balancer
+from share_compute_actors.training.membership.changes import Changes
+from share_compute_actors.training.membership.control_requests import ControlRequests
+from share_compute_actors.training.membership.cuts import LinksCut
+from share_compute_actors.training.membership.membership_planner import MembershipPlanner
+from share_compute_actors.training.membership.performance_monitor import PerformanceMonitor
+from share_compute_actors.training.membership.resharder import Resharder
+from share_compute_actors.training.membership.takeover import Start
+from share_compute_actors.training.membership.training_group import TrainingGroup
+from share_compute_actors.training.step_log import StepFacts, StepLog
+
+
+class TrainingRun(Listener):
+    """Trains with the members of a worker group, and saves checkpoints and the result.
+
+    Args:
+        assignment: the attempt, with its number of microbatches settled.
+        start: plan and training state that the members begin with.
+        shard_store: the shard store's actor.
+        crew: the members, each with its shard.
+        step_log: the step log of the job, claimed by this attempt.
+        requests: control requests of the control plane.
+        inbox: messages of members.
+        tell: receives events.
+    """
+
+    def __init__(
+        self,
+        assignment: Assignment,
+        start: Start,
+        shard_store: Any,
+        crew: TrainingGroup,
+        step_log: StepLog,
+        requests: ControlRequests,
+        inbox: SimpleQueue[Heard],
+        tell: Callable[[AttemptEvent], None],
+    ) -> None:
+        spec = assignment.spec
+        self._assignment = assignment
+        self._start = start
+        self._crew = crew
+        self._step_log = step_log
+        self._tell = tell
+        self._training = spec.training
+        self._changes = Changes(
+            crew, requests, tell, can_shadow=spec.parallelism.buddies, quarantined=step_log.quarantined()
+        )
+        self._balancer = Balancer()
+        self._monitor = PerformanceMonitor(assignment, start.solution, tell, self._changes)
+        self._progress = Progress(spec, start.state, tell)
+        self._planner = MembershipPlanner(
+            assignment,
+            start,
+            self._changes,
+            Resharder(crew, start.facts.first_step),
+            step_log,
+            self._monitor,
+            tell,
+        )
+        self._conductor = Conductor(
+            crew, step_log, self._planner, self, inbox, spec.training, self._changes, tell
+        )
+        self._evaluation = Evaluation(spec, start.facts, shard_store, crew, self._conductor, tell)
+        self._checkpoints = CheckpointManager(shard_store, crew, self._conductor, assignment, tell, requests)
+
+    def run(self) -> str:
+        """Train and save the result; return the reason why training ended.
+
+        Raises:
+            Cancelled: the submitter cancelled the job.
+            ShareComputeError: the attempt failed.
+            MembersLost: members died, and the others cannot go on without them.
+        """
+        with self._monitor:
+            with self._saving_when_cut():
+                self._conductor.assemble()
+            self._begin()
+            with self._checkpoints.salvaging(), self._saving_when_cut():
+                self._train()
+            self._checkpoints.result(self._progress.state)
+        self._report_busy_fractions()
+        return self._progress.reason
+
+    def _begin(self) -> None:
+        """Report the first epoch, and the committed steps that an earlier attempt did not report."""
+        self._balancer.reform(self._conductor.roster)
+        if self._start.takeover is not None:
+            self._monitor.reform(self._planner.solution, are_lost=True)
+            self._tell(Planned(plan=self._planner.solution.plan))
+        for step in self._step_log.steps(after=self._assignment.told):
+            self._tell(step.event)
+        self._changes.protection.reform(self._conductor.roster)
+        first_step = self._start.state.step + 1
+        self._tell(Started(first_step=first_step, total_steps=self._training.steps))
+
+    def _report_busy_fractions(self) -> None:
+        rest = "other machines and for the server" if len(self._crew.workers) > 1 else "the server"
+        for worker, share in self._progress.busy_fractions().items():
+            name = self._crew.name(worker)
+            message = f"{name} computed {share:.0%} of the time; the rest went into waiting for {rest}"
+            self._tell(Note(message=message))
+
+    # -- the training loop -------------------------------------------------------------------------------------------
+
+    def _train(self) -> None:
+        """Run all steps that are left, each pause's work, and the final test.
+
+        Raises:
+            UserError: numbers of a step are not finite; the message names the place where this first happened.
+        """
+        progress = self._progress
+        # An earlier coordinator may have died between the last step and the work that follows it.
+        has_trained = self._start.state.step >= self._start.facts.first_step
+        if has_trained and self._pauses_after(progress.state.step):
+            self._between(progress.state.step)
+        while not progress.has_ended:
+            following = range(progress.state.step + 1, self._training.steps + 1)
+            step = next(number for number in following if self._pauses_after(number))
+            progress.begin_steps()
+            self._steps(step)
+            self._between(step)
+        if self._start.facts.sizes["test"]:
+            self._evaluation.mean_loss("test", progress.state.step)
+
+    def _steps(self, until: int) -> None:
+        """Run the steps up to `until`, and carry out the changes that are due in between."""
+        try:
+            while self._conductor.steps(until) < until:
+                self._save_before_change()
+                self._conductor.change()
+        except NotFinite as failure:
+            raise self._evaluation.locate(failure) from failure
+
+    def _pauses_after(self, step: int) -> bool:
+        training = self._training
+        return step == training.steps or any(
+            every is not None and step % every == 0
+            for every in (
+                training.validate_every,
+                training.checkpoint_every,
+                training.samples.every if training.samples is not None else None,
+            )
+        )
+
+    def _between(self, step: int) -> None:
+        """Validate, write samples and save a checkpoint after a step, as far as each of them is due."""
+        training, progress = self._training, self._progress
+        if self._start.facts.sizes["validation"] and (
+            progress.has_ended or (training.validate_every and step % training.validate_every == 0)
+        ):
+            loss = self._evaluation.mean_loss("validation", step)
+            self._step_log.validated(step, loss)
+            progress.validated(step, loss)
+        if training.samples is not None and step % training.samples.every == 0:
+            self._evaluation.sample(training.samples, step)
+        if progress.has_ended or (training.checkpoint_every and step % training.checkpoint_every == 0):
+            self._checkpoints.checkpoint(progress.state, waits=progress.has_ended)
+
+    def _save_before_change(self) -> None:
+        """Save a checkpoint if one is due, or if members are to leave that the others cannot do without."""
+        self._checkpoints.checkpoint_if_due(self._progress.state)
+        leaving = self._changes.leaving
+        if leaving and not self._planner.can_do_without(leaving):
+            self._checkpoints.checkpoint(self._progress.state, waits=True)
+        self._checkpoints.release(leaving)
+
+    @contextmanager
+    def _saving_when_cut(self) -> Iterator[None]:
+        """Report links that are cut between members, and save a checkpoint for the next attempt."""
+        try:
+            yield
+        except LinksCut as cut:
+            for pair in cut.pairs:
+                self._tell(LinkCut(machines=pair, sentence=cut.message))
+            if self._progress.state.step >= self._start.facts.first_step:
+                self._checkpoints.checkpoint(self._progress.state, waits=True)
+            raise
+
+    # -- reports of the conductor ------------------------------------------------------------------------------------
+
+    def account(self, step: int, verdict: Verdict, figures: Mapping[Worker, StepFigures]) -> StepFacts:
+        """See `Listener.account`."""
+        return self._progress.account(step, verdict, figures)
+
+    def committed(self, facts: StepFacts, figures: Mapping[Worker, StepFigures]) -> None:
+        """Report a committed step, and look for a better plan and better shares of microbatches."""
+        self._progress.committed(facts, figures)
+        step = facts.event.step
+        self._monitor.observe(step, facts.event.seconds, figures)
+        shares = self._balancer.observe(step, figures, self._training.steps - step)
+        if shares is not None:
+            self._changes.share(shares)
+
+    def reformed(self, before: Roster, after: Roster, lost: frozenset[Worker], seconds: float) -> None:
+        """Report an epoch that follows another, with the causes."""
+        self._monitor.reform(self._planner.solution, are_lost=bool(lost))
+        self._balancer.reform(after)
+        joined = frozenset(after.workers) - frozenset(before.workers)
+        left = frozenset(before.workers) - frozenset(after.workers) - lost
+        event = Reformed(
+            epoch=after.epoch,
+            step=after.step,
+            plan=self._planner.solution.plan,
+            lost=tuple(sorted(lost)),
+            joined=tuple(sorted(joined)),
+            left=tuple(sorted(left)),
+            seconds=seconds,
+            recomputed=self._planner.recomputed,
+            sentence=self._causes(lost, left, joined),
+        )
+        self._changes.tell_reformed(event, after)
+
+    def _causes(self, lost: frozenset[Worker], left: frozenset[Worker], joined: frozenset[Worker]) -> str:
+        """Return the causes of a new epoch, for the user."""
+        causes = [
+            f"{listed(sorted(map(self._crew.name, workers)))} {verb}"
+            for workers, verb in ((lost, "lost"), (left, "left"), (joined, "joined"))
+            if workers
+        ]
+        if self._changes.why:
+            causes.append(self._changes.why)
+        if not causes:
+            retried = "a message was lost; members began the step again"
+            causes.append(retried if self._changes.is_broken else "members were linked anew")
+        return "; ".join(causes)
+
+    def ticked(self) -> None:
+        """Report folders that were saved and copies that are complete, and request the pauses that are due."""
+        self._checkpoints.look()
+        self._changes.protection.look(self._progress.state.step)

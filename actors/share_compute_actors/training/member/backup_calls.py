@@ -1,0 +1,87 @@
+"""A member's calls for backup copies of shards: as primary it gives its own shard, as backup it keeps others'."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from functools import partial
+
+import ray
+
+from share_compute.protocol.roster import Worker
+from share_compute_actors.group.answering import answers
+from share_compute_actors.messages import Followed
+from share_compute_actors.training.backups.copying import Copied, Outline, ShardRange
+from share_compute_actors.training.member.engine import Engine
+from share_compute_actors.transport.pieces import Piece
+from share_compute_actors.wire import FLAG, NOTHING
+
+
+class KeepsCopies:
+    """The methods of a member for backup copies."""
+
+    _engine: Engine
+
+    # -- as primary --------------------------------------------------------------------------------------------------
+
+    @ray.method(concurrency_group="copies")
+    def outline(self, shard: ShardRange) -> Outline:
+        """Return the outline of a shard. See `Copier`."""
+        return self._engine.copier.outline(shard)
+
+    @ray.method(concurrency_group="copies")
+    def set_aside(self, keeper: Worker, shard: ShardRange, names: Sequence[str]) -> Copied:
+        """Copy some parameters, so that they can be fetched while training continues. See `Copier`."""
+        return self._engine.copier.copy(shard, names, keeper)
+
+    @ray.method(concurrency_group="copies")
+    def piece_aside(self, ticket: int, name: str, start: int, stop: int) -> Piece:
+        """Return bytes of a tensor that was copied. See `Copier`."""
+        return self._engine.copier.piece(ticket, name, start, stop)
+
+    # -- as backup ---------------------------------------------------------------------------------------------------
+
+    @ray.method(concurrency_group="copies")
+    @answers(NOTHING)
+    def keep_copies(
+        self, epoch: int, committed: int, followed: Mapping[int, Followed], keepers: Collection[Worker]
+    ) -> None:
+        """Keep exactly these copies from now on; called before the epoch begins in which their gradients arrive.
+
+        Existing copies stay, and copies of other layers start from their data. Missing data is fetched while training
+        continues.
+
+        Args:
+            epoch: number of the epoch that is about to begin.
+            committed: last committed step.
+            followed: primaries of the copies, by stage.
+            keepers: members that keep copies of this member's shard.
+        """
+        self._engine.copier.forget_all_but(keepers)
+        copies = self._engine.copies
+        outlines = copies.outlines(committed, followed)
+        self._engine.order(partial(copies.keep, epoch, committed, followed, outlines))
+
+    @ray.method(concurrency_group="copies")
+    @answers(FLAG)
+    def bring_to(self, shard: ShardRange, step: int, scales: Mapping[int, float]) -> bool:
+        """Bring a copy to a committed step; return whether that was possible.
+
+        Args:
+            shard: layers of the copy.
+            step: number of the step.
+            scales: factor of the gradient, by committed step.
+        """
+        follower = self._engine.copies.of(shard)
+        return follower is not None and follower.bring_to(step, scales)
+
+    @ray.method(concurrency_group="copies")
+    @answers(FLAG)
+    def is_up_to_date(self) -> bool:
+        """Return whether all copies are complete, and little is left to bring them to the last committed step."""
+        return self._engine.copies.catch_up()
+
+    @ray.method(concurrency_group="copies")
+    @answers(FLAG)
+    def has_whole_copies(self) -> bool:
+        """Return whether each copy that this member keeps is complete."""
+        return self._engine.copies.are_whole()

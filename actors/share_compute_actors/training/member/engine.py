@@ -1,0 +1,424 @@
+"""A member's single compute thread: it executes the effects of the protocol machine, and calls from other threads.
+
+All access to weights, gradients and the channel happens on this thread. Other threads only queue messages and calls
+here, and end waits that have become pointless.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from share_compute.errors import ShareComputeError
+from share_compute.protocol.member import MemberMachine
+from share_compute.protocol.member_events import (
+    Apply,
+    Arrived,
+    Compute,
+    Computed,
+    Discard,
+    Effect,
+    Event,
+    Loaded,
+    Log,
+    Logged,
+    Misfit,
+    Missed,
+    Reduce,
+    Send,
+    Tell,
+    Tick,
+    Updated,
+)
+from share_compute.protocol.messages import Halt, Prepared, ToCoordinator, ToMember
+from share_compute.protocol.points import Point
+from share_compute.protocol.roster import Roster, Worker
+from share_compute.protocol.schedule import Action
+from share_compute.protocol.tree import SummationTree
+from share_compute_actors.group.allocator import as_reported
+from share_compute_actors.group.compute_thread import ComputeThread, run_order
+from share_compute_actors.messages import Followed, StepFigures
+from share_compute_actors.training.backups.copies import Copies
+from share_compute_actors.training.backups.copying import Copier, Legacy
+from share_compute_actors.training.member.outbox import POLL_S, Outbox
+from share_compute_actors.training.member.reduction import held_by, reduce
+from share_compute_actors.training.member.rows import Rows
+from share_compute_actors.training.member.runner import Runner
+from share_compute_actors.training.member.samples import Samples
+from share_compute_actors.training.member.step_clock import StepClock
+from share_compute_actors.transport.channel import Channel
+from share_compute_actors.transport.collective.backend import EpochGroup, abort_group, leave_group
+from share_compute_actors.transport.envelope import Label
+
+_TICK_S = 5.0
+"""Time without messages after which the protocol machine may repeat a message, in seconds."""
+
+
+class Forming(NamedTuple):
+    """A process group that is being formed."""
+
+    epoch: int
+    name: str
+
+
+TellCoordinator = Callable[[ToCoordinator | ShareComputeError, StepFigures | None], None]
+
+
+class Engine(ComputeThread):
+    """Runs one member's compute thread.
+
+    Args:
+        machine: the member's protocol machine.
+        tree: the order in which gradients are added.
+        tell: sends a message to the coordinator; called on the compute thread.
+        copies: backup copies of other members' shards.
+    """
+
+    def __init__(
+        self,
+        machine: MemberMachine,
+        tree: SummationTree,
+        tell: TellCoordinator,
+        copies: Copies,
+    ) -> None:
+        super().__init__()
+        self._machine = machine
+        self._tree = tree
+        self._tell = tell
+        self.copies = copies
+        self.copier = Copier(self.order, lambda: (self.runner, machine.applied))
+        self._outbox = self._make_outbox()
+        self.runner: Runner | None = None
+        self.group: EpochGroup | None = None
+        self.forming: Forming | None = None
+        """The group that this member is about to join, if any."""
+        self._group_epoch = 0
+        self._samples: Samples | None = None
+        self._arrived: dict[tuple[str, int, int], Tensor] = {}
+        """Tensors from other members by cargo, step and microbatch; tied sums by cargo, step and stage."""
+        self._events: deque[Event] = deque()
+        self._effects: deque[Effect] = deque()
+        self._clock = StepClock()
+        self._looked_s = time.monotonic()
+        self._start()
+
+    def _make_outbox(self) -> Outbox:
+        return Outbox()
+
+    # -- from other threads ------------------------------------------------------------------------------------------
+
+    def hear(self, message: ToMember) -> None:
+        """Take in a message of the coordinator; a halt also ends waits of the epoch that is over."""
+        with self._news:
+            self._events.append(message)
+            self._news.notify()
+            channel, group, forming = self.channel, self.group, self.forming
+        if channel is not None:
+            is_over = isinstance(message, Halt) and channel.epoch < message.epoch
+            channel.interrupt() if is_over else channel.wake()
+        if isinstance(message, Halt):
+            if group is not None and self._group_epoch < message.epoch:
+                group.abort()
+            if forming is not None and forming.epoch < message.epoch:
+                abort_group(forming.name)
+
+    def _end_wait(self) -> None:
+        channel = self.channel
+        if channel is not None:
+            channel.wake()
+
+    def wait_while_cut(self) -> None:
+        """Wait until the coordinator can be reached; returns at once, unless a cut is injected."""
+
+    def use_shard_store(self, shard_store: Any) -> None:
+        """Request samples from another shard store from now on; this also ends a wait for the previous one."""
+        if self._samples is not None:
+            self._samples.use(shard_store)
+
+    # -- orders ------------------------------------------------------------------------------------------------------
+
+    def open(self, channel: Channel | None) -> None:
+        """Use this channel from now on; call it through `order`."""
+        super().open(channel)
+        # Tensors that are still needed are sent again, except the sum of a parameter that two stages share.
+        self._arrived = {key: tensor for key, tensor in self._arrived.items() if key[0] == "tied"}
+
+    def equip(self, runner: Runner, inputs: Rows, targets: Rows, loaded: Loaded) -> None:
+        """Compute with this runner from now on; call it through `order`.
+
+        Args:
+            runner: runner with the weights.
+            inputs: samples of the first stage.
+            targets: targets of the last stage.
+            loaded: the last step whose update the weights have.
+        """
+        if self.runner is not None and self._machine.applied == loaded.applied:
+            self.copies.former = Legacy.of_runner(self.runner, loaded.applied)
+        self.runner, self._samples = runner, Samples(runner.stage.shard, inputs, targets)
+        self._arrived.clear()
+        self.copier.forget()
+        self._handle(loaded)
+
+    def join(self, group: EpochGroup | None, rank: int, epoch: int) -> None:
+        """Sum gradients with this group from now on; call it through `order`."""
+        assert self.runner is not None
+        with self._news:
+            old, self.group = self.group, group
+            self.forming, self._group_epoch = None, epoch
+        if old is not None:
+            leave_group(old)
+        self.runner.join(group, rank)
+
+    def arrived(self, step: int, microbatch: int) -> tuple[Tensor | None, Tensor | None]:
+        """Return activation and gradient that arrived for a microbatch of the open step; call it through `order`."""
+        come = self._arrived
+        return come.get(("activation", step, microbatch)), come.get(("gradient", step, microbatch))
+
+    # -- the thread --------------------------------------------------------------------------------------------------
+
+    def _loop(self) -> None:
+        while True:
+            try:
+                self._work()
+            except Exception as failure:  # noqa: BLE001 - it is reported to the coordinator, and ends the attempt
+                self._tell(as_reported(failure), None)
+
+    def _work(self) -> None:
+        """Do one thing. Priority: protocol messages, then effects, then calls of other threads, then tensors."""
+        due_s = self._due_s()
+        with self._news:
+            is_idle = not self._events and not self._effects and not self._orders
+            if is_idle and self.channel is None:
+                self._news.wait(due_s)
+            event = self._events.popleft() if self._events else None
+            is_free = event is None and not self._effects
+            order = self._next_order() if is_free else None
+        if event is not None:
+            self._take_event(event)
+        elif self._effects:
+            answer = self._carry_out(self._effects.popleft())
+            if answer is not None:
+                self._handle(answer)
+        elif order is not None:
+            run_order(order)
+        elif self.channel is not None:
+            self._take(POLL_S if due_s is None else min(due_s, POLL_S))
+
+    def _due_s(self) -> float | None:
+        """Return the longest time in seconds for which the thread may wait; None if nothing is due."""
+        return None
+
+    def _take_event(self, event: Event) -> None:
+        if isinstance(event, Halt):
+            self._clock.stop()
+        self._handle(event)
+
+    def _take(self, timeout_s: float) -> None:
+        assert self.channel is not None
+        taken = self.channel.take(timeout_s)
+        if self._outbox.misses(self.channel):
+            self._handle(Missed(self.channel.epoch))
+        while self.channel.rejected:
+            rejected = self.channel.rejected.popleft()
+            self._reject(rejected.label, rejected.source, rejected.what)
+        if taken is None:
+            if time.monotonic() - self._looked_s > _TICK_S:
+                self._looked_s = time.monotonic()
+                self._handle(Tick())
+            return
+        label, source, tensor = taken
+        if self._is_unusable(label, source, tensor):
+            return
+        if label.cargo == "logged":
+            self._handle(Logged(self.channel.epoch, label.step, label.microbatch))
+            return
+        if label.cargo == "log":
+            self._take_log(self.channel, label, tensor)
+            return
+        place = label.stage if label.cargo == "tied" else label.microbatch
+        self._arrived[label.cargo, label.step, place] = tensor
+        self._handle(Arrived(self.channel.epoch, label.of_protocol))
+
+    def _is_unusable(self, label: Label, source: Worker, tensor: Tensor) -> bool:
+        """Reject a tensor that contradicts the blueprint; return whether it was rejected."""
+        if label.cargo == "logged":
+            return False
+        if label.cargo == "log":
+            what = self.copies.misfit(label, tensor)
+            if what is not None:
+                self._reject(label, source, what)
+            return what is not None
+        expected = self.runner.expected(label.cargo) if self.runner is not None else None
+        if expected is None:
+            self._reject(label, source, f"nobody waits for the {label.cargo} that it sent")
+            return True
+        what = expected.misfit(tensor)
+        if what is not None:
+            self._reject(label, source, f"{described(label)}: {what}")
+            return True
+        if not expected.has_numbers(tensor):
+            self._reject(label, source, f"{described(label)}: its numbers are not finite", is_certain=False)
+            return True
+        return False
+
+    def _reject(self, label: Label, source: Worker, what: str, *, is_certain: bool = True) -> None:
+        assert self.channel is not None
+        rejected = label if label.is_of_protocol else label._replace(cargo="log")
+        self._handle(Misfit(self.channel.epoch, source, rejected.of_protocol, what, is_certain))
+
+    def _take_log(self, channel: Channel, label: Label, tensor: Tensor) -> None:
+        """Take in a part of another member's gradient, and acknowledge the gradient once it is complete."""
+        followed = self.copies.take(label, tensor)
+        if followed is not None:
+            self._acknowledge(channel, followed, label)
+
+    def _acknowledge(self, channel: Channel, followed: Followed, label: Label) -> None:
+        self._outbox.acknowledge(channel, followed, label)
+
+    def _handle(self, event: Event) -> None:
+        """Pass an event to the protocol machine, and queue its effects, so that a halt is noticed between them."""
+        self._effects.extend(self._machine.handle(event))
+
+    def _carry_out(self, effect: Effect) -> Event | None:
+        match effect:
+            case Compute():
+                self._run_cell(effect, reduces_inside=not effect.is_checked)
+                return Computed(effect.action, not effect.is_checked or self._is_finite(effect.action))
+            case Send():
+                self._send(effect)
+            case Reduce():
+                if self.channel is not None and self.group is not None:
+                    # A member that lacks a tensor must not wait for it as long as this member waits for others.
+                    self.channel.report_sent()
+                return reduce(effect, self._machine, self._tree, self._runner, self.group, self._reduces)
+            case Apply():
+                self._apply(effect)
+                return Updated(effect.step)
+            case Discard():
+                self._runner.discard()
+            case Log():
+                self._give(effect)
+            case Tell():
+                self._report(effect.message)
+        return None
+
+    def _is_finite(self, action: Action) -> bool:
+        return self._runner.is_cell_finite(action.kind, action.microbatch)
+
+    def _reduces(self, point: Point) -> None:
+        """Pass a point of the reduction; faults are injected there."""
+
+    # -- effects -----------------------------------------------------------------------------------------------------
+
+    @property
+    def _runner(self) -> Runner:
+        assert self.runner is not None
+        return self.runner
+
+    @property
+    def _given(self) -> Samples:
+        assert self._samples is not None
+        return self._samples
+
+    def _run_cell(self, effect: Compute, *, reduces_inside: bool) -> None:
+        with self._clock.computing():
+            self._compute(effect, reduces_inside=reduces_inside)
+
+    def _compute(self, effect: Compute, *, reduces_inside: bool) -> None:
+        runner, step, microbatch = self._runner, effect.step, effect.action.microbatch
+        if not self._clock.is_running:
+            self._begin(step)
+        if effect.action.kind == "F":
+            entering = self._given.input(step, microbatch)
+            if entering is None:
+                entering = self._arrived["activation", step, microbatch]
+            runner.forward(step, microbatch, entering, keeps_graph=effect.has_backward)
+            return
+        roster, incoming = self._machine.roster, self._given.target(step, microbatch)
+        if incoming is None:
+            incoming = self._arrived["gradient", step, microbatch]
+        holders = None  # halted meanwhile, no member would wait for a reduction that began inside
+        if effect.is_last and roster is not None and reduces_inside:
+            holders = held_by(roster, self._machine.worker, step, self._tree)
+        runner.backward(microbatch, incoming, adds=effect.adds, holders=holders)
+
+    def _begin(self, step: int) -> None:
+        """Start the clock at the first cell of a step, and request the samples of this step and the next."""
+        self._clock.start()
+        roster = self._machine.roster
+        if roster is None:
+            return
+        self._given.expect(roster, self._machine.worker, step)
+        if step == roster.step + 1:
+            self._runner.start_timing(step)
+
+    def _send(self, effect: Send) -> None:
+        assert self.channel is not None
+        tensor = self._runner.kept(effect.label.cargo, effect.label.microbatch)
+        assert tensor is not None, f"{effect.label} is not kept"
+        self._outbox.send(self.channel, effect, tensor)
+
+    def _give(self, log: Log) -> None:
+        """Send the reduced gradient to a backup member."""
+        roster = self._machine.roster
+        if roster is None:
+            return  # halted meanwhile: the next epoch determines the receiver
+        assert self.channel is not None
+        self._tie(roster, log.step)
+        self.copier.require_still()
+        self._outbox.give(self.channel, log, roster.stage_of(self._machine.worker), self._runner)
+
+    def _apply(self, effect: Apply) -> None:
+        self._runner.apply(effect.step, effect.scale)
+        self._arrived = {key: tensor for key, tensor in self._arrived.items() if key[1] > effect.step}
+        self._given.forget(effect.step)
+        if self.channel is not None:
+            self.channel.forget(effect.step)
+
+    def _tie(self, roster: Roster, step: int) -> None:
+        """Add the other stage's sum of a tied parameter's gradient, if it arrived; repeated calls are harmless."""
+        other = len(roster.stages) - 1 - roster.stage_of(self._machine.worker)
+        theirs = self._arrived.get(("tied", step, other))
+        if roster.is_tied and theirs is not None:
+            self._runner.tie(theirs)
+
+    def _report(self, message: ToCoordinator) -> None:
+        """Send a message to the coordinator; add to `Prepared` the fields that only the runner knows."""
+        if not isinstance(message, Prepared):
+            self._deliver(message, None)
+            return
+        runner, roster = self._runner, self._machine.roster
+        if roster is None:
+            return  # halted meanwhile: no member waits for it
+        self._tie(roster, message.step)
+        spent = self._clock.read()
+        figures = StepFigures(
+            targets=runner.targets_per_microbatch,
+            seconds=spent.seconds,
+            waited_s=spent.waited_s,
+            layer_timings=runner.layer_timings(message.step),
+        )
+        # After a restart of the step, a member that is alone is compared with members that are gone.
+        is_compared = self.group is not None or self._machine.generation > 0
+        prepared = replace(
+            message,
+            squared_norms=runner.squared_norms(),
+            losses=runner.losses(),
+            digest=runner.gradients.digest() if is_compared else "",
+        )
+        self._deliver(prepared, figures)
+
+    def _deliver(self, message: ToCoordinator, figures: StepFigures | None) -> None:
+        self._tell(message, figures)
+
+
+def described(label: Label) -> str:
+    """Return the description of a tensor, for display."""
+    if label.cargo == "tied":
+        return "the gradient of a shared parameter"
+    return f"the {label.cargo} of microbatch {label.microbatch}"

@@ -1,0 +1,183 @@
+"""A member's compute thread with injected faults: it decorates the steps of `Engine` and the sending of `Outbox`.
+
+`Engine` and `Outbox` themselves have no faults. A member uses this engine if its job was given a failure script.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from share_compute.protocol.failures import Failure
+from share_compute.protocol.member import MemberMachine
+from share_compute.protocol.member_events import Apply, Compute, Effect, Event, Loaded, Log, Reduce, Send
+from share_compute.protocol.messages import Prepared, ToCoordinator, ToMember
+from share_compute.protocol.points import HEARD, SENDING, Point
+from share_compute.protocol.roster import Worker
+from share_compute.protocol.tree import SummationTree
+from share_compute_actors.messages import Followed, StepFigures
+from share_compute_actors.testing.fault_injection import FaultInjector
+from share_compute_actors.testing.message_faults import (
+    MessageFaults,
+    deviates,
+    is_poisoned,
+    wrong_letter,
+    wrong_tensor,
+)
+from share_compute_actors.training.backups.copies import Copies
+from share_compute_actors.training.backups.logs import HEAD
+from share_compute_actors.training.member.engine import Engine, TellCoordinator, described
+from share_compute_actors.training.member.outbox import Outbox
+from share_compute_actors.training.member.rows import Rows
+from share_compute_actors.training.member.runner import Runner
+from share_compute_actors.transport.channel import Channel, Letter
+from share_compute_actors.transport.envelope import Label
+
+
+class FaultyEngine(Engine):
+    """An engine that passes the points of a failure script, and carries out the failures there.
+
+    Args:
+        injector: the member's part of the script.
+        machine: the member's protocol machine.
+        tree: the order in which gradients are added.
+        tell: sends a message to the coordinator; called on the compute thread.
+        copies: backup copies of other members' shards.
+    """
+
+    def __init__(
+        self,
+        injector: FaultInjector,
+        machine: MemberMachine,
+        tree: SummationTree,
+        tell: TellCoordinator,
+        copies: Copies,
+    ) -> None:
+        self._injector = injector  # before the thread starts
+        self._faults = injector.messages
+        self._of_message: list[Failure] = []
+        """Failures that apply to the message that is being written."""
+        super().__init__(machine, tree, tell, copies)
+
+    def _make_outbox(self) -> Outbox:
+        return FaultyOutbox(self._faults, self._passes)
+
+    def _passes(self, point: Point) -> list[Failure]:
+        return self._injector.passes(point, self._machine.applied + 1)
+
+    # -- from other threads, and orders ------------------------------------------------------------------------------
+
+    def hear(self, message: ToMember) -> None:
+        """Take in a message of the coordinator, unless the link to it is cut."""
+        if not self._faults.is_cut(None):
+            super().hear(message)
+
+    def wait_while_cut(self) -> None:
+        """Wait until the link to the coordinator is not cut."""
+        self._faults.wait_while_cut()
+
+    def open(self, channel: Channel | None) -> None:
+        """Use this channel from now on; call it through `order`."""
+        if channel is not None:
+            channel.is_cut = self._faults.is_cut
+        self._faults.forget()
+        super().open(channel)
+
+    def equip(self, runner: Runner, inputs: Rows, targets: Rows, loaded: Loaded) -> None:
+        """Compute with this runner from now on; see `Engine.equip`."""
+        self._passes(Point.weights_loaded)
+        super().equip(runner, inputs, targets, loaded)
+
+    # -- the thread --------------------------------------------------------------------------------------------------
+
+    def _due_s(self) -> float | None:
+        return self._faults.flush()
+
+    def _take_event(self, event: Event) -> None:
+        if isinstance(event, ToMember):
+            self._passes(HEARD[type(event)])
+        super()._take_event(event)
+
+    def _is_unusable(self, label: Label, source: Worker, tensor: Tensor) -> bool:
+        if super()._is_unusable(label, source, tensor):
+            return True
+        if label.cargo in ("logged", "log") or not self._passes(Point.tensor_heard):
+            return False
+        self._reject(label, source, f"{described(label)}: it is said to be wrong")
+        return True
+
+    def _acknowledge(self, channel: Channel, followed: Followed, label: Label) -> None:
+        self._injector.passes(Point.log_heard, label.step)
+        super()._acknowledge(channel, followed, label)
+
+    def _carry_out(self, effect: Effect) -> Event | None:
+        match effect:
+            case Reduce():
+                self._passes(Point.reduce_starting)
+            case Apply():
+                self._passes(Point.apply_starting)
+        answer = super()._carry_out(effect)
+        if isinstance(effect, Apply):
+            self._passes(Point.apply_done)
+        return answer
+
+    def _run_cell(self, effect: Compute, *, reduces_inside: bool) -> None:
+        is_spoilt = is_poisoned(self._passes(Point.cell_starting))
+        super()._run_cell(effect, reduces_inside=reduces_inside and not is_spoilt)
+        if is_spoilt:
+            self._runner.spoil_cell(effect.action.kind, effect.action.microbatch, torch.nan)
+        self._passes(Point.cell_done)
+
+    def _reduces(self, point: Point) -> None:
+        if deviates(self._passes(point)):
+            self._runner.deviate()
+
+    def _report(self, message: ToCoordinator) -> None:
+        self._of_message = self._passes(SENDING[type(message)])
+        super()._report(message)
+
+    def _deliver(self, message: ToCoordinator, figures: StepFigures | None) -> None:
+        if isinstance(message, Prepared) and deviates(self._of_message):
+            message = replace(message, digest="another")
+        self._faults.send(None, lambda: self._tell(message, figures), self._of_message)
+
+
+class FaultyOutbox(Outbox):
+    """An outbox whose tensors may be wrong, damaged, late, repeated or lost.
+
+    Args:
+        faults: sends letters with their injected faults.
+        passes: passes a protocol point, and returns the failures that apply there.
+    """
+
+    def __init__(self, faults: MessageFaults, passes: Callable[[Point], list[Failure]]) -> None:
+        super().__init__()
+        self._faults = faults
+        self._passes = passes
+        self._of_log: list[Failure] = []
+        """Failures that apply to the gradient that is being sent."""
+
+    def send(self, channel: Channel, send: Send, tensor: Tensor) -> None:
+        """Send the output of a cell."""
+        failures = self._passes(Point.tensor_sending)
+        letter = channel.write(send.target, Label("train", *send.label), wrong_tensor(tensor, failures))
+        self._post(channel, send.target, wrong_letter(letter, failures), failures)
+
+    def _send_log(self, channel: Channel, log: Log, stage: int, runner: Runner, *, is_repeated: bool) -> None:
+        self._of_log = self._passes(Point.log_sending)
+        super()._send_log(channel, log, stage, runner, is_repeated=is_repeated)
+
+    def _post_log(self, channel: Channel, keeper: Worker, place: int, letter: Letter) -> None:
+        # Only the head is subject to faults: it does not change if the step is applied while the head is delayed.
+        self._post(channel, keeper, letter, self._of_log if place == HEAD else [])
+
+    def _post(self, channel: Channel, target: Worker, letter: Letter, failures: list[Failure]) -> None:
+        self._faults.send(
+            target,
+            lambda: channel.post(target, letter),
+            failures,
+            lambda: channel.post(target, letter.damaged()),
+        )

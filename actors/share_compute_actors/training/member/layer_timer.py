@@ -1,0 +1,110 @@
+"""Measures the times of each layer of a shard during training, so that the planner need not estimate them.
+
+Marks are set where one layer ends and the next begins. In a forward, a hook on the layer sets them. In a backward, a
+hook on the layer's output sets them, when the gradient of that output is complete; the hook does not change the
+gradient. So results stay bit-identical, and the times of all layers add up to the whole pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from statistics import fmean
+from time import perf_counter
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from share_compute.planning.cost.timings import LayerTiming
+
+_Way: TypeAlias = Literal["forward", "backward"]
+_Mark: TypeAlias = "float | torch.cuda.Event"
+"""A point in time: seconds of the CPU's clock, or an event on a GPU."""
+
+
+class _Pass(NamedTuple):
+    begin: _Mark
+    inner: dict[int, _Mark]
+    """End of each layer but the last (forward), or time at which its output's gradient was complete (backward)."""
+    end: _Mark
+
+
+class LayerTimer:
+    """Times all passes that run inside `timing`, until `finish`.
+
+    Args:
+        layers: layers of the shard, by their index in the whole model. The first layer's time includes the modules
+            before it (embedding, positions), the last layer's time those after it (head, loss).
+        device: device on which the layers compute.
+    """
+
+    def __init__(self, layers: Mapping[int, nn.Module], device: torch.device) -> None:
+        self._places = sorted(layers)
+        self._on_gpu = device.type == "cuda"
+        self._passes: dict[_Way, list[_Pass]] = {"forward": [], "backward": []}
+        self._current: dict[int, _Mark] | None = None
+        self._hooks = [layers[place].register_forward_hook(self._ended(place)) for place in self._places[:-1]]
+
+    @contextmanager
+    def timing(self, way: _Way) -> Iterator[None]:
+        """Time one pass of one microbatch; nothing else may run inside the context."""
+        inner: dict[int, _Mark] = {}
+        begin, self._current = self._mark(), inner
+        try:
+            yield
+        finally:
+            self._current = None
+        self._passes[way].append(_Pass(begin, inner, self._mark()))
+
+    def finish(self) -> dict[int, LayerTiming]:
+        """Remove the hooks, and return each layer's mean times over all passes."""
+        for hook in self._hooks:
+            hook.remove()
+        if self._on_gpu:
+            torch.cuda.synchronize()
+        forward, backward = self._means("forward"), self._means("backward")
+        return {place: LayerTiming(forward[place], backward[place]) for place in self._places}
+
+    def _mark(self) -> _Mark:
+        if not self._on_gpu:
+            return perf_counter()
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record()
+        return event
+
+    def _ended(self, place: int) -> Any:
+        def hook(_: nn.Module, _inputs: Any, outputs: Any) -> None:
+            if self._current is None:  # an evaluation
+                return
+            self._current[place] = self._mark()
+            hidden: Tensor = outputs[0] if isinstance(outputs, tuple) else outputs
+            if hidden.requires_grad:
+                hidden.register_hook(lambda _: self._reached(place))  # type: ignore[no-untyped-call]
+
+        return hook
+
+    def _reached(self, place: int) -> None:
+        if self._current is not None:
+            self._current[place] = self._mark()
+
+    def _means(self, way: _Way) -> dict[int, float]:
+        """Return the mean time of each layer, from the mark before it to the mark after it."""
+        order = self._places if way == "forward" else self._places[::-1]
+        times: dict[int, list[float]] = {place: [] for place in order}
+        for each in self._passes[way]:
+            # In a backward, layer i starts at the mark where the gradient of its output was complete, which is where
+            # layer i + 1 ends. A layer whose output needs no gradient has no backward; its mark is the end of the pass.
+            bounds = order[:-1] if way == "forward" else order[1:]
+            marks = [each.begin, *(each.inner.get(place, each.end) for place in bounds), each.end]
+            for place, start, stop in zip(order, marks, marks[1:], strict=False):
+                times[place].append(max(0.0, _seconds(start, stop)))
+        return {place: fmean(seconds) if seconds else 0.0 for place, seconds in times.items()}
+
+
+def _seconds(start: _Mark, stop: _Mark) -> float:
+    if isinstance(start, float) and isinstance(stop, float):
+        return stop - start
+    assert isinstance(start, torch.cuda.Event)
+    assert isinstance(stop, torch.cuda.Event)
+    return float(start.elapsed_time(stop)) / 1000  # from milliseconds

@@ -1,0 +1,115 @@
+"""Builds a shard, and fills it from the actors that have its weights."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from share_compute.models.boundary import Boundaries
+from share_compute.models.factory import build_stage
+from share_compute.models.stage import Stage
+from share_compute.protocol.tree import SummationTree
+from share_compute.shard import Shard
+from share_compute.training.optimizers import parameter_of, restore_optimizer
+from share_compute_actors.group.allocator import passing_through
+from share_compute_actors.group.fetching import Givers, fill, fits, wrong
+from share_compute_actors.machine.device import measured_device
+from share_compute_actors.messages import MemberSetup, Source
+from share_compute_actors.training.member.runner import Runner
+from share_compute_actors.wire import NAMES, Undeclared, unpack_answer
+
+
+def build_runner(setup: MemberSetup, tree: SummationTree, shard: Shard) -> Runner:
+    """Return a runner whose weights are not filled yet; call it on the thread that will compute.
+
+    Args:
+        setup: parameters of the member.
+        tree: the order in which gradients are added.
+        shard: layers of the model.
+
+    Raises:
+        ContributorLost: this process sees another GPU than the one that was measured.
+        PlanInfeasible: the shard does not fit into this machine's memory.
+    """
+    torch.set_num_threads(setup.threads)
+    with fits(shard, setup.name):
+        stage = build_stage(setup.blueprint, shard, measured_device(setup.device, setup.gpu))
+        training = setup.training
+        boundaries = Boundaries.of(
+            stage,
+            setup.blueprint,
+            training.microbatch_size,
+            training.sequence_length,
+            gradients_are_finite=training.precision != "float16",
+        )
+        return Runner(stage, training, tree, setup.tied, boundaries)
+
+
+def fill_runner(runner: Runner, setup: MemberSetup, givers: Givers | None) -> None:
+    """Load weights and optimizer state from their sources into a runner.
+
+    Args:
+        runner: newly built runner.
+        setup: parameters of the member.
+        givers: sources of each parameter and buffer. None initializes from the seed.
+
+    Raises:
+        ContributorLost: data from a machine arrives damaged.
+        PlanInfeasible: the shard does not fit into this machine's memory.
+        StaleEpoch: a source died.
+        UserError: the weights do not belong to the configuration.
+    """
+    stage = runner.stage
+    with fits(stage.shard, setup.name), passing_through():
+        if givers is None:
+            stage.initialize(setup.training.seed)
+            return
+        stored = _stored(stage, givers, setup.training.seed)
+        fill(stored, givers, "weights", numbers=runner.parameters.keys())
+        runner.loss_scale = givers.ask(givers.sources.all[0], "loss_scale")
+        if runner.optimizer is not None:
+            _restore(runner, givers)
+
+
+def _stored(stage: Stage, givers: Givers, seed: int) -> dict[str, Tensor]:
+    """Return the tensors to load; tensors that a folder of the plain model lacks are initialized from the seed."""
+    tensors = stage.persistent()
+    if not stage.added:
+        return tensors
+    stage.initialize_added(seed)
+    known = {name for source in givers.sources.all for name in _inventory(givers, source)}
+    return {name: tensor for name, tensor in tensors.items() if name in known or name not in stage.added}
+
+
+def _inventory(givers: Givers, source: Source) -> tuple[str, ...]:
+    """Return the names of the tensors that a source has.
+
+    Raises:
+        WrongTensor: a member's answer is not a list of names.
+    """
+    answer = givers.ask(source, "inventory")
+    try:
+        return unpack_answer(NAMES, answer, source.name)
+    except Undeclared as failure:
+        if source.worker is None:
+            raise
+        raise wrong(source, failure.message) from failure
+
+
+def _restore(runner: Runner, givers: Givers) -> None:
+    """Load the optimizer's state from its sources."""
+    assert runner.optimizer is not None
+    shapes: dict[str, tuple[int, ...]] = {}
+    for place, source in enumerate(givers.sources.all):
+        for name, shape in givers.ask(source, "optimizer_shapes").items():
+            parameter = parameter_of(name)
+            if parameter not in runner.parameters or givers.sources.place(parameter) != place:
+                continue
+            if math.prod(shape) > runner.parameters[parameter].numel():
+                raise wrong(source, f"the optimizer's {name} has shape {list(shape)}")
+            shapes[name] = shape
+    state = {name: torch.empty(shape) for name, shape in shapes.items()}
+    fill(state, givers, "optimizer_state", numbers=state.keys())
+    restore_optimizer(runner.optimizer, runner.parameters, state)

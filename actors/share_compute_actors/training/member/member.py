@@ -1,0 +1,349 @@
+"""A member: the actor that holds one shard on one contributor and computes its cells."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, Literal
+
+import numpy as np
+import psutil
+import ray
+import torch
+from numpy.typing import NDArray
+
+from share_compute.errors import ShardStoreLost, ShareComputeError, StaleEpoch
+from share_compute.protocol.member import MemberMachine
+from share_compute.protocol.member_events import Loaded
+from share_compute.protocol.messages import ToCoordinator, ToMember
+from share_compute.protocol.roster import Worker
+from share_compute.protocol.tree import SummationTree
+from share_compute.shard import Shard
+from share_compute.training.finiteness import Finding, first_of
+from share_compute_actors.group.allocator import passing_through, peak_resident_bytes
+from share_compute_actors.group.answering import answers
+from share_compute_actors.group.fetching import Givers
+from share_compute_actors.group.linked_member import LinkedMember
+from share_compute_actors.machine.reach import Place, unanswered
+from share_compute_actors.machine.stalled import close_stalled_connections
+from share_compute_actors.messages import (
+    EvaluationResult,
+    FolderKind,
+    MemberSetup,
+    MemberStatus,
+    Sources,
+    StepFigures,
+)
+from share_compute_actors.testing.fault_injection import FaultInjector, freeze, kill
+from share_compute_actors.training.backups.copies import Copies
+from share_compute_actors.training.backups.room import Room
+from share_compute_actors.training.member.backup_calls import KeepsCopies
+from share_compute_actors.training.member.engine import Engine, Forming, TellCoordinator
+from share_compute_actors.training.member.faulty_engine import FaultyEngine
+from share_compute_actors.training.member.lifeline import Lifeline
+from share_compute_actors.training.member.loading import build_runner, fill_runner
+from share_compute_actors.training.member.passing import Passing
+from share_compute_actors.training.member.reading import GivesState
+from share_compute_actors.training.member.rows import Rows
+from share_compute_actors.training.member.runner import Runner
+from share_compute_actors.training.member.saving import copied, folder_tensors
+from share_compute_actors.training.member.schemas import EVALUATION, FINDING, LOGITS, STATUS, pack_said
+from share_compute_actors.training.member.unacknowledged import Unacknowledged
+from share_compute_actors.transport.collective.backend import join_group
+from share_compute_actors.transport.pieces import PIECE, Piece, Pieces
+from share_compute_actors.transport.rendezvous import ChannelStore, Rendezvous
+from share_compute_actors.wire import COUNT, FLAG, NAMES, NOTHING
+
+
+@ray.remote(num_cpus=0, concurrency_groups={"orders": 1, "control": 2, "mail": 2, "pieces": 2, "copies": 2})
+class Member(GivesState, KeepsCopies, LinkedMember):
+    """Does one machine's work for one job, over all its epochs.
+
+    Methods of the group ``orders`` run on the compute thread, one after the other. The other groups answer at any time.
+
+    Args:
+        setup: parameters of this member.
+        coordinator: the actor that leads it.
+        key: secret that the member sends with each message to the coordinator, so that no other member can impersonate
+            it.
+    """
+
+    _setup: MemberSetup
+    _engine: Engine
+
+    def __init__(self, setup: MemberSetup, coordinator: Any, key: bytes) -> None:
+        close_stalled_connections()
+        self._setup = setup
+        self._coordinator = coordinator, key
+        self._machine = MemberMachine(setup.worker, setup.applied)
+        self._tree = SummationTree(setup.runs)
+        copies = Copies(
+            setup.worker,
+            setup.training,
+            torch.device(setup.device),
+            lambda failure: self._tell(failure, None),
+            Room(setup.lent_bytes),
+        )
+        engine: Callable[[MemberMachine, SummationTree, TellCoordinator, Copies], Engine] = Engine
+        if setup.failures:
+            engine = partial(FaultyEngine, FaultInjector(setup.failures, setup.worker))
+        self._engine = engine(self._machine, self._tree, self._tell, copies)
+        self._runner: Runner | None = None
+        self._next: Runner | None = None
+        self._next_applied = 0
+        """Last step whose update `_next` has; other members may still read `_runner`."""
+        self._built: Runner | None = None
+        """A runner whose weights are not loaded yet."""
+        self._names: dict[Worker, str] = {}
+        self._shard_store: Any = None
+        self._pieces: Pieces | None = None
+        self._lifeline = Lifeline()
+        self._unacknowledged = Unacknowledged()
+
+    def _tell(self, message: ToCoordinator | ShareComputeError, figures: StepFigures | None) -> None:
+        coordinator, key = self._coordinator
+        said = pack_said(message, figures)
+        self._unacknowledged.add(coordinator.hear.remote(self._setup.worker, key, said), said)
+
+    # -- state -------------------------------------------------------------------------------------------------------
+
+    @ray.method(concurrency_group="orders")
+    @answers(COUNT)
+    def load(self, shard_store: Any, shard: Shard, sources: Sources | None, applied: int) -> int:
+        """Build a shard for the next epoch and fill it; return the bytes of its weights.
+
+        The current shard stays until `adopt`, because other members may want to read it.
+
+        Args:
+            shard_store: the shard store, which gives samples.
+            shard: layers of the model.
+            sources: source of each parameter and buffer, by stored name: the shard store, or members of the previous
+                epoch. None initializes from the seed.
+            applied: last step whose update these weights have.
+
+        Raises:
+            PlanInfeasible: the shard does not fit into this machine's memory.
+            UserError: the weights do not belong to the configuration.
+        """
+        return self._engine.order(partial(self._load, shard_store, shard, sources, applied))
+
+    def _load(self, shard_store: Any, shard: Shard, sources: Sources | None, applied: int) -> int:
+        self._shard_store = shard_store
+        runner, self._built = self._built, None
+        if runner is None or runner.stage.shard != shard:
+            self._next = None  # frees the memory of a shard that was loaded for an epoch that never began
+            runner = build_runner(self._setup, self._tree, shard)
+        givers = None if sources is None else Givers(sources, self._setup.worker, self)
+        fill_runner(runner, self._setup, givers)
+        self._next, self._next_applied = runner, applied
+        return sum(tensor.nbytes for tensor in runner.stage.persistent().values())
+
+    @ray.method(concurrency_group="orders")
+    @answers(STATUS)
+    def build(self, shard: Shard) -> MemberStatus:
+        """Build a shard that will be loaded later, and return a heartbeat; the first call to a member that joins.
+
+        Building takes longest.
+
+        Raises:
+            PlanInfeasible: the shard does not fit into this machine's memory.
+        """
+        self._built = self._engine.order(partial(build_runner, self._setup, self._tree, shard))
+        return self._status()
+
+    @ray.method(concurrency_group="orders")
+    @answers(NOTHING)
+    def adopt(self, epoch: int, applied: int) -> None:
+        """Start to work with the loaded shard.
+
+        Args:
+            epoch: number of the epoch that is about to begin.
+            applied: last step whose update the weights have.
+        """
+        self._engine.order(partial(self._adopt, Loaded(epoch, applied)))
+
+    def _adopt(self, loaded: Loaded) -> None:
+        assert self._next is not None
+        self._runner, self._next = self._next, None
+        inputs, targets = (
+            Rows(self._shard_store, part, self._tell_shard_store_lost) for part in ("inputs", "targets")
+        )
+        self._engine.equip(self._runner, inputs, targets, loaded)
+
+    def _tell_shard_store_lost(self, lost: ShardStoreLost) -> None:
+        self._tell(lost, None)
+
+    # -- epochs ------------------------------------------------------------------------------------------------------
+
+    @ray.method(concurrency_group="pieces")
+    @answers(NAMES)
+    def unreached(self, places: Mapping[Worker, Place]) -> tuple[Worker, ...]:
+        """Return the members whose hosts do not answer this one."""
+        silent = unanswered(set(places.values()))
+        return tuple(sorted(worker for worker, place in places.items() if place in silent))
+
+    @ray.method(concurrency_group="orders")
+    @answers(NOTHING)
+    def form(self, epoch: int, meeting: Rendezvous | None, rank: int, size: int) -> None:
+        """Join the process group of the stage, if the stage has other members.
+
+        Raises:
+            ContributorLost: not all members joined in time.
+            StaleEpoch: a halt for a later epoch ended the wait.
+        """
+        self._engine.order(partial(self._form, epoch, meeting, rank, size))
+
+    def _form(self, epoch: int, meeting: Rendezvous | None, rank: int, size: int) -> None:
+        if epoch < self._machine.epoch:
+            raise StaleEpoch(f"epoch {epoch} is over", hint="nothing: the next epoch begins")
+        self._next = None  # a shard that was loaded for an abandoned plan
+        group = None
+        if meeting is not None and size > 1:
+            self._engine.forming = Forming(epoch, meeting.group)
+            device = next(self._here().stage.module.parameters(), torch.empty(0)).device
+            store = ChannelStore(self._open_channel(), self._setup.worker, meeting)
+            group = join_group(meeting, rank, size, device, store)
+        self._engine.join(group, rank, epoch)
+
+    # -- between steps -----------------------------------------------------------------------------------------------
+
+    @ray.method(concurrency_group="orders")
+    @answers(EVALUATION)
+    def evaluate(
+        self,
+        split: Literal["validation", "test"],
+        step: int,
+        microbatches: Sequence[int],
+        stage: int,
+        stages: Sequence[Sequence[Worker]],
+    ) -> EvaluationResult | None:
+        """Evaluate this member's share of some microbatches, and return its sums; None unless it is in the last stage.
+
+        Raises:
+            StaleEpoch: a member was lost meanwhile.
+        """
+        me = self._setup.worker
+        return self._engine.order(
+            lambda: self._passing().evaluate(me, split, step, microbatches, stage, stages)
+        )
+
+    @ray.method(concurrency_group="orders")
+    @answers(LOGITS)
+    def next_logits(
+        self, step: int, ids: Sequence[int], stage: int, way: Sequence[Worker]
+    ) -> NDArray[np.float32] | None:
+        """Return the logits of the token after a text, ``[vocabulary]``; None unless this member is in the last stage.
+
+        Raises:
+            StaleEpoch: a member was lost meanwhile.
+        """
+        return self._engine.order(lambda: self._passing().next_logits(step, ids, stage, way))
+
+    def _passing(self) -> Passing:
+        return Passing(
+            self._here(), self._open_channel(), self._names, self._shard_store, self._setup.deadline_s
+        )
+
+    @ray.method(concurrency_group="orders")
+    @answers(FINDING)
+    def find_nonfinite(self, step: int, place: int, microbatches: Sequence[int]) -> Finding | None:
+        """Compute some microbatches of the open step again, and return where numbers stop being finite."""
+        return self._engine.order(partial(self._find_nonfinite, step, place, microbatches))
+
+    def _find_nonfinite(self, step: int, place: int, microbatches: Sequence[int]) -> Finding | None:
+        runner, shard = self._here(), self._here().stage.shard
+        inputs, targets = Rows(self._shard_store, "inputs"), Rows(self._shard_store, "targets")
+        findings: list[Finding | None] = []
+        for microbatch in microbatches:
+            entering, incoming = self._engine.arrived(step, microbatch)
+            if shard.is_first:
+                entering = inputs.take(step, microbatch)
+            if shard.is_last:
+                incoming = targets.take(step, microbatch)
+            if entering is not None:
+                findings.append(runner.find_nonfinite(step, place, microbatch, entering, incoming))
+        return first_of(findings)
+
+    @ray.method(concurrency_group="orders")
+    @answers(FLAG)
+    def snapshot(self, place: int, kind: FolderKind, *, copies: bool) -> bool:
+        """Offer this shard to the shard store, piece by piece; the first member of a stage represents the stage.
+
+        Args:
+            place: index of the stage.
+            kind: kind of the folder.
+            copies: whether training is to continue during the fetch.
+
+        Returns:
+            Whether the pieces come from a copy, so that training may continue. False also if memory for a copy is
+            lacking.
+        """
+        return self._engine.order(partial(self._snapshot, place, kind, copies=copies))
+
+    def _snapshot(self, place: int, kind: FolderKind, *, copies: bool) -> bool:
+        parts = folder_tensors(self._here(), self._setup.training.lora, kind)
+        with passing_through():
+            copy = copied(parts, self._setup.lent_bytes) if copies else None
+        self._pieces = Pieces(parts if copy is None else copy, place)
+        return copy is not None
+
+    # -- always answering --------------------------------------------------------------------------------------------
+
+    @ray.method(concurrency_group="control")
+    @answers(NOTHING)
+    def follow(self, coordinator: Any, shard_store: Any, key: bytes) -> None:
+        """Switch to another attempt's coordinator, its key and its shard store."""
+        self._shard_store, self._pieces = shard_store, None
+        self._engine.use_shard_store(shard_store)
+        self._unacknowledged.clear()
+        self._coordinator = coordinator, key  # last: messages about the old shard store are not for it
+
+    @ray.method(concurrency_group="control")
+    def hear(self, message: ToMember) -> None:
+        """Take in a message of the coordinator."""
+        self._engine.hear(message)
+
+    @ray.method(concurrency_group="pieces")
+    @answers(PIECE)
+    def piece(self, number: int) -> Piece | None:
+        """Return a piece of the snapshot: the next one, or the last one again; None after the last of all."""
+        assert self._pieces is not None
+        return self._pieces.give(number)
+
+    @ray.method(concurrency_group="pieces")
+    @answers(NOTHING)
+    def let_go(self) -> None:
+        """Release the snapshot."""
+        self._pieces = None
+
+    @ray.method(concurrency_group="control")
+    @answers(STATUS)
+    def status(self) -> MemberStatus:
+        """Return a heartbeat with this member's progress."""
+        self._lifeline.pull()
+        return self._status()
+
+    def _status(self) -> MemberStatus:
+        machine, runner = self._machine, self._runner
+        # `reaches` is computed first, because the compute thread may apply a step in between.
+        reaches = machine.applied + machine.is_complete
+        shard = runner.stage.shard if runner is not None else None
+        waiting = self._next
+        self._engine.wait_while_cut()
+        resident = psutil.Process().memory_info().rss
+        return MemberStatus(
+            worker=self._setup.worker,
+            step=machine.applied,
+            resident_bytes=resident,
+            peak_resident_bytes=peak_resident_bytes(),
+            reaches=max(reaches, machine.applied),
+            holds=None if shard is None else (shard.start, shard.stop),
+            loaded=None if waiting is None else (waiting.stage.shard.start, waiting.stage.shard.stop),
+            loaded_step=self._next_applied,
+            unacknowledged=tuple(message.decode() for message in self._unacknowledged.overdue()),
+        )
+
+    @ray.method(concurrency_group="control")
+    def fail(self, kind: Literal["kill", "stop"], duration_s: float) -> None:
+        """End this process at once, or suspend it for some seconds; for tests."""
+        kill() if kind == "kill" else freeze(duration_s)

@@ -1,0 +1,85 @@
+"""Sends one member's tensors to others, and makes losses noticeable."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+from torch import Tensor
+
+from share_compute.protocol.member_events import Log, Send
+from share_compute.protocol.roster import Worker
+from share_compute_actors.messages import Followed
+from share_compute_actors.training.backups.logs import letters
+from share_compute_actors.training.member.runner import Runner
+from share_compute_actors.transport.channel import Channel, Letter
+from share_compute_actors.transport.envelope import Label
+
+POLL_S = 0.5
+"""Longest wait for a tensor before the thread does other work, in seconds; messages and calls of `order` wake it at
+once. A waiting member reports at the same interval how much it sent, and whether a tensor is missing."""
+_AGAIN_S = 30.0
+_SLOWEST_BYTES_PER_S = 1e6
+"""Minimum time before a gradient is sent to a backup member again: `_AGAIN_S`, plus the transfer time at this rate.
+Members notice a loss sooner, and begin another epoch. A machine that is not in a stage yet cannot do that."""
+
+
+class Outbox:
+    """Sends tensors."""
+
+    def __init__(self) -> None:
+        self._reported_s = self._missed_s = time.monotonic()
+        self._given: dict[Worker, tuple[int, int, float]] = {}
+        """Epoch and step of the last gradient that was sent to each backup member, and the time when it was sent."""
+
+    def send(self, channel: Channel, send: Send, tensor: Tensor) -> None:
+        """Send the output of a cell."""
+        channel.send(send.target, Label("train", *send.label), tensor)
+
+    def give(self, channel: Channel, log: Log, stage: int, runner: Runner) -> None:
+        """Send a step's gradient to a backup member; send it again only after a long time.
+
+        Args:
+            channel: channel of the epoch.
+            log: the step and the receiver.
+            stage: index of this member's stage.
+            runner: runner with the complete gradient.
+        """
+        now_s = time.monotonic()
+        *last, given_s = self._given.get(log.keeper, (0, 0, 0.0))
+        is_repeated = last == [channel.epoch, log.step]
+        if (
+            is_repeated
+            and now_s - given_s < _AGAIN_S + sum(runner.gradients.bucket_bytes) / _SLOWEST_BYTES_PER_S
+        ):
+            return
+        self._given[log.keeper] = channel.epoch, log.step, now_s
+        self._send_log(channel, log, stage, runner, is_repeated=is_repeated)
+
+    def _send_log(self, channel: Channel, log: Log, stage: int, runner: Runner, *, is_repeated: bool) -> None:
+        for place, tensor in letters(runner.gradients, runner.loss_scale, runner.scale_of(log.step - 1)):
+            # The first copy may still arrive. Then the step is applied, and a tensor that is still in transit must not
+            # change.
+            content = tensor.clone() if is_repeated else tensor
+            letter = channel.write(log.keeper, Label("train", log.step, "log", place, stage), content)
+            self._post_log(channel, log.keeper, place, letter)
+
+    def _post_log(self, channel: Channel, keeper: Worker, place: int, letter: Letter) -> None:  # noqa: ARG002
+        channel.post(keeper, letter)
+
+    def acknowledge(self, channel: Channel, followed: Followed, log: Label) -> None:
+        """Acknowledge to the primary that a step's gradient arrived here."""
+        label = Label("train", log.step, "logged", followed.place, log.stage)
+        channel.send(followed.owner, label, torch.zeros(1))
+        channel.forget(log.step - 1)  # a machine that is not in a stage yet has no other occasion
+
+    def misses(self, channel: Channel) -> bool:
+        """Report sent counts at intervals, so that others notice losses; return whether to report a loss here."""
+        now_s = time.monotonic()
+        if now_s - self._reported_s > POLL_S:
+            self._reported_s = now_s
+            channel.report_sent()
+        if now_s - self._missed_s > POLL_S and channel.lacks():
+            self._missed_s = now_s
+            return True
+        return False

@@ -1,0 +1,122 @@
+"""Forward passes between steps: evaluation, and sampling through one member of each stage."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import ray
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from share_compute.errors import WrongTensor
+from share_compute.protocol.roster import Worker
+from share_compute_actors.messages import EvaluationResult
+from share_compute_actors.training.member.rows import Part
+from share_compute_actors.training.member.runner import Runner
+from share_compute_actors.transport.channel import Channel
+from share_compute_actors.transport.envelope import Label
+
+Held = Literal["validation", "test"]
+"""A split that is not trained on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Passing:
+    """Passes samples forward through the stages.
+
+    Args:
+        runner: runner of this member's shard.
+        channel: channel of the epoch.
+        names: names of the members' machines.
+        shard_store: the shard store, which has the samples.
+        deadline_s: longest wait for another member, in seconds.
+    """
+
+    runner: Runner
+    channel: Channel
+    names: Mapping[Worker, str]
+    shard_store: Any
+    deadline_s: float
+
+    def evaluate(
+        self,
+        me: Worker,
+        split: Held,
+        step: int,
+        microbatches: Sequence[int],
+        stage: int,
+        stages: Sequence[Sequence[Worker]],
+    ) -> EvaluationResult | None:
+        """Evaluate this member's share of some microbatches, and return its sums; None unless it is in the last stage.
+
+        Raises:
+            ContributorLost: another member sent nothing in time.
+            StaleEpoch: a member was lost meanwhile.
+            WrongTensor: another member sent a tensor that contradicts the blueprint.
+        """
+
+        def owner(place: int, microbatch: int) -> Worker:
+            return stages[place][microbatch % len(stages[place])]
+
+        def label(place: int, microbatch: int) -> Label:
+            return Label(split, step, "activation", microbatch, place)
+
+        def arriving(microbatch: int) -> Tensor:
+            return self._receive(label(stage - 1, microbatch), owner(stage - 1, microbatch))
+
+        def leaving(microbatch: int, outputs: Tensor) -> None:
+            self.channel.send(owner(stage + 1, microbatch), label(stage, microbatch), outputs)
+
+        own = [microbatch for microbatch in microbatches if owner(stage, microbatch) == me]
+        inputs = self._samples(split, own, "inputs") if stage == 0 else {}
+        targets = self._samples(split, own, "targets") if stage == len(stages) - 1 else {}
+        result = self.runner.evaluate(own, inputs.__getitem__ if stage == 0 else arriving, leaving, targets)
+        self.channel.forget_evaluations()
+        return result
+
+    def next_logits(
+        self, step: int, ids: Sequence[int], stage: int, way: Sequence[Worker]
+    ) -> NDArray[np.float32] | None:
+        """Return the logits of the token after a text, ``[vocabulary]``; None unless this member is in the last stage.
+
+        Args:
+            step: number of the last step that was applied.
+            ids: token ids of the text.
+            stage: index of this member's stage.
+            way: one member of each stage.
+
+        Raises:
+            ContributorLost: another member sent nothing in time.
+            StaleEpoch: a member was lost meanwhile.
+            WrongTensor: another member sent a tensor that contradicts the blueprint.
+        """
+
+        def label(place: int) -> Label:
+            return Label("sample", step, "activation", 0, place)
+
+        entering = torch.tensor([ids]) if stage == 0 else self._receive(label(stage - 1), way[stage - 1])
+        outputs = self.runner.predict(entering)
+        self.channel.forget_evaluations()
+        if stage < len(way) - 1:
+            self.channel.send(way[stage + 1], label(stage), outputs)
+            return None
+        logits: NDArray[np.float32] = outputs[0, -1].float().cpu().numpy()
+        return logits
+
+    def _receive(self, label: Label, source: Worker) -> Tensor:
+        tensor = self.channel.receive(label, self.names[source], self.deadline_s)
+        expected = self.runner.expected("activation")
+        what = None if expected is None else expected.misfit_of_some(tensor)
+        if what is not None:
+            raise WrongTensor.of(self.names[source], source, f"an activation: {what}", label.step)
+        return tensor
+
+    def _samples(self, split: Held, microbatches: Sequence[int], part: Part) -> dict[int, Tensor]:
+        rows: Mapping[int, NDArray[Any]] = ray.get(
+            self.shard_store.evaluation_rows.remote(split, list(microbatches), part)
+        )
+        return {microbatch: torch.tensor(values) for microbatch, values in rows.items()}

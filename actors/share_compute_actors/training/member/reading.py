@@ -1,0 +1,96 @@
+"""Gives a member's state to actors that load from it: the shard it computes with, or a backup copy that it keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import ray
+from torch import Tensor
+
+from share_compute.models.storage.weights import rows_of
+from share_compute.training.loss_scale import LossScale
+from share_compute.training.optimizers import optimizer_tensors
+from share_compute_actors.group.answering import answers
+from share_compute_actors.messages import Extent, read_extents
+from share_compute_actors.training.backups.copying import ShardRange
+from share_compute_actors.training.backups.followers import Follower
+from share_compute_actors.training.member.engine import Engine
+from share_compute_actors.training.member.runner import Runner
+from share_compute_actors.training.member.schemas import HOLDING
+from share_compute_actors.transport.pieces import Piece
+from share_compute_actors.wire import NAMES
+
+
+class GivesState:
+    """The methods of a member from which others load its state; called only while no step is computed.
+
+    The last argument of each method is the layers of the backup copy to read from; None reads the member's own shard.
+    """
+
+    _engine: Engine
+    _runner: Runner | None
+
+    @ray.method(concurrency_group="pieces")
+    @answers(HOLDING)
+    def holding(self) -> ShardRange | None:
+        """Return the layers [start, stop) whose weights this member computes with; None if there are none yet."""
+        shard = self._runner.stage.shard if self._runner is not None else None
+        return None if shard is None else (shard.start, shard.stop)
+
+    @ray.method(concurrency_group="pieces")
+    @answers(NAMES)
+    def inventory(self, shard: ShardRange | None = None) -> tuple[str, ...]:
+        """Return the stored names of all parameters and buffers."""
+        if shard is not None:
+            return tuple(self._copy(shard).inventory())
+        return tuple(self._here().stage.persistent())
+
+    @ray.method(concurrency_group="pieces")
+    def loss_scale(self, shard: ShardRange | None = None) -> LossScale:
+        """Return the loss scale before the next step."""
+        return self._copy(shard).loss_scale() if shard is not None else self._here().loss_scale
+
+    @ray.method(concurrency_group="pieces")
+    def weights(self, extents: bytes, shard: ShardRange | None = None) -> list[Piece]:
+        """Return rows of parameters and buffers, as float32."""
+        if shard is not None:
+            return self._copied(read_extents(extents), shard)
+        return _as_they_are(self._here().stage.persistent(), read_extents(extents))
+
+    @ray.method(concurrency_group="pieces")
+    def optimizer_shapes(self, shard: ShardRange | None = None) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of the optimizer's tensors, by name."""
+        if shard is not None:
+            return self._copy(shard).optimizer_shapes()
+        return {name: tuple(tensor.shape) for name, tensor in self._optimizer_tensors().items()}
+
+    @ray.method(concurrency_group="pieces")
+    def optimizer_state(self, extents: bytes, shard: ShardRange | None = None) -> list[Piece]:
+        """Return rows of the optimizer's tensors, as float32."""
+        if shard is not None:
+            return self._copied(read_extents(extents), shard)
+        return _as_they_are(self._optimizer_tensors(), read_extents(extents))
+
+    def _optimizer_tensors(self) -> dict[str, Tensor]:
+        runner = self._here()
+        return {} if runner.optimizer is None else optimizer_tensors(runner.optimizer, runner.parameters)
+
+    def _copied(self, extents: Sequence[Extent], shard: ShardRange) -> list[Piece]:
+        copy = self._copy(shard)
+        return [Piece.of_rows(extent.name, copy.rows(*extent).float()) for extent in extents]
+
+    def _copy(self, shard: ShardRange) -> Follower:
+        follower = self._engine.copies.of(shard)
+        assert follower is not None, f"no copy of layers {shard} is kept here"
+        return follower
+
+    def _here(self) -> Runner:
+        assert self._runner is not None
+        return self._runner
+
+
+def _as_they_are(tensors: Mapping[str, Tensor], extents: Sequence[Extent]) -> list[Piece]:
+    return [
+        Piece.of_rows(name, rows_of(tensors[name].detach(), start, stop).float())
+        for name, start, stop in extents
+    ]

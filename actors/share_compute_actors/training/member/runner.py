@@ -1,0 +1,448 @@
+"""Computes one member's cells, sums its gradients within its stage, and updates its weights.
+
+This module knows the shard, the gradients and the stage's process group, but not the protocol; `Engine` drives it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import Literal, NamedTuple
+
+import torch
+from ray.util.collective.types import BroadcastOptions
+from torch import Tensor
+from torch.nn import Parameter
+
+from share_compute.errors import ContributorLost
+from share_compute.models.boundary import Boundaries, Expected
+from share_compute.models.numbers import is_finite
+from share_compute.models.stage import Stage, loss_sum
+from share_compute.planning.cost.timings import LayerTiming
+from share_compute.protocol.tree import Node, SummationTree
+from share_compute.specification import TrainingSpec
+from share_compute.training.finiteness import Finding, find_nonfinite
+from share_compute.training.gradients import GradientBuckets
+from share_compute.training.loss_scale import SKIPPED, LossScale, first_loss_scale
+from share_compute.training.optimizers import build_optimizer, learning_rates, undecayed_parameters
+from share_compute_actors.messages import EvaluationResult
+from share_compute_actors.training.member.layer_timer import LayerTimer
+from share_compute_actors.transport.collective.backend import EpochGroup
+
+_TIMED_STEPS = 3
+"""Number of steps whose layers are timed. They follow an epoch's first step, which also warms up."""
+
+
+class Graph(NamedTuple):
+    """The autograd graph of a microbatch that has run forward but not yet backward."""
+
+    arrived: Tensor | None
+    """Input of the shard; None at the first stage."""
+    outputs: Tensor
+
+
+class Runner:
+    """Runs the computations of one member on one shard.
+
+    Args:
+        stage: module of the shard, with its weights.
+        training: settings of the training.
+        tree: the order in which gradients are added.
+        tied: stored name of the parameter that another stage holds too, if there is one.
+        boundaries: specification of the tensors that may arrive from other stages.
+    """
+
+    def __init__(
+        self,
+        stage: Stage,
+        training: TrainingSpec,
+        tree: SummationTree,
+        tied: str | None = None,
+        boundaries: Boundaries | None = None,
+    ) -> None:
+        self.stage = stage
+        self._boundaries = boundaries or Boundaries()
+        self._training = training
+        self._tree = tree
+        self._device = next(stage.module.parameters(), torch.empty(0)).device
+        self.parameters = stage.parameters()
+        self.gradients = GradientBuckets(self.parameters, tree, training.gradient_fusion)
+        trained = [parameter for parameter in self.parameters.values() if parameter.requires_grad]
+        self.optimizer = (
+            build_optimizer(training.optimizer, trained, undecayed_parameters(stage.module))
+            if trained
+            else None
+        )
+        self.loss_scale: LossScale = first_loss_scale(training.precision)
+        """Loss scale of the next step; loaded together with weights."""
+        self._last_applied: tuple[int, float] | None = None
+        self._learning_rate = learning_rates(training)
+        self._timer: LayerTimer | None = None
+        self._timed_from: int | None = None
+        self._tied: Parameter | None = None
+        self._own_tied: Tensor | None = None
+        """This stage's own sum of the tied parameter's gradient, before the other stage's sum was added."""
+        if tied is not None and stage.shard.is_first != stage.shard.is_last:
+            self._tied = self.parameters[tied]
+        self._graphs: dict[int, Graph] = {}
+        self._kept: dict[tuple[str, int], Tensor] = {}
+        self._losses: dict[int, Tensor] = {}
+        self.targets_per_microbatch = 0
+        """Targets of one microbatch; 0 except at the last stage."""
+        self._group: EpochGroup | None = None
+        self._rank = 0
+        self._reductions: deque[Callable[[], None]] = deque()
+        self._held: Sequence[Sequence[Node]] = ()
+
+    def join(self, group: EpochGroup | None, rank: int) -> None:
+        """Use this process group of the stage from now on; None if the stage has no other members."""
+        self._group, self._rank = group, rank
+        self._reductions.clear()
+
+    # -- cells -------------------------------------------------------------------------------------------------------
+
+    def forward(self, step: int, microbatch: int, entering: Tensor, *, keeps_graph: bool = True) -> None:
+        """Run one microbatch forward, and keep the output for the next stage.
+
+        Args:
+            step: number of the step, from 1.
+            microbatch: id of the microbatch.
+            entering: samples at the first stage, otherwise the output of the previous stage.
+            keeps_graph: whether a backward follows.
+        """
+        arrived: Tensor | None = None
+        entering = entering.to(self._device)
+        if not self.stage.shard.is_first:
+            entering = arrived = entering.requires_grad_(self.stage.trains_before)
+        self.stage.module.train()
+        self.stage.prepare_cell(self._training.seed, step, microbatch)
+        with self._timed("forward") if keeps_graph else torch.no_grad():
+            outputs = self.stage.forward(entering)
+        if keeps_graph:
+            self._graphs[microbatch] = Graph(arrived, outputs)
+        if not self.stage.shard.is_last:
+            self._kept["activation", microbatch] = outputs.detach()
+
+    def backward(
+        self,
+        microbatch: int,
+        incoming: Tensor,
+        *,
+        adds: bool = True,
+        holders: Sequence[Sequence[Node]] | None = None,
+    ) -> None:
+        """Run one microbatch backward.
+
+        Args:
+            microbatch: id of the microbatch.
+            incoming: targets at the last stage, otherwise the gradient of the output of `forward`.
+            adds: whether the backward adds to the gradient; if not, it only computes the gradient for the previous
+                stage.
+            holders: sums that each member of the stage will hold; given only if nothing is added afterwards. Reductions
+                then begin during the backward, bucket by bucket.
+        """
+        graph = self._graphs.pop(microbatch)
+        if adds:
+            self.gradients.begin(microbatch)
+        if holders is not None and self._group is not None:
+            self._held = holders
+            self.gradients.watch(self._start_reduction)
+        leaf = graph.arrived if graph.arrived is not None and graph.arrived.requires_grad else None
+        inputs = None if adds or leaf is None else [leaf]
+        if self.stage.shard.is_last:
+            with self._timed("backward"):
+                loss = loss_sum(graph.outputs, incoming)
+                self.targets_per_microbatch = incoming.numel()
+                self._losses[microbatch] = loss.detach()
+                # All microbatches have the same number of targets, so the mean over the step needs no exchange.
+                share = loss / (incoming.numel() * self._tree.microbatches)
+                if self.loss_scale.factor != 1.0:
+                    share = share * self.loss_scale.factor
+                if share.requires_grad and (adds or inputs):
+                    share.backward(inputs=inputs)  # type: ignore[no-untyped-call]
+        elif graph.outputs.requires_grad and (adds or inputs):  # false if nothing up to here is trained
+            with self._timed("backward"):
+                graph.outputs.backward(incoming.to(self._device), inputs=inputs)  # type: ignore[no-untyped-call]
+        if adds:
+            self.gradients.finish()
+        if graph.arrived is not None:
+            # The previous stage waits for a tensor even if nothing before this stage is trained.
+            reached = leaf.grad if leaf is not None else None
+            self._kept["gradient", microbatch] = torch.zeros(1) if reached is None else reached
+
+    def kept(self, cargo: str, microbatch: int) -> Tensor | None:
+        """Return an activation, a gradient or the tied sum for a neighbouring stage; None if there is none."""
+        return self._own_tied if cargo == "tied" else self._kept.get((cargo, microbatch))
+
+    # -- checks -------------------------------------------------------------------------------------------------------
+
+    def expected(self, cargo: str) -> Expected | None:
+        """Return the specification of tensors of this kind; None if the stage expects no such tensor."""
+        match cargo:
+            case "activation":
+                return self._boundaries.activation
+            case "gradient":
+                return self._boundaries.gradient
+            case "tied" if self._tied is not None:
+                checks = not self.loss_scale.is_dynamic
+                return Expected(tuple(self._tied.shape), frozenset({self._tied.dtype}), checks)
+            case _:
+                return None
+
+    def is_cell_finite(self, kind: Literal["F", "B"], microbatch: int) -> bool:
+        """Return whether a cell's result is finite; true with a dynamic loss scale, which handles overflow itself."""
+        if self.loss_scale.is_dynamic:
+            return True
+        if kind == "F":
+            graph, kept = self._graphs.get(microbatch), self.kept("activation", microbatch)
+            outputs = graph.outputs.detach() if graph is not None else kept
+            return outputs is None or is_finite(outputs)
+        made = (self._losses.get(microbatch), self.kept("gradient", microbatch))
+        return all(is_finite(each) for each in made if each is not None) and self.gradients.is_finite
+
+    def spoil_cell(self, kind: Literal["F", "B"], microbatch: int, value: float) -> None:
+        """Overwrite the result of a cell; for tests."""
+        made = [self.kept("activation" if kind == "F" else "gradient", microbatch)]
+        if kind == "F":
+            graph = self._graphs.get(microbatch)
+            made.append(graph.outputs if graph is not None else None)
+        else:
+            made += [part for bucket in range(len(self.gradients)) for part in self.gradients.parts(bucket)]
+        for tensor in made:
+            if tensor is not None:
+                tensor.data.fill_(value)
+
+    def deviate(self) -> None:
+        """Change the reduced gradient, so that it differs from that of the stage's other members; for tests."""
+        gradient = next(each.grad for each in self.parameters.values() if each.grad is not None)
+        gradient.view(-1)[0] += 1.0
+
+    # -- gradients ---------------------------------------------------------------------------------------------------
+
+    def _start_reduction(self, bucket: int) -> None:
+        assert self._group is not None
+        try:
+            wait = self._group.start_tree_sum(
+                self.gradients.parts(bucket), self._held, self._tree, out=self.gradients.result(bucket)
+            )
+        except ContributorLost as failure:  # a backward may be running: waiting for the sum raises it
+            wait = partial(_raise, failure)
+        self._reductions.append(wait)
+
+    @property
+    def is_reducing(self) -> bool:
+        """Whether reductions are running, which overwrite the sums that this member holds."""
+        return bool(self._reductions)
+
+    def reduce(self, holders: Sequence[Sequence[Node]]) -> None:
+        """Complete the stage's gradient, and share all losses among its members.
+
+        Args:
+            holders: sums that each member of the stage holds, by rank.
+
+        Raises:
+            ContributorLost: a member died or became unresponsive; the sums that were held are unusable.
+        """
+        if self._group is not None:
+            self._held = holders
+            for bucket in range(len(self._reductions), len(self.gradients)):
+                self._start_reduction(bucket)
+            while self._reductions:
+                self._reductions.popleft()()
+            if self.stage.shard.is_last:
+                self._share_losses()
+        self._finish_on_device()
+        self.gradients.settle()
+        self._keep_tied()
+
+    def copy(self, source: int, *, has_it: bool) -> None:
+        """Copy the gradient from one member of the stage to all others.
+
+        Args:
+            source: rank of the member that has the gradient.
+            has_it: whether this member has the gradient, too; then its state does not change, whatever happens.
+
+        Raises:
+            ContributorLost: a member died or became unresponsive.
+        """
+        assert self._group is not None
+        if has_it:
+            self._restore_tied()  # the broadcast carries this stage's own sum
+        else:
+            self.gradients.reset()
+        options = BroadcastOptions()
+        options.root_rank = source
+        for bucket in range(len(self.gradients)):
+            result = self.gradients.result(bucket)
+            is_witness = has_it and self._rank != source
+            self._group.broadcast([torch.empty_like(result) if is_witness else result], options)
+        if self.stage.shard.is_last:
+            self._share_losses(options)
+        self._finish_on_device()
+        if not has_it:
+            self.gradients.settle()
+            self._keep_tied()
+
+    def _finish_on_device(self) -> None:
+        """Wait for all sums, and check that none was aborted; on a GPU a wait only shows that the sum began."""
+        if self._device.type == "cuda" and self._group is not None:
+            torch.cuda.synchronize(self._device)
+            self._group.require_whole()
+
+    def _share_losses(self, copying: BroadcastOptions | None = None) -> None:
+        assert self._group is not None
+        known = torch.zeros(self._tree.microbatches, dtype=torch.float64, device=self._device)
+        for microbatch, loss in self._losses.items():
+            known[microbatch] = float(loss)
+        if copying is None:
+            self._group.start_allreduce(known)()  # one member knows each loss, and adding zeros is exact
+        else:
+            self._group.broadcast([known], copying)
+        self._losses = dict(enumerate(known))
+
+    def _keep_tied(self) -> None:
+        if self._tied is not None and self._own_tied is None:
+            assert self._tied.grad is not None
+            self._own_tied = self._tied.grad.clone()
+
+    def _restore_tied(self) -> None:
+        if self._tied is not None and self._own_tied is not None:
+            assert self._tied.grad is not None
+            self._tied.grad.copy_(self._own_tied)
+
+    def tie(self, theirs: Tensor) -> None:
+        """Add the other stage's sum to the gradient of the tied parameter; repeated calls are harmless."""
+        assert self._tied is not None
+        assert self._tied.grad is not None
+        self._restore_tied()
+        self._tied.grad.add_(theirs.to(self._device))  # a + b = b + a: both stages get the same bits
+
+    def squared_norms(self) -> dict[str, float]:
+        """Return the squared norm of the gradient of each parameter, without the loss scale, by stored name."""
+        factor = self.loss_scale.factor
+        return {name: square / factor**2 for name, square in self.gradients.squared_norms().items()}
+
+    def losses(self) -> dict[int, float]:
+        """Return the summed loss of each microbatch; only the last stage knows them."""
+        return {microbatch: float(loss) for microbatch, loss in self._losses.items()}
+
+    def apply(self, step: int, scale: float) -> None:
+        """Update the weights with the gradient times ``scale``, unless it is `SKIPPED`, and clear the step.
+
+        Raises:
+            UserError: no loss scale makes the gradients finite.
+        """
+        if self.optimizer is not None and scale != SKIPPED:
+            total = scale / self.loss_scale.factor
+            if total != 1.0:
+                self.gradients.scale(total)
+            for group in self.optimizer.param_groups:
+                group["lr"] = self._learning_rate(step)
+            self.optimizer.step()
+        self.loss_scale = self.loss_scale.after(scale, step)
+        self._last_applied = step, scale
+        self.discard()
+
+    def scale_of(self, step: int) -> float | None:
+        """Return the factor of the gradient in the last applied step; None if ``step`` is any other step."""
+        return self._last_applied[1] if self._last_applied and self._last_applied[0] == step else None
+
+    def discard(self) -> None:
+        """Clear all state of the open step; the weights stay."""
+        self._graphs.clear()
+        self._kept.clear()
+        self._losses.clear()
+        self._reductions.clear()
+        self._own_tied = None
+        self.gradients.reset()
+
+    def spoil(self) -> None:
+        """Clear the sums that a failed reduction left incomplete; tensors for neighbouring stages stay."""
+        self._reductions.clear()
+        self._losses.clear()  # members that compute those microbatches again, here or elsewhere, get new losses
+        self._own_tied = None
+        self.gradients.spoil()
+
+    # -- timing ------------------------------------------------------------------------------------------------------
+
+    def start_timing(self, step: int) -> None:
+        """Time the layers for a few steps, starting with this one."""
+        if self._timer is not None:
+            self._timer.finish()
+        self._timed_from, self._timer = step, LayerTimer(self.stage.layers, self._device)
+
+    def layer_timings(self, step: int) -> dict[int, LayerTiming] | None:
+        """Return the mean layer times after the last timed step; None at any other time."""
+        if self._timer is None or self._timed_from is None:
+            return None
+        if step < min(self._timed_from + _TIMED_STEPS - 1, self._training.steps):
+            return None
+        timer, self._timer = self._timer, None
+        return timer.finish()
+
+    def _timed(self, way: Literal["forward", "backward"]) -> AbstractContextManager[None]:
+        return self._timer.timing(way) if self._timer is not None else nullcontext()
+
+    # -- evaluation --------------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def evaluate(
+        self,
+        own: Sequence[int],
+        entering: Callable[[int], Tensor],
+        leaving: Callable[[int, Tensor], None],
+        targets: Mapping[int, Tensor],
+    ) -> EvaluationResult | None:
+        """Run microbatches forward only; return the sums at the last stage, and None at the others.
+
+        Args:
+            own: ids of the microbatches, in order.
+            entering: returns the samples, or the output of the previous stage, by microbatch.
+            leaving: receives each output for the next stage.
+            targets: targets by microbatch, at the last stage.
+        """
+        self.stage.module.eval()
+        total, count, correct = 0.0, 0, 0
+        for microbatch in own:
+            outputs = self.stage.forward(entering(microbatch).to(self._device))
+            if not self.stage.shard.is_last:
+                leaving(microbatch, outputs)
+                continue
+            wanted = targets[microbatch]
+            total += float(loss_sum(outputs, wanted))
+            count += wanted.numel()
+            correct += int((outputs.argmax(-1).to(wanted.device) == wanted).sum())
+        return EvaluationResult(total, count, correct) if self.stage.shard.is_last else None
+
+    @torch.no_grad()
+    def predict(self, entering: Tensor) -> Tensor:
+        """Return the shard's output for samples, or for the output of the previous stage, without dropout."""
+        self.stage.module.eval()
+        return self.stage.forward(entering.to(self._device))
+
+    def find_nonfinite(
+        self, step: int, place: int, microbatch: int, entering: Tensor, incoming: Tensor | None
+    ) -> Finding | None:
+        """Run a microbatch again, and return where its numbers stop being finite.
+
+        Args:
+            step: number of the open step; the weights lack its update.
+            place: index of this member's stage.
+            microbatch: id of the microbatch.
+            entering: samples at the first stage, otherwise the output of the previous stage.
+            incoming: targets at the last stage, otherwise the gradient of the shard's output. None if it never arrived;
+                then only the forward is checked.
+        """
+        self.stage.module.train()
+        self.stage.prepare_cell(self._training.seed, step, microbatch)
+        known = torch.tensor(torch.nan) if incoming is None else incoming
+        gradient: Tensor | Callable[[Tensor], Tensor] = known.to(self._device)
+        if self.stage.shard.is_last and incoming is not None:
+            gradient = partial(loss_sum, targets=incoming)
+        return find_nonfinite(self.stage, place, microbatch, entering.to(self._device), gradient)
+
+
+def _raise(failure: ContributorLost) -> None:
+    raise failure

@@ -1,0 +1,68 @@
+"""Select the tensors of a shard that go into a folder, and copy them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import psutil
+from torch import Tensor
+
+from share_compute.specification import LoraSpec
+from share_compute.training.optimizers import optimizer_tensors
+from share_compute_actors.group.allocator import is_out_of_memory
+from share_compute_actors.messages import FolderKind
+from share_compute_actors.training.member.runner import Runner
+
+
+def folder_tensors(runner: Runner, lora: LoraSpec | None, kind: FolderKind) -> dict[str, dict[str, Tensor]]:
+    """Return a shard's tensors, by the first part of the names of their files.
+
+    Args:
+        runner: runner with the shard and the optimizer.
+        lora: the job's LoRA settings; its artifact has the adapters alone, or the model with the adapters merged.
+        kind: kind of the folder.
+    """
+    stage = runner.stage
+    borrowed = set(stage.tied.values()) if not stage.shard.is_first else set()
+
+    def own(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {name: value for name, value in tensors.items() if name not in borrowed}
+
+    if kind == "artifact":
+        if lora is None:
+            return {"model": own(stage.persistent())}
+        from share_compute.models.adapters import (  # noqa: PLC0415 - slow to import, and few need it
+            adapter_tensors,
+            merged_tensors,
+        )
+
+        return (
+            {"model": own(merged_tensors(stage))} if lora.merge else {"adapter_model": adapter_tensors(stage)}
+        )
+    parts = {"model": own(stage.persistent())}
+    if runner.optimizer is not None:
+        trained = {name: value for name, value in runner.parameters.items() if name not in borrowed}
+        parts["optimizer"] = optimizer_tensors(runner.optimizer, trained)
+    return parts
+
+
+def copied(parts: Mapping[str, Mapping[str, Tensor]], lent_bytes: int) -> dict[str, dict[str, Tensor]] | None:
+    """Return copies in this machine's own memory, from which training may move on; None if the memory is too small.
+
+    Args:
+        parts: tensors by the first part of the names of their files.
+        lent_bytes: memory that the machine's owner lends, in bytes; 0 if unknown.
+    """
+    need = sum(tensor.nbytes for tensors in parts.values() for tensor in tensors.values())
+    resident = psutil.Process().memory_info().rss
+    if need > psutil.virtual_memory().available or (lent_bytes and resident + need > lent_bytes):
+        return None
+    try:
+        return {
+            stem: {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
+            for stem, tensors in parts.items()
+        }
+    except (MemoryError, RuntimeError) as failure:
+        if not is_out_of_memory(failure):
+            raise
+        return None

@@ -1,0 +1,87 @@
+"""Adapts microbatch shares to the measured speed of members: a straggler gets fewer within a few steps."""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict, deque
+from collections.abc import Mapping
+
+from share_compute.planning.cost.cost import fill_shares
+from share_compute.protocol.roster import Roster, Worker
+from share_compute_actors.messages import StepFigures
+from share_compute_actors.training.membership.rosters import Shares
+
+_STEPS = 3
+"""Steps in the first median: one slow step does not make a straggler, and three steps pass quickly."""
+_MOST_STEPS = 48
+"""Most steps in a median. Each change of shares doubles the number, so that varying machines cause few changes."""
+_LEAST_GAIN = 0.15
+"""Smallest gain that justifies a change, as a fraction of the slowest stage's time: machines vary from step to step."""
+_EPOCH_S = 1.0
+"""Cost of a new epoch, in seconds: links and groups are made again."""
+
+
+class Balancer:
+    """Measures how long the members of each stage compute, and proposes shares of microbatches."""
+
+    def __init__(self) -> None:
+        self._roster: Roster | None = None
+        self._steps = _STEPS
+        self._cell_s: dict[Worker, deque[float]] = {}
+
+    def reform(self, roster: Roster) -> None:
+        """Restart the measurement, for other members or for the same members with other shares."""
+        before, self._roster = self._roster, roster
+        if before is not None and before.stages != roster.stages:
+            self._steps = _STEPS
+        steps = self._steps
+        self._cell_s = defaultdict(lambda: deque(maxlen=steps))
+
+    def observe(self, step: int, figures: Mapping[Worker, StepFigures], steps_left: int) -> Shares | None:
+        """Record the figures of a step; return shares that are worth a new epoch, or None.
+
+        Args:
+            step: number of the step.
+            figures: reported figures, by member.
+            steps_left: number of steps that would run with the new shares.
+        """
+        roster = self._roster
+        if roster is None or step == roster.step:
+            return None  # the first step of an epoch may have begun in an earlier epoch, and includes warm-up
+        shares = self._shares(roster)
+        for stage, own in zip(roster.stages, shares, strict=True):
+            for worker, share in zip(stage, own, strict=True):
+                if worker in figures and share:
+                    said = figures[worker]
+                    self._cell_s[worker].append((said.seconds - said.waited_s) / share)
+        now_s, better_s, found = 0.0, 0.0, {}
+        for place, (stage, own) in enumerate(zip(roster.stages, shares, strict=True)):
+            if not all(own):
+                continue  # a stage with fewer microbatches than members cannot be balanced
+            seen = [self._cell_s[worker] for worker in stage]
+            if any(len(times) < self._steps for times in seen):
+                return None
+            cell_s = [statistics.median(times) for times in seen]
+            others = fill_shares(cell_s, sum(own)) or fill_shares(cell_s, sum(own), least=1)
+            if others is None:
+                return None
+            now_s = max(now_s, _slowest_s(cell_s, own))
+            better_s = max(better_s, _slowest_s(cell_s, others))
+            if others != own:
+                found[place] = others
+        is_worth_it = better_s < (1 - _LEAST_GAIN) * now_s and (now_s - better_s) * steps_left > _EPOCH_S
+        if not is_worth_it:
+            return None
+        self._steps = min(2 * self._steps, _MOST_STEPS)
+        return found
+
+    @staticmethod
+    def _shares(roster: Roster) -> list[tuple[int, ...]]:
+        return [
+            tuple(owners.count(worker) for worker in stage)
+            for stage, owners in zip(roster.stages, roster.owners, strict=True)
+        ]
+
+
+def _slowest_s(cell_s: list[float], shares: tuple[int, ...]) -> float:
+    return max(each * share for each, share in zip(cell_s, shares, strict=True))

@@ -1,0 +1,366 @@
+"""Collects changes for the next pause of a job: machines that leave, a better plan, other microbatch shares."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+
+from share_compute.lifecycle.attempt_events import AttemptEvent, Reformed, ReplanAbandoned, ReplanProposed
+from share_compute.planning.planner import Solution
+from share_compute.protocol.roster import Roster, Worker
+from share_compute.quantities import listed
+from share_compute.topology import Contributor, Topology
+from share_compute_actors.group.backoff import Backoff, next_pause_s
+from share_compute_actors.training.membership.backups import backups_of
+from share_compute_actors.training.membership.control_requests import ControlRequests
+from share_compute_actors.training.membership.joining import Joining
+from share_compute_actors.training.membership.protection import ProtectionWatch
+from share_compute_actors.training.membership.rosters import Shares, shards_of, stages_of
+from share_compute_actors.training.membership.training_group import TrainingGroup
+
+_REST_S = 5.0
+"""First backoff of a machine after its member was lost, in seconds."""
+_SOON_S = 30.0
+"""Age of a lost member, in seconds, below which the backoff of its machine doubles."""
+_LONGEST_REST_S = 600.0
+_LASTING = 4
+"""Backoffs after which a copy counts as lasting, so that its loss starts again with the shortest backoff."""
+
+
+class Recopying:
+    """Backoff of lost backup copies: they restart soon at first, and later each time they do not last.
+
+    Args:
+        clock: returns the time in seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._cramped: set[Worker] = set()
+        self._begun_s = clock()
+        self._rest_s = _REST_S
+        self._due_s: float | None = None
+
+    def lost(self, worker: Worker, *, lacks_room: bool, is_restarted: bool = False) -> None:
+        """Record that a member lost its backup copy.
+
+        Args:
+            worker: the member.
+            lacks_room: whether it lacks the memory for a copy.
+            is_restarted: whether another copy was begun since.
+        """
+        if lacks_room:
+            self._cramped.add(worker)
+        if self._due_s is not None or is_restarted:
+            return
+        now = self._clock()
+        has_lasted = now - self._begun_s >= _LASTING * self._rest_s
+        self._rest_s = next_pause_s(self._rest_s, _REST_S, _LONGEST_REST_S, has_lasted=has_lasted)
+        self._due_s = now + self._rest_s
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the backoff is over, so that lost copies can restart."""
+        return self._due_s is not None and self._clock() >= self._due_s
+
+    def begun(self) -> None:
+        """Record that lost copies restart in an epoch that is being formed."""
+        if self._due_s is not None:
+            self._begun_s, self._due_s = self._clock(), None
+
+    def backups(
+        self,
+        stages: Sequence[Sequence[Worker]],
+        topology: Topology,
+        present: Mapping[Worker, Worker] | None = None,
+    ) -> dict[Worker, Worker]:
+        """Return the backup member of each member that is alone in its stage; see `backups_of`."""
+        return backups_of(stages, topology, self._cramped, present)
+
+
+class Changes:
+    """Collects changes to a job's members and plan, and decides when a pause for them is due.
+
+    Args:
+        crew: the members.
+        requests: control requests of the control plane.
+        tell: receives events.
+        can_shadow: whether members can be shadowed while they train.
+        quarantined: machines that made wrong numbers, which the job must not use.
+    """
+
+    def __init__(
+        self,
+        crew: TrainingGroup,
+        requests: ControlRequests,
+        tell: Callable[[AttemptEvent], None],
+        *,
+        can_shadow: bool = True,
+        quarantined: Collection[Worker] = (),
+    ) -> None:
+        self._crew = crew
+        self.requests = requests
+        """Control requests of the control plane."""
+        self._tell = tell
+        self._can_shadow = can_shadow
+        self._lock = threading.Lock()
+        """Also held while plans are reported, so that the control plane receives the events in the order they apply."""
+        self._joining: Joining | None = None
+        self._given_up = ""
+        """Reason why a reported plan is given up; empty again once its machines are released and that is reported."""
+        self._was_given_up = False
+        """Whether that was reported since the last call of `take_given_up`."""
+        self._shares: Shares | None = None
+        self._quarantined: set[Worker] = set(quarantined)
+        self._suspected: set[Worker] = set()
+        """Members that are in no stage, because it is not decided yet whether their numbers are wrong."""
+        self.backoff = Backoff(_REST_S, _LONGEST_REST_S, _SOON_S)
+        self._room: dict[Worker, int] = {}
+        """Usable memory in bytes of machines that had less than they lend, by machine."""
+        self.recopying = Recopying()
+        self.protection = ProtectionWatch(crew, tell)
+        self.parting: frozenset[Worker] = frozenset()
+        """Living members that the next epoch must leave out."""
+        self.why = ""
+        """Reason for the epoch that begins, for the user."""
+        self.is_broken = False
+        """Whether a member lacked something in the epoch before, or the sum of its stage failed."""
+
+    def propose(self, solution: Solution, proposed: ReplanProposed) -> None:
+        """Report a better plan, and carry it out once its machines are there. The newest plan counts. Thread-safe."""
+        with self._lock:
+            self._tell(proposed)
+            self._given_up = ""
+            if self._joining is None or not self._joining.takes(solution, proposed):
+                self._joining = Joining(
+                    self._crew, solution, proposed, self.heirs, can_shadow=self._can_shadow
+                )
+
+    def under_way(self) -> Solution | None:
+        """Return the plan that waits for its machines, or None. Thread-safe."""
+        joining = self._live_joining
+        return None if joining is None else joining.solution
+
+    @property
+    def _live_joining(self) -> Joining | None:
+        """The pending plan; None if there is none, or if one of its machines is to leave, which gives the plan up."""
+        with self._lock:
+            joining, leaving = self._joining, self.requests.leaving
+            if joining is not None and not joining.machines.isdisjoint(leaving):
+                self._joining, self._given_up = None, f"the job must do without {joining.names(leaving)}"
+            return self._joining
+
+    def lost(self, worker: Worker) -> None:
+        """Begin the backoff of a lost member's machine, and give up a pending plan that needs the machine."""
+        self.backoff.lost(worker)
+        joining = self._live_joining
+        if joining is not None and worker in joining.machines:
+            self._drop(joining, f"{joining.names([worker])} was lost")
+
+    def share(self, shares: Shares) -> None:
+        """Request other shares of microbatches in some stages at the next pause."""
+        self._shares = shares
+
+    @property
+    def leaving(self) -> frozenset[Worker]:
+        """Members that are asked to leave."""
+        return self.requests.leaving & self._crew.workers
+
+    @property
+    def known(self) -> Topology:
+        """All machines that members run on or ran on."""
+        return self._crew.topology
+
+    @property
+    def usable(self) -> Topology:
+        """All machines that the job may use from now on: machines that it holds, and machines that it was offered."""
+        crew, leaving, offer = self._crew, self.requests.leaving, self.requests.offered
+        offered = crew.topology if offer is None else offer.topology
+        known = {machine.id for machine in offered.contributors}
+        held = (machine for machine in crew.topology.contributors if machine.id not in known)
+        machines = (
+            self._as_it_is(machine)
+            for machine in (*offered.contributors, *held)
+            if machine.id not in leaving
+            and (machine.id in crew.workers or (machine.id in known and self._may_come(machine)))
+        )
+        return Topology(tuple(machines), offered.links)
+
+    def _may_come(self, machine: Contributor) -> bool:
+        is_welcome = machine.id not in self._quarantined and machine.id not in self.backoff
+        return is_welcome and not self._crew.has_refused(machine)
+
+    def suspect(self, worker: Worker) -> None:
+        """Begin a suspected machine's backoff. Its member is kept until it is blamed, since others may read from it."""
+        self.backoff.lost(worker)
+        self._suspected.add(worker)
+
+    def blame(self, worker: Worker) -> None:
+        """Remove the member of a machine that made wrong numbers, if it was kept as a suspect."""
+        if worker in self._suspected:
+            self._suspected.discard(worker)
+            self._crew.remove([worker])
+
+    def quarantine(self, worker: Worker) -> None:
+        """Exclude a machine from the job from now on."""
+        self._quarantined.add(worker)
+
+    def shrink(self, worker: Worker, room_bytes: int) -> None:
+        """Limit the memory that is used of a machine from now on."""
+        self._room[worker] = min(room_bytes, self._room.get(worker, room_bytes))
+
+    def _as_it_is(self, machine: Contributor) -> Contributor:
+        room = self._room.get(machine.id)
+        if room is None or machine.memory_bytes <= room:
+            return machine
+        devices = (
+            replace(device, memory_bytes=room) if device == machine.device else device
+            for device in machine.devices
+        )
+        return replace(machine, devices=tuple(devices))
+
+    def are_due(self, roster: Roster) -> bool:
+        """Whether changes are due that need a pause; also advances the preparation of a pending plan.
+
+        Args:
+            roster: membership of the epoch.
+        """
+        joining = self._live_joining
+        if self.leaving or self._shares is not None or self.recopying.is_due:
+            return True
+        if joining is None:
+            return self._let_go(roster)
+        usable, offer = self.usable, self.requests.offered
+        lacking = joining.lacking(usable)
+        if not lacking:
+            return joining.needs_epoch(usable, roster, None if offer is None else offer.answers)
+        # Machines have left again, did not join, or belong to another job.
+        self._drop(joining, f"the job cannot have {joining.names(lacking)}")
+        return self._let_go(roster)
+
+    def _drop(self, joining: Joining, why: str = "") -> None:
+        with self._lock:
+            if self._joining is joining:
+                self._joining, self._given_up = None, why
+
+    def _let_go(self, roster: Roster) -> bool:
+        """Release the machines of a plan that was given up; return whether this needs another epoch."""
+        if not self._given_up:
+            return False
+        if roster.followers:
+            return True
+        self.end_others(roster)
+        with self._lock:
+            if self._given_up:
+                self._tell(ReplanAbandoned(reason=self._given_up))
+                self._given_up = ""
+                self._was_given_up = True
+        return False
+
+    def take_given_up(self) -> bool:
+        """Whether it was reported since the last call that a plan is given up."""
+        was_given_up, self._was_given_up = self._was_given_up, False
+        return was_given_up
+
+    def end_others(self, roster: Roster) -> None:
+        """Remove members that an epoch does not use: they left, or had joined for a plan that was given up."""
+        self._crew.remove(self._crew.workers - set(roster.everybody) - self.expected - self._suspected)
+        self._crew.withdraw(self.expected)
+
+    def tell_reformed(self, event: Reformed, roster: Roster) -> None:
+        """Report an epoch, with the machines that are expected to join the job.
+
+        Args:
+            event: the event to report.
+            roster: membership of the epoch.
+        """
+        with self._lock:
+            expected = frozenset(roster.everybody) - frozenset(roster.workers)
+            if not expected:
+                self._given_up = ""
+            if self._joining is not None:
+                expected |= self._joining.machines - set(roster.workers)
+            self._tell(event.model_copy(update={"expected": tuple(sorted(expected))}))
+        self.protection.reform(roster)
+
+    @property
+    def expected(self) -> frozenset[Worker]:
+        """Machines of the pending plan; empty if there is none."""
+        joining = self._live_joining
+        return frozenset() if joining is None else joining.machines
+
+    def take_solution(self, able: Collection[Worker]) -> Solution | None:
+        """Return the pending plan and forget it, if all its machines can carry it out; else None."""
+        joining = self._live_joining
+        # In an epoch that began for another reason, joining machines are not asked; the next one carries out the plan.
+        if joining is None or not joining.is_ready or not joining.machines <= set(able):
+            return None
+        self._drop(joining)
+        self.why = joining.why
+        return joining.solution
+
+    def backups(self, roster: Roster, before: Roster | None) -> dict[Worker, Worker]:
+        """Return the backup member of each primary, in an epoch that is being formed.
+
+        Args:
+            roster: membership of that epoch.
+            before: membership of the epoch before.
+        """
+        if self.recopying.is_due and not self.why:
+            self.why = "copies of what one machine alone holds were lost: they are begun anew"
+        self.recopying.begun()
+        return self._backups(roster.shards, roster.stages, before)
+
+    def heirs(self, solution: Solution, before: Roster) -> dict[Worker, tuple[tuple[int, int], ...]]:
+        """Return the shards of which each member will keep a backup copy once a plan is carried out, by member.
+
+        Args:
+            solution: the plan.
+            before: membership of the epoch before the plan.
+        """
+        if not self._can_shadow:
+            return {}
+        shards, stages = shards_of(solution.plan), stages_of(solution.plan)
+        found: dict[Worker, tuple[tuple[int, int], ...]] = {}
+        for primary, backup in self._backups(shards, stages, before).items():
+            shard = next(each for each, stage in zip(shards, stages, strict=True) if primary in stage)
+            found[backup] = (*found.get(backup, ()), shard)
+        return found
+
+    def _backups(
+        self,
+        shards: Sequence[tuple[int, int]],
+        stages: Sequence[Sequence[Worker]],
+        before: Roster | None,
+    ) -> dict[Worker, Worker]:
+        held = {worker: shard for shard, stage in zip(shards, stages, strict=True) for worker in stage}
+        present = {
+            primary: backup
+            for primary, backup in (before.buddies.items() if before is not None else ())
+            if before is not None and before.shard_of(primary) == held.get(primary)
+        }
+        return self.recopying.backups(stages, self.known, present)
+
+    def replicas(self, roster: Roster) -> dict[Worker, tuple[Worker, ...]]:
+        """Return the catch-up replicas of each member's layers, in an epoch that is being formed."""
+        self.backoff.joined(roster.workers)
+        joining = self._live_joining
+        replicas = {} if joining is None else joining.replicas(roster)
+        if self._given_up and not self.why:
+            self.why = f"the better plan is given up: {self._given_up}"
+        if replicas and not self.why:
+            comers = {replica for each in replicas.values() for replica in each}
+            new = comers - set(roster.workers)
+            names = listed(sorted(map(self._crew.name, new or comers)))
+            what = f"to join: {names}" if new else f"to hold other layers: {names}"
+            self.why = f"{what}, as soon as what they are to hold has come"
+        return replicas
+
+    def take_shares(self) -> Shares | None:
+        """Return the requested shares and forget them; None if there are none."""
+        shares, self._shares = self._shares, None
+        if shares is not None:
+            self.why = "microbatches are shared as fast as machines show themselves to be"
+        return shares

@@ -1,0 +1,73 @@
+"""Finds members that must communicate in an epoch while their hosts do not reach each other."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection
+from itertools import combinations, pairwise, product
+
+from share_compute.errors import ContributorLost
+from share_compute.protocol.roster import Roster, Worker
+from share_compute.quantities import listed
+from share_compute_actors.machine.reach import Place
+from share_compute_actors.training.membership.training_group import TrainingGroup
+from share_compute_actors.wire import NAMES
+
+Pair = tuple[Worker, Worker]
+
+
+class LinksCut(ContributorLost):
+    """Living members that must communicate do not reach each other, so the job needs another plan.
+
+    Args:
+        pairs: the pairs of members.
+        names: names of each pair's machines, for the user.
+    """
+
+    def __init__(self, pairs: Collection[Pair], names: Collection[str]) -> None:
+        super().__init__(
+            f"these machines do not reach each other any more: {listed(sorted(names))}",
+            hint="nothing: the job is planned around them; open the network between them to use both",
+        )
+        self.pairs = tuple(sorted(pairs))
+
+
+def needed(roster: Roster) -> frozenset[Pair]:
+    """Return the pairs of members that send to each other in an epoch, each once and sorted."""
+    within = (pair for stage in roster.stages for pair in combinations(stage, 2))
+    between = (pair for one, other in pairwise(roster.stages) for pair in product(one, other))
+    tied = product(roster.stages[0], roster.stages[-1]) if roster.is_tied else ()
+    copies = ((owner, keeper) for owner in roster.workers for keeper in roster.keepers(owner))
+    pairs = (pair for group in (within, between, tied, copies) for pair in group)
+    return frozenset((min(pair), max(pair)) for pair in pairs if pair[0] != pair[1])
+
+
+def require_links(crew: TrainingGroup, roster: Roster) -> None:
+    """Check that each member can connect to the hosts of the members that it must communicate with.
+
+    Args:
+        crew: all members.
+        roster: membership of the epoch.
+
+    Raises:
+        LinksCut: hosts do not answer each other.
+        MembersLost: members died meanwhile.
+    """
+    nodes = crew.nodes()
+    places: dict[Worker, dict[Worker, Place]] = defaultdict(dict)
+    for pair in needed(roster):
+        for worker, other in (pair, pair[::-1]):
+            place = nodes.get(crew.topology[other].node_id)
+            if place is not None and {worker, other} <= crew.workers:
+                places[worker][other] = place
+    silent = crew.gather(
+        NAMES, {worker: crew.handle(worker).unreached.remote(others) for worker, others in places.items()}
+    )
+    pairs = {
+        (min(worker, other), max(worker, other))
+        for worker, others in silent.items()
+        for other in others
+        if other in places[worker]
+    }
+    if pairs:
+        raise LinksCut(pairs, {" - ".join(sorted(map(crew.name, pair))) for pair in pairs})

@@ -1,0 +1,183 @@
+"""Prepares a better plan: its machines are started and brought up to date while the others train.
+
+First the job reports the plan, and thereby asks for the machines that the plan adds. They are started once the control
+plane answers that the job may have them.
+
+Then members become catch-up replicas, if they are to hold layers that they do not hold, or to keep a backup copy of
+such layers. Each shadows a member of every stage that has some of these layers, as a backup member does. It receives
+that member's shard piece by piece, and the gradients of the steps that are taken meanwhile.
+
+Steps pause for the new plan only when all replicas have caught up. Little is left to transfer then. Backup copies begin
+with the data that is there already, so that the loss of any one machine costs no step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+from share_compute.lifecycle.attempt_events import ReplanProposed
+from share_compute.planning.drift import have_same_shards
+from share_compute.planning.planner import Solution
+from share_compute.protocol.roster import Roster, Worker
+from share_compute.quantities import listed
+from share_compute.topology import Topology
+from share_compute_actors.training.membership.rosters import shards_of, stages_of
+from share_compute_actors.training.membership.training_group import Poll, TrainingGroup
+
+Heirs = Mapping[Worker, Sequence[tuple[int, int]]]
+"""Shards of which each member will keep a backup copy, by member."""
+
+
+class Joining:
+    """One plan that waits for its machines.
+
+    Args:
+        crew: the members.
+        solution: the plan.
+        proposed: the event that reported the plan.
+        heirs: returns the backup copies that members will keep, for a plan and the membership before it.
+        can_shadow: whether members can be shadowed while they train; if not, shards are loaded while steps pause.
+    """
+
+    def __init__(
+        self,
+        crew: TrainingGroup,
+        solution: Solution,
+        proposed: ReplanProposed,
+        heirs: Callable[[Solution, Roster], Heirs] = lambda _solution, _roster: {},
+        *,
+        can_shadow: bool = True,
+    ) -> None:
+        self._crew = crew
+        self._heirs = heirs
+        self._can_shadow = can_shadow
+        self.solution = solution
+        self._proposed = proposed
+        self._is_linked = False
+        """Whether an epoch was formed after all machines of the plan were there, so that replicas can catch up."""
+        self._replicas: dict[Worker, tuple[Worker, ...]] = {}
+        self._poll = Poll(crew)
+        self.is_ready = False
+        """Whether the next epoch can carry out the plan."""
+
+    @property
+    def machines(self) -> frozenset[Worker]:
+        """All machines that hold layers in the plan."""
+        return frozenset(worker for stage in stages_of(self.solution.plan) for worker in stage)
+
+    @property
+    def why(self) -> str:
+        """Reason why the plan is better, for the user."""
+        return self._proposed.sentence
+
+    def names(self, workers: Collection[Worker]) -> str:
+        """Return the names of the plan's machines that are among `workers`, for the user."""
+        members = (member for stage in self.solution.plan.stages for member in stage.members)
+        return listed(sorted(member.name for member in members if member.contributor_id in workers))
+
+    def takes(self, solution: Solution, proposed: ReplanProposed) -> bool:
+        """Adopt a plan if it differs only in its shares of microbatches; return whether that is so."""
+        is_like = have_same_shards(self.solution.plan, solution.plan)
+        if is_like:
+            self.solution, self._proposed = solution, proposed
+        return is_like
+
+    def lacking(self, usable: Topology) -> frozenset[Worker]:
+        """Return the plan's machines that have no member and may not be used."""
+        return self.machines - self._crew.workers - {machine.id for machine in usable.contributors}
+
+    def needs_epoch(self, usable: Topology, roster: Roster, granted: int | None) -> bool:
+        """Advance the preparation of the plan; return whether it needs another epoch to go on.
+
+        Args:
+            usable: machines on which members may be started.
+            roster: membership of the epoch.
+            granted: step of the proposal whose machines were granted to the job. No machine is started before this
+                proposal's machines are granted.
+        """
+        missing = self.machines - self._crew.workers
+        if missing and granted != self._proposed.step:
+            return False
+        if missing:
+            shards = {
+                member.contributor_id: self.solution.plan.shard(place)
+                for place, stage in enumerate(self.solution.plan.stages)
+                for member in stage.members
+            }
+            self._crew.invite({worker: shards[worker] for worker in missing}, usable)
+            return False
+        if not self._is_linked:
+            self.is_ready = not self._replicas_of(roster)
+        if not self._is_linked or self.is_ready:
+            return True
+        replicas = {replica for each in self._replicas.values() for replica in each}
+        self.is_ready = self._poll.is_unanimous(lambda: self._crew.ask_following(replicas))
+        return self.is_ready
+
+    def _replicas_of(self, roster: Roster) -> dict[Worker, tuple[Worker, ...]]:
+        if not self._can_shadow:
+            return {}
+        topology = self._crew.topology
+        heirs = self._heirs(self.solution, roster)
+        return replicas_of(roster, self.solution, lambda one: topology[one].device.kind, heirs)
+
+    def replicas(self, roster: Roster) -> dict[Worker, tuple[Worker, ...]]:
+        """Return the catch-up replicas of each member, in an epoch that is being formed."""
+        self._is_linked, self._poll = self.machines <= self._crew.workers, Poll(self._crew)
+        if not self._is_linked:
+            self._replicas, self.is_ready = {}, False
+            return {}
+        self._replicas = self._replicas_of(roster)
+        self.is_ready = not self._replicas
+        return self._replicas
+
+
+def replicas_of(
+    roster: Roster, solution: Solution, kind: Callable[[Worker], str], heirs: Heirs | None = None
+) -> dict[Worker, tuple[Worker, ...]]:
+    """Return the catch-up replicas of each member, for the time before a plan is carried out.
+
+    Replicas are the members that are to hold layers of another stage, or to keep a backup copy of such layers.
+
+    They are spread over the members of that stage that compute on a device of the same kind, because only such devices
+    give updates with the same bits. If there is no such member, the layers are loaded while steps pause.
+
+    Args:
+        roster: membership of the epoch.
+        solution: the plan.
+        kind: returns the kind of a member's device.
+        heirs: the backup copies that members will keep.
+    """
+    found: dict[Worker, tuple[Worker, ...]] = {}
+    wanted = list(zip(shards_of(solution.plan), stages_of(solution.plan), strict=True))
+    wanted += [
+        (shard, (heir,))
+        for heir, shards in (heirs or {}).items()
+        for shard in shards
+        if not _keeps(roster, heir, shard)
+    ]
+    for held, stage in zip(roster.shards, roster.stages, strict=True):
+        comers = dict.fromkeys(
+            worker
+            for shard, workers in wanted
+            if overlap(held, shard)
+            for worker in workers
+            if worker not in stage
+        )
+        for comer in comers:
+            alike = [owner for owner in stage if kind(owner) == kind(comer)]
+            if alike:
+                owner = min(alike, key=lambda one: len(found.get(one, ())))
+                found[owner] = (*found.get(owner, ()), comer)
+    return found
+
+
+def _keeps(roster: Roster, worker: Worker, shard: tuple[int, int]) -> bool:
+    """Whether a member keeps a backup copy of this shard."""
+    primaries = (primary for primary, backup in roster.buddies.items() if backup == worker)
+    return any(roster.shard_of(primary) == shard for primary in primaries)
+
+
+def overlap(one: tuple[int, int], other: tuple[int, int]) -> range:
+    """Return the layers that two shards [start, stop) have in common."""
+    return range(max(one[0], other[0]), min(one[1], other[1]))

@@ -1,0 +1,189 @@
+"""Plans the membership of each epoch, and has members load the shards that they lack for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from share_compute.errors import ContributorLost, PlanInfeasible
+from share_compute.lifecycle.attempt_events import Assignment, AttemptEvent, Note
+from share_compute.planning.drift import plan_again
+from share_compute.planning.planner import Solution
+from share_compute.protocol.coordinator import Plan
+from share_compute.protocol.messages import Form
+from share_compute.protocol.roster import Roster, Worker
+from share_compute.topology import Topology
+from share_compute_actors.training.membership.changes import Changes
+from share_compute_actors.training.membership.performance_monitor import PerformanceMonitor
+from share_compute_actors.training.membership.resharder import Resharder
+from share_compute_actors.training.membership.rosters import (
+    Shares,
+    computed_again,
+    first_form,
+    machines_lost,
+    moved_form,
+    next_form,
+    standing,
+)
+from share_compute_actors.training.membership.takeover import Start
+from share_compute_actors.training.step_log import CrewFacts, StepLog
+
+
+class MembershipPlanner:
+    """Plans the epochs of one attempt.
+
+    Args:
+        assignment: the attempt, with its number of microbatches settled.
+        start: the plan that members carry out at first, and the epoch before if another attempt's members are taken
+            over.
+        changes: requested changes.
+        resharder: moves shards between members.
+        step_log: the step log, in which each epoch is written before members switch to its shards.
+        monitor: has the layer timings measured so far.
+        tell: receives events.
+    """
+
+    def __init__(
+        self,
+        assignment: Assignment,
+        start: Start,
+        changes: Changes,
+        resharder: Resharder,
+        step_log: StepLog,
+        monitor: PerformanceMonitor,
+        tell: Callable[[AttemptEvent], None],
+    ) -> None:
+        self._spec = assignment.spec
+        self._attempt = assignment.attempt
+        self._runs = start.runs
+        self.solution = start.solution
+        """The solution that the members carry out."""
+        self._changes = changes
+        self._resharder = resharder
+        self._step_log = step_log
+        self._monitor = monitor
+        self._tell = tell
+        self._roster = start.takeover.facts.roster if start.takeover is not None else None
+        self._before = self._roster, self.solution
+        self.recomputed = 0
+        """Number of microbatches that the last epoch computes again, because the members that held them are lost."""
+
+    def form(self, asked: Plan) -> Form:
+        """Return the next epoch for the members that reported, once it is in the step log and they hold its shards.
+
+        Members switch to the shards that they loaded after the epoch is in the step log, so that a successor of a
+        coordinator that dies finds each member either with its shard, or with its shard loaded.
+
+        Raises:
+            ContributorLost: no member has some part of the model any more, or its holder died meanwhile.
+            MembersLost: members died meanwhile.
+            PlanInfeasible: the remaining members cannot hold the model.
+            StaleEpoch: another coordinator has claimed the step log.
+        """
+        form = self._next(asked)
+        self._step_log.lay(CrewFacts(form.roster, self.solution.plan, self._runs, self._attempt))
+        self._adopt()
+        return form
+
+    def _next(self, asked: Plan) -> Form:
+        """Return the next epoch for the members that reported, and have them load what they lack."""
+        before = self._roster
+        self._before = before, self.solution
+        self._resharder.forget()
+        leaving = self._changes.parting | asked.without
+        able = frozenset(asked.reports) - leaving
+        shares = self._changes.take_shares()
+        wanted = self._changes.take_solution(able)
+        if before is None:
+            plan = self.solution.plan
+            form = first_form(plan, asked, is_tied=self._is_tied(len(plan.stages)))
+            if not able >= set(form.roster.workers):
+                form = self._without(form.roster, asked, able, leaving, None)
+        else:
+            form = self._improved(before, wanted, asked) or self._without(
+                before, asked, able, leaving, shares
+            )
+        if before is not None:
+            self.recomputed = computed_again(before, form.roster, list(asked.reports.values()))
+        form = self._with_copies(form, before)
+        self._roster = form.roster
+        self.solution = standing(form.roster, self.solution)
+        return form
+
+    def _adopt(self) -> None:
+        """Have members switch to the shards that they loaded; if some died meanwhile, others may have switched."""
+        try:
+            self._resharder.adopt()
+        except BaseException:
+            self._roster, self.solution = self._before
+            raise
+
+    def _with_copies(self, form: Form, before: Roster | None) -> Form:
+        """Return the epoch with its backup members and its catch-up replicas."""
+        roster = form.roster
+        backups = self._changes.backups(roster, before) if self._spec.parallelism.buddies else {}
+        replicas = self._changes.replicas(roster)
+        return replace(form, roster=replace(roster, buddies=backups, followers=replicas))
+
+    def can_do_without(self, leaving: frozenset[Worker]) -> bool:
+        """Whether the other members could hold the shards of the leaving ones."""
+        assert self._roster is not None
+        if all(not leaving.issuperset(stage) for stage in self._roster.stages):
+            return True
+        try:
+            self._plan(frozenset(self._roster.workers) - leaving, self._roster.epoch + 1)
+        except PlanInfeasible:
+            return False
+        return True
+
+    def _without(
+        self,
+        before: Roster,
+        asked: Plan,
+        able: frozenset[Worker],
+        leaving: frozenset[Worker],
+        shares: Shares | None,
+    ) -> Form:
+        """Continue with the members in `able`; keep the same shards if each stage has a member left."""
+        is_whole = all(not able.isdisjoint(stage) for stage in before.stages)
+        if is_whole and not self._resharder.is_torn:
+            return next_form(before, asked, self.solution.cost, leaving, shares)
+        if not able:
+            raise machines_lost(self.solution.cost.topology, before.workers)
+        return self._moved(before, self._plan(able, asked.epoch), asked)
+
+    def _improved(self, before: Roster, wanted: Solution | None, asked: Plan) -> Form | None:
+        """Return the first epoch of a better plan; None if there is no better plan, or if it cannot be carried out."""
+        if wanted is None:
+            return None
+        try:
+            return self._moved(before, wanted, asked)
+        except (PlanInfeasible, ContributorLost) as failure:
+            self._changes.why = ""
+            self._tell(Note(message=f"stays with its plan, since in the better one {failure.message}"))
+            return None
+
+    def _moved(self, before: Roster, solution: Solution, asked: Plan) -> Form:
+        heirs = self._changes.heirs(solution, before)
+        moved = self._resharder.load(before, solution.plan, asked, self._step_log.scales(), heirs)
+        self.solution = solution
+        tied = self._is_tied(len(solution.plan.stages))
+        return moved_form(before, solution.plan, asked, moved, is_tied=tied)
+
+    def _plan(self, able: frozenset[Worker], epoch: int) -> Solution:
+        """Plan the job for the machines in `able`; see `plan_again`."""
+        usable = self._changes.usable
+        machines = Topology(
+            tuple(machine for machine in usable.contributors if machine.id in able), usable.links
+        )
+        return plan_again(
+            self._spec,
+            machines,
+            self.solution.cost.profile,
+            epoch,
+            self._monitor.timings(),
+            in_use=len(self.solution.layout.machines),
+        )
+
+    def _is_tied(self, stages: int) -> bool:
+        return stages > 1 and self.solution.cost.profile.tied_name is not None

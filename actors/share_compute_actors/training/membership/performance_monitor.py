@@ -1,0 +1,268 @@
+"""Performance monitor: compares measured with predicted step times, and proposes a better plan if it pays off.
+
+It searches for a plan if step times drift from the prediction, if the usable machines change, after members were lost,
+and after a proposed plan was given up.
+"""
+
+from __future__ import annotations
+
+import statistics
+import threading
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable, Mapping
+from types import TracebackType
+
+from share_compute.lifecycle.attempt_events import (
+    Assignment,
+    AttemptEvent,
+    LayersTimed,
+    Measured,
+    ReplanProposed,
+    StageTiming,
+)
+from share_compute.planning.cost.timings import LayerTiming, MachineTimings, Timings
+from share_compute.planning.drift import DriftLimits, DriftWatch, propose, seats
+from share_compute.planning.planner import Solution
+from share_compute.protocol.roster import Worker
+from share_compute.topology import Topology
+from share_compute_actors.messages import StepFigures
+from share_compute_actors.training.membership.changes import Changes
+
+_STEPS = 10
+"""Steps in a median: one slow step is not drift."""
+_PAUSE_S = 10.0
+"""Shortest time between two reports, in seconds."""
+_NOISE_STEPS = 50
+"""Steps from which the natural variation of step times is estimated."""
+_SIGMA = 1.4826
+"""Standard deviation of a normal distribution, in median absolute deviations (Rousseeuw and Croux, 1993)."""
+
+
+class PerformanceMonitor:
+    """Performance monitor of one attempt.
+
+    Args:
+        assignment: the attempt, with its number of microbatches settled.
+        solution: the plan in use, with the figures behind it.
+        tell: receives events.
+        changes: takes better plans; knows the usable machines and the plan that waits for its machines.
+        clock: returns the time in seconds.
+    """
+
+    def __init__(
+        self,
+        assignment: Assignment,
+        solution: Solution,
+        tell: Callable[[AttemptEvent], None],
+        changes: Changes,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._assignment = assignment
+        self._solution = solution
+        self._tell = tell
+        self._changes = changes
+        self._known = changes.usable
+        """Usable machines at the last search for a plan."""
+        self._clock = clock
+        self._limits = DriftLimits(drift=assignment.drift)
+        self._watch = DriftWatch(self._limits)
+        self._step_s: deque[float] = deque(maxlen=_STEPS)
+        self._recent_s: deque[float] = deque(maxlen=_NOISE_STEPS)
+        self._reformed_s = clock()
+        self._busy_s: dict[Worker, deque[float]] = defaultdict(lambda: deque(maxlen=_STEPS))
+        self._timings: dict[str, dict[int, LayerTiming]] = {
+            machine: dict(timed) for machine, timed in solution.cost.timings.items()
+        }
+        self._told_s: float | None = None
+        self._planner: threading.Thread | None = None
+        self._looked_after = 0
+        """Step after which a better plan was last searched for."""
+        self._lock = threading.Lock()
+        self._over = False
+        self._proposed: object = None
+        self._is_warm = False
+        self._is_disturbed = False
+        """Whether members were lost since the last search for a plan."""
+        self._is_given_up = False
+        """Whether the proposed plan was given up since the last search, so that it may be proposed again."""
+        self._stages = _stages(solution)
+
+    def __enter__(self) -> PerformanceMonitor:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        failure: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        with self._lock:
+            self._over = True  # a search that still runs must not propose its plan any more
+
+    def reform(self, solution: Solution, *, are_lost: bool = False) -> None:
+        """Restart the measurement when the job continues with other members, because old step times are not valid.
+
+        Args:
+            solution: the solution that the members carry out.
+            are_lost: whether members may have been lost. If so, a plan is searched for at once, and it may be one that
+                was proposed before.
+        """
+        if are_lost:
+            self._forget_proposal()
+        self._solution = solution
+        self._stages = _stages(solution)
+        self._watch = DriftWatch(self._limits)
+        self._step_s.clear()
+        self._recent_s.clear()
+        self._reformed_s = self._clock()
+        self._busy_s.clear()
+        self._is_warm = False
+        self._is_disturbed |= are_lost
+
+    def timings(self) -> Timings:
+        """Return the layer timings measured so far, by contributor id."""
+        return {machine: dict(timed) for machine, timed in self._timings.items()}
+
+    def observe(self, step: int, seconds: float, results: Mapping[Worker, StepFigures]) -> None:
+        """Record the measurements of one step, and search for a better plan if one is due.
+
+        Args:
+            step: number of the step.
+            seconds: duration of the step.
+            results: reported figures, by member.
+        """
+        self._learn(step, results)
+        if not self._is_warm:
+            self._is_warm = True  # the first step is not counted: it loads libraries and fills caches
+            return
+        self._is_given_up |= self._changes.take_given_up()
+        if self._is_disturbed or self._is_given_up or self._known != self._changes.usable:
+            self._plan_again(step)
+        self._step_s.append(seconds)
+        self._recent_s.append(seconds)
+        for worker, result in results.items():
+            self._busy_s[worker].append(result.seconds - result.waited_s)
+        total = self._assignment.spec.training.steps
+        if len(self._step_s) < _STEPS and step < total:
+            return
+        now = self._clock()
+        if self._told_s is None or now - self._told_s >= _PAUSE_S or step == total:
+            self._told_s = now
+            self._tell(self._measured(step))
+        timeline = self._solution.timeline
+        if timeline is None or now - self._reformed_s < self._limits.least_time_s:
+            return
+        if self._watch.observe(timeline.step_s, statistics.median(self._step_s)):
+            self._plan_again(step)
+
+    def _learn(self, step: int, results: Mapping[Worker, StepFigures]) -> None:
+        """Keep and report members' layer timings, which replace estimates when the job is planned again."""
+        timed: dict[str, MachineTimings] = {}
+        told = {worker: result.layer_timings for worker, result in results.items() if result.layer_timings}
+        machines = {machine.id: machine for machine in self._changes.usable.contributors} if told else {}
+        slowdowns = _slowdowns(self._solution)
+        for worker in sorted(told.keys() & machines.keys()):
+            machine = machines[worker]
+            # The planner applies slowdowns by shared cores itself, so it needs times without them.
+            slowdown = slowdowns.get(worker, 1.0)
+            layers = {
+                layer: LayerTiming(timing.forward_s / slowdown, timing.backward_s / slowdown)
+                for layer, timing in told[worker].items()
+            }
+            self._timings.setdefault(machine.id, {}).update(layers)
+            timed[machine.id] = MachineTimings(
+                microbatch_size=self._assignment.spec.training.microbatch_size,
+                device=machine.device,
+                layers=layers,
+            )
+        if timed:
+            self._tell(LayersTimed(step=step, machines=timed))
+
+    def _measured(self, step: int) -> Measured:
+        timeline = self._solution.timeline
+        stages = []
+        for stage, workers in zip(self._solution.layout.stages, self._stages, strict=True):
+            predicted = None
+            if timeline is not None:
+                predicted = (
+                    max(timeline.busy_fractions[machine] for machine in stage.members) * timeline.step_s
+                )
+            measured = max(
+                (statistics.median(self._busy_s[worker]) for worker in workers if self._busy_s[worker]),
+                default=0.0,
+            )
+            stages.append(StageTiming(predicted_busy_s=predicted, measured_busy_s=measured))
+        return Measured(
+            step=step,
+            predicted_step_s=timeline.step_s if timeline is not None else None,
+            measured_step_s=statistics.median(self._step_s),
+            stages=tuple(stages),
+            machines={worker: statistics.median(busy) for worker, busy in self._busy_s.items() if busy},
+        )
+
+    def _plan_again(self, step: int) -> None:
+        """Search for a better plan in a thread, so that training does not wait; at most once per step."""
+        left = self._assignment.spec.training.steps - step
+        is_looking = self._planner is not None and self._planner.is_alive()
+        if left == 0 or step == self._looked_after or is_looking:
+            return
+        self._looked_after = step
+        usable = self._changes.usable
+        if self._is_given_up or usable != self._known:
+            self._forget_proposal()
+        self._known, self._is_disturbed, self._is_given_up = usable, False, False
+        self._planner = threading.Thread(
+            target=self._look, args=(step, left, self._known, self.timings(), self._noise()), daemon=True
+        )
+        self._planner.start()
+
+    def _forget_proposal(self) -> None:
+        with self._lock:
+            self._proposed = None
+
+    def _noise(self) -> float:
+        """Return the spread of step times as a fraction of their median; robust against single slow steps.
+
+        The spread is the median absolute deviation, scaled to the standard deviation of a normal distribution.
+        """
+        if not self._recent_s:
+            return 0.0
+        median_s = statistics.median(self._recent_s)
+        return _SIGMA * statistics.median(abs(one - median_s) for one in self._recent_s) / median_s
+
+    def _look(self, step: int, left: int, machines: Topology, timings: Timings, noise: float) -> None:
+        solution = self._solution
+        under_way = self._changes.under_way()
+        limits = self._limits.model_copy(update={"least_gain": max(self._limits.least_gain, noise)})
+        replan = propose(self._assignment.spec, machines, solution, timings, left, limits, under_way)
+        with self._lock:
+            if self._over or replan is None or self._solution is not solution:
+                return
+            better = seats(replan.solution.plan)
+            if better == self._proposed:
+                return
+            self._proposed = better
+            proposed = ReplanProposed(
+                step=step,
+                plan=replan.solution.plan,
+                current_step_s=replan.current_step_s,
+                gain_s=replan.gain_s,
+                move_cost_s=replan.move_cost_s,
+                sentence=replan.sentence,
+            )
+            self._changes.propose(replan.solution, proposed)
+
+
+def _stages(solution: Solution) -> list[tuple[Worker, ...]]:
+    """Return the members of each stage that compute something."""
+    machines = solution.cost.topology.contributors
+    return [tuple(machines[member].id for member in stage.members) for stage in solution.layout.stages]
+
+
+def _slowdowns(solution: Solution) -> dict[str, float]:
+    """Return the factor by which shared cores slow each member down in the plan, by contributor id."""
+    if solution.timeline is None:
+        return {}
+    machines = solution.cost.topology.contributors
+    return {machines[index].id: slowdown for index, slowdown in solution.timeline.slowdowns.items()}

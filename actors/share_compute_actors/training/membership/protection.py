@@ -1,0 +1,56 @@
+"""Detects when each layer of a job is on two machines, so that the loss of any one machine costs no step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from share_compute.lifecycle.attempt_events import Protection
+from share_compute.protocol.roster import Roster
+from share_compute_actors.training.membership.training_group import Poll, TrainingGroup
+
+
+class ProtectionWatch:
+    """Asks the backup members until all copies of an epoch are complete, and reports changes of the protection.
+
+    Args:
+        crew: the members.
+        tell: receives a `Protection` event for each change.
+    """
+
+    def __init__(self, crew: TrainingGroup, tell: Callable[[Protection], None]) -> None:
+        self._crew = crew
+        self._tell = tell
+        self._roster: Roster | None = None
+        """Membership of the epoch whose copies are pending; None once they are complete, or after one is lost."""
+        self._poll = Poll(crew)
+        self._is_protected = False
+
+    def reform(self, roster: Roster) -> None:
+        """Start to watch an epoch; the event that reports the epoch marks the job as not protected yet."""
+        is_alone = (stage[0] not in roster.buddies for stage in roster.stages if len(stage) == 1)
+        self._roster, self._is_protected = None if any(is_alone) else roster, False
+        self._poll = Poll(self._crew)
+
+    def lose_copy(self, step: int) -> None:
+        """Record that a copy is lost, and report the lost protection; the next epoch begins another copy.
+
+        Args:
+            step: number of the last committed step.
+        """
+        self._roster = None
+        if self._is_protected:
+            self._is_protected = False
+            self._tell(Protection(step=step, is_protected=False))
+
+    def look(self, step: int) -> None:
+        """Poll the backup members, and report when all copies are complete; never waits.
+
+        Args:
+            step: number of the last committed step.
+        """
+        if self._roster is None or not self._crew.workers.issuperset(self._roster.workers):
+            return  # the next epoch begins when a member is lost
+        keepers = set(self._roster.buddies.values())
+        if self._poll.is_unanimous(lambda: self._crew.ask_for_whole_copies(keepers)):
+            self._roster, self._is_protected = None, True
+            self._tell(Protection(step=step, is_protected=True))

@@ -1,0 +1,186 @@
+"""Resharding: loads the shards of the next epoch into members, from the members or copies that have the data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from share_compute.planning import plan as plans
+from share_compute.protocol.coordinator import Plan
+from share_compute.protocol.roster import Roster, Worker
+from share_compute.shard import Shard
+from share_compute_actors.messages import Source, Sources
+from share_compute_actors.training.member.schemas import HOLDING
+from share_compute_actors.training.membership.joining import Heirs, overlap
+from share_compute_actors.training.membership.rosters import machines_lost
+from share_compute_actors.training.membership.training_group import TrainingGroup
+from share_compute_actors.wire import FLAG
+
+
+class Resharder:
+    """Moves shards between members that are halted.
+
+    Args:
+        crew: the members.
+        first_step: first step of the attempt. Until it is committed, all shards can be loaded from the sources that the
+            attempt began with.
+    """
+
+    def __init__(self, crew: TrainingGroup, first_step: int) -> None:
+        self._crew = crew
+        self._first_step = first_step
+        self.is_torn = False
+        """Whether a move failed midway, so that members may hold other shards than the membership before says."""
+        self._loaded: tuple[frozenset[Worker], Plan] | None = None
+        """Members that loaded a shard and have not switched to it yet, and the request; None if nothing was loaded."""
+
+    def load(
+        self,
+        before: Roster,
+        plan: plans.Plan,
+        asked: Plan,
+        scales: Mapping[int, float],
+        heirs: Heirs | None = None,
+    ) -> frozenset[Worker]:
+        """Have each member of a plan load its shard; return the members that will hold another shard than before.
+
+        Members switch to the loaded shard after `adopt`. Between the two calls, the new membership is written to the
+        step log. So a successor of a coordinator that dies finds each member either with its shard, or with its shard
+        loaded.
+
+        Args:
+            before: membership of the epoch before.
+            plan: the plan that is carried out from now on.
+            asked: the request for the epoch, with the members' reports.
+            scales: factor of each committed step's gradient, by step.
+            heirs: backup copies that members will keep. Present copies that overlap with them are brought to the
+                committed step, too.
+
+        Raises:
+            ContributorLost: no member has some part of the model any more.
+            StaleEpoch: the holder of some part died meanwhile.
+            MembersLost: members died meanwhile.
+            PlanInfeasible: a shard does not fit into its machine's memory, against the plan's estimate.
+        """
+        held = self._held(asked)
+        wanted = {
+            member.contributor_id: plan.shard(place)
+            for place, stage in enumerate(plan.stages)
+            for member in stage.members
+        }
+        moved = {
+            worker: shard for worker, shard in wanted.items() if held.get(worker) != (shard.start, shard.stop)
+        }
+        if moved:
+            own = self._own(before, moved, held, asked.committed, scales)
+            others = None
+            if own.keys() != moved.keys():
+                others = self._sources(before, held, asked.committed, scales)
+            self._crew.load_shards(moved, lambda worker: own.get(worker, others), asked.committed)
+        self._bring_to(before, heirs or {}, asked.committed, scales)
+        self._loaded = frozenset(moved), asked
+        return frozenset(moved)
+
+    def _bring_to(self, before: Roster, heirs: Heirs, committed: int, scales: Mapping[int, float]) -> None:
+        """Bring those copies to the committed step from which other copies will be made on the same machine."""
+        for shard, stage in zip(before.shards, before.stages, strict=True):
+            keepers = {keeper for owner in stage for keeper in before.keepers(owner)} & self._crew.workers
+            calls = {
+                keeper: self._crew.handle(keeper).bring_to.remote(shard, committed, scales)
+                for keeper in keepers
+                if any(overlap(shard, wanted) for wanted in heirs.get(keeper, ()))
+            }
+            self._crew.gather(FLAG, calls)
+
+    def forget(self) -> None:
+        """Forget the shards that were loaded and not adopted."""
+        self._loaded = None
+
+    def adopt(self) -> None:
+        """Have members switch to the shards that they loaded, if there are any.
+
+        Raises:
+            MembersLost: members died meanwhile.
+        """
+        if self._loaded is None:
+            return
+        (moved, asked), self._loaded = self._loaded, None
+        if moved:
+            self.is_torn = True
+            self._crew.adopt(moved, asked.epoch, asked.committed)
+        self.is_torn = False
+
+    def _own(
+        self,
+        before: Roster,
+        moved: Mapping[Worker, Shard],
+        held: Mapping[Worker, tuple[int, int]],
+        committed: int,
+        scales: Mapping[int, float],
+    ) -> dict[Worker, Sources]:
+        """Return the sources of members that can load all from themselves: their shard, and copies that they keep."""
+        found: dict[Worker, list[Source]] = {}
+        lacking = {worker: set(range(shard.start, shard.stop)) for worker, shard in moved.items()}
+        for worker in moved.keys() & held.keys():
+            found[worker] = [self._crew.source(worker)]
+            lacking[worker].difference_update(range(*held[worker]))
+        for shard, stage in zip(before.shards, before.stages, strict=True):
+            keepers = {keeper for owner in stage for keeper in before.keepers(owner)}
+            calls = {
+                keeper: self._crew.handle(keeper).bring_to.remote(shard, committed, scales)
+                for keeper in keepers & moved.keys()
+                if not lacking[keeper].isdisjoint(range(*shard))
+            }
+            for keeper, has_it in self._crew.gather(FLAG, calls).items():
+                if has_it:
+                    found.setdefault(keeper, []).append(self._crew.source(keeper, shard))
+                    lacking[keeper].difference_update(range(*shard))
+        return {
+            worker: Sources(tuple(sources)) if len(sources) == 1 else self._crew.inventory(sources)
+            for worker, sources in found.items()
+            if not lacking[worker]
+        }
+
+    def _held(self, asked: Plan) -> dict[Worker, tuple[int, int]]:
+        """Return the layers [start, stop) of each member whose shard is in the state after the last committed step."""
+        current = [worker for worker, report in asked.reports.items() if report.applied == asked.committed]
+        answers = self._crew.ask(HOLDING, current, "holding") if current else {}
+        return {worker: shard for worker, shard in answers.items() if shard is not None}
+
+    def _sources(
+        self,
+        before: Roster,
+        held: Mapping[Worker, tuple[int, int]],
+        committed: int,
+        scales: Mapping[int, float],
+    ) -> Sources | None:
+        """Return the source of each parameter after the last committed step.
+
+        The source of a layer is a living member that holds it, else a member that keeps a copy of it.
+        """
+        found: list[Source] = []
+        covered: set[int] = set()
+        for worker, (start, stop) in sorted(held.items(), key=lambda one: (one[1], one[0])):
+            if not covered.issuperset(range(start, stop)):
+                found.append(self._crew.source(worker))
+                covered.update(range(start, stop))
+        lost: list[Worker] = []
+        for shard, stage in zip(before.shards, before.stages, strict=True):
+            if covered.issuperset(range(*shard)):
+                continue
+            copy = self._copy(shard, committed, scales)
+            if copy is None:
+                lost += stage
+            else:
+                found.append(copy)
+        if not lost:
+            return self._crew.inventory(found)
+        if committed < self._first_step:
+            return self._crew.beginning
+        raise machines_lost(self._crew.topology, lost)
+
+    def _copy(self, shard: tuple[int, int], committed: int, scales: Mapping[int, float]) -> Source | None:
+        """Return a copy of a shard, brought to the last committed step; None if no member has such a copy."""
+        for worker in sorted(self._crew.workers):
+            if self._crew.ask(FLAG, [worker], "bring_to", shard, committed, scales)[worker]:
+                return self._crew.source(worker, shard)
+        return None

@@ -1,0 +1,238 @@
+"""Pure functions that derive the membership of an epoch from a plan, and from the epoch before."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
+
+from share_compute.errors import ContributorLost
+from share_compute.planning import plan as plans
+from share_compute.planning.cost.cost import TrainingCost
+from share_compute.planning.cost.layout import Layout, StageLayout
+from share_compute.planning.cost.schedule_simulator import simulate_step
+from share_compute.planning.planner import Solution
+from share_compute.protocol.coordinator import Plan
+from share_compute.protocol.messages import Form, Report
+from share_compute.protocol.recovery import recover
+from share_compute.protocol.roster import Roster, Worker, fresh
+from share_compute.protocol.schedule import blocks, even_shares
+from share_compute.quantities import listed
+from share_compute.topology import Topology
+
+Shares = Mapping[int, Sequence[int]]
+"""Number of microbatches that each member of a stage computes, by index of the stage."""
+
+
+def first_form(plan: plans.Plan, asked: Plan, *, is_tied: bool) -> Form:
+    """Return the first epoch of a plan, in which the open step starts from the beginning."""
+    owners = owners_of(plan)
+    roster = Roster(
+        epoch=asked.epoch,
+        shards=shards_of(plan),
+        stages=stages_of(plan),
+        owners=owners,
+        step=asked.committed + 1,
+        tasks=fresh(owners),
+        is_tied=is_tied,
+    )
+    return Form(roster, keeps_step=False)
+
+
+def next_form(
+    roster: Roster,
+    asked: Plan,
+    cost: TrainingCost,
+    leaving: Container[Worker] = (),
+    shares: Shares | None = None,
+) -> Form:
+    """Return the epoch that follows when members are lost or leave: the same shards, with the remaining members.
+
+    Args:
+        roster: membership of the epoch before.
+        asked: the request for the epoch, with the members' reports.
+        cost: cost model, which knows the members' speeds.
+        leaving: members to leave out.
+        shares: new shares of microbatches, by stage; applied only to stages whose members all stay.
+
+    Raises:
+        ContributorLost: a stage has no member left.
+    """
+    stages = tuple(
+        tuple(worker for worker in stage if worker in asked.reports and worker not in leaving)
+        for stage in roster.stages
+    )
+    if not all(stages):
+        left = frozenset(worker for stage in stages for worker in stage)
+        raise machines_lost(cost.topology, [worker for worker in roster.workers if worker not in left])
+    owners = []
+    for place, stage in enumerate(stages):
+        if len(stage) < len(roster.stages[place]):
+            owners.append(shared(stage, roster.shards[place], cost))
+        elif shares is not None and place in shares:
+            owners.append(dealt(stage, shares[place]))
+        else:
+            owners.append(roster.owners[place])
+    return recovered(roster.shards, stages, owners, asked, asked.reports, is_tied=roster.is_tied)
+
+
+def moved_form(
+    before: Roster | None, plan: plans.Plan, asked: Plan, moved: Container[Worker], *, is_tied: bool
+) -> Form:
+    """Return the first epoch of another plan, whose members have loaded their shards.
+
+    If the layer ranges stay the same, finished work of the open step is kept.
+
+    Args:
+        before: membership of the epoch before; None if there is none.
+        plan: the plan that is carried out from now on.
+        asked: the request for the epoch, with the members' reports.
+        moved: members that hold another shard than before.
+        is_tied: whether the first and the last stage share a parameter.
+    """
+    if before is None or before.shards != shards_of(plan):
+        return first_form(plan, asked, is_tied=is_tied)
+    reports = {worker: report for worker, report in asked.reports.items() if worker not in moved}
+    return recovered(before.shards, stages_of(plan), owners_of(plan), asked, reports, is_tied=is_tied)
+
+
+def recovered(
+    shards: tuple[tuple[int, int], ...],
+    stages: tuple[tuple[Worker, ...], ...],
+    owners: Sequence[tuple[Worker, ...]],
+    asked: Plan,
+    reports: Mapping[Worker, Report],
+    *,
+    is_tied: bool,
+) -> Form:
+    """Return an epoch that continues the open step from the work that is finished."""
+    step = asked.committed + 1
+    recovery = recover(stages, owners, reports, step)
+    return Form(
+        Roster(
+            epoch=asked.epoch,
+            shards=shards,
+            stages=stages,
+            owners=tuple(owners),
+            step=step,
+            tasks=recovery.tasks,
+            resends=recovery.resends,
+            reduced=recovery.reduced,
+            forgets=recovery.forgets,
+            is_tied=is_tied,
+        )
+    )
+
+
+def machines_lost(topology: Topology, workers: Iterable[Worker]) -> ContributorLost:
+    """Return the error for lost machines that were the only holders of some state."""
+    known = {machine.id: machine.name for machine in topology.contributors}
+    names = listed(sorted(known.get(worker, worker) for worker in workers))
+    return ContributorLost(
+        f"machines were lost: {names}",
+        machine=names,
+        hint="resume the job: it continues from its last checkpoint on the machines that are there",
+    )
+
+
+# -- layers and microbatches -------------------------------------------------------------------------------------------
+
+
+def shards_of(plan: plans.Plan) -> tuple[tuple[int, int], ...]:
+    """Return the layers [start, stop) of each stage."""
+    return tuple((stage.start, stage.stop) for stage in plan.stages)
+
+
+def stages_of(plan: plans.Plan) -> tuple[tuple[Worker, ...], ...]:
+    """Return the members of each stage."""
+    return tuple(tuple(member.contributor_id for member in stage.members) for stage in plan.stages)
+
+
+def owners_of(plan: plans.Plan) -> tuple[tuple[Worker, ...], ...]:
+    """Return, for each stage, the member that computes each microbatch."""
+    return tuple(_owners(stage) for stage in plan.stages)
+
+
+def _owners(stage: plans.StagePlan) -> tuple[Worker, ...]:
+    found = {
+        microbatch: member.contributor_id for member in stage.members for microbatch in member.microbatches
+    }
+    return tuple(found[microbatch] for microbatch in sorted(found))
+
+
+def dealt(stage: Sequence[Worker], shares: Sequence[int]) -> tuple[Worker, ...]:
+    """Return the member that computes each microbatch, if members get contiguous blocks of these sizes."""
+    return tuple(worker for worker, block in zip(stage, blocks(shares), strict=True) for _ in block)
+
+
+def shared(stage: Sequence[Worker], shard: tuple[int, int], cost: TrainingCost) -> tuple[Worker, ...]:
+    """Return the member that computes each microbatch of a stage, so that the last member finishes soonest.
+
+    If there are fewer microbatches than members, the last members get none.
+    """
+    index = {machine.id: place for place, machine in enumerate(cost.topology.contributors)}
+    count = cost.workload.microbatches
+    shares: Sequence[int] | None = None
+    if all(worker in index for worker in stage):
+        shares = cost.shares([index[worker] for worker in stage], *shard)
+    if shares is None:
+        shares = even_shares(count, len(stage))
+    return dealt(stage, shares)
+
+
+# -- reports for the user and the planner ----------------------------------------------------------------------------
+
+
+def plan_of(roster: Roster, plan: plans.Plan) -> plans.Plan:
+    """Return a plan as an epoch carries it out, for the user: the remaining members, and the microbatches of each."""
+    stages = []
+    for stage, workers, owners in zip(plan.stages, roster.stages, roster.owners, strict=True):
+        known = {member.contributor_id: member for member in stage.members}
+        members = tuple(
+            known[worker].model_copy(
+                update={
+                    "microbatches": tuple(
+                        microbatch for microbatch, owner in enumerate(owners) if owner == worker
+                    )
+                }
+            )
+            for worker in workers
+        )
+        stages.append(stage.model_copy(update={"members": members}))
+    is_as_planned = stages_of(plan) == roster.stages and owners_of(plan) == roster.owners
+    prediction = plan.prediction if is_as_planned else None
+    return plan.model_copy(update={"epoch": roster.epoch, "stages": tuple(stages), "prediction": prediction})
+
+
+def standing(roster: Roster, solution: Solution) -> Solution:
+    """Return the solution that an epoch carries out, with a simulated step if `solution` has one.
+
+    Args:
+        roster: membership of the epoch.
+        solution: the solution that the epoch was formed from: the same stages, possibly with more members.
+    """
+    cost = solution.cost
+    index = {machine.id: place for place, machine in enumerate(cost.topology.contributors)}
+    stages = []
+    for (start, stop), workers, owners in zip(roster.shards, roster.stages, roster.owners, strict=True):
+        shares = {worker: owners.count(worker) for worker in workers if worker in owners}
+        stages.append(
+            StageLayout(start, stop, tuple(index[worker] for worker in shares), tuple(shares.values()))
+        )
+    layout = Layout(tuple(stages))
+    timeline = simulate_step(cost, layout) if solution.timeline is not None else None
+    return Solution(plan_of(roster, solution.plan), cost, layout, timeline)
+
+
+def computed_again(before: Roster, after: Roster, reports: Collection[Report]) -> int:
+    """Return the number of microbatches of the open step that are computed again; 0 if no member had begun it."""
+    if not any(report.step == after.step and (report.activations or report.summed) for report in reports):
+        return 0
+    if before.shards != after.shards:
+        return len(after.tasks[0])
+    left = set(after.workers)
+    again = {
+        microbatch
+        for place, stage in enumerate(before.tasks_of(after.step))
+        for microbatch, task in enumerate(stage)
+        if (task.holder or task.worker) not in left and after.tasks[place][microbatch].forward
+    }
+    return len(again)

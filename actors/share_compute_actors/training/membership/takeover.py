@@ -1,0 +1,179 @@
+"""Finds the members that an attempt left when its coordinator died, and the state needed to continue with them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+
+from share_compute.errors import ShareComputeError
+from share_compute.models.profiles.profile import ModelProfile
+from share_compute.planning.cost.cost import TrainingCost
+from share_compute.planning.cost.layout import Layout
+from share_compute.planning.cost.schedule_simulator import simulate_step
+from share_compute.planning.cost.timings import Timings
+from share_compute.planning.network.regions import complete
+from share_compute.planning.planner import Solution, workload
+from share_compute.planning.search.strategies import is_measured, with_nominal_speeds
+from share_compute.protocol.roster import Roster, Worker
+from share_compute.specification import TrainJob
+from share_compute.topology import Topology
+from share_compute_actors.group.answering import answered
+from share_compute_actors.group.naming import workers_of
+from share_compute_actors.messages import MemberStatus
+from share_compute_actors.training.member.schemas import STATUS
+from share_compute_actors.training.membership.rosters import shared, standing
+from share_compute_actors.training.shard_store import ShardStoreFacts, TrainingState
+from share_compute_actors.training.step_log import CrewFacts, StepLog
+from share_compute_actors.wire import NOTHING, unpack_answer
+
+_ANSWER_S = 5.0
+"""Time limit for a member to report what it holds, in seconds; after it, the member is given up."""
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Takeover:
+    """Members of an earlier attempt that continue the open step."""
+
+    facts: CrewFacts
+    actors: Mapping[Worker, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Starting point of an attempt."""
+
+    facts: ShardStoreFacts
+    """Facts that the shard store returned."""
+    solution: Solution
+    runs: tuple[int, ...]
+    """The runs of the job's `SummationTree`."""
+    state: TrainingState
+    takeover: Takeover | None = None
+    """Members taken over; None if new members load from the checkpoint or the seed."""
+
+
+def find_takeover(job_id: str, topology: Topology, step_log: StepLog) -> Takeover | None:
+    """Return the members left of a job, if together they hold the whole state after the last committed step.
+
+    Members that cannot be used are killed; if a part of the state is missing, all members are.
+
+    Args:
+        job_id: id of the job.
+        topology: machines that the job may use.
+        step_log: step log of the job. It must be claimed, so that nobody commits a step meanwhile.
+    """
+    left = workers_of(job_id)
+    crew, committed = step_log.crew, step_log.read().committed
+    usable: dict[Worker, Any] = {}
+    if crew is not None:
+        known = {machine.id for machine in topology.contributors}
+        for actor, status in _statuses(left):
+            if status.worker not in known:
+                continue
+            if fits(crew.roster, committed, status) or (
+                has_loaded(crew.roster, committed, status) and _adopts(actor, crew.roster.epoch, committed)
+            ):
+                usable[status.worker] = actor
+    found = Takeover(crew, usable) if crew is not None and is_whole(crew.roster, usable) else None
+    kept = set(found.actors.values()) if found is not None else set()
+    for actor in left:
+        if actor not in kept:
+            ray.kill(actor)
+    return found
+
+
+def fits(roster: Roster, committed: int, status: MemberStatus) -> bool:
+    """Whether a member holds its shard of the membership in the state after the last committed step."""
+    shard = _shard_of(roster, status.worker)
+    return shard is not None and status.holds == shard and status.step <= committed <= status.reaches
+
+
+def has_loaded(roster: Roster, committed: int, status: MemberStatus) -> bool:
+    """Whether a member has loaded its shard of the membership without having been told to switch to it."""
+    shard = _shard_of(roster, status.worker)
+    return shard is not None and (status.loaded, status.loaded_step) == (shard, committed)
+
+
+def _shard_of(roster: Roster, worker: Worker) -> tuple[int, int] | None:
+    shards = zip(roster.shards, roster.stages, strict=True)
+    return next((shard for shard, stage in shards if worker in stage), None)
+
+
+def is_whole(roster: Roster, usable: Mapping[Worker, object]) -> bool:
+    """Whether each stage has a usable member, or a usable backup of one of its members."""
+    return all(
+        any(worker in usable or roster.buddies.get(worker) in usable for worker in stage)
+        for stage in roster.stages
+    )
+
+
+def solution_of(
+    takeover: Takeover, spec: TrainJob, topology: Topology, profile: ModelProfile, timings: Timings
+) -> Solution:
+    """Return the solution that the remaining members carry out, costed with the present machines and links."""
+    facts, usable = takeover.facts, with_nominal_speeds(topology)
+    cost = TrainingCost(profile, usable, complete(usable), workload(spec, facts.plan.microbatches), timings)
+    roster = facts.roster
+    stages = tuple(tuple(worker for worker in stage if worker in takeover.actors) for stage in roster.stages)
+    owners = tuple(
+        shared(stage, shard, cost) if stage and stage != before else who
+        for stage, before, shard, who in zip(stages, roster.stages, roster.shards, roster.owners, strict=True)
+    )
+    found = standing(
+        replace(roster, stages=stages, owners=owners),
+        Solution(facts.plan, cost, layout=Layout(()), timeline=None),
+    )
+    if all(stages) and any(map(is_measured, topology.contributors)):
+        return replace(found, timeline=simulate_step(cost, found.layout))
+    return found
+
+
+def state_of(step_log: StepLog, beginning: TrainingState) -> TrainingState:
+    """Return the training state after the last committed step.
+
+    Args:
+        step_log: step log of the job.
+        beginning: training state in the checkpoint, or at the start of the job.
+    """
+    step = step_log.read().committed
+    if step <= beginning.step:
+        return beginning
+    (last,) = step_log.steps(after=step - 1)
+    # The work that follows the last step, such as its validation, may be unfinished: it is done again.
+    validations = {**dict(beginning.validations), **dict(step_log.validations())}
+    validations.pop(step, None)
+    return TrainingState(step, last.loss_scale, tuple(sorted(validations.items())))
+
+
+def _adopts(member: Any, epoch: int, committed: int) -> bool:
+    """Have a member switch to the shard that it has loaded; return whether it did."""
+    try:
+        asked = member.adopt.remote(epoch, committed)
+        ray.wait([asked], timeout=_ANSWER_S)
+        unpack_answer(NOTHING, ray.get(asked, timeout=0), "a member")
+    except (RayError, ShareComputeError, TimeoutError) as failure:
+        _log.info("a member of an earlier attempt does not answer: %s", failure)
+        return False
+    return True
+
+
+def _statuses(members: Mapping[Any, Worker]) -> list[tuple[Any, MemberStatus]]:
+    asked = {member.status.remote(): member for member in members}
+    ready = ray.wait(list(asked), num_returns=len(asked), timeout=_ANSWER_S)[0] if asked else ()
+    answers = []
+    for ref in ready:
+        worker = members[asked[ref]]
+        try:
+            status = answered(STATUS, ref, worker)
+        except (RayError, ShareComputeError) as failure:  # the member is dead, or is not the expected actor
+            _log.info("a member of an earlier attempt does not answer: %s", failure)
+            continue
+        if status.worker == worker:
+            answers.append((asked[ref], status))
+    return answers

@@ -1,0 +1,371 @@
+"""The worker group of a training job: the coordinator's handle on the job's members."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any, Literal
+
+import ray
+from ray.exceptions import ObjectLostError, RayActorError, RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from share_compute.errors import LinkLost, StaleEpoch
+from share_compute.lifecycle.attempt_events import Assignment
+from share_compute.planning.plan import Plan
+from share_compute.protocol.failures import Failure
+from share_compute.protocol.messages import ToMember
+from share_compute.protocol.roster import Worker
+from share_compute.quantities import listed
+from share_compute.shard import Shard
+from share_compute.topology import Contributor, Topology
+from share_compute_actors.group.answering import answered
+from share_compute_actors.group.exceptions import MembersLost
+from share_compute_actors.group.naming import member_options
+from share_compute_actors.group.worker_group import WorkerGroup
+from share_compute_actors.messages import MemberSetup, Source, Sources, server_source
+from share_compute_actors.testing.fault_injection import require_carried_out
+from share_compute_actors.training.member.member import Member
+from share_compute_actors.training.member.schemas import STATUS
+from share_compute_actors.training.shard_store import ShardStoreFacts
+from share_compute_actors.unpickling import is_refusal
+from share_compute_actors.wire import COUNT, FLAG, NAMES, NOTHING, Undeclared
+
+DEADLINE_S = 900.0
+"""Longest wait of one member for another, in seconds, for any reason.
+
+The failure detector notices a dead or unresponsive machine much sooner."""
+
+
+class TrainingGroup(WorkerGroup):
+    """All living members of one job.
+
+    Args:
+        assignment: the attempt, with its number of microbatches settled.
+        facts: the facts that the shard store returned.
+        shard_store: the shard store's actor.
+        coordinator: actor that members send their messages to.
+        cancelled: set when the submitter cancels the job.
+        runs: the runs of the job's `SummationTree`.
+        tied_name: name of the parameter that the first and the last stage share, if there is one.
+        note: receives lines for the job's log.
+    """
+
+    def __init__(
+        self,
+        assignment: Assignment,
+        facts: ShardStoreFacts,
+        shard_store: Any,
+        coordinator: Any,
+        cancelled: threading.Event,
+        runs: tuple[int, ...],
+        tied_name: str | None,
+        note: Callable[[str], None],
+    ) -> None:
+        super().__init__(assignment.topology, cancelled, STATUS, note)
+        self._note = note
+        require_carried_out(assignment.failures)
+        self._assignment = assignment
+        self._facts = facts
+        self._shard_store = shard_store
+        self._coordinator = coordinator
+        self._runs = runs
+        self._tied_name = tied_name
+        self._invited: dict[Worker, tuple[Any, Any]] = {}
+        """Members that start while others train: actor and pending first heartbeat, by member."""
+        self._refused: set[tuple[Worker, str]] = set()
+        """Machines on which a member failed to start, each with the id of its Ray node."""
+
+    @property
+    def wanted_channel(self) -> Literal["auto", "direct", "ray"]:
+        """Transport for tensors that the job asks for."""
+        return self._assignment.spec.parallelism.channel
+
+    @property
+    def microbatches(self) -> int:
+        """Number of microbatches in a step."""
+        return sum(self._runs)
+
+    @property
+    def attempt(self) -> str:
+        """Name of the job's attempt, unique in the cluster."""
+        return f"{self._assignment.job_id}/{self._assignment.attempt}"
+
+    def cut_off(self, workers: frozenset[Worker]) -> frozenset[Worker]:
+        """Raise LinkLost: another coordinator with connections of its own can continue with all members."""
+        names = listed(sorted(map(self.name, workers)))
+        raise LinkLost(
+            f"the server was cut off from its machines, and connections to {names} did not come back",
+            hint="nothing: another coordinator goes on with what they hold",
+        )
+
+    # -- joining and leaving -----------------------------------------------------------------------------------------
+
+    def _start(self, worker: Worker, applied: int) -> Any:
+        """Start a member on its contributor and return it.
+
+        Args:
+            worker: the contributor's id.
+            applied: last step whose update is in the weights that the member will load.
+        """
+        machine = self.topology[worker]
+        setup = MemberSetup(
+            job=self._assignment.job_id,
+            worker=worker,
+            name=machine.name,
+            address=machine.address,
+            blueprint=self._facts.blueprint,
+            training=self._assignment.spec.training,
+            runs=self._runs,
+            threads=machine.cpu_threads,
+            device=machine.device.kind,
+            gpu=machine.device.uuid,
+            deadline_s=DEADLINE_S,
+            applied=applied,
+            tied=self._tied_name,
+            lent_bytes=sum(device.memory_bytes for device in machine.devices if device.kind == "cpu"),
+            failures=self._assignment.failures,
+        )
+        return Member.options(  # type: ignore[attr-defined]
+            scheduling_strategy=NodeAffinitySchedulingStrategy(machine.node_id, soft=False),
+            **member_options(self._assignment.job_id, worker, self._assignment.attempt),
+        ).remote(setup, self._coordinator, self.issue_key(worker))
+
+    def attach(self, actors: Mapping[Worker, Any]) -> None:
+        """Take over members of an earlier attempt, each with its shard.
+
+        Raises:
+            MembersLost: all members died meanwhile.
+        """
+        self._actors.update(actors)
+        self.detector.are_loading = False
+        self.gather(
+            NOTHING,
+            {
+                worker: actor.follow.remote(self._coordinator, self._shard_store, self.issue_key(worker))
+                for worker, actor in actors.items()
+            },
+            goes_on=True,
+        )
+
+    def load(self, plan: Plan) -> None:
+        """Start all members of a plan, and have them load their shards from the shard store or the seed.
+
+        Members that die meanwhile are left out.
+
+        Raises:
+            MembersLost: all members died.
+            PlanInfeasible: a shard does not fit into its machine's memory, against the plan's estimate.
+        """
+        shards = {
+            member.contributor_id: plan.shard(place)
+            for place, stage in enumerate(plan.stages)
+            for member in stage.members
+        }
+        applied = self._facts.first_step - 1
+        for worker in shards:
+            self._actors[worker] = self._start(worker, applied)
+        self._note("members are loading their shards")
+        sources = self.beginning
+        sizes = self.gather(
+            COUNT,
+            {
+                worker: self._actors[worker].load.remote(self._shard_store, shard, sources, applied)
+                for worker, shard in shards.items()
+            },
+            goes_on=True,
+        )
+        for worker, size in sizes.items():
+            self._note(f"{self.name(worker)} holds {size / 2**20:.1f} MiB of weights")
+        adopted = self.gather(
+            NOTHING,
+            {worker: self._actors[worker].adopt.remote(0, applied) for worker in self.workers & sizes.keys()},
+            goes_on=True,
+        )
+        for worker in sorted(shards.keys() - adopted.keys()):
+            self._note(f"lost machine {self.name(worker)} while it loaded")
+        self.detector.are_loading = False
+
+    @property
+    def failures(self) -> tuple[Failure, ...]:
+        """Failures to inject, in tests."""
+        return self._assignment.failures
+
+    @property
+    def beginning(self) -> Sources | None:
+        """Sources of the weights that the attempt began with; None if they come from the seed."""
+        return Sources((server_source(self._shard_store),)) if self._facts.has_weights else None
+
+    def source(self, worker: Worker, copy: tuple[int, int] | None = None) -> Source:
+        """Return a member as a source to load from.
+
+        Args:
+            worker: the member.
+            copy: layers [start, stop) of the backup copy to read; None reads the member's own shard.
+        """
+        return Source(self._actors[worker], self.name(worker), worker, copy)
+
+    def invite(self, shards: Mapping[Worker, Shard], topology: Topology) -> None:
+        """Start members that do not run yet, and admit those that are ready, without waiting.
+
+        The slowest work is done before a member is admitted: it imports torch and builds its shard.
+
+        Args:
+            shards: the shard of each invited member.
+            topology: the machines that members may run on from now on.
+        """
+        self.offer(topology)
+        for worker in sorted(shards.keys() - self._invited.keys() - self._actors.keys()):
+            actor = self._start(worker, applied=-1)
+            self._invited[worker] = actor, actor.build.remote(shards[worker])
+        refs = {ref: worker for worker, (_, ref) in self._invited.items()}
+        for ref in ray.wait(list(refs), num_returns=len(refs), timeout=0)[0] if refs else ():
+            worker = refs[ref]
+            actor, _ = self._invited.pop(worker)
+            if self.detector.accepts_heartbeat(worker, ref):
+                self._actors[worker] = actor
+            else:
+                self._refused.add((worker, self.topology[worker].node_id))
+                ray.kill(actor)
+
+    def withdraw(self, but: Collection[Worker]) -> None:
+        """Kill the members that were invited and are not admitted yet, except those in `but`."""
+        for worker in self._invited.keys() - set(but):
+            actor, _ = self._invited.pop(worker)
+            ray.kill(actor)
+
+    def has_refused(self, machine: Contributor) -> bool:
+        """Whether a member failed to start on this machine and Ray node."""
+        return (machine.id, machine.node_id) in self._refused
+
+    def ask_following(self, followers: Collection[Worker]) -> dict[Any, Worker]:
+        """Ask catch-up replicas whether they have caught up; return the pending calls, with the member of each."""
+        return {self._actors[worker].is_up_to_date.remote(): worker for worker in followers}
+
+    def ask_for_whole_copies(self, keepers: Collection[Worker]) -> dict[Any, Worker]:
+        """Ask members whether their backup copies are complete; return the pending calls, with the member of each."""
+        return {self._actors[worker].has_whole_copies.remote(): worker for worker in keepers}
+
+    def is_affirmed(self, worker: Worker, asked: Any) -> bool:
+        """Whether a member answered yes to `ask_following` or `ask_for_whole_copies`."""
+        try:
+            return answered(FLAG, asked, self.name(worker))
+        except (Undeclared, RayError) as failure:
+            if isinstance(failure, Undeclared) or is_refusal(failure):
+                self.detector.accuse(worker, failure)
+            return False  # a dead member is noticed by the failure detector
+
+    def inventory(self, holders: Sequence[Source]) -> Sources:
+        """Return which holder has each tensor; when several have the same tensor, the first one counts.
+
+        Raises:
+            MembersLost: members died meanwhile.
+            StaleEpoch: one of the holders died meanwhile.
+        """
+        refs = [holder.ask("inventory") for holder in holders]
+        self.wait(refs)
+        try:
+            names = [self._inventory(holder, ref) for holder, ref in zip(holders, refs, strict=True)]
+        except (RayActorError, ObjectLostError) as failure:
+            raise StaleEpoch(
+                "who had a part of the model died", hint="nothing: the next epoch begins"
+            ) from failure
+        places = {name: place for place, known in reversed(list(enumerate(names))) for name in known}
+        return Sources(tuple(holders), places)
+
+    def _inventory(self, holder: Source, asked: Any) -> tuple[str, ...]:
+        try:
+            return answered(NAMES, asked, holder.name)
+        except (Undeclared, RayError) as failure:
+            if holder.worker is None or not (isinstance(failure, Undeclared) or is_refusal(failure)):
+                raise
+            self.detector.accuse(holder.worker, failure)
+            raise MembersLost(self.check_members()) from failure
+
+    def load_shards(
+        self, shards: Mapping[Worker, Shard], sources: Callable[[Worker], Sources | None], applied: int
+    ) -> None:
+        """Have halted members load other shards; members keep their present shards until `adopt`.
+
+        Args:
+            shards: the shard to load, by member.
+            sources: returns the sources that a member loads from.
+            applied: last step whose update is in the weights.
+
+        Raises:
+            StaleEpoch: a member that has weights died meanwhile.
+            MembersLost: members died meanwhile.
+            PlanInfeasible: a shard does not fit into its machine's memory, against the plan's estimate.
+        """
+        self.detector.are_loading = True
+        try:
+            self.gather(
+                COUNT,
+                {
+                    worker: self._actors[worker].load.remote(
+                        self._shard_store, shard, sources(worker), applied
+                    )
+                    for worker, shard in shards.items()
+                },
+            )
+        finally:
+            self.detector.are_loading = False
+
+    def adopt(self, workers: Collection[Worker], epoch: int, applied: int) -> None:
+        """Have members switch to the shards that they loaded.
+
+        Args:
+            workers: the members.
+            epoch: number of the epoch that is about to begin.
+            applied: last step whose update is in the weights.
+
+        Raises:
+            MembersLost: members died meanwhile.
+        """
+        self.ask(NOTHING, workers, "adopt", epoch, applied)
+
+    def dismiss(self) -> None:
+        """Kill all members, including invited ones, because their work is not needed any more."""
+        for actor, _ in self._invited.values():
+            ray.kill(actor)
+        self._invited.clear()
+        self.remove(tuple(self._actors))
+
+    def repeated_messages(self) -> Iterator[tuple[Worker, bytes]]:
+        """Yield the messages that members repeat in new heartbeats, because they were not acknowledged in time."""
+        for worker, sign in self.detector.take_new_heartbeats().items():
+            for message in sign.unacknowledged:
+                yield worker, message.encode()
+
+    def tell(self, worker: Worker, message: ToMember) -> None:
+        """Send a message to a member without waiting for an answer; does nothing if the member is gone."""
+        actor = self._actors.get(worker)
+        if actor is not None:
+            actor.hear.remote(message)
+
+
+class Poll:
+    """A yes-or-no question to members, asked again until all of them answer yes; never waits.
+
+    Args:
+        crew: the members.
+    """
+
+    def __init__(self, crew: TrainingGroup) -> None:
+        self._crew = crew
+        self._pending: dict[Any, Worker] = {}
+        """Calls without an answer yet, with the member of each."""
+
+    def is_unanimous(self, ask: Callable[[], dict[Any, Worker]]) -> bool:
+        """Return whether all have answered yes; ask if no question is pending.
+
+        Args:
+            ask: starts the calls; see `TrainingGroup.ask_following`.
+        """
+        if not self._pending:
+            self._pending = ask()
+        answered, _ = ray.wait(list(self._pending), num_returns=len(self._pending), timeout=0)
+        if len(answered) < len(self._pending):
+            return False
+        asked, self._pending = self._pending, {}
+        return all(self._crew.is_affirmed(worker, ref) for ref, worker in asked.items())

@@ -1,0 +1,395 @@
+"""The shard store: an actor on the head that serves samples and starting weights, and writes checkpoints and results.
+
+Members may be on machines without access to the server's disk, so all their reads and writes go through this actor:
+samples by step, weights one tensor at a time, results in pieces.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+import numpy as np
+import ray
+from numpy.typing import NDArray
+from ray.exceptions import ObjectLostError, RayActorError, RayError
+
+from share_compute.data import Prepared, StepOrder, prepare
+from share_compute.data.tokenization import load_tokenizer
+from share_compute.errors import UserError
+from share_compute.lifecycle.attempt_events import Assignment
+from share_compute.models.blueprint import Blueprint, blueprint_of
+from share_compute.models.export import adapter_description
+from share_compute.models.storage.checkpoints import STATE, Chosen, newest_whole
+from share_compute.models.storage.weights import FolderWriter, WeightFolder, prune_folders, sweep_partial
+from share_compute.training.loss_scale import LossScale, first_loss_scale
+from share_compute_actors.group.answering import answered, answers
+from share_compute_actors.machine.stalled import close_stalled_connections
+from share_compute_actors.messages import FolderKind, read_extents
+from share_compute_actors.transport.pieces import PIECE, Piece, take_all
+from share_compute_actors.unpickling import refuse_pickles
+from share_compute_actors.wire import NAMES, NOTHING, TEXT, Schema, Undeclared
+
+if TYPE_CHECKING:
+    from share_compute.models.huggingface.conversion import PretrainedWeights
+
+Part: TypeAlias = Literal["inputs", "targets"]
+Rows: TypeAlias = dict[int, NDArray[Any]]
+"""Samples by microbatch id, ``[batch, ...]`` each."""
+_DEATHS = (RayActorError, ObjectLostError)
+"""Ray errors of a member that died before it answered, or whose answer was lost with it."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingState:
+    """Training state after a step, without weights and optimizer state."""
+
+    step: int
+    """Last committed step; 0 before the first."""
+    loss_scale: LossScale
+    """Loss scale of the next step."""
+    validations: tuple[tuple[int, float], ...] = ()
+    """Step and loss of each validation so far."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShardStoreFacts:
+    """Facts that the coordinator gets from the shard store before it plans."""
+
+    blueprint: Blueprint
+    sizes: dict[str, int]
+    """Number of samples, by split."""
+    state: TrainingState
+    """Training state in the checkpoint, or at the start of the job."""
+    has_weights: bool
+    """Whether training starts from weights in files instead of the seed."""
+    microbatches: int | None
+    """Microbatches of a batch, as the job or its checkpoint settled them; None leaves the number to the planner."""
+    runs: tuple[int, ...] | None
+    """Runs of the `SummationTree`, as the job's first plan settled them; None if no checkpoint has them."""
+    notes: tuple[str, ...]
+    prompts: tuple[tuple[int, ...], ...] = ()
+    """Token ids of the prompts that the model is to continue from time to time."""
+    text_ends: tuple[int, ...] = ()
+    """Token ids that end a text."""
+
+    @property
+    def first_step(self) -> int:
+        """Number of the first step of the attempt."""
+        return self.state.step + 1
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """The outcome of saving a folder."""
+
+    size_bytes: int | None
+    """Size of the folder in bytes; None if it is incomplete, because a member was lost or sent malformed data."""
+    culprit: int | None = None
+    """Index, in the list of members asked, of the member that sent malformed data; None if there is none."""
+    fault: str = ""
+    """Defect of the data that this member sent, for the user."""
+
+
+FACTS: Schema[ShardStoreFacts] = Schema(ShardStoreFacts)
+SAVED: Schema[Saved] = Schema(Saved)
+STATE_OF_TRAINING: Schema[TrainingState] = Schema(TrainingState)
+PROGRESS: Schema[tuple[str, float]] = Schema(tuple[str, float])
+
+
+# Reads are repeated when a connection breaks; Ray then asks the GCS whether the actor is dead.
+@ray.remote(
+    num_cpus=0,
+    max_task_retries=-1,
+    concurrency_groups={"control": 1, "serve": 4, "weights": 1, "saving": 1},
+)
+class ShardStore:
+    """The shard store of one attempt: serves samples and weights, and writes checkpoints and results.
+
+    Args:
+        assignment: an `Assignment` as JSON.
+    """
+
+    def __init__(self, assignment: str) -> None:
+        refuse_pickles()
+        close_stalled_connections()
+        self._assignment = Assignment.model_validate_json(assignment)
+        self._spec = self._assignment.spec
+        self._progress = ("", 0.0)
+        self._prepared: Prepared | None = None
+        self._order: StepOrder | None = None
+        self._weights: WeightFolder | PretrainedWeights | None = None
+        self._optimizer: WeightFolder | None = None
+        self._microbatches = self._spec.training.microbatches
+        self._runs: tuple[int, ...] | None = None
+        self._state = TrainingState(0, first_loss_scale(self._spec.training.precision))
+        self._config: dict[str, Any] | None = None
+        self._tokenizer: Any = None
+
+    # -- before training -----------------------------------------------------------------------------------------
+
+    @ray.method(concurrency_group="control")
+    @answers(PROGRESS)
+    def progress(self) -> tuple[str, float]:
+        """Return a description of the data that is being prepared, and the fraction of it that is done, 0 to 1."""
+        return self._progress
+
+    @answers(FACTS)
+    def prepare(self) -> ShardStoreFacts:
+        """Read and tokenize the data, open the weights and resolve the model's configuration; return the facts."""
+
+        def note(what: str, share: float) -> None:
+            self._progress = (what, share)
+
+        sweep_partial(self._assignment.folder)
+        prepared = prepare(self._spec, self._assignment.folder / "data", note)
+        self._prepared = prepared
+        checkpoint, notes = self._checkpoint()
+        training = self._spec.training
+        self._order = StepOrder(
+            training.seed, prepared.samples.size("train"), training.batch_size, self._spec.data.shuffle
+        )
+        if checkpoint is not None:
+            self._continue_from(checkpoint, prepared)
+            self._weights = WeightFolder(checkpoint)
+            if any(checkpoint.glob("optimizer*.safetensors")):
+                self._optimizer = WeightFolder(checkpoint, "optimizer")
+        blueprint = blueprint_of(
+            self._spec, prepared.vocab_size, self._special_tokens(prepared.tokenizer_folder)
+        )
+        self._config = blueprint.config
+        if checkpoint is None and self._spec.model.path is not None:
+            from share_compute.models.huggingface.conversion import PretrainedWeights  # noqa: PLC0415 - slow to import
+
+            self._weights = PretrainedWeights(WeightFolder(self._spec.model.path), blueprint.config or {})
+        return ShardStoreFacts(
+            blueprint=blueprint,
+            sizes={split: prepared.samples.size(split) for split in ("train", "validation", "test")},
+            state=self._state,
+            has_weights=self._weights is not None,
+            microbatches=self._microbatches,
+            runs=self._runs,
+            notes=(*notes, *prepared.notes),
+            prompts=self._prompts(prepared.tokenizer_folder),
+            text_ends=self._text_ends(),
+        )
+
+    def _checkpoint(self) -> Chosen:
+        wanted = self._assignment.checkpoint
+        if wanted is None:
+            return Chosen(None, ())
+        self._progress = ("looking whether the checkpoint is whole", 0.0)
+        return newest_whole(wanted)
+
+    def _prompts(self, folder: Path | None) -> tuple[tuple[int, ...], ...]:
+        wanted = self._spec.training.samples
+        if wanted is None or folder is None:
+            return ()
+        self._tokenizer = load_tokenizer(folder)
+        rows = tuple(tuple(self._tokenizer(prompt).input_ids) for prompt in wanted.prompts)
+        for prompt, row in zip(wanted.prompts, rows, strict=True):
+            if not row:
+                raise UserError(
+                    f"training.samples: the tokenizer has no tokens for the prompt {prompt!r}",
+                    hint="choose another prompt",
+                )
+        return rows
+
+    def _text_ends(self) -> tuple[int, ...]:
+        end = self._tokenizer.eos_token_id if self._tokenizer is not None else None
+        return () if end is None else (end,)
+
+    def _continue_from(self, checkpoint: Path, prepared: Prepared) -> None:
+        state = json.loads((checkpoint / STATE).read_text())
+        samples = prepared.samples.size("train")
+        if state["train_samples"] != samples:
+            raise UserError(
+                f"the data has changed: {samples} training samples now, {state['train_samples']} at the checkpoint",
+                hint="put the data files back as they were, or submit a new job",
+            )
+        # A job keeps its first number of microbatches, because sums are made in their order.
+        self._microbatches = self._microbatches or state.get("microbatches")
+        if sum(state.get("runs", ())) == self._microbatches:
+            self._runs = tuple(state["runs"])
+        self._state = TrainingState(
+            int(state["step"]),
+            LossScale(**state["loss_scale"]) if "loss_scale" in state else self._state.loss_scale,
+            tuple((int(step), float(loss)) for step, loss in state.get("validations", ())),
+        )
+
+    @answers(NOTHING)
+    def cut(self, runs: Sequence[int]) -> None:
+        """Set the number of microbatches of a batch to the sum of the plan's runs."""
+        self._spec = self._spec.with_microbatches(sum(runs))
+        self._runs = tuple(runs)
+
+    def _special_tokens(self, tokenizer: Path | None) -> dict[str, int | None]:
+        """Return the token ids that generation needs, since a configuration's defaults belong to another tokenizer."""
+        if self._spec.model.config is None or tokenizer is None:
+            return {}
+        loaded, given = load_tokenizer(tokenizer), self._spec.model.config
+        names = ("bos_token_id", "eos_token_id", "pad_token_id")
+        return {name: given.get(name, getattr(loaded, name)) for name in names}
+
+    # -- while members load and train ----------------------------------------------------------------------------
+
+    @ray.method(concurrency_group="serve")
+    def train_rows(self, step: int, microbatches: Sequence[int], part: Part) -> Rows:
+        """Return the inputs or the targets of microbatches of a step, by microbatch id."""
+        assert self._order is not None
+        size = self._spec.training.microbatch_size
+        chosen = self._order.indices(step)
+        return {
+            microbatch: self._take("train", chosen[microbatch * size : (microbatch + 1) * size], part)
+            for microbatch in microbatches
+        }
+
+    @ray.method(concurrency_group="serve")
+    def evaluation_rows(
+        self, split: Literal["validation", "test"], microbatches: Sequence[int], part: Part
+    ) -> Rows:
+        """Return the inputs or the targets of microbatches of an evaluation split, by microbatch id."""
+        assert self._prepared is not None
+        size, total = self._spec.training.microbatch_size, self._prepared.samples.size(split)
+        return {
+            microbatch: self._take(
+                split, np.arange(microbatch * size, min((microbatch + 1) * size, total)), part
+            )
+            for microbatch in microbatches
+        }
+
+    def _take(
+        self, split: Literal["train", "validation", "test"], indices: NDArray[np.int64], part: Part
+    ) -> NDArray[Any]:
+        assert self._prepared is not None
+        inputs, targets = self._prepared.samples.take(split, indices)
+        return inputs if part == "inputs" else targets
+
+    @ray.method(concurrency_group="weights")
+    def weights(self, extents: bytes) -> list[Piece]:
+        """Return rows of the starting weights, as float32."""
+        assert self._weights is not None
+        return [
+            Piece.of_rows(extent.name, self._weights.read(*extent).float())
+            for extent in read_extents(extents)
+        ]
+
+    @ray.method(concurrency_group="weights")
+    def optimizer_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of the optimizer's tensors in the checkpoint, by name; none when it starts fresh."""
+        return self._optimizer.shapes() if self._optimizer is not None else {}
+
+    @ray.method(concurrency_group="weights")
+    def optimizer_state(self, extents: bytes) -> list[Piece]:
+        """Return rows of the optimizer's tensors, as float32."""
+        assert self._optimizer is not None
+        return [
+            Piece.of_rows(extent.name, self._optimizer.read(*extent).float())
+            for extent in read_extents(extents)
+        ]
+
+    @ray.method(concurrency_group="weights")
+    @answers(NAMES)
+    def inventory(self) -> tuple[str, ...]:
+        """Return the stored names of all parameters and buffers that training starts from."""
+        assert self._weights is not None
+        return tuple(self._weights.names())
+
+    @ray.method(concurrency_group="weights")
+    def loss_scale(self) -> LossScale:
+        """Return the loss scale before the first step of the attempt."""
+        return self._state.loss_scale
+
+    @ray.method(concurrency_group="serve")
+    @answers(TEXT)
+    def text(self, ids: Sequence[int]) -> str:
+        """Return the text of token ids."""
+        text: str = self._tokenizer.decode(ids)
+        return text
+
+    # -- results -------------------------------------------------------------------------------------------------
+
+    @ray.method(concurrency_group="saving")
+    @answers(SAVED)
+    def save(
+        self, folder: str, kind: FolderKind, state: bytes, machines: Sequence[str], *members: Any
+    ) -> Saved:
+        """Fetch the members' snapshots and write them to a folder, which becomes visible only when it is whole.
+
+        Args:
+            folder: path of the folder, relative to the job's own.
+            kind: purpose of the folder.
+            state: training state at the time of the snapshots, a packed `TrainingState`.
+            machines: names of the machines that have a snapshot, in the order of their stages.
+            members: members on these machines, in the same order.
+
+        Raises:
+            Unavailable: the disk is full.
+            ContributorLost: data of a machine arrived damaged.
+        """
+        writer = FolderWriter(self._assignment.folder / folder)
+        place = 0
+        try:
+            self._describe(writer, kind, STATE_OF_TRAINING.unpack(state, "the coordinator"))
+            for place, (machine, member) in enumerate(zip(machines, members, strict=True)):
+                # Members are asked instead of sending: Ray frees an actor's answers at once, but arguments pile up.
+                take_all(machine, place, partial(_piece, member, machine), writer.write)
+            size_bytes = writer.finish()
+        except BaseException as failure:
+            writer.discard()
+            _let_go(members)
+            if isinstance(failure, _DEATHS):
+                return Saved(None)
+            if isinstance(failure, (Undeclared, RayError)):
+                return Saved(None, place, getattr(failure, "message", type(failure).__name__))
+            raise
+        if kind == "checkpoint":
+            prune_folders(writer.target.parent, self._spec.training.checkpoints_kept)
+        return Saved(size_bytes)
+
+    def _describe(self, writer: FolderWriter, kind: FolderKind, state: TrainingState) -> None:
+        """Write the files that make a folder usable: configuration, tokenizer, state."""
+        assert self._prepared is not None
+        facts = {
+            **asdict(state),
+            "job": self._assignment.job_id,
+            "seed": self._spec.training.seed,
+            "batch_size": self._spec.training.batch_size,
+            "train_samples": self._prepared.samples.size("train"),
+            "microbatches": self._spec.training.microbatches,
+            "runs": self._runs,
+        }
+        writer.write_json(STATE, facts)
+        if self._config is not None:
+            self._describe_model(writer, self._config, kind)
+            if self._prepared.tokenizer_folder is not None:
+                writer.copy(file for file in self._prepared.tokenizer_folder.iterdir() if file.is_file())
+        else:
+            writer.write_json("layers.json", [layer.model_dump() for layer in self._spec.model.layers or ()])
+
+    def _describe_model(self, writer: FolderWriter, config: dict[str, Any], kind: FolderKind) -> None:
+        """Write the configuration of a language model's weights: of a whole model, or of adapters."""
+        lora, base = self._spec.training.lora, self._spec.model.path
+        if kind == "artifact" and lora is not None and not lora.merge:
+            writer.write_json("adapter_config.json", adapter_description(config, self._spec))
+            return
+        from share_compute.models.huggingface.decoder import published_config  # noqa: PLC0415
+
+        writer.write_json("config.json", published_config(config))
+        if base is not None:
+            writer.copy(base.glob("generation_config.json"))
+
+
+def _piece(member: Any, machine: str, number: int) -> Piece | None:
+    return answered(PIECE, member.piece.remote(number), machine)
+
+
+def _let_go(members: Iterable[Any]) -> None:
+    for member in members:
+        with suppress(RayError):  # a dead member holds no snapshot
+            ray.get(member.let_go.remote())

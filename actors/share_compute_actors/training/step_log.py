@@ -1,0 +1,301 @@
+"""The durable step log of a job: a step written here as committed stays committed, whichever process dies."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from pydantic import TypeAdapter
+
+from share_compute.errors import StaleEpoch, Unavailable
+from share_compute.lifecycle.attempt_events import StepCommitted
+from share_compute.planning.plan import Plan
+from share_compute.protocol.doubts import quarantines
+from share_compute.protocol.roster import Roster, Worker
+from share_compute.training.loss_scale import LossScale
+
+FILE = "steps.sqlite3"
+_SHAPE = 4
+"""Version of the tables. Tables of another version are replaced, and their job continues from its checkpoint."""
+_STEPS_KEPT = 10_000
+"""Number of committed steps kept: more than any reader that reports or replays them is ever behind."""
+_TABLES = """
+    CREATE TABLE standing (
+        one INTEGER PRIMARY KEY CHECK (one = 1), attempt INTEGER NOT NULL, epoch INTEGER NOT NULL,
+        committed INTEGER NOT NULL, crew TEXT
+    );
+    CREATE TABLE steps (
+        step INTEGER PRIMARY KEY, scale REAL NOT NULL, facts TEXT, generation INTEGER NOT NULL DEFAULT 0
+    );
+    CREATE TABLE offences (
+        number INTEGER PRIMARY KEY, worker TEXT NOT NULL, step INTEGER NOT NULL, what TEXT NOT NULL,
+        quarantines INTEGER NOT NULL, accuser TEXT
+    );
+    CREATE TABLE validations (step INTEGER PRIMARY KEY, loss REAL NOT NULL);
+    INSERT INTO standing VALUES (1, 0, 0, 0, NULL);
+"""
+
+
+class Standing(NamedTuple):
+    """The position of a job: its last epoch and its last committed step."""
+
+    epoch: int
+    """Last epoch that began."""
+    committed: int
+    """Last committed step."""
+    scale: float
+    """Factor that the gradient of that step is multiplied by."""
+    generation: int = 0
+    """Number of times that the step was started over."""
+
+
+@dataclass(frozen=True, slots=True)
+class CrewFacts:
+    """Facts about a job's members: all that another coordinator needs to continue with the same members."""
+
+    roster: Roster
+    """Membership of the last epoch that was formed."""
+    plan: Plan
+    """The plan, as that epoch carries it out."""
+    runs: tuple[int, ...]
+    """The runs of the job's `SummationTree`."""
+    attempt: int
+    """Number of the attempt that formed the epoch."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepFacts:
+    """Facts about a committed step: its event, and the loss scale after it."""
+
+    event: StepCommitted
+    loss_scale: LossScale
+    """Loss scale of the next step."""
+    is_skipped: bool = False
+    """Whether the step changed no weights, because its gradient is not finite."""
+
+
+_crews: TypeAdapter[CrewFacts] = TypeAdapter(CrewFacts)
+_steps: TypeAdapter[StepFacts] = TypeAdapter(StepFacts)
+
+
+class StepLog:
+    """The step log of one job: a SQLite file in the job's folder.
+
+    If two coordinators of one job run, only the one of the later attempt may write. It claims the step log. From then
+    on, epochs, memberships, commits and rewinds of the other coordinator are refused. The first three name their epoch,
+    too, and are refused if it is not the expected one.
+
+    Args:
+        folder: folder of the job.
+        attempt: number of the attempt that writes.
+
+    Raises:
+        Unavailable: the file cannot be written.
+    """
+
+    def __init__(self, folder: Path, attempt: int) -> None:
+        self._path = folder / FILE
+        self._attempt = attempt
+        with self._translated():
+            self._base = sqlite3.connect(
+                self._path, isolation_level=None, check_same_thread=False, timeout=10.0
+            )
+            self._base.execute("PRAGMA journal_mode = WAL")
+            self._base.execute("PRAGMA synchronous = FULL")  # a commit survives a power cut
+            self._shape()
+
+    def _shape(self) -> None:
+        """Create the tables, and drop tables of another version."""
+        with self._transaction():
+            if self._base.execute("PRAGMA user_version").fetchone() == (_SHAPE,):
+                return
+            tables = self._base.execute(
+                "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_%'"
+            ).fetchall()
+            for (name,) in tables:
+                self._base.execute(f'DROP TABLE "{name}"')
+            for statement in filter(str.strip, _TABLES.split(";")):
+                self._base.execute(statement)
+            self._base.execute(f"PRAGMA user_version = {_SHAPE}")
+
+    def claim(self) -> Standing:
+        """Allow this attempt to write from now on, and no earlier one; start a new epoch and return the position.
+
+        Raises:
+            StaleEpoch: a later attempt has claimed the step log.
+        """
+        claimed = self._write(
+            "UPDATE standing SET attempt = ?, epoch = epoch + 1 WHERE attempt <= ?",
+            self._attempt,
+            self._attempt,
+        )
+        if claimed is None:
+            raise superseded()
+        return claimed
+
+    @property
+    def is_claimed(self) -> bool:
+        """Whether this attempt may write: no later one has claimed the step log."""
+        with self._translated():
+            (attempt,) = self._base.execute("SELECT attempt FROM standing").fetchone()
+        return int(attempt) <= self._attempt
+
+    # -- writing -----------------------------------------------------------------------------------------------------
+
+    def begin_epoch(self, epoch: int) -> Standing | None:
+        """Write that an epoch begins, and return the position; None if this epoch or a later one has begun already."""
+        return self._write(
+            "UPDATE standing SET epoch = ? WHERE epoch < ? AND attempt = ?", epoch, epoch, self._attempt
+        )
+
+    def lay(self, crew: CrewFacts) -> None:
+        """Write the facts about the members that hold the job from now on.
+
+        Raises:
+            StaleEpoch: a later epoch has begun.
+        """
+        written = self._write(
+            "UPDATE standing SET crew = ? WHERE epoch = ? AND attempt = ?",
+            _crews.dump_json(crew).decode(),
+            crew.roster.epoch,
+            self._attempt,
+        )
+        if written is None:
+            raise superseded()
+
+    def commit(
+        self, epoch: int, step: int, scale: float, facts: StepFacts | None = None, generation: int = 0
+    ) -> Standing | None:
+        """Write that a step is committed, with its facts, and return the position of the job.
+
+        Return None if a later epoch has begun, or if the next step to commit was another one.
+        """
+        with self._transaction():
+            standing = self._write(
+                "UPDATE standing SET committed = ? WHERE epoch = ? AND committed = ? AND attempt = ?",
+                step, epoch, step - 1, self._attempt,
+            )  # fmt: skip
+            if standing is None:
+                return None
+            told = None if facts is None else _steps.dump_json(facts).decode()
+            self._base.execute(
+                "INSERT OR REPLACE INTO steps VALUES (?, ?, ?, ?)", (step, scale, told, generation)
+            )
+            self._base.execute("DELETE FROM steps WHERE step <= ?", (step - _STEPS_KEPT,))
+            return self.read()
+
+    def validated(self, step: int, loss: float) -> None:
+        """Write the loss of a validation, because early stopping depends on it."""
+        with self._translated():
+            self._base.execute("INSERT OR REPLACE INTO validations VALUES (?, ?)", (step, loss))
+
+    def offend(
+        self, worker: Worker, step: int, what: str, *, is_grave: bool, accuser: Worker | None = None
+    ) -> bool:
+        """Write that a machine made wrong numbers; return whether the job quarantines the machine from now on.
+
+        Args:
+            worker: id of the machine.
+            step: number of the step.
+            what: description of the wrong numbers, for the user.
+            is_grave: whether the machine is quarantined at the first offence.
+            accuser: the member that reported the offence, if there is no other evidence; None if the coordinator knows
+                it by itself.
+        """
+        with self._transaction():
+            before = self._base.execute("SELECT accuser FROM offences WHERE worker = ?", (worker,))
+            is_over = is_grave or quarantines(accuser, [one for (one,) in before])
+            self._base.execute(
+                "INSERT INTO offences (worker, step, what, quarantines, accuser) VALUES (?, ?, ?, ?, ?)",
+                (worker, step, what, is_over, accuser),
+            )
+            return is_over
+
+    def quarantined(self) -> frozenset[Worker]:
+        """Return the machines that the job must not use, because they made wrong numbers."""
+        rows = self._base.execute("SELECT DISTINCT worker FROM offences WHERE quarantines")
+        return frozenset(worker for (worker,) in rows)
+
+    def rewind(self, step: int) -> None:
+        """Go back to the step of a checkpoint, when all members that had the later committed state are lost."""
+        with self._transaction():
+            rewound = self._write(
+                "UPDATE standing SET epoch = epoch + 1, committed = ?, crew = NULL WHERE attempt = ?",
+                step, self._attempt,
+            )  # fmt: skip
+            if rewound is None:
+                raise superseded()
+            self._base.execute("DELETE FROM steps WHERE step > ?", (step,))
+            self._base.execute("DELETE FROM validations WHERE step > ?", (step,))
+
+    # -- reading -----------------------------------------------------------------------------------------------------
+
+    def read(self) -> Standing:
+        """Return the position of the job."""
+        found = self._base.execute(
+            "SELECT epoch, committed, coalesce(scale, 1.0), coalesce(generation, 0) "
+            "FROM standing LEFT JOIN steps ON step = committed"
+        )
+        return Standing(*found.fetchone())
+
+    @property
+    def crew(self) -> CrewFacts | None:
+        """Facts about the job's members; None after a return to a checkpoint, until the next epoch is formed."""
+        (written,) = self._base.execute("SELECT crew FROM standing").fetchone()
+        return None if written is None else _crews.validate_json(written)
+
+    def steps(self, after: int) -> list[StepFacts]:
+        """Return the facts about the committed steps that follow ``after``, in order."""
+        query = "SELECT facts FROM steps WHERE step > ? AND facts IS NOT NULL ORDER BY step"
+        return [_steps.validate_json(facts) for (facts,) in self._base.execute(query, (after,))]
+
+    def scales(self) -> dict[int, float]:
+        """Return the factor that each committed step's gradient was multiplied by, by step."""
+        return dict(self._base.execute("SELECT step, scale FROM steps ORDER BY step"))
+
+    def validations(self) -> tuple[tuple[int, float], ...]:
+        """Return step and loss of each validation."""
+        return tuple(self._base.execute("SELECT step, loss FROM validations ORDER BY step"))
+
+    def close(self) -> None:
+        """Close the file."""
+        self._base.close()
+
+    # -- the file ----------------------------------------------------------------------------------------------------
+
+    def _write(self, statement: str, *values: float | str) -> Standing | None:
+        with self._translated():
+            return self.read() if self._base.execute(statement, values).rowcount == 1 else None
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        """Commit all writes of the block together, or none of them."""
+        with self._translated():
+            self._base.execute("BEGIN IMMEDIATE")
+            try:
+                yield
+            except BaseException:
+                self._base.execute("ROLLBACK")
+                raise
+            self._base.execute("COMMIT")
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.Error as failure:
+            raise Unavailable(
+                f"{self._path} cannot be written: {failure}",
+                hint="make room on the server's disk, then resume the job",
+            ) from failure
+
+
+def superseded() -> StaleEpoch:
+    """Return the error for a coordinator that another one has replaced."""
+    return StaleEpoch(
+        "another coordinator has taken over this job", hint="nothing: follow the job's other attempt"
+    )

@@ -1,0 +1,372 @@
+"""The agent process of a contributor: it joins the cluster, keeps the Ray node alive, and drains before it leaves.
+
+One agent runs for each contributor. To stay small it imports neither Ray nor torch.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+
+from share_compute.errors import (
+    ContributorLost,
+    NotAuthorized,
+    NotFound,
+    ShareComputeError,
+    Unavailable,
+    UserError,
+)
+from share_compute.lifecycle.states import ContributorState
+from share_compute_actors.machine.launch import RayNode
+from share_compute_actors.machine.node import NodeAccess, NodeLimits, start_node
+from share_compute_actors.machine.ports import NodePorts
+from share_compute_actors.machine.preflight import route_address
+from share_compute_actors.machine.processes import Roster
+from share_compute_actors.machine.run_folders import close_run_folder, open_run_folder
+from share_compute_api.agent import client as agent_client
+from share_compute_api.agent.client import AgentClient
+from share_compute_api.agent.identity import Identities, Identity, digest_of
+from share_compute_api.agent.joining import JoinOptions, check_machine, resolve_limits
+from share_compute_api.agent.reachability import require_reachable
+from share_compute_api.connection.backoff import ExponentialBackoff
+from share_compute_api.connection.join_line import INVITE_VARIABLE
+from share_compute_api.schemas.agents import (
+    ClusterAccess,
+    ContributorWork,
+    Joined,
+    JoinRequest,
+    Limits,
+    PreflightRequest,
+    RejoinRequest,
+    SiblingRequest,
+)
+from share_compute_api.schemas.versions import local_versions
+from share_compute_api.terminal.children import Interrupts
+
+_HEARTBEAT_S = 2.0
+_WRITE_BEATS = 5
+"""Heartbeats between two updates of the list of child processes: Ray starts more processes while it runs."""
+_PATIENCE_S = 600.0
+"""Time without an answer from the server after which the agent gives up, in seconds."""
+_PAUSES_S = (0.5, 30.0)
+"""First and longest pause before the agent tries again, in seconds."""
+_SOUND_S = 60.0
+"""Time after which a running node counts as healthy, in seconds; later failures start a new backoff."""
+_NODE_GRACE_S = 5.0
+_LEAVE_GRACE_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """State of the agent, as it is shown to the owner of the machine."""
+
+    name: str
+    url: str
+    phase: str
+    """Current activity of the agent, as a sentence for the owner."""
+    since: datetime
+    contributor_id: str | None = None
+    work: ContributorWork | None = None
+    warnings: tuple[str, ...] = ()
+    """Warnings from the checks before the machine joined."""
+
+
+class Agent:
+    """Runs one contributor: it joins, works, rejoins after failures, and leaves.
+
+    Args:
+        options: the server to join, and the resources that are lent to it.
+        report: called with the state for the owner whenever it changes.
+        identities: store of the machine's key.
+    """
+
+    def __init__(self, options: JoinOptions, report: Callable[[View], None], identities: Identities) -> None:
+        self._options = options
+        self._identities = identities
+        self._report = report
+        self._view = View(options.name, options.url, "checking this machine", datetime.now(UTC))
+        self._roster: Roster | None = None
+        self._node: RayNode | None = None
+        self._ports: NodePorts | None = None
+        """Ports that the node has, or is about to have."""
+        self._machine_warnings: tuple[str, ...] = ()
+        """Warnings from `check_machine`."""
+        self._access: ClusterAccess | None = None
+        """Address and token with which the node was started, or will be started."""
+        self._node_started = 0.0
+        self._backoff = ExponentialBackoff(*_PAUSES_S, has_jitter=True)
+        self._rejoins = 0
+        """Rejoins since this machine was last ready."""
+        self._beats = 0
+        self._grace_s = _NODE_GRACE_S
+
+    def run(self) -> None:
+        """Join and work until Ctrl-C, SIGTERM or until the server removes the machine; ends all child processes.
+
+        Raises:
+            ShareComputeError: the machine could not join, or lost the server for good.
+        """
+        with Interrupts() as interrupts, ExitStack() as stack:
+            stack.callback(interrupts.begin_stopping)
+            options = self._options
+            stack.enter_context(self._identities.in_use(options.url, options.name))
+            limits = resolve_limits(options)
+            identity, access = self.enroll(limits)
+            self._roster = open_run_folder(f"contributor {options.url} {options.name}")
+            stack.callback(close_run_folder, self._roster)
+            interrupts.takes_along(self._roster)
+            client = stack.enter_context(self._client(identity))
+            self._view = replace(self._view, contributor_id=identity.contributor_id)
+            try:
+                node_limits = NodeLimits(limits.memory_bytes, limits.cpu_threads, limits.gpu)
+                self._work(client, access, node_limits)
+            finally:
+                interrupts.begin_stopping()
+                self._leave(client)
+
+    def enroll(self, limits: Limits, beside: Identity | None = None) -> tuple[Identity, ClusterAccess]:
+        """Join with the invite and store the key, or rejoin with the stored key.
+
+        The stored key is used if no invite is given, or if the invite is the one that this machine joined with. A
+        restarted container passes the same invite again, which may have uses left for other machines.
+
+        Args:
+            limits: resources that are lent.
+            beside: identity of another device of this host; this device then joins anew with its key.
+
+        Raises:
+            ShareComputeError: as `check_machine`, and errors from the server.
+        """
+        if beside is not None:
+            return self._join_beside(beside, limits)
+        invite = self._options.invite
+        kept = self._identities.find(self._options.url, self._options.name)
+        if invite is None or (kept is not None and kept.came_with(invite)):
+            return self._return(limits)
+        return self._join(invite, limits)
+
+    def _check(self, limits: Limits, find_head: Callable[[], str]) -> None:
+        self._machine_warnings = check_machine(self._options, limits, find_head)
+        self._view = replace(self._view, warnings=self._machine_warnings)
+
+    def _join(self, invite: str, limits: Limits) -> tuple[Identity, ClusterAccess]:
+        options = self._options
+        wanted = PreflightRequest(invite=invite, versions=local_versions())
+        self._check(
+            limits, lambda: agent_client.preflight(options.url, wanted, options.fingerprint).ray_address
+        )
+        self._show("joining")
+        request = JoinRequest(invite=invite, **dict(self._facts(limits)))
+        return self._keep(agent_client.join(options.url, request, options.fingerprint), invite)
+
+    def _join_beside(self, host: Identity, limits: Limits) -> tuple[Identity, ClusterAccess]:
+        self._options = replace(self._options, fingerprint=self._options.fingerprint or host.fingerprint)
+        found: list[tuple[Identity, ClusterAccess]] = []
+
+        def find_head() -> str:
+            with self._client(host) as client:
+                found.append(self._keep(client.join_sibling(self._facts(limits))))
+            return found[0][1].ray_address
+
+        self._check(limits, find_head)
+        return found[0]
+
+    def _facts(self, limits: Limits) -> SiblingRequest:
+        return SiblingRequest(
+            name=self._options.name,
+            versions=local_versions(),
+            clock=datetime.now(UTC),
+            limits=limits,
+            host=socket.gethostname(),
+        )
+
+    def _keep(self, joined: Joined, invite: str | None = None) -> tuple[Identity, ClusterAccess]:
+        options = self._options
+        identity = Identity(
+            contributor_id=joined.contributor_id,
+            key=joined.contributor_key,
+            fingerprint=options.fingerprint,
+            invite_digest=None if invite is None else digest_of(invite),
+        )
+        self._identities.keep(options.url, options.name, identity)
+        return identity, joined.cluster
+
+    def _return(self, limits: Limits) -> tuple[Identity, ClusterAccess]:
+        url, name = self._options.url, self._options.name
+        identity = self._identities.find(url, name)
+        if identity is None and (other := self._identities.of_host(url, name)) is not None:
+            return self._join_beside(other, limits)
+        if identity is None:
+            raise UserError(
+                f"this machine did not join {url} as {name} before",
+                hint=f"ask the operator for an invite, and set {INVITE_VARIABLE} or name a file: --invite-file",
+            )
+        fingerprint = self._options.fingerprint or identity.fingerprint
+        self._options = replace(self._options, fingerprint=fingerprint)
+        found: list[ClusterAccess] = []
+
+        def find_head() -> str:
+            wanted = RejoinRequest(versions=local_versions(), clock=datetime.now(UTC), limits=limits)
+            with self._client(identity) as client:
+                found.append(client.rejoin(wanted))
+            return found[0].ray_address
+
+        self._check(limits, find_head)
+        return identity, found[0]
+
+    def _client(self, identity: Identity) -> AgentClient:
+        return AgentClient(
+            self._options.url, identity.contributor_id, identity.key, self._options.fingerprint
+        )
+
+    def _show(self, phase: str) -> None:
+        self._view = replace(self._view, phase=phase)
+        self._report(self._view)
+
+    def _work(self, client: AgentClient, cluster: ClusterAccess, limits: NodeLimits) -> None:
+        """Keep the node in the cluster until the server asks this machine to leave."""
+        self._access, last_contact = cluster, time.monotonic()
+        try:
+            self._come_online(client, cluster, limits)
+        except ContributorLost as refused:
+            last_contact = self._recover(client, limits, refused, last_contact)
+        while True:
+            try:
+                work = self._heartbeat(client)
+            except (NotAuthorized, NotFound):
+                raise
+            except ContributorLost as trouble:
+                last_contact = self._recover(client, limits, trouble, last_contact)
+            except Unavailable as silence:
+                self._wait(silence, last_contact)
+            else:
+                last_contact = time.monotonic()
+                if work.wanted == "leave":
+                    return
+                self._show_work(work)
+                time.sleep(_HEARTBEAT_S)
+
+    def _heartbeat(self, client: AgentClient) -> ContributorWork:
+        if self._node is None or self._node.end is not None:
+            raise ContributorLost("the Ray node ended", hint="it is started again")
+        self._beats += 1
+        if self._beats % _WRITE_BEATS == 1 and self._roster is not None:
+            self._roster.refresh()
+        work = client.heartbeat()
+        # State `joining` at this point means that the report of the node (`online`) did not reach the server.
+        if work.state in (ContributorState.lost, ContributorState.joining):
+            raise ContributorLost(work.reason, hint="it comes back")
+        return work
+
+    def _show_work(self, work: ContributorWork) -> None:
+        if time.monotonic() - self._node_started > _SOUND_S:
+            self._backoff.reset()
+        if work.state is ContributorState.ready:
+            self._rejoins = 0
+        self._view = replace(self._view, work=work)
+        idle = {
+            ContributorState.ready: "ready",
+            ContributorState.quarantined: "quarantined: it made wrong numbers; ask the operator of the cluster",
+        }.get(work.state, "being measured")
+        self._show("working" if work.job or work.deployment else idle)
+
+    def _recover(
+        self,
+        client: AgentClient,
+        limits: NodeLimits,
+        trouble: ShareComputeError,
+        last_contact: float,
+    ) -> float:
+        """Rejoin the cluster; returns the time of the last answer from the server, on the monotonic clock."""
+        self._wait(trouble, last_contact)
+        try:
+            access = client.rejoin()
+            last_contact = time.monotonic()
+            # The first rejoin keeps the node, with the members on it: a restarted head still knows them, however long
+            # it was away. If that fails, the next rejoin restarts the node.
+            known, self._access = self._access, access
+            is_another = known is None or (access.ray_address, access.token) != (
+                known.ray_address,
+                known.token,
+            )
+            if self._rejoins or is_another:
+                self._stop_node()
+            self._rejoins += 1
+            self._come_online(client, access, limits)
+        except (Unavailable, ContributorLost) as silence:
+            self._show(f"{silence.message}; trying again")
+        return last_contact
+
+    def _wait(self, trouble: ShareComputeError, last_contact: float) -> None:
+        if time.monotonic() - last_contact > _PATIENCE_S:
+            raise Unavailable(
+                f"the server stayed away for {_PATIENCE_S / 60:.0f} minutes: {trouble.message}",
+                hint="join again when it is back",
+            ) from trouble
+        pause_s = self._backoff.failed()
+        self._show(f"{trouble.message}; trying again in {pause_s:.0f} s")
+        time.sleep(pause_s)
+
+    def _come_online(self, client: AgentClient, access: ClusterAccess, limits: NodeLimits) -> None:
+        assert self._roster is not None
+        if self._node is None or self._node.end is not None:
+            self._stop_node()
+            known = NodeAccess(access.ray_address, access.token, access.labels, access.environment)
+            try:
+                ports = self._take_ports(client, access, limits)
+                self._show("starting the Ray node")
+                self._node = start_node(self._roster, known, limits, ports, address=self._options.address)
+            except NotAuthorized as refused:  # the token was changed on the way
+                raise ContributorLost(refused.message, hint="it asks for the new token") from refused
+            self._node_started = time.monotonic()
+        try:
+            client.online(node_id=self._node.node_id, address=self._node.address)
+        except Unavailable as silence:  # its head is being replaced, for example
+            raise ContributorLost(silence.message, hint="it comes back") from silence
+        self._show("being measured")
+
+    def _take_ports(self, client: AgentClient, access: ClusterAccess, limits: NodeLimits) -> NodePorts:
+        """Reserve the node's ports, and return them when the server and other machines can reach them."""
+        options = self._options
+        ports = self._ports = NodePorts.take(options.port_range, limits.cpu_threads)
+        address = options.address or route_address(access.ray_address.rpartition(":")[0].strip("[]"))
+        self._show("checking that others reach this machine")
+        try:
+            found = require_reachable(client.dial, address, ports.all, options.port_range, self._show)
+        except Unavailable as silence:
+            raise ContributorLost(silence.message, hint="it comes back") from silence
+        self._view = replace(self._view, warnings=(*self._machine_warnings, *found))
+        return ports
+
+    def _stop_node(self) -> None:
+        if self._node is not None and self._roster is not None:
+            self._roster.stop(self._node.child, self._grace_s)
+            self._node = None
+        if self._ports is not None:
+            self._ports.release()
+            self._ports = None
+
+    def _leave(self, client: AgentClient) -> None:
+        """Ask the server to release this machine; waits `leave_within_s` at most until no job holds it."""
+        self._show("leaving")
+        deadline = time.monotonic() + self._options.leave_within_s
+        try:
+            state = client.leave().state
+            if state is ContributorState.draining:
+                self._show("leaving; handing over what it holds")
+            while state is ContributorState.draining and time.monotonic() < deadline:
+                time.sleep(0.2)
+                state = client.heartbeat().state
+        except ShareComputeError as failure:
+            self._show(f"left without a word to the server: {failure.message}")
+        else:
+            if state is ContributorState.draining:
+                # The job had its time. A node that drains would run it on until the node's own grace period is over.
+                self._grace_s = _LEAVE_GRACE_S
+                self._show("leaving; a job still holds it, and loses it")
+            self._stop_node()
+            self._show("left")

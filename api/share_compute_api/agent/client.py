@@ -1,0 +1,153 @@
+"""HTTP client of a contributor's agent for the control plane."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Self
+
+from share_compute.store.records import ContributorRecord
+from share_compute_api.connection.discovery import Target
+from share_compute_api.connection.transport import Transport
+from share_compute_api.schemas.agents import (
+    ClusterAccess,
+    ContributorWork,
+    DialReport,
+    DialRequest,
+    Joined,
+    JoinRequest,
+    Preflight,
+    PreflightRequest,
+    RejoinRequest,
+    SiblingRequest,
+)
+from share_compute_api.schemas.bodies import Health
+
+_DIAL_S = 30.0
+"""Timeout of a dial request, in seconds: silent ports take some seconds, and other machines may be dialled first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Greeting:
+    """A server's health, with the round-trip time and the clock skew that the request measured."""
+
+    health: Health
+    round_trip_s: float
+    skew_s: float
+    """Lead of this machine's clock over the server's."""
+
+
+def greet(url: str, fingerprint: str | None = None) -> Greeting:
+    """Return a server's health; the skew compares its clock with ours at the middle of the round trip."""
+    before = datetime.now(UTC)
+    health = fetch_health(url, fingerprint)
+    round_trip = datetime.now(UTC) - before
+    skew = before + round_trip / 2 - health.time
+    return Greeting(health, round_trip.total_seconds(), skew.total_seconds())
+
+
+def fetch_health(url: str, fingerprint: str | None = None, *, timeout_s: float = 10.0) -> Health:
+    """Return the server's health and clock; needs no key."""
+    with Transport(Target(url.rstrip("/"), None, fingerprint), timeout_s=timeout_s) as transport:
+        return transport.read(Health, "GET", "/health")
+
+
+def preflight(
+    url: str, wanted: PreflightRequest, fingerprint: str | None = None, *, timeout_s: float = 10.0
+) -> Preflight:
+    """Check with an invite, which stays unused, whether this machine fits; returns the address it must reach.
+
+    Raises:
+        InviteUnknown, InviteUsed, InviteExpired, InviteRevoked: the invite is not valid.
+        VersionMismatch: this machine's versions do not fit the server's.
+        InsecureTransport: plain HTTP from another machine.
+        Unavailable: the server does not answer, or has no cluster.
+    """
+    with Transport(Target(url.rstrip("/"), None, fingerprint), timeout_s=timeout_s) as transport:
+        return transport.read(
+            Preflight, "POST", "/contributors/preflight", json=wanted.model_dump(mode="json")
+        )
+
+
+def join(url: str, wanted: JoinRequest, fingerprint: str | None = None, *, timeout_s: float = 30.0) -> Joined:
+    """Join the cluster with an invite; returns the contributor's key and the access to the cluster.
+
+    Raises:
+        InviteUnknown, InviteUsed, InviteExpired, InviteRevoked: the invite is not valid.
+        VersionMismatch: this machine's versions do not fit the server's; the invite stays unused, as below.
+        InsecureTransport: plain HTTP from another machine.
+        ClockSkew: the clocks differ too much.
+        Conflict: the name is taken.
+        Unavailable: the server does not answer, or has no cluster.
+    """
+    with Transport(Target(url.rstrip("/"), None, fingerprint), timeout_s=timeout_s) as transport:
+        return transport.read(Joined, "POST", "/contributors", json=wanted.model_dump(mode="json"))
+
+
+class AgentClient:
+    """Client for one contributor, authenticated by the contributor's own key.
+
+    Args:
+        url: URL of the server.
+        contributor_id: id of the contributor.
+        key: the contributor's own key.
+        fingerprint: fingerprint of the server's key; None lets certificate authorities decide.
+        timeout_s: longest wait for an answer.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        contributor_id: str,
+        key: str,
+        fingerprint: str | None = None,
+        *,
+        timeout_s: float = 10.0,
+    ) -> None:
+        self._transport = Transport(Target(url.rstrip("/"), key, fingerprint), timeout_s=timeout_s)
+        self._path = f"/contributors/{contributor_id}"
+
+    def online(self, *, node_id: str, address: str) -> ContributorRecord:
+        """Report that the Ray node runs; the server then measures the machine."""
+        body = {"node_id": node_id, "address": address}
+        return self._transport.read(ContributorRecord, "POST", f"{self._path}/online", json=body)
+
+    def dial(self, wanted: DialRequest) -> DialReport:
+        """Ask the server and some other machines to connect to ports on which this machine listens."""
+        body = wanted.model_dump(mode="json")
+        return self._transport.read(DialReport, "POST", f"{self._path}/dial", json=body, timeout=_DIAL_S)
+
+    def heartbeat(self) -> ContributorWork:
+        """Send a heartbeat; returns the contributor's present work and whether it should leave."""
+        return self._transport.read(ContributorWork, "POST", f"{self._path}/heartbeat")
+
+    def rejoin(self, wanted: RejoinRequest | None = None) -> ClusterAccess:
+        """Return the access to the cluster after the head was restarted, or (with ``wanted``) after this agent was."""
+        body = None if wanted is None else wanted.model_dump(mode="json")
+        return self._transport.read(ClusterAccess, "POST", f"{self._path}/rejoin", json=body)
+
+    def join_sibling(self, wanted: SiblingRequest) -> Joined:
+        """Let another device of this host join, as a contributor of its own.
+
+        Raises:
+            NotAuthorized: the operator removed this host, or quarantined one of its devices.
+            Conflict: the name is taken, or the host has too many devices for one invite.
+            VersionMismatch, InsecureTransport, ClockSkew, Unavailable: see `join`.
+        """
+        return self._transport.read(
+            Joined, "POST", f"{self._path}/siblings", json=wanted.model_dump(mode="json")
+        )
+
+    def leave(self) -> ContributorRecord:
+        """Report that the owner takes the machine back."""
+        return self._transport.read(ContributorRecord, "POST", f"{self._path}/leave")
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._transport.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

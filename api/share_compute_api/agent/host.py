@@ -1,0 +1,211 @@
+"""A host that lends several devices: one agent process for each, which is started, watched and ended here."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+
+from share_compute_actors.machine.cores import on_cores, share_cores
+from share_compute_actors.machine.processes import Child, Roster
+from share_compute_actors.machine.run_folders import close_run_folder, open_run_folder
+from share_compute_api.agent.agent import Agent, View
+from share_compute_api.agent.identity import Identities
+from share_compute_api.agent.joining import JoinOptions, resolve_limits
+from share_compute_api.schemas.agents import ContributorWork
+from share_compute_api.terminal.children import Interrupts, own_command
+
+FINAL = (0, 2, 5)
+"""Exit codes after which an agent is not started again: it left, its options are wrong, or its key is refused."""
+_RETRY_S = 30.0
+_GRACE_S = 30.0
+"""Time that agents get to leave in addition to `leave_within_s`, in seconds."""
+_POLL_S = 0.5
+
+
+def enroll(
+    devices: Sequence[JoinOptions], report: Callable[[View], None], identities: Identities, host: str
+) -> None:
+    """Join with all devices that have no key yet: the first with the invite, the others with a joined device's key.
+
+    If an invite is given, all devices join anew.
+
+    Args:
+        devices: options of this host's devices; all have the same invite.
+        report: called with the state for the owner.
+        identities: store of the keys.
+        host: name of the host.
+
+    Raises:
+        ShareComputeError: a device cannot join; the devices before it have joined.
+    """
+    invite = devices[0].invite
+    known = None if invite else identities.of_host(devices[0].url, host)
+    for device in devices:
+        if invite is None and identities.find(device.url, device.name) is not None:
+            continue
+        with identities.in_use(device.url, device.name):
+            joined, _ = Agent(device, report, identities).enroll(resolve_limits(device), known)
+            known = known or joined
+
+
+@dataclass(slots=True)
+class _Device:
+    """A device and its agent process."""
+
+    options: JoinOptions
+    cores: tuple[int, ...]
+    view: View
+    child: Child | None = None
+    status: int | None = None
+    """Exit code of the agent; None unless it ended for good."""
+    starts_at: float = 0.0
+    """Time at which the agent is started if it does not run, on the monotonic clock."""
+
+
+class Host:
+    """Lends several devices until Ctrl-C, SIGTERM, or until all agents ended.
+
+    Args:
+        devices: options of each device.
+        report: called with the state of a device for the owner whenever it changes.
+        identities: store of the keys.
+        name: name of the host.
+    """
+
+    def __init__(
+        self,
+        devices: Sequence[JoinOptions],
+        report: Callable[[View], None],
+        identities: Identities,
+        name: str,
+    ) -> None:
+        now = datetime.now(UTC)
+        self._devices = [
+            _Device(options, cores, View(options.name, options.url, "waiting", now))
+            for options, cores in zip(devices, share_cores(len(devices)), strict=True)
+        ]
+        self._report = report
+        self._identities = identities
+        self._name = name
+        self._printed: queue.SimpleQueue[tuple[_Device, str | None]] = queue.SimpleQueue()
+        """Output lines of the agents; None marks the end of an agent's output."""
+        self._is_leaving = False
+
+    def run(self) -> int:
+        """Join with all devices and lend them; returns the first exit code of an agent that failed, else 0.
+
+        Raises:
+            ShareComputeError: a device could not join.
+        """
+        options = [device.options for device in self._devices]
+        with Interrupts() as interrupts, ExitStack() as stack:
+            stack.callback(interrupts.begin_stopping)
+            roster = open_run_folder(f"host {options[0].url} {self._name}")
+            stack.callback(close_run_folder, roster)
+            interrupts.takes_along(roster)
+            enroll(options, self._report, self._identities, self._name)
+            try:
+                self._follow(roster)
+            finally:
+                interrupts.begin_stopping()
+                self._leave(roster)
+        return next((device.status for device in self._devices if device.status), 0)
+
+    def _follow(self, roster: Roster, deadline: float = float("inf")) -> None:
+        """Report the output of the agents, and start agents that are due, until all ended or the deadline passed."""
+        while time.monotonic() < deadline and any(device.status is None for device in self._devices):
+            for device in self._devices:
+                if device.child is None and device.status is None and time.monotonic() >= device.starts_at:
+                    self._start(roster, device)
+            try:
+                device, line = self._printed.get(timeout=_POLL_S)
+            except queue.Empty:
+                continue
+            if line is None:
+                self._ended(device)
+            elif line.startswith("{"):
+                self._show(device, line)
+
+    def _leave(self, roster: Roster) -> None:
+        """Ask all agents to leave at the same time, and report their progress."""
+        self._is_leaving = True
+        for device in self._devices:
+            if device.child is None:
+                device.status = device.status or 0
+            else:
+                device.child.interrupt()
+        longest_s = max(device.options.leave_within_s for device in self._devices)
+        self._follow(roster, time.monotonic() + longest_s + _GRACE_S)
+
+    def _start(self, roster: Roster, device: _Device) -> None:
+        reading, writing = os.pipe()
+        options = device.options
+        given = {
+            "--name": options.name,
+            "--device": options.device.name,
+            "--memory": options.memory_bytes,
+            "--cpu-threads": options.cpu_threads,
+            "--address": options.address,
+            "--fingerprint": options.fingerprint,
+            "--port-range": options.port_range,
+            "--leave-within": options.leave_within_s,
+        }
+        words = [
+            word for option, value in given.items() if value is not None for word in (option, str(value))
+        ]
+        insecure = ["--insecure"] if options.is_insecure else []
+        command = own_command("join", options.url, *words, *insecure, "--json")
+        try:
+            device.child = roster.start(
+                options.name, on_cores(command, device.cores), environment={}, output=writing
+            )
+        finally:
+            os.close(writing)
+        threading.Thread(target=self._read, args=(device, reading), name=options.name, daemon=True).start()
+
+    def _read(self, device: _Device, reading: int) -> None:
+        with closing(os.fdopen(reading, encoding="utf-8", errors="replace")) as lines:
+            for line in lines:
+                self._printed.put((device, line))
+        self._printed.put((device, None))
+
+    def _show(self, device: _Device, line: str) -> None:
+        told = json.loads(line)
+        device.view = replace(
+            device.view,
+            phase=told["phase"],
+            contributor_id=told["contributor_id"],
+            work=ContributorWork.model_validate(told["work"]) if told["work"] else None,
+            warnings=tuple(told["warnings"]),
+        )
+        self._report(device.view)
+
+    def _ended(self, device: _Device) -> None:
+        assert device.child is not None
+        status, why = device.child.wait(), _last_error(device.child)
+        device.child = None
+        if status in FINAL or self._is_leaving:
+            device.status = status
+        else:
+            device.starts_at = time.monotonic() + _RETRY_S
+        if status != 0:
+            again = "" if device.status is not None else f"; it is started again in {_RETRY_S:.0f} s"
+            device.view = replace(
+                device.view, phase=f"its agent ended with {status}: {why}{again}", work=None
+            )
+            self._report(device.view)
+
+
+def _last_error(child: Child) -> str:
+    """Return the last error that an agent printed."""
+    try:
+        return str(json.loads(child.log_tail(1))["error"]["detail"])
+    except (ValueError, KeyError, TypeError):
+        return child.last_words()

@@ -1,0 +1,109 @@
+"""Persistent identity of a machine: its key to a server is stored, so that it can rejoin without an invite.
+
+Each server and name has one file in the folder `machines` of the data folder, readable by its owner only. A running
+agent holds a lock file beside it: two agents with one identity would take the Ray node from each other.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import glob
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from pydantic import BaseModel, Field, ValidationError
+
+from share_compute.errors import Conflict, Unavailable
+from share_compute.files.durable import write_private
+
+_FOLDER = "machines"
+
+
+class Identity(BaseModel):
+    """Stored facts with which a machine rejoins a server."""
+
+    contributor_id: str
+    key: str = Field(repr=False)
+    fingerprint: str | None = None
+    """Fingerprint of the server's key; None lets certificate authorities decide."""
+    invite_digest: str | None = None
+    """SHA-256 of the invite that the machine joined with; None if it joined with the key of a sibling device."""
+
+    def came_with(self, invite: str) -> bool:
+        """Return whether this machine joined with this invite."""
+        return self.invite_digest == digest_of(invite)
+
+
+def digest_of(invite: str) -> str:
+    """Return the SHA-256 of an invite, in hexadecimal, as an identity stores it."""
+    return hashlib.sha256(invite.encode()).hexdigest()
+
+
+class Identities:
+    """The identities of this machine.
+
+    Args:
+        folder: the data folder.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder / _FOLDER
+
+    def find(self, url: str, name: str) -> Identity | None:
+        """Return the identity for a server, or None if this machine did not join it under this name.
+
+        Raises:
+            Unavailable: the file of the identity cannot be read.
+        """
+        file = self._file(url, name)
+        try:
+            return Identity.model_validate_json(file.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return None
+        except (OSError, ValidationError) as failure:
+            raise Unavailable(
+                f"{file} cannot be read: {failure}", hint="delete it, and join with a new invite"
+            ) from failure
+
+    def of_host(self, url: str, name: str) -> Identity | None:
+        """Return an identity of this host for a server: the one under the host's name, or else one of its devices.
+
+        Raises:
+            Unavailable: a file cannot be read.
+        """
+        devices = self._folder.glob(self._file(url, f"{glob.escape(name)}.*").name)
+        names = [name, *sorted(file.name.removesuffix(f"-{_server(url)}.json") for file in devices)]
+        return next(filter(None, (self.find(url, one) for one in names)), None)
+
+    def keep(self, url: str, name: str, identity: Identity) -> None:
+        """Write an identity to its file, readable by its owner only."""
+        write_private(self._file(url, name), identity.model_dump_json())
+
+    @contextmanager
+    def in_use(self, url: str, name: str) -> Iterator[None]:
+        """Lock an identity inside the block.
+
+        Raises:
+            Conflict: another process holds the lock.
+        """
+        file = self._file(url, name).with_suffix(".lock")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with file.open("w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise Conflict(
+                    f"this machine lends itself to {url} as {name} already",
+                    hint="end the other `share-compute join`, or see `share-compute service status`",
+                    machine=name,
+                ) from None
+            yield
+
+    def _file(self, url: str, name: str) -> Path:
+        return self._folder / f"{name}-{_server(url)}.json"
+
+
+def _server(url: str) -> str:
+    return hashlib.sha256(url.rstrip("/").encode()).hexdigest()[:12]

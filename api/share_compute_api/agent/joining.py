@@ -1,0 +1,141 @@
+"""Preparation of a join: the options of the machine's owner, the resources to lend, and checks of the machine."""
+
+from __future__ import annotations
+
+import re
+import socket
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+import psutil
+
+from share_compute.errors import ClockSkew, Unavailable, UserError
+from share_compute_actors.machine.ports import DEFAULT_RANGE, PortRange
+from share_compute_actors.machine.preflight import (
+    check_clock,
+    check_disk,
+    check_head,
+    check_listening,
+    check_memory,
+    check_resolver,
+    check_walls,
+    host_id,
+    route_address,
+    usable_threads,
+)
+from share_compute_actors.machine.run_folders import root_folder, sweep
+from share_compute_api.agent.client import greet
+from share_compute_api.agent.devices import LentDevice
+from share_compute_api.connection.private import require_private_url
+from share_compute_api.schemas.agents import Limits
+
+_DEFAULT_SHARE = 0.5
+"""Share of the available memory that is lent by default."""
+
+
+@dataclass(frozen=True, slots=True)
+class JoinOptions:
+    """Options of a machine's owner; None means that the value is taken from the machine."""
+
+    url: str
+    invite: str | None = field(repr=False)
+    """None: the machine joined before, and its key was stored."""
+    name: str
+    device: LentDevice = field(default_factory=LentDevice)
+    memory_bytes: int | None = None
+    cpu_threads: int | None = None
+    address: str | None = None
+    """IP address at which other members reach this machine."""
+    fingerprint: str | None = None
+    """Fingerprint of the server's key; None lets certificate authorities decide."""
+    is_insecure: bool = False
+    """Whether the cluster's token may arrive over plain HTTP from another machine."""
+    port_range: PortRange = DEFAULT_RANGE
+    """TCP ports of the machine's Ray node, to open in a firewall."""
+    leave_within_s: float = 60.0
+    """Time for handing over a job's shards when the machine leaves, in seconds; then it leaves anyway."""
+
+
+def default_name() -> str:
+    """Return a valid machine name made from the host name."""
+    name = re.sub(r"[^A-Za-z0-9_.-]", "-", socket.gethostname().split(".")[0])
+    return name.lstrip("_.-")[:63] or "machine"
+
+
+def resolve_limits(options: JoinOptions) -> Limits:
+    """Return the resources that are lent; values missing in the options are taken from the machine.
+
+    Raises:
+        UserError: the options lend more threads than the machine has.
+    """
+    memory = options.memory_bytes or int(psutil.virtual_memory().available * _DEFAULT_SHARE)
+    threads = options.cpu_threads or usable_threads()
+    if threads > usable_threads():
+        raise UserError(
+            f"cannot lend {threads} threads: this machine has {usable_threads()}",
+            hint=f"use --cpu-threads {usable_threads()} or less",
+        )
+    return Limits(
+        memory_bytes=memory,
+        cpu_threads=threads,
+        device=options.device.kind,
+        gpu=options.device.gpu,
+        host_id=host_id(),
+        host_threads=usable_threads(),
+    )
+
+
+def split(options: JoinOptions, devices: Sequence[LentDevice]) -> tuple[JoinOptions, ...]:
+    """Return the options of each device: memory and threads are divided evenly, and each device gets its own name.
+
+    A host with one device keeps its name.
+
+    Raises:
+        UserError: the options lend more threads or more memory than the machine has.
+    """
+    if len(devices) == 1:
+        return (replace(options, device=devices[0]),)
+    limits = resolve_limits(options)
+    check_memory(limits.memory_bytes).require()
+    return tuple(
+        replace(
+            options,
+            name=f"{options.name}.{device.name.replace(':', '')}",
+            device=device,
+            memory_bytes=limits.memory_bytes // len(devices),
+            cpu_threads=max(1, limits.cpu_threads // len(devices)),
+        )
+        for device in devices
+    )
+
+
+def check_machine(options: JoinOptions, limits: Limits, find_head: Callable[[], str]) -> tuple[str, ...]:
+    """Run all checks that are possible before a machine joins, and end leftovers of killed runs.
+
+    Args:
+        options: options of the owner.
+        limits: resources that are lent.
+        find_head: returns host:port of the Ray head; called after the checks of the machine itself.
+
+    Returns:
+        Warnings for the owner.
+
+    Raises:
+        InsecureTransport: the server is another machine and speaks plain HTTP.
+        UserError: the disk or memory is too small, or the address is not this machine's.
+        Unavailable: the server or its Ray head cannot be reached.
+        ClockSkew: the clocks of the server and this machine differ too much.
+    """
+    if not options.is_insecure:
+        require_private_url(options.url)
+    check_memory(limits.memory_bytes).require()
+    check_disk(root_folder()).require()
+    greeting = greet(options.url, options.fingerprint)
+    check_clock(greeting.skew_s).require(ClockSkew)
+    ray_address = find_head()
+    check_head(ray_address).require(Unavailable)
+    target = ray_address.rpartition(":")[0].strip("[]")
+    check_listening(options.address or route_address(target)).require()
+    sweep()
+    found = (check_resolver(), check_walls())
+    return tuple(f"{one.text}; {one.hint}" for one in found if one.state == "warn")

@@ -1,0 +1,1 @@
+"""The FastAPI application, the process that serves it, and the dashboard's files."""

@@ -1,0 +1,160 @@
+"""The control plane as an ASGI application."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import timedelta
+
+from fastapi import FastAPI
+
+from share_compute import __version__
+from share_compute.lifecycle.folders import BATCHES, TRAINING
+from share_compute.settings import Settings
+from share_compute.store import Store
+from share_compute_api.app import dashboard, openapi
+from share_compute_api.app.limits import BodyLimit
+from share_compute_api.cluster.cluster import Cluster
+from share_compute_api.control.batches.batches import BatchSupervisor
+from share_compute_api.control.deployments.deployments import DeploymentSupervisor
+from share_compute_api.control.jobs.coordinators import launcher, rechecked
+from share_compute_api.control.jobs.jobs import JobSupervisor
+from share_compute_api.control.jobs.leftovers import Leftovers
+from share_compute_api.control.keeping import keep_running
+from share_compute_api.control.machines.contributors import ContributorSupervisor
+from share_compute_api.control.machines.machines import starter
+from share_compute_api.control.machines.measuring import Measurements
+from share_compute_api.control.patience import Patience
+from share_compute_api.openai import problems as openai_problems
+from share_compute_api.openai.replica import replica_launcher
+from share_compute_api.routes import PREFIX, api_router
+from share_compute_api.routes.metrics import router as metrics_router
+from share_compute_api.routes.work.openai import router as openai_router
+from share_compute_api.server import problems
+from share_compute_api.server.alerts import AlertWatch
+from share_compute_api.server.auth import check_routes
+from share_compute_api.server.context import Context
+from share_compute_api.server.retention import cleaner
+from share_compute_api.server.sessions import Sessions
+from share_compute_api.server.token_rotation import TokenRotation
+
+_MOST_BODY_BYTES = 1 << 20
+_MOST_PROMPT_BYTES = 4 << 20
+"""Largest body of a request to the OpenAI API, in bytes; a context of a million tokens of text fits."""
+
+
+def create_app(
+    settings: Settings,
+    store: Store,
+    *,
+    cluster: Cluster | None = None,
+    fingerprint: str | None = None,
+) -> FastAPI:
+    """Return the control plane: REST under ``/api/v1``, the OpenAI API under ``/v1``, the dashboard at ``/``.
+
+    Args:
+        settings: configuration of the server.
+        store: open store whose schema is up to date; the caller closes it.
+        cluster: Ray head and gateway; without them no machine can join, and jobs wait.
+        fingerprint: fingerprint of the server's key, if clients know the server by it; part of each invite.
+    """
+    app = FastAPI(
+        title="share-compute",
+        summary="Joins lent machines into one cluster that trains and serves models.",
+        version=__version__,
+        lifespan=_lifespan,
+        openapi_url=f"{PREFIX}/openapi.json",
+        # The documentation pages of FastAPI load scripts from other hosts.
+        docs_url=None,
+        redoc_url=None,
+    )
+    app.state.context = Context(
+        settings=settings,
+        store=store,
+        cluster=cluster,
+        sessions=Sessions(settings.data_folder, timedelta(days=settings.session_days)),
+        started_at=store.clock(),
+        fingerprint=fingerprint,
+    )
+    problems.install(app)
+    openai_problems.install(app)
+    openapi.install(app)
+    larger = {
+        f"{openai_problems.PREFIX}/": _MOST_PROMPT_BYTES,
+        # Files are written as they arrive, and their route checks the free space.
+        f"{PREFIX}/uploads/": sys.maxsize,
+    }
+    app.add_middleware(BodyLimit, most_bytes=_MOST_BODY_BYTES, larger=larger)
+    app.include_router(api_router())
+    app.include_router(openai_router)
+    app.include_router(metrics_router)
+    check_routes(app)
+    dashboard.mount(app)
+    return app
+
+
+def end_streams(app: FastAPI) -> None:
+    """End all open event streams; call it before the server waits for its connections to close."""
+    context: Context = app.state.context
+    context.bell.close()
+
+
+@asynccontextmanager
+async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
+    context: Context = app.state.context
+    silence = context.store.on_commit(context.bell.ring)
+    context.spawn(keep_running("alerts", AlertWatch(context).run))
+    context.spawn(keep_running("deletions", cleaner(context.settings, context.store).run))
+    if context.cluster is not None:
+        _supervise(context, context.cluster)
+    try:
+        yield
+    finally:
+        silence()
+        context.bell.close()
+        tasks = list(context.tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if context.measurements is not None:
+            await context.measurements.close()
+        await asyncio.to_thread(context.isolated.close)
+
+
+def _supervise(context: Context, cluster: Cluster) -> None:
+    settings = context.settings
+    context.measurements = Measurements(context.store, starter(cluster))
+    jobs = JobSupervisor(
+        context.store,
+        rechecked(launcher(cluster), context.data_roots),
+        settings.data_folder / TRAINING,
+        context.bell,
+        Patience(retry_s=settings.lost_after_s + 1),
+        members=cluster.members,
+        drift=settings.replan_drift,
+        checkpoint_every_s=settings.checkpoint_every_s or None,
+    )
+    contributors = ContributorSupervisor(
+        context.store, context.measurements, cluster.nodes, timedelta(seconds=settings.lost_after_s)
+    )
+    context.deployments = DeploymentSupervisor(
+        context.store,
+        context.engines,
+        replica_launcher(cluster),
+        context.bell,
+        context.metrics.serving,
+        cluster.members,
+        settings.replica_drain_s,
+    )
+    batches = BatchSupervisor(context.store, context.engines, settings.data_folder / BATCHES, context.bell)
+    context.rotation = TokenRotation(cluster, jobs, context.store, context.spawn)
+    context.spawn(keep_running("the cluster", cluster.run))
+    context.spawn(keep_running("jobs", jobs.run))
+    context.spawn(keep_running("batches", batches.run))
+    context.spawn(keep_running("deployments", context.deployments.run))
+    context.spawn(keep_running("contributors", contributors.run))
+    context.spawn(
+        keep_running("leftovers", Leftovers(context.store, cluster.members, cluster.end_members).run)
+    )

@@ -1,0 +1,104 @@
+"""The OpenAPI document: the one that FastAPI derives, with the parts added that FastAPI cannot derive."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+
+from share_compute.specification import EmbedJob, GenerateJob, ServeJob, job_schema
+from share_compute_api.openai.problems import PREFIX as OPENAI_PREFIX
+from share_compute_api.schemas.bodies import PlanRequest
+from share_compute_api.server.problems import MEDIA_TYPE, Problem
+
+_TAGS = [
+    {"name": "server", "description": "The server itself."},
+    {"name": "jobs", "description": "Submit, watch, cancel and resume jobs."},
+    {"name": "plans", "description": "Which plan a job would get, and why; what was measured."},
+    {"name": "events", "description": "What happens, as pages or streams."},
+    {"name": "artifacts", "description": "Finished results, and checkpoints."},
+    {"name": "session", "description": "How the dashboard is signed in, by a cookie in place of a key."},
+    {"name": "uploads", "description": "Data and models that jobs name."},
+    {"name": "keys", "description": "Keys that open this API."},
+    {"name": "invites", "description": "Codes that let one machine join, once."},
+    {"name": "contributors", "description": "Machines of the cluster."},
+    {"name": "agents", "description": "What a contributor's own agent calls."},
+    {"name": "deployments", "description": "Models that are served: deploy, watch, take down."},
+    {"name": "openai", "description": "The OpenAI API: what clients of served models call."},
+]
+_JOBS = ("JobRequest", "GenerateJobRequest", "EmbedJobRequest")
+"""Names of the schemas of jobs, one for each kind."""
+
+
+def _reference(name: str) -> dict[str, str]:
+    return {"$ref": f"#/components/schemas/{name}"}
+
+
+_PROBLEM = _reference("Problem")
+
+
+def install(app: FastAPI) -> None:
+    """Make ``app.openapi()`` return the complete document."""
+
+    def openapi() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            app.openapi_schema = _document(app)
+        return app.openapi_schema
+
+    app.openapi = openapi  # type: ignore[method-assign]  # documented way of FastAPI to extend the document
+
+
+def _document(app: FastAPI) -> dict[str, Any]:
+    document = get_openapi(
+        title=app.title, version=app.version, summary=app.summary, routes=app.routes, tags=_TAGS
+    )
+    schemas = document["components"]["schemas"]
+    schemas["Problem"] = _hoisted(Problem.model_json_schema(), schemas, suffix="")
+    schemas["JobRequest"] = _hoisted(job_schema(), schemas, suffix="Request")
+    schemas["GenerateJobRequest"] = _hoisted(GenerateJob.model_json_schema(), schemas, suffix="Request")
+    schemas["EmbedJobRequest"] = _hoisted(EmbedJob.model_json_schema(), schemas, suffix="Request")
+    schemas["AnyJobRequest"] = {"title": "AnyJob", "anyOf": [_reference(name) for name in _JOBS]}
+    schemas["DeploymentRequest"] = _hoisted(ServeJob.model_json_schema(), schemas, suffix="Request")
+    schemas["AnySpecRequest"] = {
+        "title": "AnySpec",
+        "anyOf": [_reference(name) for name in (*_JOBS, "DeploymentRequest")],
+    }
+    schemas["PlanRequest"] = _hoisted(PlanRequest.model_json_schema(), schemas, suffix="Request")
+    schemas["PlanRequest"]["properties"]["job"] = _reference("JobRequest")
+    del schemas["TrainJobRequest"]
+    # FastAPI documents its own format of validation errors, which this server never sends.
+    for name in ("HTTPValidationError", "ValidationError"):
+        schemas.pop(name, None)
+    for path, operations in document["paths"].items():
+        for operation in operations.values():
+            if path.startswith(f"{OPENAI_PREFIX}/"):
+                operation["responses"].pop("422", None)  # the OpenAI API has no status 422
+                continue
+            operation["responses"]["422"] = {
+                "description": "The request is not valid.",
+                "content": {MEDIA_TYPE: {"schema": _PROBLEM}},
+            }
+    return document
+
+
+def _hoisted(schema: dict[str, Any], schemas: dict[str, Any], *, suffix: str) -> dict[str, Any]:
+    """Return a schema whose definitions were moved to ``schemas``, under names with ``suffix``."""
+
+    def moved(node: Any) -> Any:
+        if isinstance(node, list):
+            return [moved(item) for item in node]
+        if not isinstance(node, dict):
+            return node
+        return {
+            key: value.replace("#/$defs/", "#/components/schemas/") + suffix
+            if key == "$ref" and isinstance(value, str)
+            else moved(value)
+            for key, value in node.items()
+            if key != "$defs"
+        }
+
+    for name, definition in schema.get("$defs", {}).items():
+        schemas[name + suffix] = moved(definition)
+    hoisted: dict[str, Any] = moved(schema)
+    return hoisted

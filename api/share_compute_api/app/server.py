@@ -1,0 +1,224 @@
+"""The server: starts and ends a Ray head and the control plane together."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import uvicorn
+from alembic.util.exc import CommandError
+
+from share_compute.errors import Conflict, UserError
+from share_compute.settings import Settings
+from share_compute.store import Store
+from share_compute.store.database.backups import FOLDER, prepare
+from share_compute_actors.machine.processes import Roster
+from share_compute_actors.machine.run_folders import close_run_folder, open_run_folder
+from share_compute_api.app.app import create_app, end_streams
+from share_compute_api.app.fencing import ends_within_grace
+from share_compute_api.cluster.cluster import Cluster, for_url
+from share_compute_api.connection.addresses import address_warnings, advertised
+from share_compute_api.connection.certificates import ServerCertificate, server_certificate, start_warnings
+from share_compute_api.connection.data_folder import first_api_key, locked, write_server_file
+from share_compute_api.connection.fingerprints import join_invite
+from share_compute_api.connection.join_line import INVITE_VARIABLE, join_command
+from share_compute_api.connection.listening import listener_config
+from share_compute_api.server.context import Context
+from share_compute_api.submission.data_roots import require_folders
+from share_compute_api.terminal.children import Interrupts, own_command
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+_WRITE_TICKS = 100
+"""Period of updates of the list of child processes, in ticks of 0.1 s: Ray starts more processes while it runs."""
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """Facts about a server that answers requests."""
+
+    url: str
+    fingerprint: str | None
+    """Fingerprint of the server's key; None if clients do not know the server by it."""
+    warnings: tuple[str, ...]
+    """Warnings for the operator."""
+    code: str = field(repr=False)
+    """One-time code that signs a browser in; valid for some minutes."""
+    join_command: str = field(repr=False)
+    """Command to paste on a machine that is to join; works once, within the hour."""
+    data_folder: Path
+    ray_address: str
+
+    @property
+    def dashboard_url(self) -> str:
+        """URL that opens the dashboard signed in; a browser does not send the part after # to any server."""
+        return f"{self.url}/#code={self.code}"
+
+
+class _Server(uvicorn.Server):
+    """uvicorn server that also ends when another server has taken over its database."""
+
+    def __init__(self, config: uvicorn.Config, app: FastAPI, roster: Roster, store: Store) -> None:
+        super().__init__(config)
+        self._store = store
+        self._app = app
+        self._roster = roster
+
+    async def on_tick(self, counter: int) -> bool:
+        if counter % _WRITE_TICKS == 0:
+            await asyncio.to_thread(self._roster.refresh)
+        if self._store.fenced is not None:
+            self.force_exit = True  # open requests could not write anything more
+        return await super().on_tick(counter) or self.force_exit
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        end_streams(self._app)  # otherwise uvicorn waits for browsers that have an event stream open
+        await super().shutdown(sockets)
+
+
+def serve(
+    settings: Settings,
+    *,
+    contribute: bool = False,
+    progress: Callable[[str], None],
+    announce: Callable[[Running], None],
+) -> None:
+    """Run a server until Ctrl-C or SIGTERM; all child processes have ended when this returns or raises.
+
+    Args:
+        settings: configuration of the server.
+        contribute: whether this machine joins its own cluster.
+        progress: called with the present activity while the server starts.
+        announce: called once, when the server answers requests.
+
+    Raises:
+        Conflict: a port is taken, or another server uses the data folder.
+        Unavailable: Ray, the database or the data folder cannot be used.
+        UserError: a data root is not a folder.
+        Fenced: another server took over the database.
+    """
+    require_folders(settings)
+    with Interrupts() as interrupts, ExitStack() as stack:
+        stack.enter_context(locked(settings.data_folder))
+        listener = stack.enter_context(_listen(settings.host, settings.port))
+        address, port = for_url(advertised(settings)), listener.getsockname()[1]
+        certificate = server_certificate(settings, address)
+        url = f"{'http' if certificate is None else 'https'}://{address}:{port}"
+        store = _open_store(settings, stack)
+        roster = open_run_folder(f"head of {settings.data_folder.resolve()}")
+        interrupts.takes_along(roster)
+        store.on_fenced(ends_within_grace(roster))
+        stack.callback(close_run_folder, roster)
+        progress("starting the Ray head")
+        cluster = Cluster(settings, roster)
+        app = create_app(settings, store, cluster=cluster, fingerprint=_pin(settings, certificate))
+        running = _introduce(app, url, certificate, cluster, stack)
+        if contribute:
+            _contribute(store, running, roster, settings)
+        announce(running)
+        roster.refresh()
+        try:
+            _control_plane(app, certificate, roster).run(sockets=[listener])
+        finally:
+            interrupts.begin_stopping()
+        if store.fenced is not None:
+            raise store.fenced
+
+
+def _open_store(settings: Settings, stack: ExitStack) -> Store:
+    store = Store(settings.resolved_database_url)
+    stack.callback(store.close)
+    store.lock()  # before the schema changes under another server
+    try:
+        prepare(settings.resolved_database_url, settings.data_folder / FOLDER, store.clock())
+    except CommandError as failure:
+        raise Conflict(
+            f"this version of share-compute cannot read its database: {failure}",
+            hint="install the newest version that ran with it, or choose another --data-folder",
+        ) from failure
+    store.hold()
+    return store
+
+
+def _introduce(
+    app: FastAPI, url: str, certificate: ServerCertificate | None, cluster: Cluster, stack: ExitStack
+) -> Running:
+    context: Context = app.state.context
+    settings, store = context.settings, context.store
+    key = store.keys.verify(first_api_key(settings.data_folder, store))
+    assert key is not None
+    sign_in, _ = context.codes.make(key.id, store.clock())
+    _, code = store.invites.create(label="printed at start", expires_in_s=settings.invite_life_s)
+    fingerprint = certificate.fingerprint if certificate else None
+    file = write_server_file(settings.data_folder, url, fingerprint)
+    stack.callback(file.unlink, missing_ok=True)
+    invite = join_invite(code, context.fingerprint)
+    join = join_command(settings.public_url or url, invite, insecure=settings.insecure)
+    return Running(
+        url=url,
+        fingerprint=fingerprint,
+        warnings=(*start_warnings(settings, certificate), *address_warnings(settings)),
+        code=sign_in,
+        join_command=join,
+        data_folder=settings.data_folder,
+        ray_address=cluster.info.ray_address,
+    )
+
+
+def _pin(settings: Settings, certificate: ServerCertificate | None) -> str | None:
+    """Return the fingerprint by which clients know the server; None behind a proxy, which has its own certificate."""
+    return certificate.fingerprint if certificate and settings.public_url is None else None
+
+
+def _control_plane(app: FastAPI, certificate: ServerCertificate | None, roster: Roster) -> _Server:
+    context: Context = app.state.context
+    settings = context.settings
+    logging.getLogger("share_compute_api").setLevel(settings.log_level.upper())
+    config = listener_config(
+        app,
+        settings,
+        tls=certificate.context if certificate else None,
+        log_level="warning" if settings.log_level == "info" else settings.log_level,
+        access_log=settings.log_level == "debug",
+        timeout_graceful_shutdown=settings.shutdown_grace_s,
+    )
+    return _Server(config, app, roster, context.store)
+
+
+def _contribute(store: Store, running: Running, roster: Roster, settings: Settings) -> None:
+    _, code = store.invites.create(label="this machine", expires_in_s=settings.invite_life_s)
+    command = own_command("join", running.url, "--name", f"{socket.gethostname().split('.')[0]}-server")
+    # All users of the machine can read arguments, but not the environment.
+    environment = {
+        INVITE_VARIABLE: join_invite(code, running.fingerprint),
+        "SHARE_COMPUTE_DATA_FOLDER": str(settings.data_folder),
+    }
+    roster.start("contribute", command, environment=environment, cwd=settings.data_folder)
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        listener = socket.create_server((host, port), family=family, backlog=512)
+    except PermissionError as failure:
+        raise UserError(
+            f"port {port} needs more rights", hint="choose a port above 1023 with --port"
+        ) from failure
+    except (OSError, OverflowError) as failure:
+        raise Conflict(
+            f"cannot listen on {host} port {port}: {getattr(failure, 'strerror', None) or failure}",
+            hint="end what uses it, or choose another one with --port (0 picks a free one)",
+            details={"host": host, "port": port},
+        ) from failure
+    # asyncio sets TCP_NODELAY only on sockets that were made with an explicit protocol. Without it the second write of
+    # an answer waits for the client's delayed acknowledgement (40 ms).
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return listener

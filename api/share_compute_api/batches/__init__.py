@@ -1,1 +1,0 @@
-"""Batches: checks at submission, requests for single rows, and attempts at whole batches."""

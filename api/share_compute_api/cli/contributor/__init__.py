@@ -1,0 +1,1 @@
+"""Commands of people who lend machines."""

@@ -1,0 +1,41 @@
+"""``share-compute doctor``: checks this machine, with a hint for each problem."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+
+from share_compute_api.terminal.options import Json
+from share_compute_api.terminal.output import console, print_json
+
+_SIGNS = {"ok": "[green]ok  [/]", "warn": "[yellow]warn[/]", "fail": "[red]fail[/]"}
+
+
+def doctor(
+    url: Annotated[
+        str | None, typer.Option(help="A server to check against; default: this machine's.")
+    ] = None,
+    clean: Annotated[bool, typer.Option("--clean", help="End what killed runs left behind first.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Check versions, ports, disk, memory, clock and graphics driver. Exit code 1 when something fails."""
+    from share_compute.settings import Settings
+    from share_compute_actors.machine.run_folders import sweep
+    from share_compute_api.agent.examination import examine
+
+    if clean:
+        sweep()
+    findings = []
+    for finding in examine(Settings(), url):
+        findings.append(finding)
+        if not as_json:
+            console.print(f"{_SIGNS[finding.state]} {finding.check}: {escape(finding.text)}")
+            if finding.hint and finding.state != "ok":
+                console.print(f"     [dim]{escape(finding.hint)}[/]")
+    failed = any(finding.state == "fail" for finding in findings)
+    if as_json:
+        print_json({"ok": not failed, "findings": [asdict(finding) for finding in findings]})
+    raise typer.Exit(1 if failed else 0)

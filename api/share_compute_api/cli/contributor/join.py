@@ -1,0 +1,250 @@
+"""``share-compute join``: lend this machine to a cluster."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Group
+from rich.live import Live
+from rich.markup import escape
+from rich.table import Table
+
+from share_compute_actors.machine.ports import DEFAULT_RANGE
+from share_compute_api.connection.join_line import INVITE_VARIABLE
+from share_compute_api.terminal.completion import complete_device
+from share_compute_api.terminal.options import PRIVATE_UMASK
+from share_compute_api.terminal.output import console
+
+if TYPE_CHECKING:
+    from share_compute_api.agent.agent import View
+    from share_compute_api.agent.identity import Identities
+    from share_compute_api.agent.joining import JoinOptions
+
+
+Url = Annotated[str, typer.Argument(help="URL of the server, e.g. https://192.0.2.1:8700.")]
+Invite = Annotated[
+    str | None,
+    typer.Option(
+        envvar=INVITE_VARIABLE,
+        help="Code that the operator gave you; not needed by a machine that joined before. Other users of this machine "
+        "can read arguments: better set the variable, or name a file.",
+    ),
+]
+InviteFile = Annotated[Path | None, typer.Option(help="File with the code; - reads it from standard input.")]
+Name = Annotated[str | None, typer.Option(help="What people call this machine; default: its host name.")]
+Device = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="auto|cpu|cuda|cuda:K|cpu:K",
+        help="What does the work; may be given several times. auto: all GPUs, or the CPU where there is none. "
+        "cuda:1: one GPU, as `share-compute doctor` lists them. cpu:0 and cpu:1: logical devices, each with a part of "
+        "the CPU. Each device joins as a machine of its own, NAME.cuda0, NAME.cuda1, by one invite.",
+        autocompletion=complete_device,
+    ),
+]
+Memory = Annotated[
+    str | None,
+    typer.Option(
+        help="Memory to lend, e.g. 4GiB; default: half of what is available. Divided among several devices."
+    ),
+]
+CpuThreads = Annotated[
+    int | None,
+    typer.Option(min=1, help="Threads to lend; default: all. Divided among several devices."),
+]
+Address = Annotated[str | None, typer.Option(help="IP address that other machines reach this one at.")]
+Fingerprint = Annotated[
+    str | None,
+    typer.Option(help="Of the server's key, if the invite does not carry it; `share-compute up` shows it."),
+]
+Insecure = Annotated[
+    bool, typer.Option("--insecure", help="Join over plain HTTP, which others on the way can read.")
+]
+PortRange = Annotated[
+    str,
+    typer.Option(
+        envvar="SHARE_COMPUTE_PORT_RANGE",
+        metavar="FIRST-LAST",
+        help="TCP ports that this machine uses: those to open in its firewall.",
+    ),
+]
+LeaveWithin = Annotated[
+    float, typer.Option(min=0, help="Seconds to hand over to the job's other machines when leaving.")
+]
+
+
+def join(  # noqa: PLR0917  # typer passes each by its name
+    url: Url,
+    invite: Invite = None,
+    invite_file: InviteFile = None,
+    name: Name = None,
+    device: Device = None,
+    memory: Memory = None,
+    cpu_threads: CpuThreads = None,
+    address: Address = None,
+    fingerprint: Fingerprint = None,
+    insecure: Insecure = False,
+    port_range: PortRange = str(DEFAULT_RANGE),
+    leave_within: LeaveWithin = 60.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON line at each change.")] = False,
+) -> None:
+    """Lend this machine to a cluster.
+
+    The machine's key is stored, so that it can rejoin without an invite. `share-compute service install` joins at each
+    boot. Ctrl-C drains the machine: its part of a job moves to the job's other machines first. Ctrl-C twice ends at
+    once.
+    """
+    from share_compute_api.agent.joining import default_name
+
+    os.umask(PRIVATE_UMASK)
+    identities = own_identities()
+    name = name or default_name()
+    code = read_invite(invite, invite_file, is_known=identities.of_host(url, name) is not None)
+    devices = join_options(
+        url, code, name, device, memory, cpu_threads, address, fingerprint, insecure, port_range, leave_within
+    )
+    try:
+        if as_json:
+            _lend(devices, _JsonLines(), identities, name)
+            return
+        views: dict[str, View] = {}
+        with Live(console=console, refresh_per_second=4) as live:
+
+            def show(view: View) -> None:
+                views[view.name] = view
+                live.update(Group(*map(_table, views.values())))
+
+            _lend(devices, show, identities, name)
+    except KeyboardInterrupt:
+        return
+
+
+def _lend(
+    devices: Sequence[JoinOptions], report: Callable[[View], None], identities: Identities, name: str
+) -> None:
+    from share_compute_api.agent.agent import Agent
+    from share_compute_api.agent.host import Host
+
+    if len(devices) == 1:
+        Agent(devices[0], report, identities).run()
+    elif status := Host(devices, report, identities, name).run():
+        raise typer.Exit(status)
+
+
+def own_identities() -> Identities:
+    """Return the identities in this user's data folder."""
+    from share_compute.settings import ClientSettings
+    from share_compute_api.agent.identity import Identities
+
+    return Identities(ClientSettings().data_folder)
+
+
+def join_options(  # noqa: PLR0917
+    url: str,
+    invite: str | None,
+    name: str,
+    device: Sequence[str] | None,
+    memory: str | None,
+    cpu_threads: int | None,
+    address: str | None,
+    fingerprint: str | None,
+    insecure: bool,
+    port_range: str,
+    leave_within: float,
+) -> tuple[JoinOptions, ...]:
+    """Return the join options of each device, made from the options of the command line."""
+    from share_compute_actors.machine import ports
+    from share_compute_actors.machine.sizes import parse_bytes
+    from share_compute_api.agent.devices import lent_devices
+    from share_compute_api.agent.joining import JoinOptions, split
+    from share_compute_api.connection.fingerprints import parse_fingerprint, split_invite
+
+    code, pin = split_invite(invite) if invite else (None, None)
+    options = JoinOptions(
+        url=url.rstrip("/"),
+        invite=code,
+        fingerprint=parse_fingerprint(fingerprint) if fingerprint else pin,
+        is_insecure=insecure,
+        name=name,
+        memory_bytes=parse_bytes(memory) if memory else None,
+        cpu_threads=cpu_threads,
+        address=address,
+        port_range=ports.PortRange.parse(port_range),
+        leave_within_s=leave_within,
+    )
+    return split(options, lent_devices(device or ()))
+
+
+def read_invite(given: str | None, file: Path | None, *, is_known: bool) -> str | None:
+    """Return the given invite, or ask for it; None for a machine that joined before and gives none."""
+    os.environ.pop(INVITE_VARIABLE, None)  # Ray and its processes must not know the invite
+    if given or (file is None and is_known):
+        return given
+    return _read_invite(file)
+
+
+def _read_invite(file: Path | None) -> str:
+    from share_compute.errors import UserError
+
+    if file is None and sys.stdin.isatty():
+        return str(typer.prompt("Invite", hide_input=True))
+    if file is None:
+        raise UserError(
+            "no invite is given",
+            hint=f"set {INVITE_VARIABLE}, or name a file with --invite-file (- is standard input)",
+        )
+    try:
+        text = sys.stdin.read() if str(file) == "-" else file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as failure:
+        raise UserError(
+            f"the invite cannot be read: {failure}", hint="name a file with the code alone"
+        ) from failure
+    if not text.strip():
+        raise UserError("the invite is empty", hint="ask the operator for one: share-compute invite")
+    return text.strip()
+
+
+class _JsonLines:
+    def __init__(self) -> None:
+        self._last = ""
+
+    def __call__(self, view: View) -> None:
+        work = view.work.model_dump(mode="json") if view.work else None
+        line = json.dumps(
+            {
+                "name": view.name,
+                "contributor_id": view.contributor_id,
+                "phase": view.phase,
+                "work": work,
+                "warnings": view.warnings,
+            }
+        )
+        if line != self._last:
+            print(line, flush=True)
+        self._last = line
+
+
+def _table(view: View) -> Table:
+    work = view.work
+    minutes, seconds = divmod(int((datetime.now(UTC) - view.since).total_seconds()), 60)
+    speed = f"{work.tokens_per_s:,.0f} tokens/s" if work and work.tokens_per_s else "-"
+    table = Table.grid(padding=(0, 2))
+    for label, value in (
+        ("machine", f"[bold]{escape(view.name)}[/] {escape(view.contributor_id or '')}"),
+        ("server", escape(view.url)),
+        ("state", f"{escape(view.phase)} [dim]{escape(work.reason) if work else ''}[/]"),
+        ("holds", escape(f"{work.shard} of {work.job or work.deployment}") if work and work.shard else "-"),
+        ("speed of it all", speed),
+        ("here for", f"{minutes} min {seconds:02d} s"),
+        *(("warning", f"[yellow]{escape(warning)}[/]") for warning in view.warnings),
+        ("", "[dim]Ctrl-C leaves[/]"),
+    ):
+        table.add_row(f"[dim]{label}[/]", value)
+    return table

@@ -1,0 +1,136 @@
+"""Commands for the systemd service of this machine: ``service install``, ``service status``, ``service uninstall``."""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+
+from share_compute_actors.machine.ports import DEFAULT_RANGE
+from share_compute_api.cli.contributor.join import (
+    Address,
+    CpuThreads,
+    Device,
+    Fingerprint,
+    Insecure,
+    Invite,
+    InviteFile,
+    LeaveWithin,
+    Memory,
+    Name,
+    PortRange,
+    Url,
+    join_options,
+    own_identities,
+    read_invite,
+)
+from share_compute_api.terminal.options import PRIVATE_UMASK, Json
+from share_compute_api.terminal.output import console, print_json, print_text
+
+app = typer.Typer(no_args_is_help=True, help="Lend this machine from its boot on, as a systemd user service.")
+
+
+@app.command("install")
+def install_service(  # noqa: PLR0917  # typer passes each by its name
+    url: Url,
+    invite: Invite = None,
+    invite_file: InviteFile = None,
+    name: Name = None,
+    device: Device = None,
+    memory: Memory = None,
+    cpu_threads: CpuThreads = None,
+    address: Address = None,
+    fingerprint: Fingerprint = None,
+    insecure: Insecure = False,
+    port_range: PortRange = str(DEFAULT_RANGE),
+    leave_within: LeaveWithin = 60.0,
+    print_unit: Annotated[
+        bool, typer.Option("--print", help="Print the unit; join nothing and install nothing.")
+    ] = False,
+) -> None:
+    """Join a cluster, and lend this machine to it now and after each boot."""
+    from share_compute.settings import ClientSettings
+    from share_compute_api.agent import systemd
+    from share_compute_api.agent.joining import default_name
+
+    os.umask(PRIVATE_UMASK)
+    name = name or default_name()
+    given = {
+        "--memory": memory,
+        "--cpu-threads": cpu_threads,
+        "--address": address,
+        "--fingerprint": fingerprint,
+        "--port-range": port_range,
+        "--leave-within": leave_within,
+    }
+    words = [word for one in device or () for word in ("--device", one)]
+    words += [word for option, value in given.items() if value is not None for word in (option, str(value))]
+    arguments = ["join", url, "--name", name, *words, *(["--insecure"] if insecure else []), "--json"]
+    data_folder = ClientSettings().data_folder.expanduser().absolute()
+    unit = systemd.unit_text(arguments, url, data_folder, leave_within)
+    if print_unit:
+        print_text(unit)
+        return
+    systemd.systemctl("daemon-reload")  # fails without systemd, before the invite is used
+    identities = own_identities()
+    code = read_invite(invite, invite_file, is_known=identities.of_host(url, name) is not None)
+    if code is not None:
+        from share_compute_api.agent.host import enroll
+
+        devices = join_options(
+            url,
+            code,
+            name,
+            device,
+            memory,
+            cpu_threads,
+            address,
+            fingerprint,
+            insecure,
+            port_range,
+            leave_within,
+        )
+        enroll(devices, lambda _view: None, identities, name)
+    warning = systemd.install(name, unit)
+    console.print(f"{systemd.unit_name(name)} runs, now and after each boot")
+    if warning:
+        console.print(f"[yellow]{escape(warning)}[/]", soft_wrap=True)
+
+
+@app.command("status")
+def service_status(name: Name = None, as_json: Json = False) -> None:
+    """Show whether the service is installed and runs. Its log: journalctl --user -u UNIT."""
+    from share_compute_api.agent import systemd
+    from share_compute_api.agent.joining import default_name
+
+    unit = systemd.unit_name(name or default_name())
+    shown = systemd.systemctl("show", unit, "--property=LoadState,UnitFileState,ActiveState,SubState")
+    facts = dict(line.split("=", 1) for line in shown.splitlines() if "=" in line)
+    if as_json:
+        print_json({"unit": unit, **facts})
+        return
+    if facts.get("LoadState") != "loaded":
+        console.print(f"{unit} is not installed: share-compute service install URL")
+        return
+    console.print(
+        f"{unit}  {facts.get('ActiveState')} ({facts.get('SubState')}), {facts.get('UnitFileState')}; "
+        f"[dim]log: journalctl --user -u {unit}[/]",
+        soft_wrap=True,
+    )
+
+
+@app.command("uninstall")
+def uninstall_service(name: Name = None) -> None:
+    """Stop and remove the service; the machine leaves first. Its key stays, so that it can rejoin."""
+    from share_compute.errors import NotFound
+    from share_compute_api.agent import systemd
+    from share_compute_api.agent.joining import default_name
+
+    name = name or default_name()
+    if not systemd.uninstall(name):
+        raise NotFound(
+            f"{systemd.unit_name(name)} is not installed", hint="name the machine: --name, as at its install"
+        )
+    console.print(f"{systemd.unit_name(name)} is removed")

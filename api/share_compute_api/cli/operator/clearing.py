@@ -1,0 +1,31 @@
+"""``share-compute clear``: ends the quarantine of a machine."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+
+from share_compute.errors import NotFound
+from share_compute_api.terminal.options import Json
+from share_compute_api.terminal.output import console, print_json, state_text
+
+
+def clear(
+    machine: Annotated[str, typer.Argument(metavar="MACHINE", help="Its name or id.")],
+    as_json: Json = False,
+) -> None:
+    """End the quarantine of a machine that computed wrong numbers, so that it gets work again."""
+    from share_compute_api.client.client import Client
+
+    with Client() as client:
+        known = client.contributors()
+        found = next((one for one in reversed(known) if machine in (one.id, one.name)), None)
+        if found is None:
+            raise NotFound(f"no machine is called {machine}", hint="share-compute contributors lists them")
+        cleared = client.clear_contributor(found.id)
+    if as_json:
+        print_json(cleared)
+        return
+    console.print(f"{escape(cleared.name)}: {state_text(cleared.state)}  {escape(cleared.reason)}")

@@ -1,0 +1,222 @@
+"""``share-compute demo``: a server, its machines and a training job, all on this machine."""
+
+from __future__ import annotations
+
+import os
+import re
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.live import Live
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+from share_compute.quantities import bytes_text, seconds_text
+from share_compute_api.terminal.options import Json
+from share_compute_api.terminal.output import Terminal, print_json, rate, state_text
+
+if TYPE_CHECKING:
+    from share_compute.store.records import ContributorRecord, JobRecord
+    from share_compute_actors.machine.processes import Roster
+    from share_compute_api.client.client import Client
+    from share_compute_api.demonstration.cluster import LocalCluster
+
+_COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "red")
+_BAR_WIDTH = 60
+_MACHINE_MEMORY = "1GiB"
+
+
+def demo(
+    contributors: Annotated[int, typer.Option(min=1, max=6, help="Machines that join.")] = 3,
+    steps: Annotated[int, typer.Option(min=1, max=10_000, help="Steps to train.")] = 150,
+    end: Annotated[bool, typer.Option("--exit", help="End when done; else the server stays up.")] = False,
+    keep_data: Annotated[bool, typer.Option("--keep-data", help="Leave the server's folder behind.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Train a small model over several contributors, all on this machine, and generate text with it."""
+    from share_compute_api.demonstration.cluster import LocalCluster
+    from share_compute_api.terminal.children import Interrupts
+
+    console = Terminal(stderr=as_json)
+    try:
+        with (
+            Interrupts() as interrupts,
+            _folders(keep_data) as (roster, folder),
+            ExitStack() as stack,
+        ):
+            interrupts.takes_along(roster)
+            texts, here = folder / "texts", Path.cwd()
+            texts.mkdir()
+            # The working folder is a root too, for jobs that the user submits afterwards.
+            roots = [texts] if folder.is_relative_to(here) else [texts, here]
+            cluster = LocalCluster(roster, folder / "server", roots)
+            stack.callback(cluster.close)
+            stack.callback(console.print, "[dim]ending what the demonstration started[/]")
+            stack.callback(interrupts.begin_stopping)
+            result = _run(cluster, folder, contributors, steps, console)
+            if as_json:
+                print_json(result, compact=True)
+            if not end:
+                console.print(
+                    f"\nThe server stays up: [bold]{escape(cluster.sign_in_link())}[/]\nCtrl-C ends it."
+                )
+                _wait_for_ever()
+    except KeyboardInterrupt:
+        console.print("ended")
+        sys.exit(130 if end else 0)
+
+
+def _run(
+    cluster: LocalCluster, folder: Path, contributors: int, steps: int, console: Terminal
+) -> dict[str, Any]:
+    from share_compute_api.demonstration.corpus import gather_corpus
+    from share_compute_api.demonstration.job import sample, write_job
+
+    begin = time.monotonic()
+    with console.status("starting a server"):
+        client = cluster.start()
+    with client:
+        console.print(f"[bold]Server[/]  {escape(cluster.url)}")
+        for number in range(1, contributors + 1):
+            cluster.join(client, f"machine-{number}", memory=_MACHINE_MEMORY)
+        with Live(console=console, refresh_per_second=4) as live:
+            cluster.wait_until_ready(client, lambda here: live.update(_machines(here)))
+        if not console.is_terminal:  # without a terminal, Live does not end its last line
+            console.line()
+        corpus = folder / "texts" / "corpus.txt"
+        console.print(f"[bold]Text[/]    {bytes_text(gather_corpus(corpus))} of Python's documentation")
+        file = write_job(folder, corpus, stages=contributors, steps=steps)
+        job = client.submit(file.read_text())
+        console.print(f"[bold]Job[/]     {job.id}")
+        losses, seconds = _follow(client, job, steps, console)
+        job = client.job(job.id)
+        _require_success(job)
+        predicted_s, error = prediction_error(job, seconds)
+        if error is not None:
+            measured = seconds_text(statistics.median(seconds))
+            console.print(
+                f"[bold]A step[/]  predicted {seconds_text(predicted_s)}, measured {measured} ({error:+.0%})"
+            )
+        artifact = client.artifacts(job.id)[0]
+        # The result is kept when the demonstration ends: it is its purpose.
+        kept = Path(tempfile.mkdtemp(prefix="share-compute-demo-"))
+        model_folder = client.download(job.id, artifact.name, kept)
+        with console.status("loading the result with transformers"):
+            samples = sample(model_folder)
+    console.print(
+        f"[bold]Result[/]  {escape(str(model_folder))}, {bytes_text(artifact.size_bytes)}; it writes:"
+    )
+    for prompt, continuation in samples:
+        written = re.sub(r"\s+", " ", continuation)
+        console.print(Text.assemble("  ", (prompt, "bold"), (written, "italic")))
+    return {
+        "contributors": contributors,
+        "plan": job.plan.model_dump(mode="json") if job.plan else None,
+        "loss_first": losses[0],
+        "loss_last": losses[-1],
+        "tokens_per_s": job.tokens_per_s,
+        "prediction_error": error,
+        "artifact": str(model_folder),
+        "samples": [prompt + continuation for prompt, continuation in samples],
+        "seconds": round(time.monotonic() - begin, 1),
+    }
+
+
+def prediction_error(job: JobRecord, seconds: Sequence[float]) -> tuple[float, float | None]:
+    """Return the predicted time of a step in seconds, and the relative error of the median step (None if unknown).
+
+    Args:
+        job: the job, with the plan that it ended with.
+        seconds: duration of each of its steps.
+    """
+    if job.plan is None or job.plan.prediction is None or not seconds:
+        return 0.0, None
+    predicted_s = job.plan.prediction.step_s
+    return predicted_s, statistics.median(seconds) / predicted_s - 1
+
+
+def _follow(client: Client, job: JobRecord, steps: int, console: Terminal) -> tuple[list[float], list[float]]:
+    """Show a job's steps until it is finished; returns the loss and the duration in seconds of each step."""
+    losses: list[float] = []
+    seconds: list[float] = []
+    columns = (
+        TextColumn("training"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[figures]}"),
+    )
+    with Progress(*columns, TimeRemainingColumn(), console=console) as progress:
+        task = progress.add_task("training", total=steps, figures="preparing")
+        for event in client.follow(job.id):
+            if event.kind == "planned":
+                progress.console.print(_placement(event.data["plan"]))
+            elif event.kind == "step":
+                losses.append(event.data["loss"])
+                seconds.append(event.data["seconds"])
+                figures = f"loss {losses[-1]:.3f}  {rate(event.data['tokens_per_s'])} tokens/s"
+                progress.update(task, completed=event.data["step"], figures=figures)
+    return losses, seconds
+
+
+def _require_success(job: JobRecord) -> None:
+    from share_compute.errors import ShareComputeError
+    from share_compute.lifecycle.states import JobState
+
+    if job.state is not JobState.succeeded:
+        hint = (job.error or {}).get("hint") or "run share-compute doctor, then try again"
+        raise ShareComputeError(f"the job {job.state.value}: {job.reason}", hint=hint, job=job.id)
+
+
+def _machines(machines: list[ContributorRecord]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("machine", "state", "GFLOP/s", "lent", ""):
+        table.add_column(column)
+    for machine in machines:
+        speed = f"{machine.machine().flops_per_s() / 1e9:.0f}" if machine.capacity else "-"
+        lent = bytes_text(machine.limits["memory_bytes"])
+        table.add_row(
+            escape(machine.name), state_text(machine.state.value), speed, lent, escape(machine.reason)
+        )
+    return table
+
+
+def _placement(plan: dict[str, Any]) -> Text:
+    """Draw the layers as one bar, coloured by stage, with a legend of the stages."""
+    from share_compute.planning.plan import layer_span
+
+    bar, legend = Text("  "), Text()
+    for index, stage in enumerate(plan["stages"]):
+        colour = _COLOURS[index % len(_COLOURS)]
+        layers = stage["stop"] - stage["start"]
+        names = " + ".join(member["name"] for member in stage["members"])
+        bar.append("█" * round(_BAR_WIDTH * layers / plan["num_layers"]), style=colour)
+        legend.append(f"\n  {layer_span(stage['start'], stage['stop'])}  {names}", style=colour)
+        legend.append(f"  {stage['members'][0]['reason']}", style="dim")
+    return bar.append_text(legend)
+
+
+@contextmanager
+def _folders(keep_data: bool) -> Iterator[tuple[Roster, Path]]:
+    from share_compute_actors.machine.run_folders import close_run_folder, open_run_folder, sweep
+
+    sweep()
+    roster = open_run_folder(f"demo {os.getpid()}")
+    try:
+        yield roster, Path(tempfile.mkdtemp(prefix="share-compute-demo-")) if keep_data else roster.folder
+    finally:
+        close_run_folder(roster)
+        sweep()  # leftovers of children that had to be killed
+
+
+def _wait_for_ever() -> None:
+    while True:
+        time.sleep(3600)

@@ -1,0 +1,146 @@
+"""Commands that show information: ``contributors``, ``config``, ``schema``."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from typing import Annotated, Any
+
+import typer
+from pydantic_settings import BaseSettings
+from rich.markup import escape
+
+from share_compute.lifecycle.states import ContributorState
+from share_compute.quantities import bytes_text, rate_text, seconds_text
+from share_compute.topology import HEAD
+from share_compute_api.terminal.options import Json
+from share_compute_api.terminal.output import print_json, print_table, print_text, since, state_text
+
+
+def contributors(
+    links: Annotated[bool, typer.Option("--links", help="List what was measured between machines.")] = False,
+    as_json: Json = False,
+) -> None:
+    """List the machines with their measurements; devices of one host are listed together."""
+    from share_compute_api.client.client import Client
+
+    with Client() as client:
+        found = client.contributors()
+    places: dict[str, int] = {}
+    for place, one in enumerate(found):
+        places.setdefault(one.invited_as, place)
+    found.sort(key=lambda one: places[one.invited_as])
+    if as_json:
+        print_json(found)
+        return
+    if links:
+        names = {HEAD: "the server", **{one.id: one.name for one in found}}
+        measured = [link for one in found if one.state is ContributorState.ready for link in one.links or ()]
+        print_table(
+            ("from", "to", "latency", "bandwidth"),
+            (
+                (
+                    *(escape(names.get(end, end)) for end in (link.source, link.target)),
+                    *(
+                        (None, "[red]cut off[/red]")
+                        if link.is_dead
+                        else (seconds_text(link.latency_s), rate_text(link.bytes_per_s))
+                    ),
+                )
+                for link in measured
+            ),
+            empty="No link was measured yet.",
+        )
+        return
+    sharing = Counter(one.host_id for one in found if one.host_id and one.left_at is None)
+    rows = (
+        (
+            one.id,
+            escape(one.name),
+            escape(one.host) + (f", shared by {sharing[one.host_id]}" if sharing[one.host_id] > 1 else ""),
+            state_text(one.state),
+            f"{one.machine().flops_per_s() / 1e9:.1f}" if one.capacity else None,
+            bytes_text(one.machine().memory_bytes) if one.capacity else None,
+            one.job_id,
+            since(one.last_seen_at),
+            escape(one.reason),
+        )
+        for one in found
+    )
+    columns = ("id", "name", "host", "state", "GFLOP/s", "memory", "job", "seen", "reason")
+    print_table(columns, rows, empty="No machine joined yet. Let one in: share-compute invite")
+
+
+def config(as_json: Json = False) -> None:
+    """Show every setting, its value and the origin of the value."""
+    from share_compute.settings import ClientSettings, Settings
+
+    found: dict[str, dict[str, Any]] = {}
+    for settings in (Settings(), ClientSettings()):
+        for name, field in type(settings).model_fields.items():
+            found.setdefault(
+                name,
+                {
+                    "value": _shown(settings, name),
+                    "origin": _origin(settings, name),
+                    "variable": _variable(name),
+                    "description": field.description or "",
+                },
+            )
+    if as_json:
+        print_json(found)
+        return
+    rows = (
+        (name, escape(str(one["value"])), one["origin"], one["variable"], escape(one["description"]))
+        for name, one in found.items()
+    )
+    print_table(("setting", "value", "origin", "variable", "meaning"), rows, empty="")
+
+
+def schema(
+    kind: Annotated[str, typer.Argument(help="train, generate, embed or serve.")] = "train",
+) -> None:
+    """Print the JSON schema of a job, or of a deployment, for editors."""
+    from typing import cast, get_args
+
+    from share_compute.errors import UserError
+    from share_compute.specification import Kind, job_schema
+
+    if kind not in get_args(Kind):
+        raise UserError(f"there is no kind {kind}", hint=f"known: {', '.join(get_args(Kind))}")
+    print_text(json.dumps(job_schema(cast("Kind", kind)), indent=2) + "\n")
+
+
+def print_version(wanted: bool) -> None:
+    """Print the version and exit, if ``--version`` was given."""
+    if wanted:
+        from share_compute import __version__
+
+        print_text(f"share-compute {__version__}\n")
+        raise typer.Exit
+
+
+def _variable(name: str) -> str:
+    return f"SHARE_COMPUTE_{name.upper()}"
+
+
+def _origin(settings: BaseSettings, name: str) -> str:
+    if name not in settings.model_fields_set:
+        return "default"
+    return "environment" if any(key.upper() == _variable(name) for key in os.environ) else "given"
+
+
+def _shown(settings: BaseSettings, name: str) -> Any:
+    value = getattr(settings, name)
+    if value is None:
+        return None
+    if isinstance(value, tuple):
+        return [str(part) for part in value]
+    if name == "api_key":
+        return "(set)"
+    if name == "database_url":
+        from sqlalchemy import make_url
+
+        return make_url(value).render_as_string(hide_password=True)
+    return value if isinstance(value, int | float | str) else str(value)

@@ -1,0 +1,122 @@
+"""Commands for invites: ``invite`` makes one; ``invite list``, ``invite revoke``."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+
+from share_compute_api.connection.join_line import INSTALL_COMMAND, is_for_this_machine_alone
+from share_compute_api.terminal.options import UNITS_S, Json
+from share_compute_api.terminal.output import console, print_json, print_table, print_text, since, state_text
+
+app = typer.Typer(
+    help="Make, list and revoke invites; plain `invite` makes one.", invoke_without_command=True
+)
+Label = Annotated[str | None, typer.Option(help="For whom or what it is.")]
+Uses = Annotated[int, typer.Option(min=1, help="Machines that may join with it.")]
+Expires = Annotated[str, typer.Option(help="How long it works, e.g. 90s, 30m, 12h or 7d.")]
+MostMemory = Annotated[
+    str | None, typer.Option("--memory", help="Most memory that each machine may lend, e.g. 4GiB.")
+]
+CodeOnly = Annotated[bool, typer.Option("--code-only", help="Print the code alone.")]
+
+
+@app.callback()
+def invite(
+    context: typer.Context,
+    label: Label = None,
+    uses: Uses = 1,
+    expires: Expires = "1h",
+    memory: MostMemory = None,
+    code_only: CodeOnly = False,
+    as_json: Json = False,
+) -> None:
+    """Make, list and revoke invites; plain `invite` makes one."""
+    if context.invoked_subcommand is None:
+        create_invite(label, uses, expires, memory, code_only, as_json)
+
+
+@app.command("create")
+def create_invite(
+    label: Label = None,
+    uses: Uses = 1,
+    expires: Expires = "1h",
+    memory: MostMemory = None,
+    code_only: CodeOnly = False,
+    as_json: Json = False,
+) -> None:
+    """Make an invite: a code that lets machines join."""
+    from share_compute_actors.machine.sizes import parse_bytes
+    from share_compute_api.client.client import Client
+
+    expires_in_s, memory_bytes = _seconds(expires), parse_bytes(memory) if memory else None
+    with Client() as client:
+        made = client.create_invite(label, expires_in_s, uses=uses, memory_bytes=memory_bytes)
+    if as_json:
+        print_json(made)
+        return
+    if code_only:
+        print_text(made.code + "\n")
+        return
+    who = "One machine" if made.uses == 1 else f"{made.uses} machines"
+    console.print(f"[dim]{who} can join with this, {since(made.expires_at)} at the latest:[/dim]")
+    console.print(made.join_command, markup=False, soft_wrap=True)
+    console.print("[dim]If share-compute is not installed there, first:[/dim]")
+    console.print(INSTALL_COMMAND, markup=False, soft_wrap=True)
+    console.print("[dim]With `service install` in place of `join` it joins at each boot.[/dim]")
+    if is_for_this_machine_alone(made.join_command):
+        console.print("[dim]Only the server's own machine can; `up --host 0.0.0.0` lets others join.[/dim]")
+
+
+@app.command("list")
+def list_invites(as_json: Json = False) -> None:
+    """List invites, newest first."""
+    from share_compute.quantities import listed
+    from share_compute_api.client.client import Client
+
+    with Client() as client:
+        found = client.invites()
+    if as_json:
+        print_json(found)
+        return
+    rows = (
+        (
+            one.id,
+            state_text(one.state),
+            escape(one.label or ""),
+            f"{len(one.used_by)} of {one.uses}",
+            since(one.created_at),
+            since(one.expires_at),
+            escape(listed(one.machines)),
+        )
+        for one in found
+    )
+    print_table(("id", "state", "label", "used", "made", "expires", "used by"), rows, empty="No invites yet.")
+
+
+@app.command("revoke")
+def revoke_invite(
+    invite_id: Annotated[str, typer.Argument(metavar="INVITE", help="Id of the invite.")],
+    as_json: Json = False,
+) -> None:
+    """Revoke an invite."""
+    from share_compute_api.client.client import Client
+
+    with Client() as client:
+        gone = client.revoke_invite(invite_id)
+    if as_json:
+        print_json(gone)
+    else:
+        console.print(f"{gone.id}  {state_text(gone.state)}")
+
+
+def _seconds(text: str) -> float:
+    from share_compute.errors import UserError
+
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text.strip().lower())
+    if found is None:
+        raise UserError(f"{text!r} is not a time", hint="write it like 90s, 30m, 12h or 7d")
+    return float(found[1]) * UNITS_S[found[2]]

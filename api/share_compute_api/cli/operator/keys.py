@@ -1,0 +1,94 @@
+"""Commands for API keys: ``keys create``, ``keys list``, ``keys revoke``."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+
+from share_compute.scopes import Scope
+from share_compute_api.cli.submitter.deleting import Yes, confirm
+from share_compute_api.terminal.options import Json
+from share_compute_api.terminal.output import console, print_json, print_table, since, state_text
+
+app = typer.Typer(
+    no_args_is_help=True, help="Make, list and revoke API keys, one for each person or program."
+)
+
+
+class _Given(StrEnum):
+    """Choices of ``--scope``: the values of `scopes.GRANTABLE`, as an enumeration for typer."""
+
+    chat = "chat"
+    read = "read"
+    submit = "submit"
+    admin = "admin"
+
+
+@app.command("create")
+def create_key(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="For whom or what it is.")],
+    scope: Annotated[
+        list[_Given] | None,
+        typer.Option(
+            help="What it may do; may be given several times. chat: use served models (the default). read: look at "
+            "jobs and machines. submit: also run one's own jobs, and chat. admin: everything."
+        ),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Make an API key. It is shown only once."""
+    from share_compute_api.client.client import Client
+
+    with Client() as client:
+        made = client.create_key(name, [Scope(one.value) for one in scope or [_Given.chat]])
+    if as_json:
+        print_json(made)
+        return
+    console.print(f"[dim]Scopes: {', '.join(made.scopes)}.[/]")
+    console.print(f"[dim]Not shown again; `share-compute keys revoke {made.id}` ends it:[/dim]")
+    console.print(made.key, markup=False, soft_wrap=True)
+
+
+@app.command("list")
+def list_keys(as_json: Json = False) -> None:
+    """List API keys, oldest first, without the keys themselves."""
+    from share_compute_api.client.client import Client
+
+    with Client() as client:
+        found = client.api_keys()
+    if as_json:
+        print_json(found)
+        return
+    rows = (
+        (
+            one.id,
+            escape(one.name),
+            ", ".join(one.scopes),
+            since(one.created_at),
+            since(one.revoked_at) if one.revoked_at else "",
+        )
+        for one in found
+    )
+    print_table(("id", "name", "scopes", "made", "revoked"), rows, empty="No keys yet.")
+
+
+@app.command("revoke")
+def revoke_key(
+    key_id: Annotated[str, typer.Argument(metavar="KEY", help="Id of the key.")],
+    yes: Yes = False,
+    as_json: Json = False,
+) -> None:
+    """Revoke an API key and end its sessions. Asks first if this command itself uses the key."""
+    from share_compute_api.client.client import Client
+
+    with Client() as client:
+        if key_id == client.own_key_id():
+            confirm(f"Revoke {key_id}? This command uses it; you need another key to go on.", yes=yes)
+        gone = client.revoke_key(key_id)
+    if as_json:
+        print_json(gone)
+    else:
+        console.print(f"{gone.id}  {state_text('revoked')}")

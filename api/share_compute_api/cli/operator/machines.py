@@ -1,0 +1,98 @@
+"""Commands that end a machine's access, or measure a machine: ``remove``, ``rotate-token``, ``measure``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.markup import escape
+
+from share_compute.quantities import listed
+from share_compute_api.terminal.options import Json
+from share_compute_api.terminal.output import console, print_json, state_text
+
+if TYPE_CHECKING:
+    from share_compute.store import ContributorRecord
+    from share_compute_api.client.client import Client
+
+_COST = (
+    "All machines restart their Ray nodes, which takes about a minute. Jobs write a checkpoint first and continue "
+    "from it; streams of served models wait."
+)
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+
+
+def remove(
+    machine: Annotated[str, typer.Argument(metavar="MACHINE", help="Name or id of the machine.")],
+    keep_token: Annotated[
+        bool, typer.Option("--keep-token", help="Its owner stays trusted: do not change the cluster's token.")
+    ] = False,
+    yes: Yes = False,
+    as_json: Json = False,
+) -> None:
+    """Remove a machine for good: it hands over its work and leaves, and a new cluster token ends its access.
+
+    All devices of its host that joined with the same invite are removed too, since their owner has all their keys.
+    """
+    from share_compute_api.client.client import Client
+
+    with Client() as client:
+        found, *others = _family(client, machine)
+        if not yes:
+            if not keep_token:
+                console.print(_COST)
+            beside = f" and, of the same host, {listed([one.name for one in others])}" if others else ""
+            typer.confirm(f"Remove {found.name}{beside}?", abort=True)
+        gone = client.remove_contributor(found.id, keep_token=keep_token)
+    if as_json:
+        print_json(gone)
+    else:
+        console.print(f"{escape(gone.name)}  {state_text(gone.state.value)}  {escape(gone.reason)}")
+
+
+def rotate_token(yes: Yes = False, as_json: Json = False) -> None:
+    """Change the secret that all nodes of the cluster share; machines that know only the old one are locked out."""
+    from share_compute_api.client.client import Client
+
+    if not yes:
+        console.print(_COST)
+        typer.confirm("Change the cluster's token?", abort=True)
+    with Client() as client, console.status("Jobs write their checkpoints, and the head restarts..."):
+        done = client.rotate_token()
+    if as_json:
+        print_json(done)
+    else:
+        jobs = "1 job continues" if done.jobs == 1 else f"{done.jobs} jobs continue"
+        console.print(f"The token was changed in {done.seconds:.0f} s; {jobs} when the machines are back.")
+
+
+def measure(
+    machine: Annotated[str, typer.Argument(metavar="MACHINE", help="Name or id of the machine.")],
+    as_json: Json = False,
+) -> None:
+    """Measure a machine again, as soon as it and all machines that share its cores are idle."""
+    from share_compute_api.client.client import Client
+
+    with Client() as client:
+        asked = client.measure_contributor(_family(client, machine)[0].id)
+    if as_json:
+        print_json(asked)
+        return
+    when = "when its work is done" if asked.is_leased else "now"
+    console.print(
+        f"{escape(asked.name)} is measured {when}; `share-compute contributors` shows what it can do"
+    )
+
+
+def _family(client: Client, name_or_id: str) -> list[ContributorRecord]:
+    """Return a machine, and the others that joined with the same invite."""
+    from share_compute.errors import NotFound
+
+    here = [record for record in client.contributors() if record.state.value != "left"]
+    found = next((record for record in here if name_or_id in (record.id, record.name)), None)
+    if found is None:
+        raise NotFound(
+            f"there is no machine {name_or_id}", hint="`share-compute contributors` lists names and ids"
+        )
+    others = (record for record in here if record is not found)
+    return [found, *(record for record in others if record.invited_as == found.invited_as)]

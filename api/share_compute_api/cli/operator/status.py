@@ -1,0 +1,62 @@
+"""``share-compute status``: an overview of the server, its machines and its jobs."""
+
+from __future__ import annotations
+
+from rich.markup import escape
+
+from share_compute.quantities import bytes_text
+from share_compute_api.terminal.options import Json
+from share_compute_api.terminal.output import console, number, print_json, print_table, speed, state_text
+
+_GONE = ("left", "lost")
+_MOST_JOBS = 10
+_SIGNS = {"error": "[red]error[/]", "warning": "[yellow]warn [/]"}
+
+
+def status(as_json: Json = False) -> None:
+    """Show the server, its alerts, the present machines, and the latest jobs."""
+    from share_compute_api.client.client import Client
+    from share_compute_api.terminal.describe import progress
+
+    with Client() as client:
+        found, machines, jobs = client.status(), client.contributors(), client.jobs(limit=_MOST_JOBS).jobs
+        alerts = client.alerts()
+    here = [machine for machine in machines if machine.state.value not in _GONE]
+    if as_json:
+        print_json({"server": found, "alerts": alerts, "contributors": here, "jobs": jobs})
+        return
+    place = f" in {escape(found.data_folder)}" if found.data_folder else ""
+    console.print(f"[bold]{escape(found.url)}[/]  {escape(found.database)}{place}")
+    roots = ", ".join(found.data_roots) or "none; share-compute upload sends files"
+    console.print(f"[dim]jobs may name files below: {escape(roots)}[/]")
+    for alert in alerts:
+        console.print(f"{_SIGNS[alert.severity]} {escape(alert.text)}")
+        if alert.hint:
+            console.print(f"      [dim]{escape(alert.hint)}[/]", soft_wrap=True)
+    console.print()
+    rows = (
+        (
+            escape(machine.name),
+            state_text(machine.state.value),
+            f"{machine.machine().flops_per_s() / 1e9:.1f}" if machine.capacity else None,
+            bytes_text(machine.limits["memory_bytes"]),
+            machine.job_id,
+            escape(machine.reason),
+        )
+        for machine in here
+    )
+    columns = ("machine", "state", "GFLOP/s", "memory", "job", "reason")
+    print_table(columns, rows, empty="No machine is here. Let one in: share-compute invite")
+    console.print()
+    work = (
+        (
+            job.id,
+            escape(job.name),
+            state_text(job.state.value),
+            progress(job),
+            number(job.loss),
+            speed(job.tokens_per_s, of_tokens=job.counts_tokens),
+        )
+        for job in jobs
+    )
+    print_table(("id", "name", "state", "done", "loss", "speed"), work, empty="No jobs yet.")

@@ -1,0 +1,50 @@
+"""``share-compute topology``: the measured machines and links, as a file to plan on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+
+from share_compute_api.terminal.options import Json
+
+
+def topology(
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="Write it here; JSON if the name ends so, else YAML."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Print the ready machines with their measured speeds and links, as a topology file."""
+    from share_compute.errors import UserError
+    from share_compute.files.topology_file import write_topology
+    from share_compute.lifecycle.states import ContributorState
+    from share_compute_api.client.client import Client
+    from share_compute_api.terminal.output import Terminal, console, print_text
+
+    with Client() as client:
+        found = client.topology()
+        ready = client.contributors(state=[ContributorState.ready])
+    missing = len(ready) - len(found.contributors)
+    if missing > 0:
+        left_out = "1 machine is" if missing == 1 else f"{missing} machines are"
+        Terminal(stderr=True).print(f"{left_out} left out: what was measured there is missing or impossible")
+    is_json = as_json or (output is not None and output.suffix == ".json")
+    text = write_topology(found, "json" if is_json else "yaml")
+    if output is None:
+        print_text(text)
+        return
+    try:
+        output.write_text(text, encoding="utf-8")
+    except OSError as failure:
+        raise UserError(
+            f"{output} cannot be written: {failure.strerror}",
+            hint="name a file in a folder that you may write to",
+        ) from failure
+    if not as_json:
+        count = len(found.contributors)
+        machines = f"{count} machine" if count == 1 else f"{count} machines"
+        console.print(f"{machines} and {len(found.links)} links written to {escape(str(output))}")

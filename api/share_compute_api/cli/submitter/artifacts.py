@@ -1,0 +1,121 @@
+"""Commands for results and checkpoints: ``artifacts list``, ``artifacts get``, ``artifacts delete``, ``export``."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.markup import escape
+
+from share_compute.quantities import bytes_text
+from share_compute_api.cli.submitter.deleting import Yes, confirm
+from share_compute_api.terminal.options import Job, Json
+from share_compute_api.terminal.output import console, print_json, print_table, since
+
+if TYPE_CHECKING:
+    from share_compute.store import ArtifactRecord
+    from share_compute_api.client.client import Client
+
+app = typer.Typer(no_args_is_help=True, help="List, download and delete the results of jobs.")
+
+
+@app.command("list")
+def list_artifacts(job: Job, as_json: Json = False) -> None:
+    """List a job's finished results."""
+    from share_compute_api.client.client import Client
+
+    with Client() as client:
+        found = client.artifacts(job)
+    if as_json:
+        print_json(found)
+        return
+    rows = ((escape(one.name), bytes_text(one.size_bytes), since(one.created_at)) for one in found)
+    print_table(("name", "size", "made"), rows, empty="Nothing is finished yet.")
+
+
+@app.command("get")
+def get_artifact(
+    job: Job,
+    name: Annotated[str | None, typer.Argument(help="Name of the result; default: all of them.")] = None,
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder to download into.")] = Path(),
+    as_json: Json = False,
+) -> None:
+    """Download results. An interrupted download continues where it stopped."""
+    from share_compute.errors import NotFound
+    from share_compute_api.client.client import Client
+
+    with Client() as client:
+        found = [client.artifact(job, name).artifact] if name else client.artifacts(job)
+        if not found:
+            raise NotFound(
+                f"job {job} has no result yet", hint=f"wait for it: share-compute logs -f {job}", job=job
+            )
+        paths = [_download(client, artifact, output, artifact.name, as_json=as_json) for artifact in found]
+    if as_json:
+        print_json({"paths": [str(path.resolve()) for path in paths]})
+    else:
+        for path in paths:
+            console.print(str(path), markup=False, soft_wrap=True)
+
+
+@app.command("delete")
+def delete_artifact(
+    job: Job,
+    name: Annotated[str, typer.Argument(help="Name of the result.")],
+    yes: Yes = False,
+    as_json: Json = False,
+) -> None:
+    """Delete one result of a job."""
+    from share_compute_api.client.client import Client
+
+    confirm(f"Delete {name} of {job}?", yes=yes)
+    with Client() as client:
+        gone = client.delete_artifact(job, name)
+    if as_json:
+        print_json(gone)
+    else:
+        console.print(f"{gone.id}  deleted", markup=False)
+
+
+def export(
+    job: Job,
+    folder: Annotated[Path, typer.Argument(help="Folder to make; it must not exist.")],
+    step: Annotated[
+        int | None, typer.Option("--step", help="Which checkpoint; default: the newest.", min=0)
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Download a checkpoint as a Hugging Face folder, also while the job runs."""
+    from share_compute.errors import Conflict, NotFound
+    from share_compute_api.client.client import Client
+
+    folder = folder.resolve()
+    if folder.exists():
+        raise Conflict(f"{folder} exists already", hint="remove it, or choose another folder")
+    with Client() as client:
+        steps = [checkpoint.step for checkpoint in client.checkpoints(job)]
+        if not steps:
+            raise NotFound(
+                f"job {job} has no checkpoint yet",
+                hint="set training.checkpoint_every, or wait for the job's end",
+                job=job,
+            )
+        artifact = client.export(job, steps[-1] if step is None else step)
+        _download(client, artifact, folder.parent, folder.name, as_json=as_json)
+    if as_json:
+        print_json({"path": str(folder), "artifact": artifact.name})
+    else:
+        console.print(str(folder), markup=False, soft_wrap=True)
+
+
+def _download(client: Client, artifact: ArtifactRecord, folder: Path, name: str, *, as_json: bool) -> Path:
+    """Download a result to ``folder/name``, and show the progress."""
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    with Progress(*columns, console=console, disable=as_json or not console.is_terminal) as progress:
+        task = progress.add_task(escape(artifact.name), total=artifact.size_bytes)
+        advance = partial(progress.advance, task)
+        return client.download(artifact.job_id, artifact.name, folder, called=name, progress=advance)

@@ -1,0 +1,321 @@
+"""``share-compute chaos``: inject faults into members of a running job, and report the job's reaction."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from secrets import randbelow
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.markup import escape
+
+from share_compute.errors import Conflict, NotFound, UserError, VerificationFailed
+from share_compute.lifecycle.states import JobState
+from share_compute_api.terminal.completion import complete_job
+from share_compute_api.terminal.options import UNITS_S, Json
+from share_compute_api.terminal.output import Terminal, duration, print_json, print_table, state_text
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
+    from share_compute.store.records import EventRecord, JobRecord
+    from share_compute_api.client.client import Client
+    from share_compute_api.client.storm import Gust, Hit, HitReport, Restart, StormKind, StormReport
+
+_GLANCE_S = 0.5
+_RECOVERY_S = 60.0
+"""Time to wait for the next step after the storm, in seconds."""
+_FAILED = 10
+
+
+def chaos(
+    job: Annotated[
+        str, typer.Option("--job", metavar="JOB", help="Id of the job.", autocompletion=complete_job)
+    ],
+    mtbf: Annotated[str, typer.Option(help="Mean time between two failures, e.g. 20s or 2m.")] = "20s",
+    minutes: Annotated[float, typer.Option(min=0.05, help="How long; it ends with the job.")] = 10.0,
+    kinds: Annotated[
+        str, typer.Option(help="Of kill, stop and leave, which happen; leave sends machines away for good.")
+    ] = "kill,stop",
+    seed: Annotated[int | None, typer.Option(min=0, help="Of the storm; equal seeds, equal storms.")] = None,
+    against: Annotated[
+        str | None,
+        typer.Option(
+            metavar="JOB",
+            help="Job without failures that must have the same losses.",
+            autocompletion=complete_job,
+        ),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Let members of a running job fail at random times, and report how the job recovers.
+
+    The server must allow it: share-compute up --allow-failures, or share-compute demo.
+    """
+    from share_compute_api.client.client import Client
+    from share_compute_api.client.storm import gusts
+
+    seconds, mtbf_s = 60.0 * minutes, _seconds(mtbf)
+    seed = randbelow(10**6) if seed is None else seed
+    coming = list(gusts(seed, mtbf_s, seconds, _kinds(kinds)))
+    console = Terminal(stderr=as_json)
+    with Client() as client:
+        others = None if against is None else _losses(client, against)
+        storm = _Storm(client, job, console)
+        storm.rage(coming, seconds)
+        report = storm.report(seed, mtbf_s, None if against is None else (against, others or {}))
+    if as_json:
+        print_json(report, compact=True)
+    else:
+        _show(report, console)
+    _conclude(report)
+
+
+class _Storm:
+    """Fault injection against one job.
+
+    Args:
+        client: client of the server.
+        job_id: id of the job.
+        console: console for the progress.
+    """
+
+    def __init__(self, client: Client, job_id: str, console: Terminal) -> None:
+        self._client = client
+        self._job_id = job_id
+        self._console = console
+        self._hits: list[Hit] = []
+        self._missed = 0
+        self._seconds = 0.0
+        self._after = 0
+        """Number of the last event before the storm."""
+        self._attempt = 1
+        self._step = 0
+        """Last step that was committed before the storm."""
+
+    def rage(self, coming: Sequence[Gust], seconds: float) -> None:
+        """Inject the failures at their times; ends early with the job, or with Ctrl-C."""
+        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+        columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[figures]}"))
+        is_live = self._console.is_terminal
+        with Progress(
+            *columns, TimeRemainingColumn(), console=self._console, disable=not is_live
+        ) as progress:
+            task = progress.add_task("waiting for the job to run", total=seconds, figures="")
+            try:
+                self._wait_until_it_runs(seconds)
+                progress.update(task, description="storm")
+                self._rage(coming, seconds, progress, task)
+            except KeyboardInterrupt:
+                self._console.print("the storm is called off")
+
+    def _wait_until_it_runs(self, timeout_s: float) -> None:
+        deadline_s = time.monotonic() + timeout_s
+        while (job := self._client.job(self._job_id)).state is not JobState.running or not job.step:
+            if job.state.is_final:
+                raise Conflict(
+                    f"the job is {job.state.value} already",
+                    hint="submit one that takes longer, and begin at once",
+                    job=self._job_id,
+                )
+            if time.monotonic() > deadline_s:
+                raise Conflict(
+                    f"the job did not begin to run: {job.reason or job.state.value}",
+                    hint=f"see what it waits for: share-compute show {self._job_id}",
+                    job=self._job_id,
+                )
+            time.sleep(_GLANCE_S)
+        while (page := self._client.events(self._job_id, after=self._after, limit=5000)).events:
+            self._after = page.next_after
+            for event in page.events:
+                self._attempt = event.attempt or self._attempt
+                self._step = int(event.data["step"]) if event.kind == "step" else self._step
+
+    def _rage(self, coming: Sequence[Gust], seconds: float, progress: Progress, task: TaskID) -> None:
+        start = time.monotonic()
+        waiting = list(coming)
+        while True:
+            now_s = time.monotonic() - start
+            self._seconds = min(now_s, seconds)
+            job = self._client.job(self._job_id)
+            if job.state.is_final:
+                return
+            # A slow server delays failures but drops none: equal seeds give equal storms.
+            while waiting and waiting[0].after_s <= now_s:
+                self._strike(job, waiting.pop(0))
+            if now_s >= seconds:
+                return
+            figures = f"{len(self._hits)} failures  step {job.step}/{job.total_steps}"
+            progress.update(task, completed=now_s, figures=figures)
+            next_s = waiting[0].after_s if waiting else seconds
+            time.sleep(min(_GLANCE_S, max(0.0, min(next_s, seconds) - now_s)))
+
+    def _strike(self, job: JobRecord, gust: Gust) -> None:
+        from share_compute_api.client.storm import Hit
+
+        stages = job.plan.stages if job.plan else ()
+        names = {member.contributor_id: member.name for stage in stages for member in stage.members}
+        if not names:
+            self._missed += 1
+            return
+        victim = gust.victim(list(names))
+        try:
+            at = self._let_fail(victim, gust)
+        except (Conflict, NotFound):  # the member is gone already, or the job is restarting
+            self._missed += 1
+            return
+        hit = Hit(
+            kind=gust.kind, contributor_id=victim, machine=names[victim], at=at, duration_s=gust.duration_s
+        )
+        self._hits.append(hit)
+        self._console.print(f"{_said(hit)} at step {job.step}", soft_wrap=True)
+
+    def _let_fail(self, victim: str, gust: Gust) -> datetime:
+        if gust.kind == "leave":
+            sent_away_at = self._client.remove_contributor(victim, keep_token=True).sent_away_at
+            assert sent_away_at is not None
+            return sent_away_at
+        lasts_s = gust.duration_s or 0.0
+        return self._client.make_failure(self._job_id, gust.kind, victim, duration_s=lasts_s).at
+
+    def report(
+        self, seed: int, mtbf_s: float, against: tuple[str, Mapping[int, float]] | None
+    ) -> StormReport:
+        """Wait until the job has recovered or is finished (`_RECOVERY_S` at most), and return the report."""
+        from share_compute_api.client.storm import StormReport, assess, compare, pace, restarts
+
+        deadline_s = time.monotonic() + _RECOVERY_S
+        with self._console.status("waiting for the next step"):
+            while True:
+                job, events = self._client.job(self._job_id), self._events()
+                hits = assess(self._hits, events, self._step)
+                is_calm = all(hit.recovered_s is not None for hit in hits)
+                if is_calm or job.state.is_final or time.monotonic() > deadline_s:
+                    break
+                time.sleep(_GLANCE_S)
+        steps, step_s, longest_stall_s = pace(events)
+        begun = restarts(events, self._attempt, self._step)
+        losses = _losses(self._client, self._job_id) if against else {}
+        return StormReport(
+            job_id=self._job_id,
+            state=job.state,
+            seed=seed,
+            mtbf_s=mtbf_s,
+            seconds=self._seconds,
+            hits=hits,
+            missed=self._missed,
+            steps=steps,
+            steps_again=sum(restart.steps_lost for restart in begun),
+            restarts=begun,
+            step_s=step_s,
+            longest_stall_s=longest_stall_s,
+            against=compare(against[0], losses, against[1]) if against else None,
+        )
+
+    def _events(self) -> list[EventRecord]:
+        events: list[EventRecord] = []
+        after = self._after
+        while (page := self._client.events(self._job_id, after=after, limit=5000)).events:
+            events += page.events
+            after = page.next_after
+        return events
+
+
+def _losses(client: Client, job_id: str) -> dict[int, float]:
+    return {record.step: record.data["loss"] for record in client.metrics(job_id) if record.split == "train"}
+
+
+def _seconds(text: str) -> float:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|m|min|h)?", text.strip())
+    seconds = float(match[1]) * UNITS_S[match[2] or "s"] if match else 0.0
+    if seconds <= 0:
+        raise UserError(f"--mtbf {text} is no time above 0", hint="write it like 20s, 2m or 1h")
+    return seconds
+
+
+def _kinds(text: str) -> list[StormKind]:
+    from share_compute_api.client.storm import STORM_KINDS
+
+    wanted = {part.strip() for part in text.split(",") if part.strip()}
+    if unknown := wanted.difference(STORM_KINDS):
+        raise UserError(
+            f"--kinds {', '.join(sorted(unknown))} is not known", hint=f"choose of {', '.join(STORM_KINDS)}"
+        )
+    return [kind for kind in STORM_KINDS if kind in wanted]
+
+
+def _reaction(hit: HitReport) -> str:
+    if hit.restarted_from is not None:
+        return f"restarted from step {hit.restarted_from}"
+    return "went on without it" if hit.was_noticed else "waited for it"
+
+
+def _restarted(restart: Restart) -> str:
+    if restart.steps_lost:
+        return (
+            f"attempt {restart.attempt} restarted from step {restart.step}: {restart.steps_lost} steps lost"
+        )
+    return f"attempt {restart.attempt} continued from step {restart.step}: no step lost"
+
+
+def _said(hit: Hit) -> str:
+    for_s = f" for {hit.duration_s:.1f} s" if hit.duration_s else ""
+    return f"{hit.kind} {escape(hit.machine)}{for_s}"
+
+
+def _show(report: StormReport, console: Terminal) -> None:
+    rows = (
+        (
+            _said(hit),
+            hit.step,
+            _reaction(hit),
+            None if hit.recovered_s is None else f"{hit.recovered_s:.2f} s",
+            hit.recomputed,
+        )
+        for hit in report.hits
+    )
+    columns = ("failure", "after step", "the job", "until the next step", "recomputed")
+    print_table(columns, rows, empty="Nothing failed.")
+    console.print(f"[bold]job[/]     {escape(report.job_id)}  {state_text(report.state)}")
+    again = (
+        f", {report.steps_again} lost and computed again" if report.steps_again else ", none of them twice"
+    )
+    console.print(f"[bold]steps[/]   {report.steps} in {duration(report.seconds)}{again}")
+    for restart in report.restarts:
+        console.print(f"[bold]restart[/] {_restarted(restart)}")
+    if report.step_s is not None and report.longest_stall_s is not None:
+        console.print(
+            f"[bold]pace[/]    {report.step_s:.2f} s a step; the longest took {report.longest_stall_s:.2f} s"
+        )
+    if report.against is not None:
+        other = report.against
+        same = "equal" if other.first_difference is None else f"different from step {other.first_difference}"
+        console.print(f"[bold]losses[/]  of {other.steps} steps {same}, compared with {escape(other.job_id)}")
+    console.print(f"[dim]the same storm again: --seed {report.seed}[/]")
+
+
+def _conclude(report: StormReport) -> None:
+    """Exit with an error if the job failed, or if it did not come through the storm.
+
+    Raises:
+        VerificationFailed: losses differ, or no step was committed after a failure.
+    """
+    if report.state is JobState.failed:
+        raise typer.Exit(_FAILED)
+    if report.against is not None and report.against.first_difference is not None:
+        raise VerificationFailed(
+            f"losses differ from those of {report.against.job_id} from step {report.against.first_difference} on",
+            hint="see that both jobs are alike, on machines of one kind; if they are, report this with the seed",
+            job=report.job_id,
+        )
+    if report.unrecovered and not report.state.is_final:
+        hit = report.unrecovered[0]
+        raise VerificationFailed(
+            f"after {_said(hit)} no step was committed in {_RECOVERY_S:.0f} s",
+            hint=f"share-compute logs {report.job_id}",
+            job=report.job_id,
+        )

@@ -1,0 +1,93 @@
+"""Commands that delete: ``delete``, ``prune``."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+
+from share_compute.errors import UserError
+from share_compute.quantities import bytes_text
+from share_compute_api.terminal.completion import complete_job
+from share_compute_api.terminal.options import Json
+from share_compute_api.terminal.output import console, print_json, print_table
+
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+
+
+def delete(
+    jobs: Annotated[
+        list[str],
+        typer.Argument(metavar="JOB...", help="Ids of jobs that are over.", autocompletion=complete_job),
+    ],
+    cancel: Annotated[
+        bool,
+        typer.Option("--cancel", help="Cancel those that are not over, and delete them when they ended."),
+    ] = False,
+    yes: Yes = False,
+    as_json: Json = False,
+) -> None:
+    """Delete jobs with their events, metrics, checkpoints and artifacts. Uploads stay."""
+    from share_compute_api.client.client import Client
+
+    with Client() as client:
+        found = [client.job(job) for job in jobs]
+        for job in found:
+            if not job.state.is_final and not cancel:
+                raise UserError(
+                    f"job {job.id} is {job.state}; nothing was deleted",
+                    hint="wait for it, or delete it with --cancel",
+                    job=job.id,
+                )
+        named = ", ".join(f"{job.id} ({job.name})" for job in found)
+        confirm(f"Delete {named} with all checkpoints and artifacts?", yes=yes)
+        gone = [client.delete_job(job.id, cancel=cancel) for job in found]
+    if as_json:
+        print_json(gone)
+        return
+    for one in gone:
+        console.print(f"{one.id}  {'deleted' if one.is_deleted else 'is deleted as soon as it stopped'}")
+
+
+def prune(
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="List what would go, and delete nothing.")
+    ] = False,
+    yes: Yes = False,
+    as_json: Json = False,
+) -> None:
+    """Delete data past its retention time (SHARE_COMPUTE_KEEP_..._DAYS); the server does so itself every hour."""
+    from share_compute_api.client.client import Client
+
+    with Client() as client:
+        report = client.prune(dry_run=True)
+        if not dry_run and report.pruned:
+            confirm(f"Delete {len(report.pruned)} things, {bytes_text(report.size_bytes)} of files?", yes=yes)
+            report = client.prune(dry_run=False)
+    if as_json:
+        print_json(report)
+        return
+    rows = (
+        (one.kind, one.job_id, escape(one.name or ""), one.rows or None, bytes_text(one.size_bytes))
+        for one in report.pruned
+    )
+    empty = "Nothing is older than it is kept. `share-compute config` shows the settings keep_..._days."
+    print_table(("what", "job", "name", "rows", "files"), rows, empty=empty)
+    if report.pruned:
+        done = "would be deleted" if report.dry_run else "deleted"
+        console.print(f"{bytes_text(report.size_bytes)} of files {done}")
+
+
+def confirm(question: str, *, yes: bool) -> None:
+    """Ask the user to confirm a deletion, unless ``yes``.
+
+    Raises:
+        UserError: there is no terminal to ask on.
+    """
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise UserError("this deletes something, and nobody can be asked", hint="pass --yes")
+    typer.confirm(question, abort=True, err=True)

@@ -1,0 +1,240 @@
+"""Commands for jobs: ``submit``, ``jobs``, ``show``, ``logs``, ``cancel``, ``resume``, ``metrics``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.markup import escape
+
+from share_compute.lifecycle.states import JobState
+from share_compute_api.cli.submitter.serve import report_deployment
+from share_compute_api.terminal.options import Job, Json
+from share_compute_api.terminal.output import (
+    console,
+    number,
+    print_json,
+    print_table,
+    print_text,
+    since,
+    speed,
+    state_text,
+)
+
+if TYPE_CHECKING:
+    from share_compute.store.records import JobRecord
+
+Follow = Annotated[bool, typer.Option("--follow", "-f", help="Show progress until the job is over.")]
+
+
+def submit(
+    file: Annotated[Path, typer.Argument(help="Job file (YAML or JSON), or - for standard input.")],
+    follow: Follow = False,
+    as_json: Json = False,
+    idempotency_key: Annotated[
+        str | None, typer.Option(help="Sent again with the same job, no second job is made.")
+    ] = None,
+) -> None:
+    """Submit a job (kind: train, generate or embed), or serve a model (kind: serve).
+
+    Relative paths in the file are resolved from the file's folder.
+    """
+    from share_compute.specification import ServeJob
+    from share_compute_api.client.client import Client
+    from share_compute_api.client.job_file import read_submission
+
+    spec = read_submission(file)
+    with Client() as client:
+        if isinstance(spec, ServeJob):
+            report_deployment(client.deploy(spec), client.url, as_json=as_json)
+            return
+        job = client.submit(spec, idempotency_key=idempotency_key)
+        _report(job, as_json=as_json, compact=follow)
+        if follow:
+            _follow(client, job, as_json=as_json)
+
+
+def list_jobs(
+    state: Annotated[list[JobState] | None, typer.Option(help="Only jobs in this state; repeatable.")] = None,
+    name: Annotated[str | None, typer.Option(help="Only jobs whose name contains this.")] = None,
+    limit: Annotated[int, typer.Option(min=1, max=500, help="Most jobs to show.")] = 20,
+    as_json: Json = False,
+) -> None:
+    """List jobs, newest first."""
+    from share_compute_api.client.client import Client
+    from share_compute_api.terminal.describe import progress
+
+    with Client() as client:
+        page = client.jobs(state=state or (), name=name, limit=limit)
+    if as_json:
+        print_json(page)
+        return
+    rows = (
+        (
+            job.id,
+            escape(job.name),
+            state_text(job.state),
+            progress(job),
+            number(job.loss),
+            speed(job.tokens_per_s, of_tokens=job.counts_tokens),
+            since(job.created_at),
+            escape(job.reason),
+        )
+        for job in page.jobs
+    )
+    columns = ("id", "name", "state", "done", "loss", "speed", "submitted", "reason")
+    print_table(columns, rows, empty="No jobs yet. Submit one: share-compute submit examples/tiny-llama.yaml")
+    if page.next_cursor:
+        console.print("[dim]There are more; raise --limit to see them.[/dim]")
+
+
+def show(job: Job, as_json: Json = False) -> None:
+    """Show one job: its state, its progress, and the placement of layers on machines."""
+    from share_compute_api.client.client import Client
+    from share_compute_api.terminal.describe import (
+        placement,
+        plan_lines,
+        protection_text,
+        rows_text,
+        step_times,
+    )
+
+    with Client() as client:
+        record = client.job(job)
+    if as_json:
+        print_json(record)
+        return
+    plan = placement(record.plan) if record.plan else None
+    steps = f"{record.step} of {record.total_steps}"
+    facts: dict[str, Any] = {
+        "id": record.id,
+        "name": escape(record.name),
+        "state": state_text(record.state),
+        "reason": escape(record.reason),
+        "attempt": record.attempt,
+        **({"rows": rows_text(record)} if record.spec.kind != "train" else {"step": steps}),
+        "loss": number(record.loss),
+        "speed": speed(record.tokens_per_s, of_tokens=record.counts_tokens),
+        "submitted": since(record.created_at),
+        "started": since(record.started_at),
+        "finished": since(record.finished_at),
+        "checkpoint": None if record.checkpoint_step is None else f"step {record.checkpoint_step}",
+        "protected": protection_text(record),
+        "measured": step_times(record.measured) if record.measured else None,
+        "proposal": escape(record.proposal.sentence) if record.proposal else None,
+        "placement": escape(plan) if plan else None,
+    }
+    for name, value in facts.items():
+        if value is not None:
+            console.print(f"[bold]{name:<11}[/bold] {value}")
+    for name, value in plan_lines(record.plan) if record.plan else ():
+        console.print(f"[bold]{escape(name):<11}[/bold] {escape(value)}", soft_wrap=True)
+
+
+def logs(
+    job: Job,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job is over.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Print the events of a job; with -f until it is finished."""
+    from share_compute_api.client.client import Client
+    from share_compute_api.terminal.describe import event_line
+
+    with Client() as client:
+        record = client.job(job)
+        if follow:
+            _follow(client, record, as_json=as_json)
+        after = 0
+        while events := (page := client.events(job, after=after)).events:
+            after = page.next_after
+            for event in events:
+                if as_json:
+                    print_json(event, compact=True)
+                else:
+                    console.print(event_line(event), soft_wrap=True)
+
+
+def cancel(job: Job, as_json: Json = False) -> None:
+    """Cancel a job: at once while it is queued, after its step while it runs."""
+    from share_compute_api.client.client import Client
+
+    with Client() as client:
+        record = client.cancel(job)
+    if as_json or record.state.is_final:
+        _report(record, as_json=as_json)
+    else:
+        kept = f"; its checkpoint of step {record.checkpoint_step} stays" if record.checkpoint_step else ""
+        after = "after its step" if record.spec.kind == "train" else "now; the rows that are done are kept"
+        console.print(f"{record.id} stops {after}{kept}")
+
+
+def resume(job: Job, follow: Follow = False, as_json: Json = False) -> None:
+    """Queue a failed or cancelled job again, from its last checkpoint."""
+    from share_compute_api.client.client import Client
+
+    with Client() as client:
+        record = client.resume(job)
+        _report(record, as_json=as_json, compact=follow)
+        if follow:
+            _follow(client, record, as_json=as_json)
+
+
+def metrics(
+    job: Job,
+    csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Print the metrics of each step."""
+    from share_compute_api.client.client import Client
+    from share_compute_api.terminal.describe import step_speed
+
+    with Client() as client:
+        if csv:
+            print_text(client.metrics_csv(job))
+            return
+        records = client.metrics(job)
+    if as_json:
+        print_json(records)
+        return
+    rows = (
+        (
+            record.step,
+            record.split,
+            number(record.data["loss"], 5),
+            number(record.data.get("learning_rate"), 3),
+            step_speed(record.data) if record.split == "train" else None,
+            number(record.data.get("accuracy")),
+            number(record.data.get("perplexity")),
+        )
+        for record in records
+    )
+    columns = ("step", "split", "loss", "learning rate", "speed", "accuracy", "perplexity")
+    print_table(columns, rows, empty="Nothing measured yet.")
+
+
+def _follow(client: Any, job: JobRecord, *, as_json: bool) -> None:
+    from share_compute_api.cli.submitter.following import follow
+
+    follow(client, job, after=_beginning(client, job), as_json=as_json)
+
+
+def _beginning(client: Any, job: JobRecord) -> int:
+    """Return the number of the last event of the previous attempt, after which to follow a resumed job; else 0."""
+    if job.attempt == 1:
+        return 0
+    after = 0
+    while events := (page := client.events(job.id, after=after, limit=5000)).events:
+        earlier = [event for event in events if (event.attempt or 0) < job.attempt]
+        after = earlier[-1].seq if earlier else after
+        if len(earlier) < len(events):
+            break
+        after = page.next_after
+    return after
+
+
+def _report(job: JobRecord, *, as_json: bool, compact: bool = False) -> None:
+    if as_json:
+        print_json(job, compact=compact)
+    else:
+        console.print(f"{job.id}  {state_text(job.state)}  {escape(job.reason)}")

@@ -1,0 +1,278 @@
+"""Commands for served models: ``serve``, ``deployments``, ``scale``, ``undeploy``, ``chat``."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.markup import escape
+
+from share_compute.specification import Objective, ServedPrecision
+from share_compute_api.terminal.completion import complete_deployment
+from share_compute_api.terminal.options import Json
+from share_compute_api.terminal.output import (
+    console,
+    print_failure,
+    print_json,
+    print_table,
+    since,
+    state_text,
+)
+
+if TYPE_CHECKING:
+    from share_compute.store.records import DeploymentRecord
+    from share_compute_api.client.client import Client
+
+_JOB = re.compile(r"^(job-[a-z2-7]{8})(?:/(.+))?$")
+_NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9._-]+")
+_PLAIN_TOKENS = 256
+_HELP = "[dim]Ctrl-C stops an answer, Ctrl-D leaves, /reset forgets what was said.[/dim]"
+
+
+Name = Annotated[
+    str,
+    typer.Argument(metavar="NAME", help="Name of the deployment.", autocompletion=complete_deployment),
+]
+
+
+def serve(
+    model: Annotated[
+        str, typer.Argument(help="Folder of a Hugging Face model, or a training job: JOB or JOB/ARTIFACT.")
+    ],
+    *,
+    name: Annotated[
+        str | None, typer.Option(help="What clients send as model; default: the folder's or the job's.")
+    ] = None,
+    replicas: Annotated[
+        str,
+        typer.Option(metavar="N|MIN..MAX", help="Copies of the whole model; 0..4 follows what is asked."),
+    ] = "1",
+    max_seq: Annotated[
+        int | None, typer.Option(min=16, help="Most tokens of a prompt and its answer together.")
+    ] = None,
+    max_concurrent: Annotated[
+        int, typer.Option(min=1, help="Most sequences at one time, for each replica.")
+    ] = 16,
+    dtype: Annotated[ServedPrecision, typer.Option(help="What weights are loaded as.")] = "float32",
+    objective: Annotated[
+        Objective, typer.Option(help="Shortest answer, or most tokens a second.")
+    ] = "latency",
+    stages: Annotated[
+        int | None, typer.Option(min=1, help="Machines in a row that share the layers.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Serve a model to OpenAI clients. A job file of kind serve has more options: share-compute submit FILE."""
+    from share_compute_api.client.client import Client
+
+    with Client() as client:
+        source, default = _source(client, model)
+        wanted = {
+            "name": name or default,
+            "model": source,
+            "replicas": replicas,
+            "max_seq": max_seq,
+            "max_concurrent": max_concurrent,
+            "dtype": dtype,
+            "objective": objective,
+            "parallelism": {"stages": stages},
+        }
+        report_deployment(client.deploy(wanted), client.url, as_json=as_json)
+
+
+def _source(client: Client, model: str) -> tuple[dict[str, str], str]:
+    """Return the model part of a deployment, and a name for it."""
+    job = _JOB.match(model)
+    if job is not None and not Path(model).exists():
+        artifact = {"artifact": job[2]} if job[2] else {}
+        return {"job": job[1], **artifact}, _as_name(client.job(job[1]).name)
+    folder = Path(model).expanduser().resolve()
+    return {"path": str(folder)}, _as_name(folder.name)
+
+
+def _as_name(text: str) -> str:
+    return _NOT_IN_NAMES.sub("-", text).strip("-._")[:80] or "model"
+
+
+def report_deployment(record: DeploymentRecord, url: str, *, as_json: bool) -> None:
+    """Print a new deployment, and how to use it."""
+    if as_json:
+        print_json(record)
+        return
+    console.print(f"{record.id}  {state_text(record.state)}  {escape(record.reason)}")
+    console.print(
+        f"[dim]OpenAI clients: base_url {escape(url)}/v1, model {escape(record.name)}; "
+        f"here: share-compute chat {escape(record.name)}[/dim]",
+        soft_wrap=True,
+    )
+
+
+def deployments(
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[NAME]", help="Show this one, with all it measures.", autocompletion=complete_deployment
+        ),
+    ] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Also those that are over.")] = False,
+    limit: Annotated[int, typer.Option(min=1, max=500, help="Most deployments to show.")] = 50,
+    as_json: Json = False,
+) -> None:
+    """List the deployments, newest first, or show one with its measured and predicted figures."""
+    from share_compute.lifecycle.deployment_states import DeploymentState
+    from share_compute_api.client.client import Client
+    from share_compute_api.terminal.deployment_card import print_card, replicas_text
+
+    if name is not None:
+        with Client() as client:
+            view, status = client.deployment(name), client.deployment_status(name)
+        if as_json:
+            print_json({"deployment": view, "status": status})
+        else:
+            print_card(view, status)
+        return
+    with Client() as client:
+        page = client.deployments(state=tuple(DeploymentState) if everything else (), limit=limit)
+    if as_json:
+        print_json(page)
+        return
+    rows = (
+        (
+            escape(one.name),
+            state_text(one.state),
+            escape(one.spec.model.label),
+            replicas_text(one),
+            one.spec.max_seq,
+            since(one.created_at),
+            escape(one.reason),
+        )
+        for one in page.deployments
+    )
+    columns = ("name", "state", "model", "replicas", "window", "deployed", "reason")
+    print_table(columns, rows, empty="Nothing is served. Serve a model: share-compute serve FOLDER")
+    if page.next_cursor:
+        console.print("[dim]There are more; raise --limit to see them.[/dim]")
+
+
+def scale(
+    name: Name,
+    replicas: Annotated[str, typer.Argument(metavar="N|MIN..MAX", help="E.g. 3, or 0..4.")],
+    as_json: Json = False,
+) -> None:
+    """Change the number of replicas of a deployment, or the range in which it follows the load."""
+    from share_compute_api.client.client import Client
+
+    with Client() as client:
+        view = client.scale(name, replicas)
+    if as_json:
+        print_json(view)
+    else:
+        console.print(f"{view.id}  {state_text(view.state)}  replicas {view.spec.replicas}")
+
+
+def undeploy(
+    name: Name,
+    forget: Annotated[bool, typer.Option("--forget", help="Delete what is remembered of it, too.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Take a deployment down; its requests end."""
+    from share_compute_api.client.client import Client
+
+    with Client() as client:
+        record = client.undeploy(name)
+        if forget:
+            client.delete_deployment(record.id)
+    if as_json:
+        print_json(record)
+    else:
+        console.print(f"{record.id}  {state_text(record.state)}  {escape(record.reason)}")
+
+
+def chat(
+    name: Name,
+    system: Annotated[str | None, typer.Option(help="What the model is told first.")] = None,
+    temperature: Annotated[
+        float | None, typer.Option(min=0, max=2, help="0 takes the most probable token.")
+    ] = None,
+    max_tokens: Annotated[int | None, typer.Option(min=1, help="Most tokens of an answer.")] = None,
+    seed: Annotated[int | None, typer.Option(help="The same seed gives the same answers.")] = None,
+) -> None:
+    """Talk to a served model. Ctrl-C stops an answer, Ctrl-D leaves, /reset starts a new conversation.
+
+    A model without a chat template continues the text of the conversation.
+    """
+    from share_compute_api.client.client import Client
+
+    given = {"temperature": temperature, "max_tokens": max_tokens, "seed": seed}
+    options = {key: value for key, value in given.items() if value is not None}
+    first = [] if system is None else [{"role": "system", "content": system}]
+    with Client() as client:
+        model = client.require_model(name)
+        if sys.stdin.isatty():
+            console.print(_HELP)
+        if model["has_chat_template"]:
+            _converse(lambda said: client.chat(name, said, **options), first)
+            return
+        console.print("[dim]This model has no chat template: it continues the text as it is.[/dim]")
+        # The API's default, 16 tokens, is too short for a sentence. Half of the context is left for the prompt.
+        limited = {"max_tokens": min(_PLAIN_TOKENS, model["max_model_len"] // 2), **options}
+        _converse(lambda said: client.complete(name, _plain(said), **limited), first)
+
+
+def _plain(said: list[dict[str, str]]) -> str:
+    return "\n".join(one["content"] for one in said)
+
+
+def _converse(ask: Callable[[list[dict[str, str]]], Iterator[str]], first: list[dict[str, str]]) -> None:
+    from share_compute.errors import ShareComputeError
+
+    said = list(first)
+    for line in _lines():
+        if line == "/reset":
+            said = list(first)
+            console.print("[dim]forgotten[/dim]")
+            continue
+        question = {"role": "user", "content": line}
+        try:
+            answer = _answer(ask([*said, question]))
+        except ShareComputeError as failure:
+            if not sys.stdin.isatty():
+                raise
+            print_failure(failure, as_json=False)
+            continue
+        said += [question, {"role": "assistant", "content": answer}]
+
+
+def _lines() -> Iterator[str]:
+    """Yield the typed lines that are not empty, until the end of the input."""
+    if sys.stdin.isatty():
+        import readline  # noqa: F401 - makes lines editable
+    while True:
+        try:
+            line = console.input("[bold]>[/bold] ") if sys.stdin.isatty() else input()
+        except EOFError:
+            return
+        except KeyboardInterrupt:
+            console.print()
+            continue
+        if line.strip():
+            yield line.strip()
+
+
+def _answer(pieces: Iterator[str]) -> str:
+    """Print an answer as it arrives; returns the text that arrived before the end or Ctrl-C."""
+    answer = ""
+    with closing(pieces):  # type: ignore[type-var]
+        try:
+            for piece in pieces:
+                console.print(piece, end="", markup=False, soft_wrap=True)
+                answer += piece
+        except KeyboardInterrupt:
+            console.print(" [dim](stopped)[/dim]", end="")
+    console.print()
+    return answer

@@ -1,0 +1,195 @@
+"""``share-compute simulate``: runs a job on a synthetic fleet, on a simulated clock."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+from share_compute.simulation.fleet_name import FleetName
+from share_compute_api.terminal.options import UNITS_S, Json
+from share_compute_api.terminal.output import Terminal, console, duration, print_json, print_table, rate
+
+if TYPE_CHECKING:
+    from share_compute.simulation.report import SimulationReport
+    from share_compute.simulation.run import Scenario
+    from share_compute.specification import TrainJob
+    from share_compute.topology import Topology
+
+_MACHINES = 100
+_BACK_AFTER = "30m"
+_BY_RULE = (
+    "What a death costs is by rule (docs/simulation.md), not by the protocol of a running job; averages are over the "
+    "whole time, also that in which no machine was there."
+)
+
+
+def simulate(
+    file: Annotated[Path, typer.Argument(help="Job file (YAML or JSON), or - for standard input.")],
+    *,
+    fleet: Annotated[
+        FleetName | None, typer.Option(help="Kind of machines and links; default: mixed.")
+    ] = None,
+    topology: Annotated[Path | None, typer.Option(help="The machines of this file instead.")] = None,
+    machines: Annotated[
+        int | None, typer.Option(min=1, max=10_000, help="Machines in the fleet; default: 100.")
+    ] = None,
+    mtbf: Annotated[
+        str | None,
+        typer.Option(help="Mean time between failures of a machine: 30m, 4h, 2d; default: they never fail."),
+    ] = None,
+    back_after: Annotated[
+        str | None, typer.Option(help="Mean time until a failed machine returns; default: 30m.")
+    ] = None,
+    hours: Annotated[float, typer.Option(help="Hours to simulate.")] = 24.0,
+    seed: Annotated[int, typer.Option(min=0, help="Draws the fleet and the failures.")] = 0,
+    as_json: Json = False,
+) -> None:
+    """Run a job on a synthetic fleet, on a simulated clock: throughput, utilization, and the cost of failures.
+
+    The planner and its step times are the real ones. Machines, links and failures are random, and the cost of a failure
+    follows rules (docs/simulation.md).
+    """
+    from share_compute.errors import UserError
+    from share_compute.files.topology_file import read_topology
+    from share_compute.simulation.churn import Churn
+    from share_compute.simulation.fleets import make_fleet
+    from share_compute.simulation.run import Scenario
+    from share_compute_api.client.job_file import read_job, read_text
+
+    if topology is not None and fleet is not None:
+        raise UserError("--fleet and --topology exclude each other", hint="give one of them")
+    if topology is not None and machines is not None:
+        raise UserError(
+            "--machines and --topology exclude each other", hint="the file says which machines there are"
+        )
+    if back_after is not None and mtbf is None:
+        raise UserError(
+            "--back-after without --mtbf: no machine ever fails", hint="add --mtbf, or leave it out"
+        )
+    spec = read_job(file)
+    name = str(topology) if topology else (fleet or FleetName.mixed).value
+    there = (
+        read_topology(read_text(topology))
+        if topology
+        else make_fleet(fleet or FleetName.mixed, machines or _MACHINES, seed)
+    )
+    churn = (
+        Churn(parse_time(mtbf, "--mtbf"), parse_time(back_after or _BACK_AFTER, "--back-after"))
+        if mtbf
+        else None
+    )
+    report = _run(spec, there, Scenario(hours * UNITS_S["h"], churn, seed), quiet=as_json)
+    if as_json:
+        print_json(report)
+    else:
+        _show(report, spec, name)
+
+
+def parse_time(text: str, option: str) -> float:
+    """Return the seconds of a time like ``90s``, ``30m``, ``4h`` or ``2d``.
+
+    Raises:
+        UserError: the text is not a time.
+    """
+    from share_compute.errors import UserError
+
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(s|min|m|h|d)\s*", text)
+    if match is None:
+        raise UserError(f"{option} {text!r} is not a time", hint="write it as 90s, 30m, 4h or 2d")
+    return float(match[1]) * UNITS_S[match[2]]
+
+
+def _run(spec: TrainJob, there: Topology, scenario: Scenario, *, quiet: bool) -> SimulationReport:
+    from share_compute.data.tokenization import expected_vocab_size
+    from share_compute.models.blueprint import blueprint_of
+    from share_compute.models.factory import dissect
+    from share_compute.simulation.run import simulate as simulate_job
+
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    errors = Terminal(stderr=True)
+    with Progress(*columns, console=errors, transient=True, disable=quiet or not errors.is_terminal) as bar:
+        task = bar.add_task("counting and planning", total=1.0)
+        profile = dissect(blueprint_of(spec, expected_vocab_size(spec)))
+
+        def told(share: float) -> None:
+            bar.update(task, completed=share, description="simulating")
+
+        return simulate_job(spec, there, profile, scenario, progress=told)
+
+
+def _show(report: SimulationReport, spec: TrainJob, name: str) -> None:
+    from share_compute.quantities import seconds_text
+    from share_compute_api.terminal.picture import Ink
+
+    hours, total_s = report.hours, report.simulated_s
+    machines = "1 machine" if report.machines == 1 else f"{report.machines:,} machines"
+    layers = "1 layer" if report.layers == 1 else f"{report.layers} layers"
+    console.print(
+        f"[bold]{escape(spec.name)}[/bold] on {machines} ({escape(name)}), {duration(total_s)}: "
+        f"{report.parameters:,} parameters in {layers}"
+    )
+    samples, tokens = rate(report.samples_per_s), rate(report.tokens_per_s)
+    words = f" = {tokens} tokens/s" if report.tokens_per_s != report.samples_per_s else ""
+    print_table(
+        ("what", "value"),
+        (
+            ("throughput", f"{samples} samples/s{words}"),
+            ("step of the first plan", seconds_text(report.first_step_s)),
+            ("steps committed", f"{report.committed_steps:,}"),
+            ("steps of which work was done again", f"{report.lost_steps:,}"),
+            ("machines there, on average", average(report.mean_machines)),
+            ("of them in the job", average(report.mean_members)),
+            ("use of all lent FLOP/s", f"{report.utilisation:.1%}"),
+            ("use of the job's machines", f"{report.member_utilisation:.1%}"),
+            ("machines that died", f"{report.deaths:,}, {report.member_deaths:,} of them in the job"),
+            ("epochs", f"{report.epochs:,}"),
+            ("replaced by a spare", f"{report.replacements:,}"),
+            ("searches of the planner", f"{report.searches:,}"),
+        ),
+        empty="",
+    )
+    console.print()
+    times = (
+        ("computing", hours.computing_s),
+        ("doing again", hours.redoing_s),
+        ("noticing deaths", hours.noticing_s),
+        ("planning", hours.planning_s),
+        ("moving state", hours.moving_s),
+        ("waiting for machines", hours.waiting_s),
+    )
+    print_table(
+        ("time", "lasted", "share"),
+        ((what, duration(lasts_s), f"{lasts_s / total_s:.2%}") for what, lasts_s in times),
+        empty="",
+    )
+    console.print()
+    most = max(report.curve_samples_per_s)
+    console.print(f"samples/s over time, 0 to {rate(most)}:")
+    console.print(chart(report.curve_samples_per_s, Ink.of(console).bars), style="cyan")
+    end = duration(total_s)
+    console.print(f"[dim]0{end.rjust(len(report.curve_samples_per_s) - 1)}[/dim]")
+    console.print(f"\n[dim]{_BY_RULE}[/dim]")
+
+
+def average(count: float) -> str:
+    """Return an average number of machines with at least two significant digits: ``0.0021``, ``0.45``, ``12.3``."""
+    return f"{count:,.1f}" if count >= 1 or count == 0 else f"{count:.2g}"
+
+
+def chart(values: Sequence[float], bars: str) -> str:
+    """Return values as one line of bars; zero is a space.
+
+    Args:
+        values: values from left to right.
+        bars: characters from low to high.
+    """
+    most = max(values, default=0.0)
+    return "".join(
+        " " if value <= 0 else bars[min(len(bars) - 1, int(value / most * len(bars)))] for value in values
+    )

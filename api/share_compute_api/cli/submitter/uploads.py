@@ -1,0 +1,94 @@
+"""Commands for data and models on the server: ``upload``, ``uploads list``, ``uploads remove``."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+
+from share_compute.quantities import bytes_text
+from share_compute_api.schemas.choices import UploadKind
+from share_compute_api.terminal.options import Json
+from share_compute_api.terminal.output import console, print_json, print_table, since, state_text
+
+app = typer.Typer(no_args_is_help=True, help="List and remove data and models that were sent to the server.")
+
+
+def upload(
+    path: Annotated[Path, typer.Argument(help="File or folder to send.")],
+    name: Annotated[
+        str | None, typer.Option(help="What people call it; default: the path's own name.")
+    ] = None,
+    kind: Annotated[UploadKind | None, typer.Option(help="What it is; default: what it looks like.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Send data, or the folder of a model or tokenizer, to the server; a job then names it as upload:ID."""
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+    from share_compute_api.client.client import Client
+    from share_compute_api.client.sending import files_below
+
+    total = sum(file.stat().st_size for _, file in files_below(path))
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    with (
+        Client() as client,
+        Progress(*columns, console=console, disable=as_json or not console.is_terminal) as progress,
+    ):
+        task = progress.add_task(escape(name or path.resolve().name), total=total)
+        sent = client.upload(
+            path,
+            name=name,
+            kind=kind,
+            progress=partial(progress.advance, task),
+        )
+    if as_json:
+        print_json(sent)
+        return
+    # One line for each value that a job file accepts: the files of data, or the folder of a model or tokenizer.
+    for inside in (f"/{file.path}" for file in sent.files) if sent.kind == "data" else ("",):
+        console.print(f"upload:{sent.id}{inside}", markup=False, soft_wrap=True)
+
+
+@app.command("list")
+def list_uploads(as_json: Json = False) -> None:
+    """List all uploads, newest first."""
+    from share_compute_api.client.client import Client
+
+    with Client() as client:
+        found = client.uploads()
+    if as_json:
+        print_json(found)
+        return
+    rows = (
+        (
+            one.id,
+            escape(one.name),
+            one.kind,
+            state_text(one.state),
+            len(one.files),
+            bytes_text(one.size_bytes),
+            since(one.created_at),
+        )
+        for one in found.uploads
+    )
+    print_table(("id", "name", "kind", "state", "files", "size", "made"), rows, empty="No uploads yet.")
+    console.print(f"{bytes_text(found.used_bytes)} of {bytes_text(found.limit_bytes)} are used.")
+
+
+@app.command("remove")
+def remove_upload(
+    upload_id: Annotated[str, typer.Argument(metavar="UPLOAD", help="Id of the upload.")],
+    as_json: Json = False,
+) -> None:
+    """Remove an upload that no unfinished job and no deployment uses."""
+    from share_compute_api.client.client import Client
+
+    with Client() as client:
+        gone = client.remove_upload(upload_id)
+    if as_json:
+        print_json(gone)
+    else:
+        console.print(f"{gone.id}  removed")

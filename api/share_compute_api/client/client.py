@@ -1,0 +1,560 @@
+"""The Python client of the control plane; the command line uses it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal, Self
+from urllib.parse import quote
+
+import httpx
+from httpx_sse import EventSource, connect_sse
+
+from share_compute.files.topology_file import TopologyDocument
+from share_compute.lifecycle.deployment_states import DeploymentState
+from share_compute.lifecycle.states import ContributorState, JobState
+from share_compute.planning.report import PlanReport
+from share_compute.scopes import Scope
+from share_compute.specification import BatchJob, EmbedJob, GenerateJob, Kind, ServeJob, TrainJob
+from share_compute.store.records import (
+    ApiKeyRecord,
+    ArtifactRecord,
+    ContributorRecord,
+    EventRecord,
+    JobRecord,
+    MetricRecord,
+    QueuedJob,
+)
+from share_compute_api.client import chatting, downloads, sending
+from share_compute_api.connection.backoff import ExponentialBackoff
+from share_compute_api.connection.discovery import find_target
+from share_compute_api.connection.transport import Transport, raise_for_problem
+from share_compute_api.schemas.bodies import (
+    Alert,
+    AlertList,
+    ArtifactFiles,
+    ArtifactList,
+    CheckpointEntry,
+    CheckpointList,
+    ContributorList,
+    DeploymentPage,
+    DeploymentStatus,
+    DeploymentView,
+    EventPage,
+    FailureMade,
+    Health,
+    InviteCreated,
+    InviteList,
+    InviteView,
+    JobPage,
+    KeyCreated,
+    KeyList,
+    Metrics,
+    PlanRequest,
+    QueueView,
+    ServingRequest,
+    SignInCode,
+    Status,
+    TokenRotated,
+    UploadList,
+    UploadView,
+)
+from share_compute_api.schemas.choices import UploadKind
+from share_compute_api.schemas.retention import Deleted, PruneReport
+
+_SILENCE_S = 30.0
+"""Read timeout of a stream, in seconds. The server sends a keep-alive every 10 s; after 30 s it counts as lost."""
+_PAUSES_S = (0.1, 5.0)
+"""First and longest pause before a stream is opened again, in seconds."""
+_PLAN_TIMEOUT_S = 300.0
+"""The server gives up a plan before this, the wait in its queue included."""
+_EXPORT_TIMEOUT_S = 3600.0
+_ROTATION_S = 600.0
+
+
+class Client:
+    """Client of a control plane. Every method raises the `ShareComputeError` that the server answered with.
+
+    Args:
+        url: URL of the server; default: settings, else the server of this machine.
+        api_key: API key; default: settings, else the key that the server of this machine wrote to its data folder.
+        fingerprint: fingerprint of the server's key; default: settings, else that of the server of this machine, else
+            certificate authorities decide.
+        data_folder: data folder of the server of this machine, if it is not the default one.
+        timeout_s: longest wait for an answer.
+    """
+
+    def __init__(
+        self,
+        url: str | None = None,
+        api_key: str | None = None,
+        *,
+        fingerprint: str | None = None,
+        data_folder: Path | None = None,
+        timeout_s: float = 30.0,
+    ) -> None:
+        target = find_target(url, api_key, data_folder, fingerprint)
+        self._transport = Transport(target, timeout_s=timeout_s)
+        self.url = self._transport.target.url
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._transport.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # The server
+
+    def health(self) -> Health:
+        """Return the server's health and clock; needs no key."""
+        return self._transport.read(Health, "GET", "/health")
+
+    def sign_in_code(self) -> SignInCode:
+        """Make a link that opens the dashboard signed in; it works once, for some minutes."""
+        return self._transport.read(SignInCode, "POST", "/session/codes")
+
+    def status(self) -> Status:
+        """Return an overview of the server and its machines."""
+        return self._transport.read(Status, "GET", "/status")
+
+    def schema(self, kind: Kind = "train") -> dict[str, Any]:
+        """Return the JSON schema of a job, or of a deployment, of this kind; needs no key."""
+        params = {"kind": kind}
+        schema: dict[str, Any] = self._transport.request("GET", "/schemas/job", params=params).json()
+        return schema
+
+    # Jobs
+
+    def submit(
+        self, job: TrainJob | BatchJob | dict[str, Any] | str, *, idempotency_key: str | None = None
+    ) -> JobRecord:
+        """Queue a job.
+
+        Args:
+            job: a `TrainJob`, `GenerateJob`, `EmbedJob`, a mapping, or YAML text. Paths in it are paths on the server.
+            idempotency_key: key that makes a repeated submission of the same job return the job that was made first.
+        """
+        headers = {"Idempotency-Key": idempotency_key} if idempotency_key else {}
+        body: dict[str, Any] = {"json": job}
+        if isinstance(job, str):
+            headers["Content-Type"] = "application/yaml"
+            body = {"content": job.encode()}
+        elif isinstance(job, TrainJob | GenerateJob | EmbedJob):
+            body = {"json": job.model_dump(mode="json")}
+        return self._transport.read(JobRecord, "POST", "/jobs", headers=headers, **body)
+
+    def jobs(
+        self,
+        *,
+        state: Sequence[JobState] = (),
+        kind: str | None = None,
+        name: str | None = None,
+        limit: int = 50,
+        cursor: str | None = None,
+    ) -> JobPage:
+        """Return a page of jobs, newest first; pass its ``next_cursor`` as ``cursor`` for the next one."""
+        wanted = {"state": [one.value for one in state], "kind": kind, "name": name, "cursor": cursor}
+        params = {key: value for key, value in wanted.items() if value}
+        return self._transport.read(JobPage, "GET", "/jobs", params={**params, "limit": limit})
+
+    def job(self, job_id: str) -> JobRecord:
+        """Return one job."""
+        return self._transport.read(JobRecord, "GET", f"/jobs/{job_id}")
+
+    def cancel(self, job_id: str) -> JobRecord:
+        """Cancel a queued job; ask a running one to stop."""
+        return self._transport.read(JobRecord, "POST", f"/jobs/{job_id}/cancel")
+
+    def delete_job(self, job_id: str, *, cancel: bool = False) -> Deleted:
+        """Delete a finished job and all that it made; ``cancel`` first stops a job that is not finished."""
+        params = {"cancel": True} if cancel else {}
+        return self._transport.read(Deleted, "DELETE", f"/jobs/{job_id}", params=params)
+
+    def delete_artifact(self, job_id: str, name: str) -> Deleted:
+        """Delete one artifact of a job."""
+        path = f"/jobs/{job_id}/artifacts/{quote(name, safe='')}"
+        return self._transport.read(Deleted, "DELETE", path)
+
+    def delete_deployment(self, key: str) -> Deleted:
+        """Delete the record of a stopped or failed deployment, by its id or its name."""
+        return self._transport.read(Deleted, "DELETE", f"/deployments/{quote(key, safe='')}/history")
+
+    def prune(self, *, dry_run: bool = False) -> PruneReport:
+        """Delete records and files past their retention time; with ``dry_run`` only list them."""
+        return self._transport.read(PruneReport, "POST", "/prune", params={"dry_run": dry_run})
+
+    def make_failure(
+        self, job_id: str, kind: Literal["kill", "stop"], contributor_id: str, *, duration_s: float = 0.0
+    ) -> FailureMade:
+        """Inject a fault into a member of a running job.
+
+        Args:
+            job_id: the job.
+            kind: ``kill`` ends the member's process, ``stop`` suspends it.
+            contributor_id: machine on which the member runs.
+            duration_s: time for which the process is suspended, in seconds.
+
+        Raises:
+            Conflict: the server does not allow it, or no member runs there now.
+        """
+        body = {"kind": kind, "contributor_id": contributor_id, "duration_s": duration_s}
+        return self._transport.read(FailureMade, "POST", f"/jobs/{job_id}/failures", json=body)
+
+    def resume(self, job_id: str) -> JobRecord:
+        """Queue a failed or cancelled job again, from its last checkpoint."""
+        return self._transport.read(JobRecord, "POST", f"/jobs/{job_id}/resume")
+
+    def events(self, job_id: str, *, after: int = 0, limit: int = 500) -> EventPage:
+        """Return a page of a job's events with numbers above ``after``."""
+        params = {"after": after, "limit": limit}
+        return self._transport.read(EventPage, "GET", f"/jobs/{job_id}/events", params=params)
+
+    def follow(self, job_id: str, *, after: int = 0, patience_s: float = 300.0) -> Iterator[EventRecord]:
+        """Yield a job's events, past ones first, until the job is finished.
+
+        After a lost connection the client reconnects and continues after the last event seen.
+
+        Args:
+            job_id: the job.
+            after: number of the last event seen before.
+            patience_s: time without an answer after which the client stops reconnecting, in seconds.
+
+        Raises:
+            Unavailable: the server did not answer for ``patience_s``.
+        """
+        seen = after
+        while self.job(job_id).state.is_final:
+            # A stream of a finished job never ends, so the remaining events are read as pages.
+            page = self.events(job_id, after=seen)
+            if not page.events:
+                return
+            yield from page.events
+            seen = page.next_after
+        last_contact = time.monotonic()
+        backoff = ExponentialBackoff(*_PAUSES_S)
+        while True:
+            try:
+                for event in self._stream(job_id, seen):
+                    last_contact = time.monotonic()
+                    backoff.reset()
+                    if event is None:
+                        continue
+                    seen = event.seq
+                    yield event
+                    if _is_end(event):
+                        job = self.job(job_id)
+                        if event.attempt == job.attempt and job.state.is_final:
+                            return
+            except httpx.TransportError:
+                if time.monotonic() - last_contact > patience_s:
+                    with self._transport.translated():
+                        raise
+            time.sleep(backoff.failed())
+
+    def _stream(self, job_id: str, after: int) -> Iterator[EventRecord | None]:
+        headers = {"Last-Event-ID": str(after)}
+        timeout = httpx.Timeout(10.0, read=_SILENCE_S)
+        source: EventSource
+        with connect_sse(
+            self._transport.http, "GET", f"/jobs/{job_id}/events", headers=headers, timeout=timeout
+        ) as source:
+            raise_for_problem(source.response)
+            for item in source.iter_sse():
+                yield EventRecord.model_validate_json(item.data) if item.data else None
+
+    def metrics(self, job_id: str, *, after_step: int = 0) -> list[MetricRecord]:
+        """Return the metrics of the steps after ``after_step``."""
+        params = {"after_step": after_step}
+        return self._transport.read(Metrics, "GET", f"/jobs/{job_id}/metrics", params=params).metrics
+
+    def metrics_csv(self, job_id: str) -> str:
+        """Return the metrics of all steps, as CSV."""
+        return self._transport.request("GET", f"/jobs/{job_id}/metrics", params={"format": "csv"}).text
+
+    # Serving
+
+    def deploy(self, deployment: ServeJob | dict[str, Any]) -> DeploymentView:
+        """Serve a model.
+
+        Args:
+            deployment: a `ServeJob` or a mapping. Paths in it are paths on the server.
+
+        Raises:
+            Conflict: a deployment with this name is up.
+        """
+        body = deployment.model_dump(mode="json") if isinstance(deployment, ServeJob) else deployment
+        return self._transport.read(DeploymentView, "POST", "/deployments", json=body)
+
+    def deployments(
+        self, *, state: Sequence[DeploymentState] = (), limit: int = 50, cursor: str | None = None
+    ) -> DeploymentPage:
+        """Return a page of deployments, newest first: those in these states, or those that are up."""
+        params: dict[str, Any] = {"state": [one.value for one in state], "limit": limit}
+        params |= {"cursor": cursor} if cursor else {}
+        return self._transport.read(DeploymentPage, "GET", "/deployments", params=params)
+
+    def deployment(self, key: str) -> DeploymentView:
+        """Return one deployment, by its id or its name."""
+        return self._transport.read(DeploymentView, "GET", f"/deployments/{quote(key, safe='')}")
+
+    def deployment_status(self, key: str) -> DeploymentStatus:
+        """Return the present status of each replica of a deployment, by its id or its name."""
+        return self._transport.read(DeploymentStatus, "GET", f"/deployments/{quote(key, safe='')}/status")
+
+    def scale(self, key: str, replicas: int | str | dict[str, Any]) -> DeploymentView:
+        """Set the number or range of replicas of a deployment that is up, by its id or its name.
+
+        Args:
+            key: id or name.
+            replicas: e.g. 3, ``0..4``, or fields of a `ReplicasSpec`.
+
+        Raises:
+            Conflict: the deployment has ended.
+        """
+        path = f"/deployments/{quote(key, safe='')}"
+        return self._transport.read(DeploymentView, "PATCH", path, json={"replicas": replicas})
+
+    def undeploy(self, key: str) -> DeploymentView:
+        """Take a deployment down, by its id or its name."""
+        return self._transport.read(DeploymentView, "DELETE", f"/deployments/{quote(key, safe='')}")
+
+    def require_model(self, name: str) -> dict[str, Any]:
+        """Return the entry of a model at ``/v1/models``, or raise the error that says why it does not answer."""
+        return chatting.require_model(self._transport, name)
+
+    def chat(self, model: str, messages: Sequence[dict[str, str]], **options: Any) -> Iterator[str]:
+        """Yield a model's answer to a conversation, piece by piece; closing the iterator ends the request.
+
+        Args:
+            model: name of a deployment.
+            messages: mappings with ``role`` and ``content``.
+            options: further fields of the request to /v1/chat/completions: ``temperature``, ``max_tokens``, ...
+        """
+        request = {"model": model, "messages": list(messages), **options}
+        return chatting.stream(self._transport, "chat/completions", request)
+
+    def complete(self, model: str, prompt: str, **options: Any) -> Iterator[str]:
+        """Yield a model's continuation of a text, piece by piece; closing the iterator ends the request.
+
+        Args:
+            model: name of a deployment.
+            prompt: the text.
+            options: further fields of the request to /v1/completions: ``temperature``, ``max_tokens``, ...
+        """
+        return chatting.stream(self._transport, "completions", {"model": model, "prompt": prompt, **options})
+
+    # Planning
+
+    def plan(
+        self,
+        job: TrainJob | dict[str, Any],
+        *,
+        topology: TopologyDocument | None = None,
+        strategy: str | None = None,
+        compare: bool = False,
+        serving: ServingRequest | None = None,
+    ) -> PlanReport:
+        """Return the plan that a job would get, and why; nothing is queued.
+
+        Args:
+            job: a `TrainJob` or a mapping. Paths in it are paths on the server.
+            topology: the machines; default: those that are ready now.
+            strategy: strategy to use in place of the job's own.
+            compare: whether to report the outcome of every other strategy too.
+            serving: requests for which a serving prediction is added to the report.
+
+        Raises:
+            PlanInfeasible: the machines cannot hold the job; ``details`` says what is missing.
+        """
+        body = PlanRequest.model_validate(
+            {"job": job, "topology": topology, "strategy": strategy, "compare": compare, "serving": serving}
+        )
+        return self._transport.read(
+            PlanReport, "POST", "/plans", json=body.model_dump(mode="json"), timeout=_PLAN_TIMEOUT_S
+        )
+
+    def topology(self) -> TopologyDocument:
+        """Return the ready machines with their measured speeds and links."""
+        return self._transport.read(TopologyDocument, "GET", "/topology")
+
+    # Artifacts
+
+    def artifacts(self, job_id: str) -> list[ArtifactRecord]:
+        """Return a job's finished results."""
+        return self._transport.read(ArtifactList, "GET", f"/jobs/{job_id}/artifacts").artifacts
+
+    def artifact(self, job_id: str, name: str) -> ArtifactFiles:
+        """Return one result and its files."""
+        return self._transport.read(ArtifactFiles, "GET", f"/jobs/{job_id}/artifacts/{name}")
+
+    def checkpoints(self, job_id: str) -> list[CheckpointEntry]:
+        """Return the checkpoints of a job that are on the server's disk, oldest first."""
+        return self._transport.read(CheckpointList, "GET", f"/jobs/{job_id}/checkpoints").checkpoints
+
+    def export(self, job_id: str, step: int) -> ArtifactRecord:
+        """Export a checkpoint as an artifact of the job: a Hugging Face folder, or adapters. Waits until it is done.
+
+        Raises:
+            NotFound: the job has no such checkpoint, or no longer has it.
+            UserError: the checkpoint is damaged.
+        """
+        path = f"/jobs/{job_id}/checkpoints/{step}/export"
+        return self._transport.read(ArtifactRecord, "POST", path, timeout=_EXPORT_TIMEOUT_S)
+
+    def download(
+        self,
+        job_id: str,
+        name: str,
+        folder: Path,
+        *,
+        called: str | None = None,
+        progress: Callable[[int], None] = lambda _: None,
+    ) -> Path:
+        """Download an artifact to ``folder/name``, which appears only when it is complete.
+
+        An interrupted download continues where it stopped.
+
+        Args:
+            job_id: the job.
+            name: name of the artifact.
+            folder: folder to download into.
+            called: another name for the artifact there.
+            progress: called with the number of bytes that arrived since the last call.
+
+        Raises:
+            Conflict: ``folder/name`` exists.
+        """
+        return downloads.download(
+            self._transport, self.artifact(job_id, name), folder, progress, called or name
+        )
+
+    def alerts(self) -> list[Alert]:
+        """Return the present alerts: errors first, then the latest first."""
+        return self._transport.read(AlertList, "GET", "/alerts").alerts
+
+    def queue(self) -> list[QueuedJob]:
+        """Return the queued jobs, in the order in which they were submitted."""
+        return self._transport.read(QueueView, "GET", "/queue").jobs
+
+    # Uploads
+
+    def uploads(self) -> UploadList:
+        """Return all uploads, newest first, with the used and the allowed space."""
+        return self._transport.read(UploadList, "GET", "/uploads")
+
+    def upload(
+        self,
+        path: Path,
+        *,
+        name: str | None = None,
+        kind: UploadKind | None = None,
+        progress: Callable[[int], None] = lambda _: None,
+    ) -> UploadView:
+        """Upload a file or a folder, completely or not at all; jobs name it as ``upload:ID``.
+
+        Args:
+            path: file or folder; links in a folder are followed to files.
+            name: name for people; default: the name of the path.
+            kind: kind of the upload; default: guessed from the files.
+            progress: called with the number of bytes that were sent since the last call.
+
+        Raises:
+            UserError: the path cannot be read, or its files do not fit the kind.
+            TooLarge: the server has too little space.
+        """
+        return sending.send(self._transport, path, name, kind, progress)
+
+    def remove_upload(self, upload_id: str) -> UploadView:
+        """Remove an upload.
+
+        Raises:
+            Conflict: an unfinished job or a deployment uses it.
+        """
+        return self._transport.read(UploadView, "DELETE", f"/uploads/{quote(upload_id, safe='')}")
+
+    # Keys, invites and contributors
+
+    def create_key(self, name: str, scopes: Sequence[Scope] = (Scope.chat,)) -> KeyCreated:
+        """Make an API key with these scopes; only this answer contains the key."""
+        body = {"name": name, "scopes": [scope.value for scope in scopes]}
+        return self._transport.read(KeyCreated, "POST", "/keys", json=body)
+
+    def api_keys(self) -> list[ApiKeyRecord]:
+        """Return all API keys, oldest first, without the keys themselves."""
+        return self._transport.read(KeyList, "GET", "/keys").keys
+
+    def own_key_id(self) -> str:
+        """Return the id of the API key that this client sends."""
+        return self._transport.read(KeyList, "GET", "/keys").caller_id
+
+    def revoke_key(self, key_id: str) -> ApiKeyRecord:
+        """Revoke an API key."""
+        return self._transport.read(ApiKeyRecord, "DELETE", f"/keys/{key_id}")
+
+    def create_invite(
+        self,
+        label: str | None = None,
+        expires_in_s: float = 3600,
+        *,
+        uses: int = 1,
+        memory_bytes: int | None = None,
+    ) -> InviteCreated:
+        """Make an invite; only this answer contains its code.
+
+        Args:
+            label: person or purpose of the invite.
+            expires_in_s: validity, in seconds.
+            uses: number of machines that may join with it.
+            memory_bytes: largest memory that each of them may lend; default: no limit.
+        """
+        body = {"label": label, "expires_in_s": expires_in_s, "uses": uses, "memory_bytes": memory_bytes}
+        return self._transport.read(InviteCreated, "POST", "/invites", json=body)
+
+    def invites(self) -> list[InviteView]:
+        """Return all invites, newest first."""
+        return self._transport.read(InviteList, "GET", "/invites").invites
+
+    def revoke_invite(self, invite_id: str) -> InviteView:
+        """Revoke an invite."""
+        return self._transport.read(InviteView, "DELETE", f"/invites/{invite_id}")
+
+    def contributors(self, *, state: Sequence[ContributorState] = ()) -> list[ContributorRecord]:
+        """Return the machines in these states, in the order they joined; default: all but those gone for over a day."""
+        params: dict[str, Any] = {"state": [one.value for one in state]} if state else {}
+        page = self._transport.read(ContributorList, "GET", "/contributors", params=params)
+        found = list(page.contributors)
+        while page.next_cursor is not None:
+            params["cursor"] = page.next_cursor
+            page = self._transport.read(ContributorList, "GET", "/contributors", params=params)
+            found += page.contributors
+        return found
+
+    def contributor(self, contributor_id: str) -> ContributorRecord:
+        """Return one machine."""
+        return self._transport.read(ContributorRecord, "GET", f"/contributors/{contributor_id}")
+
+    def remove_contributor(self, contributor_id: str, *, keep_token: bool = False) -> ContributorRecord:
+        """Ask a machine to hand over its shards and leave; then change the cluster's token, unless ``keep_token``."""
+        path, params = f"/contributors/{contributor_id}", {"keep_token": keep_token}
+        return self._transport.read(ContributorRecord, "DELETE", path, params=params)
+
+    def rotate_token(self) -> TokenRotated:
+        """Change the cluster's token; returns when the Ray head has it, which can take minutes."""
+        return self._transport.read(TokenRotated, "POST", "/cluster/token", timeout=_ROTATION_S)
+
+    def measure_contributor(self, contributor_id: str) -> ContributorRecord:
+        """Request a new measurement of a machine as soon as it is idle; returns the machine's present record."""
+        return self._transport.read(ContributorRecord, "POST", f"/contributors/{contributor_id}/measurement")
+
+    def clear_contributor(self, contributor_id: str) -> ContributorRecord:
+        """End the quarantine of a machine that computed wrong numbers, so that it gets work again."""
+        return self._transport.read(ContributorRecord, "DELETE", f"/contributors/{contributor_id}/quarantine")
+
+
+def _is_end(event: EventRecord) -> bool:
+    return event.kind == "state" and JobState(event.data["state"]).is_final

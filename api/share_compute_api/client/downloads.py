@@ -1,0 +1,69 @@
+"""Downloads of artifacts: an interrupted one continues where it stopped, and only a complete one gets its name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path, PurePosixPath
+from urllib.parse import quote
+
+from share_compute.errors import Conflict, Unavailable, UserError
+from share_compute_api.connection.transport import Transport, raise_for_problem
+from share_compute_api.schemas.bodies import ArtifactFiles, FileEntry
+
+_PIECE_BYTES = 1 << 20
+
+
+def download(
+    transport: Transport, result: ArtifactFiles, folder: Path, progress: Callable[[int], None], name: str
+) -> Path:
+    """Download all files of an artifact to ``folder/name``; see `Client.download`."""
+    artifact = result.artifact
+    target = folder / _relative(name)
+    if target.exists():
+        raise Conflict(f"{target} exists already", hint="remove it, or choose another folder")
+    # The name contains the id, so that pieces of an earlier artifact with the same name are not mixed in.
+    partial = folder / f".{target.name}-{artifact.id}.part"
+    try:
+        partial.mkdir(parents=True, exist_ok=True)
+        base = f"/jobs/{artifact.job_id}/artifacts/{quote(artifact.name)}/files"
+        for entry in result.files:
+            _fetch(transport, f"{base}/{quote(entry.path)}", entry, partial / _relative(entry.path), progress)
+        partial.rename(target)
+    except OSError as failure:
+        raise Unavailable(
+            f"{target} cannot be written: {failure.strerror or failure}",
+            hint="free space or choose another folder; the download goes on where it stopped",
+        ) from failure
+    return target
+
+
+def _relative(path: str) -> Path:
+    parts = PurePosixPath(path).parts
+    if not parts or path.startswith("/") or ".." in parts:
+        raise UserError(f"the server names a file {path!r} outside of the artifact", hint="do not trust it")
+    return Path(*parts)
+
+
+def _fetch(
+    transport: Transport, url: str, entry: FileEntry, path: Path, progress: Callable[[int], None]
+) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    have_bytes = path.stat().st_size if path.exists() else 0
+    if have_bytes > entry.size_bytes:
+        path.unlink()
+        have_bytes = 0
+    progress(have_bytes)
+    if have_bytes == entry.size_bytes:
+        path.touch()
+        return
+    headers = {"Range": f"bytes={have_bytes}-"} if have_bytes else {}
+    with transport.translated(), transport.http.stream("GET", url, headers=headers) as response:
+        raise_for_problem(response)
+        with path.open("ab" if response.status_code == 206 else "wb") as file:
+            for piece in response.iter_bytes(_PIECE_BYTES):
+                file.write(piece)
+                progress(len(piece))
+    if path.stat().st_size != entry.size_bytes:
+        raise Unavailable(
+            f"{entry.path} arrived incomplete", hint="download again; it goes on where it stopped"
+        )

@@ -1,0 +1,87 @@
+"""The data folder of a server: one server uses it at a time, and clients on this machine find the server by it."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from share_compute.errors import Conflict, Unavailable
+from share_compute.files.durable import write_private
+from share_compute.scopes import Scope
+from share_compute.store import Store
+from share_compute_api.connection.discovery import CREDENTIALS_FILE, SERVER_FILE, CredentialsFile, ServerFile
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Lock the folder inside the block; the system releases the lock when this process ends in any way.
+
+    Raises:
+        Conflict: another server holds the lock; the message names it.
+        Unavailable: the folder cannot be written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        lock = (folder / "lock").open("w")
+    except OSError as failure:
+        raise Unavailable(
+            f"the data folder {folder} cannot be used: {failure.strerror}",
+            hint="choose another one with --data-folder",
+        ) from failure
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as failure:
+            raise Conflict(
+                f"a server uses the data folder {folder} already ({_whose(folder)})",
+                hint="use that one, stop it, or choose another folder with --data-folder",
+            ) from failure
+        yield
+
+
+def write_server_file(folder: Path, url: str, fingerprint: str | None = None) -> Path:
+    """Write the URL and fingerprint of this server to a file; returns it for the caller to remove at the end."""
+    file = folder / SERVER_FILE
+    facts = {
+        "url": url,
+        "fingerprint": fingerprint,
+        "pid": os.getpid(),
+        "started_at": datetime.now(UTC).isoformat(),
+    }
+    write_private(file, json.dumps(facts))
+    return file
+
+
+def first_api_key(folder: Path, store: Store) -> str:
+    """Return the operator's API key from the folder; makes a new one if there is no valid key."""
+    key = written_api_key(folder)
+    record = None if key is None else store.keys.verify(key)
+    if key is not None and record is not None and record.may(Scope.admin):
+        return key
+    _, key = store.keys.create("operator", (Scope.admin,))
+    write_private(folder / CREDENTIALS_FILE, json.dumps({"api_key": key}))
+    return key
+
+
+def written_api_key(folder: Path) -> str | None:
+    """Return the operator's API key that is written in the folder; None before the first start."""
+    try:
+        text = (folder / CREDENTIALS_FILE).read_bytes()
+        return CredentialsFile.model_validate_json(text).api_key
+    except (FileNotFoundError, ValidationError):  # a damaged file is replaced, like a missing one
+        return None
+
+
+def _whose(folder: Path) -> str:
+    try:
+        server = ServerFile.model_validate_json((folder / SERVER_FILE).read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValidationError):
+        return "it is just starting"
+    return f"process {server.pid}, {server.url}"

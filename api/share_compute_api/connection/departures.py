@@ -1,0 +1,62 @@
+"""Cancellation of requests whose client disconnected, or that are open when the server ends."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from typing import Literal, TypeVar
+
+from starlette.types import Receive
+
+from share_compute.errors import Unavailable
+from share_compute_api.connection.notifier import Bell
+
+_LONG_S = 3600.0
+Result = TypeVar("Result")
+Departure = Literal["gone", "ending"]
+
+
+async def departure(receive: Receive, bell: Bell) -> Departure:
+    """Wait until the client disconnects or the server ends; the request's body must have been read before."""
+
+    async def disconnected() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    async def closed() -> None:
+        while not bell.is_closed:
+            await bell.wait(bell.ticket, _LONG_S)
+
+    watches = [asyncio.ensure_future(watch()) for watch in (disconnected, closed)]
+    try:
+        await asyncio.wait(watches, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for watch in watches:
+            watch.cancel()
+    return "gone" if watches[0].done() else "ending"
+
+
+class ClientGone(Exception):
+    """The client disconnected before the answer."""
+
+
+async def while_wanted(work: Awaitable[Result], receive: Receive, bell: Bell) -> Result:
+    """Return the result of ``work``; cancels it if the client disconnects or the server ends.
+
+    Raises:
+        ClientGone: the client disconnected.
+        Unavailable: the server ends.
+    """
+    task = asyncio.ensure_future(work)
+    watch = asyncio.ensure_future(departure(receive, bell))
+    try:
+        await asyncio.wait({task, watch}, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return await task
+        if await watch == "gone":
+            raise ClientGone
+        raise Unavailable("the server ends", hint="ask again in a while")
+    finally:
+        for one in (task, watch):
+            one.cancel()
+        await asyncio.gather(task, watch, return_exceptions=True)

@@ -1,0 +1,88 @@
+"""Discovery of this machine's server and its API key in the data folder that `share-compute up` writes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from share_compute.errors import Unavailable
+from share_compute.settings import ClientSettings
+from share_compute_api.connection.fingerprints import parse_fingerprint
+
+Model = TypeVar("Model", bound=BaseModel)
+
+SERVER_FILE = "server.json"
+CREDENTIALS_FILE = "credentials.json"
+
+
+class ServerFile(BaseModel):
+    """Contents of `server.json`, which a running server writes."""
+
+    url: str
+    pid: int
+    fingerprint: str | None = None
+
+
+class CredentialsFile(BaseModel):
+    """Contents of `credentials.json`: the first API key. Only the file's owner can read it."""
+
+    api_key: str
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A control plane and the API key for it."""
+
+    url: str
+    api_key: str | None = field(repr=False)
+    fingerprint: str | None = None
+    """Fingerprint of the server's key; None lets certificate authorities decide."""
+
+
+def find_target(
+    url: str | None = None,
+    api_key: str | None = None,
+    data_folder: Path | None = None,
+    fingerprint: str | None = None,
+) -> Target:
+    """Return the server for requests: the given one, else the one in the settings, else the one of this machine.
+
+    The API key in this machine's data folder is sent to this machine's server only.
+
+    Raises:
+        Unavailable: no URL is given, and no server of this machine wrote its address.
+    """
+    settings = ClientSettings()
+    folder = data_folder or settings.data_folder
+    url, api_key = url or settings.url, api_key or settings.api_key
+    fingerprint = fingerprint or settings.fingerprint
+    pin = parse_fingerprint(fingerprint) if fingerprint else None
+    if url is not None and api_key is not None and (pin is not None or not url.startswith("https:")):
+        return Target(url.rstrip("/"), api_key, pin)
+    server = _read(ServerFile, folder / SERVER_FILE)
+    if url is None and server is None:
+        raise Unavailable(
+            f"no server runs on this machine ({folder / SERVER_FILE} is missing)",
+            hint="start one with `share-compute up`, or name one: SHARE_COMPUTE_URL=http://host:8700",
+        )
+    local = server.url.rstrip("/") if server else None
+    url = url.rstrip("/") if url else local
+    assert url is not None
+    if api_key is None and url == local:
+        credentials = _read(CredentialsFile, folder / CREDENTIALS_FILE)
+        api_key = credentials.api_key if credentials else None
+    return Target(url, api_key, pin or (server.fingerprint if server and url == local else None))
+
+
+def _read(kind: type[Model], path: Path) -> Model | None:
+    try:
+        return kind.model_validate_json(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValidationError) as failure:
+        raise Unavailable(
+            f"{path} cannot be read: {failure}", hint="start the server again with `share-compute up`"
+        ) from failure

@@ -1,0 +1,319 @@
+"""HTTP listener of the server: uvicorn with deadlines for slow clients, limits of connections, and TLS.
+
+uvicorn has no deadline for the head of a request, for a body or for a client that does not read its answer. The TLS
+handshake of a connection takes place before uvicorn knows the connection. So each connection first passes a `_Doorway`,
+which counts it and makes the handshake. Then `_Guarded` serves it, uvicorn's own HTTP/1.1 protocol with deadlines.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import resource
+import ssl
+from contextlib import suppress
+from enum import Enum
+from typing import Any, Final
+
+import h11
+import uvicorn
+from fastapi import FastAPI
+from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.server import ServerState
+
+from share_compute.settings import Settings
+from share_compute_api.connection.connections import ConnectionLimits, ConnectionTable, is_loopback, is_within
+
+_BACKLOG: Final = 256
+"""Connections that the system accepts before the event loop does; this many may arrive at once above the limit."""
+_MOST_FILES: Final = 1 << 16
+"""Largest limit of open files to set: some programs, run as child processes, loop over all possible descriptors."""
+_FILES_FOR_OTHERS: Final = 512
+"""Descriptors reserved for the database, files, Ray and connections that were just accepted."""
+_SHUTDOWN_S: Final = 5.0
+"""Time for a client to answer the TLS shutdown, in seconds."""
+_TIMED_OUT: Final = b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
+_log = logging.getLogger(__name__)
+
+
+def raise_file_limit() -> int:
+    """Raise this process's limit of open files as far as allowed, at most to `_MOST_FILES`; returns the limit."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
+    if soft != resource.RLIM_INFINITY and soft >= wanted:
+        return soft
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    except (ValueError, OSError) as failure:
+        _log.warning("the limit of open files stays %d: %s", soft, failure)
+        return soft
+    return wanted
+
+
+def listener_config(
+    app: FastAPI, settings: Settings, *, tls: ssl.SSLContext | None = None, **options: Any
+) -> ListenerConfig:
+    """Return uvicorn's configuration for a control plane.
+
+    Args:
+        app: the application.
+        settings: limits of connections and addresses of reverse proxies.
+        tls: certificate and key of the server; None for plain HTTP.
+        options: further options of `uvicorn.Config`, such as the port.
+    """
+    return ListenerConfig(app, settings, raise_file_limit(), tls, **options)
+
+
+class ListenerConfig(uvicorn.Config):
+    """uvicorn's configuration with a table of connections."""
+
+    def __init__(
+        self, app: FastAPI, settings: Settings, most_files: int, tls: ssl.SSLContext | None, **options: Any
+    ) -> None:
+        proxies = settings.proxies
+        limits = ConnectionLimits(
+            connections=min(settings.max_connections, max(most_files - _FILES_FOR_OTHERS, most_files // 2)),
+            half_open_per_address=settings.half_open_per_address,
+            head_s=settings.request_head_s,
+            stall_s=settings.stall_s,
+            least_bytes_per_s=settings.least_bytes_per_s,
+        )
+        super().__init__(
+            app,
+            http=_Doorway,
+            ws="none",
+            backlog=_BACKLOG,
+            # At the limit, waiting connections are closed first. Requests are refused only if all are busy.
+            limit_concurrency=limits.connections + 1,
+            timeout_keep_alive=settings.keep_alive_s,
+            proxy_headers=bool(proxies),
+            forwarded_allow_ips=list(proxies),
+            server_header=False,
+            **options,
+        )
+        self.tls = tls
+        self.table = ConnectionTable(limits, lambda peer: is_loopback(peer) or is_within(peer, proxies))
+        self._sweep: asyncio.TimerHandle | None = None
+
+    def begin_sweeping(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Check all connections periodically while there are any."""
+        if self._sweep is None:
+            period_s = min(1.0, self.table.limits.head_s / 4, self.table.limits.stall_s / 4)
+            self._sweep = loop.call_later(period_s, self._look, loop)
+
+    def _look(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._sweep = None
+        self.table.check(loop.time())
+        if len(self.table):
+            self.begin_sweeping(loop)
+
+
+class _Doorway(asyncio.Protocol):
+    """First protocol of a connection: counts it and makes its TLS handshake within the time limit for the head."""
+
+    def __init__(
+        self,
+        config: ListenerConfig,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        self._config = config
+        self._state = server_state
+        self._app_state = app_state
+        self._loop = _loop or asyncio.get_running_loop()
+        self._transport: asyncio.Transport | None = None
+        self._began_s = self._loop.time()
+        self._early = bytearray()
+        self._handshake: asyncio.Task[None] | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Count the connection, then pass it on (plain HTTP) or make the TLS handshake."""
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        peer = transport.get_extra_info("peername")
+        if not self._config.table.admit(self, str(peer[0]) if peer else ""):
+            transport.abort()
+            return
+        self._config.begin_sweeping(self._loop)
+        if self._config.tls is None:
+            self._pass_on(transport)
+            return
+        # At the end of the server, uvicorn ends all connections in this set.
+        self._state.connections.add(self)  # type: ignore[arg-type]
+        transport.pause_reading()
+        self._handshake = self._loop.create_task(self._shake_hands(transport, self._config.tls))
+
+    async def _shake_hands(self, transport: asyncio.Transport, context: ssl.SSLContext) -> None:
+        try:
+            secure = await self._loop.start_tls(
+                transport,
+                self,
+                context,
+                server_side=True,
+                ssl_handshake_timeout=self._config.table.limits.head_s,
+                ssl_shutdown_timeout=_SHUTDOWN_S,
+            )
+        except OSError:  # TLS itself tells the client the error
+            self.shutdown()
+            return
+        self._state.connections.discard(self)
+        if secure is None or secure.is_closing():
+            self.shutdown()
+        else:
+            self._pass_on(secure)
+
+    def _pass_on(self, transport: asyncio.Transport) -> None:
+        assert self._transport is not None
+        guarded = _Guarded(
+            self._config, self._state, self._app_state, self._loop, self._transport, self._began_s
+        )
+        self._config.table.replace(self, guarded)
+        transport.set_protocol(guarded)
+        guarded.connection_made(transport)
+        if self._early:
+            guarded.data_received(bytes(self._early))
+
+    def data_received(self, data: bytes) -> None:
+        """Buffer data that arrives after the handshake, before the handshake's task runs again."""
+        self._early += data
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Remove the connection from the table."""
+        del exc
+        self._config.table.forget(self)
+
+    def check(self, now_s: float) -> None:
+        """Close the connection if its time limit for the handshake has passed."""
+        if now_s - self._began_s > self._config.table.limits.head_s:
+            self.shutdown()
+
+    def drop(self) -> None:
+        """Close the connection."""
+        self.shutdown()
+
+    def shutdown(self) -> None:
+        """Close the connection; uvicorn calls this when the server ends."""
+        self._state.connections.discard(self)
+        self._config.table.forget(self)
+        if self._transport is not None:
+            self._transport.abort()
+
+
+class _Phase(Enum):
+    head = "the head of a request is awaited"
+    body = "its body is awaited"
+    answer = "it is answered"
+    idle = "the next request is awaited"
+
+
+class _Guarded(H11Protocol):
+    """uvicorn's HTTP/1.1 with deadlines.
+
+    - The head of a request must arrive within `head_s` of the connection, or of its first byte on a connection that
+      was kept alive.
+    - A body must arrive, and an answer must be read, with a mean of at least `least_bytes_per_s` over each period of
+      `stall_s`. Time in which the server itself does not read or has nothing to send (an event stream) does not count.
+    """
+
+    def __init__(
+        self,
+        config: ListenerConfig,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        loop: asyncio.AbstractEventLoop,
+        raw: asyncio.Transport,
+        began_s: float,
+    ) -> None:
+        super().__init__(config, server_state, app_state, loop)
+        self._table = config.table
+        self._raw = raw
+        self._phase = _Phase.head
+        self._head_began_s = began_s
+        self._received_bytes = 0
+        self._reading = (began_s, 0)
+        """Start of the current period of reading, and the bytes that were received until then."""
+        self._writing: tuple[float, int] | None = None
+        """Start of the current period of writing, and the bytes that were unsent then; None if all were sent."""
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._table.forget(self)
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        self._received_bytes += len(data)
+        super().data_received(data)
+        self._enter(_Phase.head if self.conn.their_state is h11.IDLE else self._phase_of_request())
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.conn.their_state is h11.IDLE:
+            self._enter(_Phase.head if self.conn.trailing_data[0] else _Phase.idle)
+        else:
+            self._enter(self._phase_of_request())
+
+    def _phase_of_request(self) -> _Phase:
+        return _Phase.body if self.conn.their_state is h11.SEND_BODY else _Phase.answer
+
+    def _enter(self, phase: _Phase) -> None:
+        if phase is self._phase:
+            return
+        now_s = self.loop.time()
+        if phase is _Phase.head:
+            self._head_began_s = now_s
+            self._table.half_open(self)
+        elif phase is _Phase.idle:
+            self._table.idle(self)
+        elif self._phase in (_Phase.head, _Phase.idle):
+            self._table.busy(self)
+        self._reading = (now_s, self._received_bytes)
+        self._phase = phase
+
+    def check(self, now_s: float) -> None:
+        """Close the connection if its client is too slow."""
+        if self._phase is _Phase.head and now_s - self._head_began_s > self._table.limits.head_s:
+            self._refuse_head()
+        elif self._phase is _Phase.body and self._reads_too_slowly(now_s):
+            self.transport.abort()
+        if self._writes_too_slowly(now_s):
+            self.transport.abort()
+
+    def drop(self) -> None:
+        """Close the connection; the client has not sent a complete request."""
+        self.transport.abort()
+
+    def _refuse_head(self) -> None:
+        if self.transport.is_closing():
+            return
+        if self._received_bytes:
+            with suppress(OSError):
+                self.transport.write(_TIMED_OUT)
+        self.transport.close()
+
+    def _reads_too_slowly(self, now_s: float) -> bool:
+        began_s, received_bytes = self._reading
+        if self.flow.read_paused or self.cycle.waiting_for_100_continue:
+            self._reading = (now_s, self._received_bytes)
+        elif now_s - began_s >= self._table.limits.stall_s:
+            self._reading = (now_s, self._received_bytes)
+            return self._is_too_little(self._received_bytes - received_bytes)
+        return False
+
+    def _writes_too_slowly(self, now_s: float) -> bool:
+        unsent_bytes = 0
+        if self.flow.write_paused or self.transport.is_closing():
+            unsent_bytes = self._raw.get_write_buffer_size()
+            if self.transport is not self._raw:
+                unsent_bytes += self.transport.get_write_buffer_size()
+        if unsent_bytes == 0:
+            self._writing = None
+        elif self._writing is None:
+            self._writing = (now_s, unsent_bytes)
+        elif now_s - self._writing[0] >= self._table.limits.stall_s:
+            before_bytes = self._writing[1]
+            self._writing = (now_s, unsent_bytes)
+            return self._is_too_little(before_bytes - unsent_bytes)
+        return False
+
+    def _is_too_little(self, moved_bytes: int) -> bool:
+        return moved_bytes < self._table.limits.least_bytes_per_s * self._table.limits.stall_s

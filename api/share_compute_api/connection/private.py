@@ -1,0 +1,73 @@
+"""Checks that secrets of the cluster travel encrypted, or do not leave this machine."""
+
+from __future__ import annotations
+
+import socket
+from typing import Final
+from urllib.parse import urlsplit
+
+from fastapi import Request
+
+from share_compute.errors import InsecureTransport
+from share_compute.settings import Settings
+from share_compute_api.connection.connections import is_loopback
+
+MEND: Final = (
+    "start the server with `share-compute up --tls self-signed`, or behind a reverse proxy; on a network where nobody "
+    "listens, `--insecure` allows it"
+)
+_FORWARDED: Final = ("forwarded", "x-forwarded-for", "x-real-ip", "via")
+
+
+def require_private(request: Request, settings: Settings) -> None:
+    """Accept a request only if its answer cannot be read in transit, or if the operator allows plain HTTP.
+
+    Raises:
+        InsecureTransport: the request came over plain HTTP from another machine, and the operator does not allow that.
+    """
+    if request.url.scheme == "https" or settings.insecure or is_from_here(request):
+        return
+    raise InsecureTransport(
+        "the cluster's token is not sent over plain HTTP to another machine; the invite stays unused",
+        hint=MEND,
+    )
+
+
+def is_from_here(request: Request) -> bool:
+    """Return whether a request comes from this machine, and not through a proxy on it that serves other clients."""
+    if request.client is None or any(name in request.headers for name in _FORWARDED):
+        return False
+    # The system drops packets from elsewhere that carry this machine's address as their source.
+    server = request.scope.get("server")
+    return is_loopback(request.client.host) or (server is not None and server[0] == request.client.host)
+
+
+def require_private_url(url: str) -> None:
+    """Accept a URL only if a secret can be sent to it: by HTTPS, or to this machine.
+
+    Raises:
+        InsecureTransport: the URL is plain HTTP to another machine.
+    """
+    parts = urlsplit(url)
+    if parts.scheme.lower() == "http" and not _is_here(parts.hostname or ""):
+        raise InsecureTransport(
+            f"{url} is plain HTTP to another machine: others on the way could read the cluster's token",
+            hint=MEND,
+        )
+
+
+def _is_here(host: str) -> bool:
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except OSError:
+        return True  # connecting to an unknown host fails later, with a better message
+    return all(_is_own(family, str(address[0])) for family, *_, address in found)
+
+
+def _is_own(family: int, address: str) -> bool:
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.bind((address, 0))
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,1 @@
+"""Supervises batches: attempts, and their pace beside other requests."""

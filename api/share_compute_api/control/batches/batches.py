@@ -1,0 +1,205 @@
+"""Runs queued batches: each starts as soon as its deployment answers, and is tried again until it is over."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from functools import partial
+from pathlib import Path
+
+from share_compute.errors import Conflict, NotFound, ShareComputeError, UserError, as_ours
+from share_compute.lifecycle.deployment_states import DeploymentState
+from share_compute.lifecycle.states import JobState
+from share_compute.specification import BATCH_KINDS, BatchJob, TrainJob
+from share_compute.store import DeploymentRecord, JobRecord, Store
+from share_compute_api.connection.notifier import Bell
+from share_compute_api.control.batches.attempt import BatchAttempt, DeploymentGone
+from share_compute_api.control.looking import keep_looking
+from share_compute_api.control.patience import Patience, patiently
+from share_compute_api.openai.engine import Engines
+from share_compute_api.submission.batches import deployment_of, require_kind
+
+_RESTARTED = "the server was restarted"
+_LOST = "its attempt was lost"
+_ANSWERING = (DeploymentState.ready, DeploymentState.degraded)
+_log = logging.getLogger(__name__)
+
+
+class BatchSupervisor:
+    """Takes queued batches and makes attempts at them. Writes each change to the store before it acts.
+
+    A batch whose deployment is taken down waits until a deployment of that name is up. A batch with a deployment of its
+    own makes it when the batch begins to wait, and takes it down when the batch is over.
+
+    Args:
+        store: the store of jobs and deployments.
+        engines: the engines of the served models.
+        folder: parent folder; each job has one folder in it.
+        bell: notifies of changes in the store.
+    """
+
+    def __init__(self, store: Store, engines: Engines, folder: Path, bell: Bell) -> None:
+        self._store = store
+        self._engines = engines
+        self._folder = folder
+        self._bell = bell
+        self._patience = Patience()
+        self._attempts: dict[str, asyncio.Task[None]] = {}
+        self._deployed: dict[str, tuple[int, str]] = {}
+        """By batch with a deployment of its own: the attempt that it was made for, and the deployment's id."""
+        self._interruption = _RESTARTED
+        """Reason given for attempts that are active in the store but unknown to this supervisor."""
+
+    async def run(self) -> None:
+        """Run batches until cancelled; begin by requeueing the attempts that an earlier server left unfinished."""
+        try:
+            await keep_looking(self._look, "batches", self._bell)
+        finally:
+            tasks = list(self._attempts.values())
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _look(self) -> None:
+        requeue = partial(
+            self._store.jobs.requeue_interrupted,
+            self._interruption,
+            but=list(self._attempts),
+            kinds=BATCH_KINDS,
+        )
+        active = await asyncio.to_thread(self._store.jobs.active, BATCH_KINDS)
+        if any(job.id not in self._attempts for job in active):
+            await asyncio.to_thread(requeue)
+        self._interruption = _LOST
+        for job in await asyncio.to_thread(self._store.jobs.queued, BATCH_KINDS):
+            if job.id not in self._attempts:
+                try:
+                    await self._consider(job)
+                except Conflict as changed:
+                    _log.info("batch %s does not begin yet: %s", job.id, changed.message)
+                except UserError as failure:
+                    await self._fail(job, failure)
+        await self._take_down()
+
+    # -- beginning ---------------------------------------------------------------------------------------------------
+
+    async def _consider(self, job: JobRecord) -> None:
+        """Begin a batch if it can be answered now; else write down what it waits for.
+
+        Raises:
+            Conflict: the batch changed meanwhile.
+            UserError: the batch can never be answered.
+        """
+        spec = _batch(job)
+        name = spec.deployment or job.id
+        record = await asyncio.to_thread(self._store.deployments.by_name, name)
+        if record is None and spec.model is not None:
+            record = await asyncio.to_thread(self._deploy, job, spec)
+        engine = self._engines.find(name)
+        if record is None:
+            reason = f"waiting for deployment {name}: nothing of this name is up"
+        elif engine is None or not _answers(record):
+            reason = f"waiting for deployment {name}: it is {record.state.value}, {record.reason}"
+        else:
+            require_kind(spec, engine.facts.kind)
+            await self._begin(job, spec, record)
+            return
+        if reason != job.reason:
+            await asyncio.to_thread(self._store.jobs.explain, job.id, reason)
+
+    def _deploy(self, job: JobRecord, spec: BatchJob) -> DeploymentRecord:
+        """Make a batch's own deployment, once for each attempt.
+
+        Raises:
+            UserError: the deployment made for this attempt is over.
+        """
+        attempt, made = self._deployed.get(job.id, (0, ""))
+        if attempt == job.attempt:
+            over = self._store.deployments.get(made)
+            hint = (over.error or {}).get("hint") or f"share-compute resume {job.id} deploys it again"
+            raise UserError(f"its deployment is {over.state.value}: {over.reason}", hint=hint, job=job.id)
+        assert spec.model is not None
+        wanted = deployment_of(job, spec.model)
+        record = self._store.deployments.create(wanted, reason=f"for batch {job.id}", owner=job.owner)
+        self._deployed[job.id] = job.attempt, record.id
+        return record
+
+    async def _begin(self, job: JobRecord, spec: BatchJob, deployment: DeploymentRecord) -> None:
+        job = await asyncio.to_thread(self._store.jobs.begin, job.id, (), "reading its rows")
+        task = asyncio.create_task(self._attempt(job, spec, deployment))
+        self._attempts[job.id] = task
+        task.add_done_callback(lambda ended: self._ended(job.id, ended))
+
+    def _ended(self, job_id: str, task: asyncio.Task[None]) -> None:
+        self._attempts.pop(job_id, None)
+        if not task.cancelled() and (failure := task.exception()) is not None:
+            _log.error("batch %s: its end could not be written; it is queued again", job_id, exc_info=failure)
+        self._bell.ring()
+
+    # -- an attempt --------------------------------------------------------------------------------------------------
+
+    async def _attempt(self, job: JobRecord, spec: BatchJob, deployment: DeploymentRecord) -> None:
+        folder = self._folder / job.id
+        attempt = BatchAttempt(self._store, self._engines, job, spec, deployment, folder)
+        try:
+            await attempt.run()
+        except DeploymentGone:
+            await self._go_on(job, spec, deployment)
+        except Conflict as over:
+            _log.info("batch %s, attempt %d is over already: %s", job.id, job.attempt, over.message)
+        except ShareComputeError:
+            raise
+        except Exception as mistake:  # noqa: BLE001 - the job must not stay running for ever, and the log has it
+            _log.exception("batch %s, attempt %d failed in the server", job.id, job.attempt)
+            await self._fail(job, as_ours(mistake))
+
+    async def _go_on(self, job: JobRecord, spec: BatchJob, deployment: DeploymentRecord) -> None:
+        """Queue a batch again whose deployment is gone; a batch with a deployment of its own fails instead."""
+        if spec.model is None:
+            why = f"deployment {deployment.name} was taken down"
+            requeue = partial(self._store.jobs.requeue, job.id, why, attempt=job.attempt)
+            await patiently(self._patience, requeue)
+            return
+        over = await patiently(self._patience, partial(self._store.deployments.get, deployment.id))
+        hint = f"share-compute resume {job.id} deploys it again"
+        reason = f"its deployment is {over.state.value}: {over.reason}"
+        await self._fail(job, UserError(reason, hint=hint, job=job.id))
+
+    async def _fail(self, job: JobRecord, failure: ShareComputeError) -> None:
+        error = {"code": failure.code, **failure.facts()}
+        move = partial(
+            self._store.jobs.move,
+            job.id,
+            JobState.failed,
+            failure.message,
+            attempt=job.attempt,
+            error=error,
+        )
+        await patiently(self._patience, move)
+
+    # -- afterwards --------------------------------------------------------------------------------------------------
+
+    async def _take_down(self) -> None:
+        """Take down the own deployments of batches that are over, for whatever reason they are over."""
+        for record in await asyncio.to_thread(self._store.deployments.list):
+            if await asyncio.to_thread(self._is_left, record):
+                await asyncio.to_thread(self._store.deployments.stop, record.id, "its batch is over")
+
+    def _is_left(self, record: DeploymentRecord) -> bool:
+        try:
+            job = self._store.jobs.get(record.name)
+        except NotFound:
+            return False
+        if isinstance(job.spec, TrainJob) or job.spec.model is None or not job.state.is_final:
+            return False
+        return record.spec == deployment_of(job, job.spec.model)
+
+
+def _answers(record: DeploymentRecord) -> bool:
+    """Return whether rows can be sent now. A deployment that was scaled to zero starts again at the first request."""
+    return record.state in _ANSWERING or record.spec.replicas.min == 0
+
+
+def _batch(job: JobRecord) -> BatchJob:
+    assert not isinstance(job.spec, TrainJob)
+    return job.spec

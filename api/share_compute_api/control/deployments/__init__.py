@@ -1,0 +1,1 @@
+"""Supervises deployments: replicas, their placement, and drains."""

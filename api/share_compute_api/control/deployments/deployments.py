@@ -1,0 +1,122 @@
+"""Supervises deployments: for each one in the store, runs replicas in the cluster and an engine for requests."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from share_compute.lifecycle.deployment_status import ServingStatus
+from share_compute.store import DeploymentRecord, Store
+from share_compute_api.connection.notifier import Bell
+from share_compute_api.control.deployments.serving import Members, Serving
+from share_compute_api.control.looking import keep_looking
+from share_compute_api.openai.engine import Engines
+from share_compute_api.openai.metering import ServingMetrics
+from share_compute_api.openai.metrics import Snapshot
+from share_compute_api.openai.replica import LaunchReplica
+from share_compute_api.schemas.bodies import ReplicaCounts
+
+_log = logging.getLogger(__name__)
+
+
+class DeploymentSupervisor:
+    """Runs the deployments that the store lists. Writes each change to the store before it acts.
+
+    Args:
+        store: the store of deployments.
+        engines: the registry in which requests find engines.
+        launch: starts a replica.
+        bell: notifies of changes in the store.
+        metrics: records the figures that clients see.
+        members: returns, by contributor, the jobs whose members keep memory there.
+        drain_s: seconds that a leaving replica may continue its sequences; then other replicas continue them.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        engines: Engines,
+        launch: LaunchReplica,
+        bell: Bell,
+        metrics: ServingMetrics,
+        members: Members,
+        drain_s: float,
+    ) -> None:
+        self._drain_s = drain_s
+        self._members = members
+        self._metrics = metrics
+        self._store = store
+        self._engines = engines
+        self._launch = launch
+        self._bell = bell
+        self._serving: dict[str, tuple[Serving, asyncio.Task[None]]] = {}
+        self._failed: set[str] = set()
+        """Ids of deployments that failed; a list read from the store before that was written may still contain them."""
+        self._has_looked = False
+
+    async def run(self) -> None:
+        """Serve until cancelled; the next server continues the deployments."""
+        try:
+            await keep_looking(self._look, "deployments", self._bell)
+        finally:
+            tasks = [_end(*each) for each in self._serving.values()]
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _look(self) -> None:
+        living = {record.id: record for record in await asyncio.to_thread(self._store.deployments.list)}
+        if not self._has_looked:
+            await asyncio.to_thread(
+                self._store.leases.release_all
+            )  # leases of an earlier server; nothing runs on them
+            self._has_looked = True
+        for deployment_id, each in self._serving.items():
+            if deployment_id not in living:
+                _end(*each)
+        for record in living.values():
+            if record.id in self._serving:
+                self._serving[record.id][0].revise(record)
+            elif record.id not in self._failed:
+                self._start(record)
+        self._failed &= living.keys()
+
+    def statuses(self, deployment_id: str) -> list[ServingStatus]:
+        """Return the status of each replica of a deployment, as far as it is known."""
+        serving = self._serving.get(deployment_id)
+        return [] if serving is None else serving[0].statuses
+
+    def replicas(self, deployment_id: str) -> ReplicaCounts | None:
+        """Return the replica counts of a deployment; None if it is not served here."""
+        serving = self._serving.get(deployment_id)
+        return None if serving is None else serving[0].replicas
+
+    def snapshots(self) -> list[Snapshot]:
+        """Return a snapshot of each deployment that is served here."""
+        return [
+            Snapshot(serving.name, serving.replicas, serving.numbered)
+            for serving, _ in self._serving.values()
+        ]
+
+    def _start(self, record: DeploymentRecord) -> None:
+        serving = Serving(
+            self._store, self._engines, self._launch, self._members, self._metrics, record, self._drain_s
+        )
+        task = asyncio.create_task(serving.run())
+        self._serving[record.id] = serving, task
+        task.add_done_callback(lambda ended: self._ended(record, ended))
+
+    def _ended(self, record: DeploymentRecord, task: asyncio.Task[None]) -> None:
+        self._serving.pop(record.id, None)
+        failure = None if task.cancelled() else task.exception()
+        if failure is not None:
+            _log.error("deployment %s: it is begun again", record.name, exc_info=failure)
+        elif not task.cancelled():
+            self._failed.add(record.id)
+        self._bell.ring()
+
+
+def _end(serving: Serving, task: asyncio.Task[None]) -> asyncio.Task[None]:
+    """Cancel a deployment's task, unless it is ending already: its clean-up must not be disturbed."""
+    if not serving.is_ending:
+        serving.is_ending = True
+        task.cancel()
+    return task

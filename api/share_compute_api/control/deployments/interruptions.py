@@ -1,0 +1,55 @@
+"""Finds new interruptions of a replica, times in which it computed nothing: a state machine without a clock."""
+
+from __future__ import annotations
+
+from share_compute.lifecycle.deployment_states import DeploymentState
+from share_compute.lifecycle.deployment_status import Interruption, ServingStatus
+
+_DIED = "its server died; another one is started"
+
+
+class Interruptions:
+    """Numbers the interruptions of one replica across its servers; each server numbers only its own."""
+
+    def __init__(self) -> None:
+        self._number = 0
+        self._seen = 0
+        """Number of the last interruption that the present server reported."""
+        self._open: dict[int, tuple[int, float]] = {}
+        """Ongoing interruptions of the present server, by its numbers: our numbers, and their beginnings."""
+        self._orphans: dict[int, float] = {}
+        """Beginnings of interruptions whose server died, by our numbers; they last until the next server is ready."""
+        self._was_ready = False
+
+    def news(self, status: ServingStatus, now_s: float) -> list[Interruption]:
+        """Return news in a status: interruptions that began, without ``seconds``, and interruptions that ended."""
+        found = []
+        if status.state is DeploymentState.ready:
+            self._was_ready = True
+            found += [
+                Interruption(number=number, reason=_DIED, ago_s=now_s - began_s, seconds=now_s - began_s)
+                for number, began_s in self._orphans.items()
+            ]
+            self._orphans.clear()
+        for one in status.interruptions:
+            if one.number > self._seen:
+                self._seen = one.number
+                self._number += 1
+                self._open[one.number] = self._number, now_s - one.ago_s
+                found.append(one.model_copy(update={"number": self._number, "seconds": None}))
+            if one.seconds is not None and one.number in self._open:
+                number, _ = self._open.pop(one.number)
+                found.append(one.model_copy(update={"number": number}))
+        return found
+
+    def died(self, now_s: float) -> list[Interruption]:
+        """Note that the server died, and return the interruption to report. The next server numbers from the start."""
+        self._orphans |= self._open.values()
+        self._seen = 0
+        self._open.clear()
+        if not self._was_ready:
+            return []
+        self._was_ready = False
+        self._number += 1
+        self._orphans[self._number] = now_s
+        return [Interruption(number=self._number, reason=_DIED, ago_s=0.0)]

@@ -1,0 +1,387 @@
+"""Runs one deployment: starts its replicas, gives them machines, records their status, and ends them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+from share_compute.data.tokenization import has_chat_template
+from share_compute.errors import (
+    Conflict,
+    ContributorLost,
+    NotFound,
+    Unavailable,
+    UserError,
+    VerificationFailed,
+)
+from share_compute.inference.autoscaler import Autoscaler, Decision
+from share_compute.lifecycle.deployment_states import DeploymentState
+from share_compute.lifecycle.deployment_status import Interruption, ServingStatus
+from share_compute.lifecycle.states import ContributorState
+from share_compute.models.configuration import declared_config
+from share_compute.models.huggingface.encoder_types import Pooling, pooling_of
+from share_compute.planning.plan import Plan
+from share_compute.specification import ModelSpec
+from share_compute.store import ContributorRecord, DeploymentRecord, Store
+from share_compute.topology import Topology
+from share_compute_api.control.deployments.replicas import nodes
+from share_compute_api.control.deployments.seats import Seat, Seats
+from share_compute_api.control.machines.live_topology import live_topology
+from share_compute_api.openai.engine import Engines, ModelFacts
+from share_compute_api.openai.metering import ServingMetrics
+from share_compute_api.openai.ray_engine import RayEngine
+from share_compute_api.openai.replica import LaunchReplica, Replica
+from share_compute_api.schemas.bodies import ReplicaCounts
+from share_compute_api.submission.deployments import model_folder
+from share_compute_api.submission.model_folders import model_window
+
+_LOOK_S = 0.5
+_ANSWER_S = 20.0
+"""Seconds for a replica's server to report its status; it may just be starting on a busy machine."""
+_MOST_FAILURES = 5
+"""Number of failures in a row before a replica was ready, after which the deployment fails."""
+_FOR_USERS = frozenset({UserError.code, NotFound.code, Conflict.code})
+"""Codes of errors that recur however often the replica is started."""
+_RESTARTED = "the server was restarted"
+_STARTS = "its server starts"
+_FIRST = "it was deployed"
+_PRESENT = (ContributorState.ready, ContributorState.draining)
+Members: TypeAlias = Callable[[], Awaitable[Mapping[str, Collection[str]]]]
+_log = logging.getLogger(__name__)
+
+
+class _Failed(Exception):
+    """A replica can never serve."""
+
+    def __init__(self, reason: str, error: dict[str, Any]) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.error = error
+
+
+class Serving:
+    """One deployment.
+
+    Args:
+        store: the store of deployments and machines.
+        engines: the registry in which requests find the engine.
+        launch: starts a replica.
+        members: returns, by contributor, the jobs whose members keep memory there.
+        metrics: records the figures that the deployment's clients see.
+        record: the deployment, as it was when this was made.
+        drain_s: seconds that a leaving replica may continue its sequences.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        engines: Engines,
+        launch: LaunchReplica,
+        members: Members,
+        metrics: ServingMetrics,
+        record: DeploymentRecord,
+        drain_s: float,
+    ) -> None:
+        self._members = members
+        self._store = store
+        self._engines = engines
+        self._launch = launch
+        self._metrics = metrics
+        self._record = record
+        self._spec = record.spec
+        self._autoscaler = Autoscaler(record.spec.replicas, record.spec.max_concurrent, _wanted_first(record))
+        self._scaled = _FIRST
+        """Reason for the present number of wanted replicas."""
+        self._untold: tuple[int, Decision] | None = None
+        """A change of the number of replicas that is not written down yet: the number before, and the decision."""
+        self._seats = Seats(record.spec.parallelism.stages, drain_s)
+        self._folder = Path()
+        self._window_tokens = 0
+        self._pooling: Pooling | None = None
+        self._engine: RayEngine | None = None
+        self._told: tuple[DeploymentState, str, list[Plan]] | None = None
+        self.is_ending = False
+        """Whether it is ending what it started, in which it must not be disturbed."""
+
+    @property
+    def statuses(self) -> list[ServingStatus]:
+        """Known statuses of the replicas."""
+        return self._seats.statuses
+
+    @property
+    def numbered(self) -> dict[int, ServingStatus]:
+        """Known statuses, by the numbers of the replicas."""
+        return {seat.number: seat.slot.status for seat in self._seats if seat.slot.status is not None}
+
+    @property
+    def name(self) -> str:
+        """Name that clients send as ``model``."""
+        return self._spec.name
+
+    @property
+    def replicas(self) -> ReplicaCounts:
+        """Counts of the replicas that are ready, wanted and leaving, and of the sequences that wait."""
+        staying = self._seats.staying
+        return ReplicaCounts(
+            ready=sum(seat.slot.is_ready for seat in staying),
+            wanted=self._autoscaler.wanted,
+            leaving=sum(not seat.stays for seat in self._seats),
+            waiting=self._engine.demand.waiting if self._engine is not None else 0,
+            reason=self._scaled,
+        )
+
+    def revise(self, record: DeploymentRecord) -> None:
+        """Use the new specification of the deployment: another number or range of replicas."""
+        self._spec = record.spec
+
+    async def run(self) -> None:
+        """Serve until cancelled or failed; then end all that was started."""
+        try:
+            await self._begin()
+            while True:
+                await self._look()
+                await asyncio.sleep(_LOOK_S)
+        except UserError as failure:
+            error = {"code": failure.code, **failure.facts()}
+            await self._move(DeploymentState.failed, failure.message, error=error)
+        except _Failed as failure:
+            await self._move(DeploymentState.failed, failure.reason, error=failure.error)
+        finally:
+            await self._end()
+
+    # -- beginning and end -------------------------------------------------------------------------------------------
+
+    async def _begin(self) -> None:
+        self._folder = await asyncio.to_thread(model_folder, self._spec.model, self._store)
+        config = await asyncio.to_thread(declared_config, ModelSpec(path=self._folder))
+        from share_compute.inference.placement import window_of
+
+        self._pooling = await asyncio.to_thread(pooling_of, self._folder, config)
+        is_stretched = self._spec.max_seq is not None
+        self._window_tokens = window_of(
+            self._spec, model_window(self._folder, config, is_stretched=is_stretched)
+        )
+        created = int(self._record.created_at.timestamp())
+        kind: Literal["generate", "embed"] = "generate" if self._pooling is None else "embed"
+        can_chat = await asyncio.to_thread(has_chat_template, self._folder)
+        facts = ModelFacts(self._spec.name, kind, created, self._window_tokens, self._folder, can_chat)
+        if not self._autoscaler.wanted:  # no replica runs that would have to be restarted
+            self._told, self._scaled = (self._record.state, self._record.reason, []), _RESTARTED
+        elif self._record.state is not DeploymentState.pending:
+            await self._move(DeploymentState.pending, _RESTARTED, plans=[])
+        self._engine = RayEngine(facts, self._metrics.of(self._spec.name))
+        self._engines.add(self._engine)
+
+    async def _end(self) -> None:
+        self.is_ending = True
+        gone = Unavailable(f"{self._spec.name} is not served any more", hint="name another model")
+        if self._engine is not None:
+            if self._engines.find(self._spec.name) is self._engine:
+                self._engines.remove(self._spec.name)
+            await self._engine.close(gone)
+        for seat in self._seats:
+            if seat.ending is None:
+                seat.end()
+        endings = [seat.ending for seat in self._seats if seat.ending is not None]
+        await asyncio.gather(*endings, return_exceptions=True)
+        await asyncio.to_thread(self._store.leases.release_all, self._record.id)
+
+    async def _move(self, state: DeploymentState, reason: str, **facts: Any) -> None:
+        """Write down the state; ignore a conflict, since the deployment may have been taken down meanwhile."""
+        try:
+            await asyncio.to_thread(
+                self._store.deployments.set_state, self._record.id, state, reason, **facts
+            )
+        except Conflict as over:
+            _log.info("%s", over.message)
+
+    # -- one look ----------------------------------------------------------------------------------------------------
+
+    async def _look(self) -> None:
+        try:
+            for seat in self._seats:
+                await self._see(seat)
+            await self._scale()
+            await self._give_machines()
+        except (ContributorLost, Unavailable, VerificationFailed) as failure:
+            _log.warning("deployment %s: %s", self._spec.name, failure.message)
+        await self._tell()
+
+    async def _see(self, seat: Seat) -> None:
+        """Ask a replica for its status; restart it if its process died or does not answer."""
+        now_s = asyncio.get_running_loop().time()
+        if seat.replica is None:
+            return
+        assert self._engine is not None
+        try:
+            async with asyncio.timeout(_ANSWER_S):
+                status = await seat.replica.status()
+        except (ContributorLost, TimeoutError) as failure:
+            _log.warning("a replica of %s is begun anew: %s", self._spec.name, failure)
+            await self._drop(seat)
+            await self._tell_interruptions(seat, seat.interruptions.died(now_s))
+            return
+        seat.slot.see(status, now_s)
+        await self._tell_interruptions(seat, seat.interruptions.news(status, now_s))
+        self._engine.see(seat.replica, status.predicted_tokens_per_s, is_ready=seat.slot.is_ready)
+        if status.state is DeploymentState.ready:
+            seat.failures = 0
+        elif status.state.is_final:
+            seat.failures += 1
+            error = status.error or {}
+            if error.get("code") in _FOR_USERS or seat.failures >= _MOST_FAILURES:
+                raise _Failed(status.reason, error)
+            await self._drop(seat)
+
+    async def _tell_interruptions(self, seat: Seat, news: Sequence[Interruption]) -> None:
+        """Write down new interruptions: that the replica lost a part, or that it continues."""
+        deployments = self._store.deployments
+        for one in news:
+            tell = deployments.interrupted if one.seconds is None else deployments.went_on
+            await asyncio.to_thread(tell, self._record.id, seat.number, one)
+
+    async def _drop(self, seat: Seat) -> None:
+        replica, seat.replica, seat.told = seat.replica, None, frozenset()
+        seat.slot.see(None, asyncio.get_running_loop().time())
+        if replica is not None:
+            assert self._engine is not None
+            self._engine.remove(replica)
+            await replica.close()
+
+    async def _scale(self) -> None:
+        """Have as many replicas as are wanted now; a leaving replica ends its sequences first."""
+        assert self._engine is not None
+        engine, now_s = self._engine, asyncio.get_running_loop().time()
+        limits, before = self._spec.replicas, self._autoscaler.wanted
+        engine.patience_s = limits.cold_start_timeout_s
+        if limits != self._autoscaler.limits:
+            decision = self._autoscaler.limit(limits)
+        else:
+            decision = self._autoscaler.decide(engine.demand, now_s)
+        if decision is not None:
+            self._untold, self._scaled = (before, decision), decision.reason
+        if self._untold is not None:
+            before, decision = self._untold
+            await asyncio.to_thread(
+                self._store.deployments.scaled, self._record.id, before, decision.wanted, decision.reason
+            )
+            self._untold = None
+        for seat in self._seats.fit(self._autoscaler.wanted, now_s, engine.ongoing):
+            if seat.replica is not None:
+                engine.retire(seat.replica, is_leaving=not seat.stays)
+        for seat in self._seats.done(now_s, engine.ongoing):
+            if seat.replica is not None:
+                engine.remove(seat.replica)
+            seat.end()
+        self._seats.forget_ended()
+
+    async def _give_machines(self) -> None:
+        now_s = asyncio.get_running_loop().time()
+        present = {
+            machine.id: machine
+            for machine in await asyncio.to_thread(self._store.contributors.list, _PRESENT)
+        }
+        given_back = {one for seat in self._seats for one in seat.slot.settle(present, now_s)}
+        held = [machine for machine in present.values() if machine.deployment_id == self._record.id]
+        used = {one for seat in self._seats for one in (*seat.slot.machines, *seat.slot.parting)}
+        idle = [machine for machine in held if machine.id not in used]
+        free = [machine for machine in present.values() if _is_free(machine)]
+        staying = self._seats.staying
+        wanting = next((seat.slot for seat in staying if seat.slot.wants([*idle, *free])), None)
+        if wanting is not None and free:
+            kept = await self._members()
+            free = [machine for machine in free if not kept.get(machine.id)]
+        if wanting is not None:
+            taken = [machine.id for machine in free]
+            held = await asyncio.to_thread(self._store.leases.take, self._record.id, taken)
+            wanting.give((machine.id for machine in held if machine.id not in used), now_s)
+        elif given_back or idle:
+            surplus = {machine.id for machine in idle}
+            await asyncio.to_thread(self._store.leases.release, self._record.id, surplus)
+        for seat in self._seats:
+            usable = [present[one] for one in sorted(seat.slot.machines & present.keys())]
+            await self._offer(seat, usable)
+
+    async def _offer(self, seat: Seat, machines: Sequence[ContributorRecord]) -> None:
+        known = nodes(machines)
+        if seat.replica is None:
+            if not seat.stays:
+                return
+            seat.replica = await self._start(seat.number, live_topology(machines))
+        elif known != seat.told:
+            await seat.replica.offer(live_topology(machines))
+        seat.told = known
+
+    async def _start(self, number: int, topology: Topology) -> Replica:
+        from share_compute_actors.inference.assignment import ServingAssignment
+
+        assert self._engine is not None
+        replica = await self._launch(
+            ServingAssignment(
+                deployment_id=self._record.id,
+                replica=number,
+                spec=self._spec,
+                folder=self._folder,
+                window_tokens=self._window_tokens,
+                pooling=self._pooling,
+                topology=topology,
+            )
+        )
+        self._engine.add(replica)
+        return replica
+
+    async def _tell(self) -> None:
+        """Write down the state of the deployment, all replicas together."""
+        assert self._engine is not None
+        statuses = [seat.slot.status for seat in self._seats.staying]
+        state, reason = standing_of(statuses, self._spec.replicas.min, self._scaled)
+        self._engine.reason = reason
+        placed = [status.prediction for status in statuses if status is not None]
+        plans = [prediction.plan for prediction in placed if prediction is not None]
+        if (state, reason, plans) == self._told:
+            return
+        is_new = self._told is None or self._told[0] is DeploymentState.pending
+        if is_new and state not in (DeploymentState.pending, DeploymentState.loading):
+            await self._move(DeploymentState.loading, _STARTS)  # it loaded between two looks
+        await self._move(state, reason, plans=plans)
+        self._told = state, reason, plans
+
+
+def standing_of(
+    replicas: Sequence[ServingStatus | None], fewest: int, scaled: str
+) -> tuple[DeploymentState, str]:
+    """Return the state of a deployment, and the reason for it.
+
+    Args:
+        replicas: status of each wanted replica; None if unknown.
+        fewest: least number of replicas. More may be wanted: while those start, the deployment is not degraded.
+        scaled: reason for the number of wanted replicas.
+    """
+    if not replicas:
+        return DeploymentState.ready, f"no replica is up: {scaled}; the next request starts one"
+    ready = [status for status in replicas if status is not None and status.state is DeploymentState.ready]
+    others = [status for status in replicas if status is None or status not in ready]
+    if not others:
+        several = f"{len(replicas)} replicas answer"
+        return DeploymentState.ready, several if len(replicas) > 1 else ready[0].reason
+    first = others[0]
+    reason = _STARTS if first is None or first.state.is_final else first.reason
+    if ready:
+        told = f"{len(ready)} of {len(replicas)} replicas answer; {reason}"
+        return DeploymentState.ready if len(ready) >= fewest else DeploymentState.degraded, told
+    state = DeploymentState.pending if first is None or first.state.is_final else first.state
+    return state, reason
+
+
+def _wanted_first(record: DeploymentRecord) -> int:
+    """Return the first number of replicas: as many as there were, or one, which shows that the model can be served."""
+    if record.state in (DeploymentState.ready, DeploymentState.degraded):
+        return len(record.plans)
+    return 1
+
+
+def _is_free(machine: ContributorRecord) -> bool:
+    return machine.state is ContributorState.ready and not machine.is_leased

@@ -1,0 +1,1 @@
+"""Supervises jobs: allotting machines, coordinators, events, and what follows the end of an attempt."""

@@ -1,0 +1,150 @@
+"""Which machines each running job may use: the machines it holds, and free ones that are offered to it.
+
+An offer leases nothing. The coordinator that wants a machine proposes a plan with it. Writing the proposal down leases
+the machine, and the next allotment answers. If another job got a machine in between, the allotment lacks it: the
+coordinator then gives the plan up, which frees the other machines. When two jobs want the same machine, the one that
+leased it keeps it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from share_compute.lifecycle.states import ContributorState
+from share_compute.store import ContributorRecord, JobRecord
+from share_compute_api.control.patience import Patience
+
+
+@dataclass(frozen=True, slots=True)
+class Allotment:
+    """Machines that one attempt may use at one moment."""
+
+    machines: tuple[ContributorRecord, ...] = field(compare=False)
+    """The machines that it holds, and those that it is offered."""
+    nodes: frozenset[tuple[str, str | None]]
+    """Id and Ray node of each machine. Allotments are compared by these, because heartbeats change the records."""
+    leaving: frozenset[str] = frozenset()
+    """Contributors in its plan or its proposal that it must do without."""
+    answers: int | None = None
+    """Step of its proposal. The proposal's machines are leased to it if all are in this allotment."""
+
+
+def allotment(
+    machines: Iterable[ContributorRecord], leaving: Iterable[str] = (), answers: int | None = None
+) -> Allotment:
+    """Return the allotment of these machines, without those that leave."""
+    machines = tuple(machines)
+    nodes = frozenset((machine.id, machine.node_id) for machine in machines)
+    return Allotment(machines, nodes, frozenset(leaving), answers)
+
+
+class Allotted:
+    """The newest allotment of one attempt.
+
+    Args:
+        assigned: the allotment that the attempt knows from its assignment.
+    """
+
+    def __init__(self, assigned: Allotment) -> None:
+        self.assigned = assigned
+        self._newest = assigned
+        self._changed = asyncio.Event()
+
+    def put(self, newest: Allotment) -> None:
+        """Replace the allotment, and wake the waiters."""
+        self._newest = newest
+        self._changed.set()
+
+    async def other_than(self, known: Allotment) -> Allotment:
+        """Return the newest allotment as soon as it differs from ``known``."""
+        while self._newest == known:
+            self._changed.clear()
+            await self._changed.wait()
+        return self._newest
+
+
+class Allotting:
+    """Offers each free machine to one running job at a time, to the oldest first.
+
+    Args:
+        patience: time that a job has to take an offer before the next job gets it.
+        clock: returns the time in seconds.
+    """
+
+    def __init__(self, patience: Patience, clock: Callable[[], float] = time.monotonic) -> None:
+        self._patience = patience
+        self._clock = clock
+        self._offers: dict[str, tuple[str, float]] = {}
+        """By contributor: the job that it is offered to, and the time of the offer."""
+
+    def look(
+        self,
+        running: Sequence[JobRecord],
+        present: Sequence[ContributorRecord],
+        spare: Sequence[ContributorRecord],
+    ) -> dict[str, Allotment]:
+        """Return the allotments of the running jobs, by id.
+
+        Args:
+            running: jobs with an attempt, in the order they came.
+            present: contributors; only ready and draining ones count.
+            spare: free machines that no queued job could use.
+        """
+        members = {job.id: _members(job, present) for job in running}
+        # Machines of a proposal count even if they are not leased, so that they are not offered again before it is
+        # given up.
+        planned = frozenset().union(*members.values())
+        takers = [job.id for job in running if _takes_more(job)]
+        self._offer([machine.id for machine in spare if machine.id not in planned], takers)
+        machines = {machine.id: machine for machine in present}
+        return {job.id: self._of(job, members[job.id], machines) for job in running}
+
+    def _of(
+        self, job: JobRecord, members: Iterable[str], machines: Mapping[str, ContributorRecord]
+    ) -> Allotment:
+        leaving = {one for one in members if one in machines and _must_leave(machines[one], job)}
+        usable = [
+            machine
+            for machine in machines.values()
+            if machine.state is ContributorState.ready
+            and (machine.job_id == job.id or self._offers.get(machine.id, ("",))[0] == job.id)
+        ]
+        return allotment(usable, leaving, None if job.proposal is None else job.proposal.step)
+
+    def _offer(self, spare: Sequence[str], takers: Sequence[str]) -> None:
+        now = self._clock()
+        offers = {}
+        for machine in spare if takers else ():
+            job_id, since = self._offers.get(machine, ("", now))
+            if job_id not in takers:
+                job_id, since = takers[0], now
+            elif now - since >= self._patience.offer_s:
+                job_id, since = takers[(takers.index(job_id) + 1) % len(takers)], now
+            offers[machine] = job_id, since
+        self._offers = offers
+
+
+def _members(job: JobRecord, present: Iterable[ContributorRecord]) -> frozenset[str]:
+    """Return the contributors in a job's plan and its proposal; without a plan, those that are leased to it."""
+    if job.plan is None:
+        return frozenset(machine.id for machine in present if machine.job_id == job.id)
+    return job.plan.machines if job.proposal is None else job.plan.machines | job.proposal.plan.machines
+
+
+def _takes_more(job: JobRecord) -> bool:
+    """Return whether a job can use more machines: it leaves their number open, or has fewer than it asks for."""
+    if job.plan is None or job.cancel_requested_at is not None:
+        return False
+    asked = job.training.parallelism
+    return (
+        asked.stages is None or sum(len(stage.members) for stage in job.plan.stages) < asked.machines_needed
+    )
+
+
+def _must_leave(machine: ContributorRecord, job: JobRecord) -> bool:
+    """Return whether a machine in a job's plans is taken back by its owner, or was leased to another job meanwhile."""
+    is_others = machine.job_id not in (None, job.id) or machine.deployment_id is not None
+    return machine.state is ContributorState.draining or is_others

@@ -1,0 +1,171 @@
+"""Attempts at jobs as Ray actors."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Protocol, TypeAlias
+
+from share_compute.errors import Unavailable, VerificationFailed
+from share_compute.lifecycle.attempt_events import (
+    ArtifactSaved,
+    Assignment,
+    AttemptEvent,
+    CheckpointSaved,
+    Offer,
+    attempt_events,
+)
+from share_compute.specification.paths import named_paths
+from share_compute_api.cluster.cluster import Cluster
+from share_compute_api.cluster.gateway import ANSWER_S, RemoteActor, translated
+from share_compute_api.submission.data_roots import DataRoots
+
+
+class Attempt(Protocol):
+    """One attempt at a job."""
+
+    async def events(self, after: int, timeout_s: float) -> list[AttemptEvent]:
+        """Return events from the ``after``-th on; wait up to ``timeout_s`` seconds for the first."""
+
+    async def cancel(self) -> None:
+        """Ask the attempt to stop after its current step."""
+
+    async def suspend(self) -> None:
+        """Ask the attempt to write a checkpoint after its current step and to end, which queues the job again."""
+
+    async def offer(self, offer: Offer) -> None:
+        """Report the machines that the attempt may use from now on; replaces earlier reports.
+
+        The attempt keeps the machines that it holds, and asks for others by proposing a plan that uses them. A named
+        machine may be used again, also after a drain.
+        """
+
+    async def drain(self, contributor_id: str) -> None:
+        """Ask the attempt to release a machine: to hand over the state there, and to use the machine no more."""
+
+    def kill(self) -> None:
+        """End the attempt and all processes that it started."""
+
+
+Launch: TypeAlias = Callable[[Assignment], Awaitable[Attempt]]
+
+
+def launcher(cluster: Cluster) -> Launch:
+    """Return a function that starts attempts on the head of this cluster."""
+
+    async def launch(assignment: Assignment) -> Attempt:
+        with _translated(assignment.job_id):
+            actor = await cluster.start_coordinator(
+                assignment.model_dump_json(), named_paths(assignment.spec), assignment.folder
+            )
+        return RayAttempt(assignment.job_id, assignment.folder, actor)
+
+    return launch
+
+
+def rechecked(launch: Launch, roots: DataRoots) -> Launch:
+    """Return a launcher that checks a job's paths again and then calls ``launch``."""
+
+    async def start(assignment: Assignment) -> Attempt:
+        await asyncio.to_thread(roots.recheck, assignment.spec)
+        return await launch(assignment)
+
+    return start
+
+
+class RayAttempt:
+    """An attempt made by a `Coordinator` actor.
+
+    Args:
+        job_id: id of the job.
+        folder: the job's own folder; the coordinator may save files nowhere else.
+        actor: the coordinator, reached through the gateway.
+    """
+
+    def __init__(self, job_id: str, folder: Path, actor: RemoteActor) -> None:
+        self._job_id = job_id
+        self._folder = folder
+        self._actor = actor
+        self._end: asyncio.Future[None] | None = None
+
+    async def events(self, after: int, timeout_s: float) -> list[AttemptEvent]:
+        """Return events from the ``after``-th on; wait up to ``timeout_s`` seconds for the first.
+
+        The wait may be longer while Ray is cut off.
+
+        Raises:
+            ContributorLost: the coordinator died.
+            Unavailable: the coordinator failed, or ended without a last event.
+        """
+        if self._end is None:
+            self._end = asyncio.ensure_future(self._actor.ended())
+            self._end.add_done_callback(_retrieve)
+        with _translated(self._job_id):
+            events = await self._ask(after, timeout_s)
+            if events or not self._end.done():
+                return events
+            # The coordinator may have reported its last events between the first question and its end.
+            events = await self._ask(after, 0.0)
+            if not events:
+                self._end.result()
+                raise Unavailable(
+                    "the attempt ended without saying how",
+                    hint="look into the server's log",
+                    job=self._job_id,
+                )
+            return events
+
+    async def _ask(self, after: int, timeout_s: float) -> list[AttemptEvent]:
+        answer = await self._actor.call("events", after, timeout_s, timeout_s=timeout_s + ANSWER_S)
+        events = attempt_events.validate_json(answer)
+        for event in events:
+            if isinstance(event, CheckpointSaved | ArtifactSaved):
+                self._check_path(event.path)
+        return events
+
+    def _check_path(self, path: Path) -> None:
+        if ".." in path.parts or self._folder not in path.parents:
+            raise VerificationFailed(
+                f"the coordinator names {path}, which is not below the job's own folder",
+                hint="somebody may have changed it: look who holds the cluster's token, and "
+                "`share-compute rotate-token`",
+                job=self._job_id,
+            )
+
+    async def cancel(self) -> None:
+        """Ask the attempt to stop after its current step."""
+        with _translated(self._job_id):
+            await self._actor.call("cancel")
+
+    async def suspend(self) -> None:
+        """Ask the attempt to write a checkpoint after its current step, and to end."""
+        with _translated(self._job_id):
+            await self._actor.call("suspend")
+
+    async def offer(self, offer: Offer) -> None:
+        """Report the machines that the attempt may use from now on; replaces earlier reports."""
+        with _translated(self._job_id):
+            await self._actor.call("offer", offer.model_dump_json())
+
+    async def drain(self, contributor_id: str) -> None:
+        """Ask the attempt to release a machine."""
+        with _translated(self._job_id):
+            await self._actor.call("drain", contributor_id)
+
+    def kill(self) -> None:
+        """End the attempt and all processes that it started."""
+        self._actor.kill()
+
+
+def _retrieve(end: asyncio.Future[None]) -> None:
+    """Retrieve the actor's error: events report it too, and asyncio warns about errors that nobody retrieved."""
+    if not end.cancelled():
+        end.exception()
+
+
+def _translated(job_id: str) -> AbstractContextManager[None]:
+    resume = f"share-compute resume {job_id}"
+    hint = "look into the server's log, then resume the job"
+    return translated("the job's coordinator", mistake_hint=hint, loss_hint=resume, job=job_id)

@@ -1,0 +1,287 @@
+"""Runs queued training jobs on ready contributors that no other job holds, and retries each until it is over."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from share_compute.errors import Conflict, ShareComputeError
+from share_compute.lifecycle.attempt_events import Assignment, AttemptEnded
+from share_compute.planning.cost.timings import MachineTimings
+from share_compute.store import ContributorRecord, JobRecord, Store
+from share_compute_api.connection.notifier import Bell
+from share_compute_api.control.jobs.allotting import Allotted, Allotting, allotment
+from share_compute_api.control.jobs.coordinators import Attempt, Launch
+from share_compute_api.control.jobs.following import Following
+from share_compute_api.control.jobs.retry_policy import Failure, sequel
+from share_compute_api.control.jobs.waiting import Waiting
+from share_compute_api.control.looking import LOOK_S, keep_looking
+from share_compute_api.control.machines.live_topology import live_topology
+from share_compute_api.control.patience import Patience, patiently
+
+_KINDS = ("train",)
+"""Kinds of jobs run here. Batches have their own supervisor: they need a deployment, not machines."""
+_RESTARTED = "the server was restarted"
+_LOST = "its attempt was lost"
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Running:
+    """An attempt of this supervisor."""
+
+    task: asyncio.Task[None]
+    allotted: Allotted
+    attempt: Attempt | None = None
+    """None until it is launched."""
+
+
+async def _suspend(running: _Running) -> None:
+    """Have an attempt write a checkpoint, and wait until it has ended."""
+    if running.attempt is not None:
+        with suppress(ShareComputeError):
+            await running.attempt.suspend()
+    await asyncio.wait([running.task])
+
+
+class JobSupervisor:
+    """Takes queued jobs and follows each attempt to its end. Writes each change to the store before it acts.
+
+    Jobs begin in the order they came, except that a job that needs fewer machines may pass one that waits for more.
+    Machines that no queued job could use are offered to running jobs.
+
+    Args:
+        store: the store of jobs and contributors.
+        launch: starts an attempt.
+        folder: parent folder; each job has one folder in it.
+        bell: notifies of changes in the store.
+        patience: time limits.
+        drift: share by which measured step times may differ from predicted ones before a job is planned again.
+        checkpoint_every_s: seconds between checkpoints of jobs that name no interval; None writes none by time.
+        members: returns, by contributor, the jobs that have members there.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        launch: Launch,
+        folder: Path,
+        bell: Bell,
+        patience: Patience | None = None,
+        *,
+        members: Callable[[], Awaitable[Mapping[str, Collection[str]]]],
+        drift: float = 0.25,
+        checkpoint_every_s: float | None = None,
+    ) -> None:
+        self._store = store
+        self._launch = launch
+        self._folder = folder
+        self._bell = bell
+        self._patience = patience or Patience()
+        self._drift = drift
+        self._checkpoint_every_s = checkpoint_every_s
+        self._members = members
+        self._waiting = Waiting(self._patience)
+        self._allotting = Allotting(self._patience)
+        self._next_allotting_s = 0.0
+        """Earliest time of the next allotting, by the loop's clock."""
+        self._attempts: dict[str, _Running] = {}
+        self._interruption = _RESTARTED
+        """Reason given for attempts that are active in the store but unknown to this supervisor."""
+        self._is_suspended = False
+
+    @asynccontextmanager
+    async def suspended(self, within_s: float) -> AsyncIterator[int]:
+        """Have all running attempts write a checkpoint and end, and start none inside the block.
+
+        Args:
+            within_s: seconds for all of them together; a job that needs longer continues from its last checkpoint.
+
+        Yields:
+            The number of jobs that ran.
+        """
+        self._is_suspended = True
+        try:
+            running = list(self._attempts.values())
+            with suppress(TimeoutError):
+                async with asyncio.timeout(within_s):
+                    await asyncio.gather(*map(_suspend, running))
+            yield len(running)
+        finally:
+            self._is_suspended = False
+            self._bell.ring()
+
+    async def run(self) -> None:
+        """Run jobs until cancelled; begin by requeueing the attempts that an earlier server left unfinished.
+
+        Running attempts continue while the store does not answer.
+        """
+        try:
+            await keep_looking(self._look, "jobs", self._bell)
+        finally:
+            tasks = [running.task for running in self._attempts.values()]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _look(self) -> None:
+        if self._is_suspended:
+            return
+        running = await self._requeue_lost()
+        waiting = await asyncio.to_thread(self._store.jobs.queued, _KINDS)
+        queued = [job for job in waiting if job.id not in self._attempts]
+        if not queued and not (running and self._is_time_to_allot()):
+            return
+        present = await asyncio.to_thread(self._store.contributors.list, self._waiting.states())
+        # Rows before members: then no member is missed on a machine that its row says is free.
+        members = await self._members()
+        supply = self._waiting.look(present, queued, members, anything_runs=bool(self._attempts))
+        for job in queued:
+            reason = supply.why_not(job)
+            if reason is None:
+                machines = supply.take(job)
+                if not await self._start(job, machines):
+                    return  # the store changed, so the bell rang: look again
+            elif self._waiting.rests(job):
+                supply.take(job)  # reserved: else a later job would get them during the pause
+            elif reason != job.reason:
+                await asyncio.to_thread(self._store.jobs.explain, job.id, reason)
+        self._allot(running, present, supply.spare(queued))
+
+    async def _requeue_lost(self) -> list[JobRecord]:
+        """Queue active jobs again that have no attempt here; return the jobs that have one.
+
+        Such a job's server stopped, or the end of its attempt could not be written.
+        """
+        active = await asyncio.to_thread(self._store.jobs.active, _KINDS)
+        if any(job.id not in self._attempts for job in active):
+            await asyncio.to_thread(
+                self._store.jobs.requeue_interrupted, self._interruption, but=list(self._attempts)
+            )
+        self._interruption = _LOST
+        return [job for job in active if job.id in self._attempts]
+
+    def _is_time_to_allot(self) -> bool:
+        """Return whether `LOOK_S` has passed since the last allotting; the bell rings at every committed step."""
+        return asyncio.get_running_loop().time() >= self._next_allotting_s
+
+    def _allot(
+        self,
+        running: Sequence[JobRecord],
+        present: Sequence[ContributorRecord],
+        spare: Sequence[ContributorRecord],
+    ) -> None:
+        """Update the machines that each running attempt may use, and those that it must release."""
+        self._next_allotting_s = asyncio.get_running_loop().time() + LOOK_S
+        for job_id, newest in self._allotting.look(running, present, spare).items():
+            if job_id in self._attempts:
+                self._attempts[job_id].allotted.put(newest)
+
+    async def _start(self, job: JobRecord, machines: list[ContributorRecord]) -> bool:
+        try:
+            job = await asyncio.to_thread(
+                self._store.jobs.begin, job.id, [machine.id for machine in machines]
+            )
+        except Conflict as changed:
+            _log.info("job %s does not begin yet: %s", job.id, changed.message)
+            return False
+        self._waiting.began(job)
+        allotted = Allotted(allotment(machines))
+        task = asyncio.create_task(self._attempt(job, machines, allotted))
+        self._attempts[job.id] = _Running(task, allotted)
+        task.add_done_callback(lambda ended: self._ended(job.id, ended))
+        return True
+
+    def _ended(self, job_id: str, task: asyncio.Task[None]) -> None:
+        self._attempts.pop(job_id, None)
+        if not task.cancelled() and (failure := task.exception()) is not None:
+            _log.error("job %s: its end could not be written; it is queued again", job_id, exc_info=failure)
+        self._bell.ring()
+
+    async def _attempt(self, job: JobRecord, machines: list[ContributorRecord], allotted: Allotted) -> None:
+        following = Following(self._store, self._patience, job, allotted)
+        failure: Failure | None
+        try:
+            known = partial(self._store.progress.timings, job.id)
+            timings = await patiently(self._patience, known)
+            told = await patiently(self._patience, partial(self._store.progress.last_step, job.id))
+            attempt = await self._launch(self._assignment(job, machines, timings, told))
+            if job.id in self._attempts:
+                self._attempts[job.id].attempt = attempt
+            try:
+                failure = await following.follow(attempt)
+            finally:
+                attempt.kill()
+        except ShareComputeError as lost:
+            failure = Failure.noticed(lost)
+        except Exception as mistake:  # noqa: BLE001 - the job must not stay running for ever, and the log has it
+            _log.exception("job %s, attempt %d failed in the server", job.id, job.attempt)
+            reason = f"the server made a mistake: {type(mistake).__name__}"
+            failure = Failure.noticed(ShareComputeError(reason, hint="look into its log", job=job.id))
+        if failure is not None:
+            try:
+                await self._go_on(job, machines, failure, has_committed=following.has_committed)
+            except Conflict as over:
+                _log.info("job %s, attempt %d is over already: %s", job.id, job.attempt, over.message)
+
+    async def _go_on(
+        self,
+        job: JobRecord,
+        machines: list[ContributorRecord],
+        failure: Failure,
+        *,
+        has_committed: bool,
+    ) -> None:
+        """Queue a job again whose attempt failed, or write down that the job failed."""
+        _log.warning("job %s, attempt %d: %s", job.id, job.attempt, failure.reason)
+        again = sequel(job, failure, has_committed=has_committed, others_run=self._others_run(job))
+        if again is None:
+            ended = AttemptEnded(outcome="failed", reason=failure.reason, error=failure.error)
+            await patiently(
+                self._patience, partial(self._store.progress.record, job.id, job.attempt, [ended])
+            )
+            return
+        requeue = partial(
+            self._store.jobs.requeue,
+            job.id,
+            again.why,
+            attempt=job.attempt,
+            fruitless_attempts=again.fruitless_attempts,
+            error=failure.error,
+            leaves_members=failure.leaves_members,
+        )
+        queued = await patiently(self._patience, requeue)
+        if again.needs_others:
+            self._waiting.tried(queued, machines)
+        elif again.rests:
+            self._waiting.rest(queued)
+
+    def _others_run(self, job: JobRecord) -> bool:
+        return any(other != job.id for other in self._attempts)
+
+    def _assignment(
+        self,
+        job: JobRecord,
+        machines: list[ContributorRecord],
+        timings: dict[str, MachineTimings],
+        told: int,
+    ) -> Assignment:
+        folder = self._folder / job.id
+        folder.mkdir(parents=True, exist_ok=True)
+        return Assignment(
+            job_id=job.id,
+            attempt=job.attempt,
+            spec=job.training,
+            topology=live_topology(machines),
+            folder=folder,
+            checkpoint=job.checkpoint_path,
+            told=told,
+            drift=self._drift,
+            checkpoint_every_s=self._checkpoint_every_s,
+            timings=timings,
+        )

@@ -1,0 +1,228 @@
+"""Which queued job may begin on which machines, and the reason why another one waits."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from share_compute.lifecycle.states import ContributorState
+from share_compute.store import ContributorRecord, JobRecord
+from share_compute_api.connection.backoff import doubled_s
+from share_compute_api.control import AWAY
+from share_compute_api.control.jobs.retry_policy import may_wait
+from share_compute_api.control.patience import Patience
+
+_ARRIVING = (ContributorState.joining, ContributorState.probing)
+_Nodes: TypeAlias = frozenset[tuple[str, str | None, frozenset[str]]]
+"""Contributors with their Ray nodes and the peers that they do not reach; both may differ at the next try."""
+
+
+@dataclass(frozen=True, slots=True)
+class _PutOff:
+    """Reason why a queued job does not begin at once though machines are free."""
+
+    attempt: int
+    until: float = -math.inf
+    tried: _Nodes = frozenset()
+    """Machines that could not hold the job."""
+
+
+class Waiting:
+    """Remembers between two looks what jobs wait for.
+
+    Args:
+        patience: time limits, among them for machines that a job could use but does not need.
+        clock: returns the time in seconds.
+    """
+
+    def __init__(self, patience: Patience, clock: Callable[[], float] = time.monotonic) -> None:
+        self._patience = patience
+        self._clock = clock
+        self._start = clock()
+        self._since: dict[str, float] = {}
+        """By job: when it was first seen able to begin, but not with all machines that are about to come."""
+        self._put_off: dict[str, _PutOff] = {}
+        """By job, until the job begins again."""
+
+    def tried(self, job: JobRecord, machines: Iterable[ContributorRecord]) -> None:
+        """Remember that these machines cannot hold the job, so that it does not get the same set again."""
+        self._put_off[job.id] = _PutOff(job.attempt, tried=_nodes(machines))
+
+    def rest(self, job: JobRecord) -> None:
+        """Let a job pause after a lost attempt. The pause doubles with each attempt in a row that commits no step."""
+        pause_s = doubled_s(self._patience.retry_s, max(job.fruitless_attempts - 1, 0))
+        self._put_off[job.id] = _PutOff(job.attempt, until=self._clock() + pause_s)
+
+    def began(self, job: JobRecord) -> None:
+        """Forget why a job waited."""
+        self._put_off.pop(job.id, None)
+
+    def rests(self, job: JobRecord) -> bool:
+        """Return whether a job pauses now."""
+        return self._clock() < self._of(job).until
+
+    def cannot_hold(self, job: JobRecord, machines: Iterable[ContributorRecord], *, others_run: bool) -> bool:
+        """Return whether all these machines were tried with this job, maybe with others, and more may come."""
+        return may_wait(job, others_run=others_run) and _nodes(machines) <= self._of(job).tried
+
+    def _of(self, job: JobRecord) -> _PutOff:
+        put_off = self._put_off.get(job.id)
+        # A different attempt means that the job may have been cancelled and resumed: it is to be tried at once.
+        return put_off if put_off is not None and put_off.attempt == job.attempt else _PutOff(job.attempt)
+
+    def states(self) -> list[ContributorState]:
+        """Return the states of the contributors that matter now."""
+        states = [*_ARRIVING, ContributorState.ready, ContributorState.draining]
+        return [*states, ContributorState.lost] if self._are_returning() else states
+
+    def _are_returning(self) -> bool:
+        return self._clock() - self._start < self._patience.return_s
+
+    def look(
+        self,
+        present: Sequence[ContributorRecord],
+        queued: Sequence[JobRecord],
+        members: Mapping[str, Collection[str]],
+        *,
+        anything_runs: bool,
+    ) -> Supply:
+        """Return the machines that can be given to jobs now.
+
+        Args:
+            present: the contributors in `states`.
+            queued: the jobs that wait.
+            members: by contributor, the jobs that have members there.
+            anything_runs: whether a job runs that may give machines back.
+        """
+        names = {job.id for job in queued}
+        self._since = {job_id: since for job_id, since in self._since.items() if job_id in names}
+        ready = [machine for machine in present if machine.state is ContributorState.ready]
+        free = [machine for machine in ready if not machine.is_leased]
+        away = [
+            machine
+            for machine in present
+            if machine.state is ContributorState.lost and machine.reason == AWAY and self._are_returning()
+        ]
+        coming = len(away) + sum(machine.state in _ARRIVING for machine in present)
+        held = {machine.id: jobs for machine in free if (jobs := members.get(machine.id))}
+        living = Counter(job_id for jobs in members.values() for job_id in jobs)
+        return Supply(self, free, len(ready) - len(free), coming, anything_runs, held, living)
+
+    def is_patient(self, job: JobRecord) -> bool:
+        """Return whether a job that could begin still waits for machines that are about to come."""
+        return self._clock() - self._since.setdefault(job.id, self._clock()) < self._patience.arrival_s
+
+
+@dataclass(slots=True)
+class Supply:
+    """The machines that queued jobs can be given at one moment.
+
+    A machine that still holds members of a job is reserved for that job until the members are taken over or ended,
+    because they keep their memory.
+    """
+
+    waiting: Waiting
+    free: list[ContributorRecord]
+    """Machines that are ready and leased to no job."""
+    busy: int
+    """Number of machines that are ready, but leased to a job."""
+    coming: int
+    """Number of machines that are joining, being measured, or on the way back after a restart."""
+    anything_runs: bool
+    """Whether a job runs that may give machines back."""
+    held: Mapping[str, Collection[str]]
+    """By free contributor: the jobs that have members there."""
+    living: Mapping[str, int]
+    """By job: the number of machines on which it has members."""
+
+    def take(self, job: JobRecord) -> list[ContributorRecord]:
+        """Give one job all machines that are free for it; its plan gives back what it does not use."""
+        taken = self._free_for(job)
+        self.free = [machine for machine in self.free if self._is_kept(machine, job)]
+        self.busy += len(taken)
+        return taken
+
+    def spare(self, queued: Iterable[JobRecord]) -> list[ContributorRecord]:
+        """Return the machines left over if no queued job could begin, not even with the machines about to come."""
+        if any(self._may_do_for(job) for job in queued):
+            return []
+        return [machine for machine in self.free if machine.id not in self.held]
+
+    def _free_for(self, job: JobRecord) -> list[ContributorRecord]:
+        return [machine for machine in self.free if not self._is_kept(machine, job)]
+
+    def _is_kept(self, machine: ContributorRecord, job: JobRecord) -> bool:
+        """Return whether a machine has members of other jobs."""
+        return any(other != job.id for other in self.held.get(machine.id, ()))
+
+    def _may_do_for(self, job: JobRecord) -> bool:
+        if len(self._free_for(job)) + self.coming < job.training.parallelism.machines_needed:
+            return False
+        return self.coming > 0 or not self._cannot_hold(job)
+
+    def _cannot_hold(self, job: JobRecord) -> bool:
+        return self.waiting.cannot_hold(job, self._free_for(job), others_run=self.anything_runs)
+
+    def why_not(self, job: JobRecord) -> str | None:
+        """Return the reason why a job cannot begin now; None when it can."""
+        if self.waiting.rests(job):
+            return job.reason  # the reason already says what happened
+        parallelism = job.training.parallelism
+        needed, free = parallelism.machines_needed, len(self._free_for(job))
+        if free < needed:
+            have = "none is" if not free else f"{free} {_be(free)}"
+            others = self._others(len(self.free) - free)
+            return f"waiting for contributors: needs {needed}, {have} ready{others}{self._continues(job)}"
+        if self._cannot_hold(job):
+            return job.reason  # the reason already says what is missing
+        may_gain = parallelism.stages is None or self._lacks_members(job)
+        if may_gain and self.coming and self.waiting.is_patient(job):
+            return (
+                f"waiting for contributors: {free} {_be(free)} ready, "
+                f"{self.coming} {_be(self.coming)} about to be{self._continues(job)}"
+            )
+        return None
+
+    def _lacks_members(self, job: JobRecord) -> bool:
+        """Whether the job left members on machines that are not ready yet: they may hold what nobody else does."""
+        here = sum(job.id in jobs for jobs in self.held.values())
+        return here < self.living.get(job.id, 0)
+
+    def _others(self, kept: int) -> str:
+        """Describe the other machines: leased ones, and ones with members of other waiting jobs."""
+        others = [f"{self.busy} more {_work(self.busy)} for other jobs"] if self.busy else []
+        if kept:
+            others.append(
+                "1 more holds members of another job"
+                if kept == 1
+                else f"{kept} more hold members of other jobs"
+            )
+        return f" ({', '.join(others)})" if others else ""
+
+    def _continues(self, job: JobRecord) -> str:
+        """Describe the state that a job will continue from."""
+        living, step = self.living.get(job.id, 0), job.checkpoint_step
+        if not living:
+            return "" if step is None else f"; continues from step {step}"
+        where = "1 machine" if living == 1 else f"{living} machines"
+        otherwise = "" if step is None else f", else from step {step}"
+        return f"; goes on with what its members hold on {where}{otherwise}"
+
+
+def _nodes(machines: Iterable[ContributorRecord]) -> _Nodes:
+    return frozenset(
+        (machine.id, machine.node_id, frozenset(link.target for link in machine.links or () if link.is_dead))
+        for machine in machines
+    )
+
+
+def _be(number: int) -> str:
+    return "is" if number == 1 else "are"
+
+
+def _work(number: int) -> str:
+    return "works" if number == 1 else "work"

@@ -1,0 +1,1 @@
+"""Supervises contributors: nodes, measurements, and the live topology."""

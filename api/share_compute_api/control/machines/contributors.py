@@ -1,0 +1,212 @@
+"""Watches contributors: notices lost ones, and has idle ones measured again."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from datetime import datetime, timedelta
+
+from share_compute.errors import Conflict, NotFound, ShareComputeError
+from share_compute.lifecycle.states import HERE, ContributorState
+from share_compute.store import ContributorRecord, JobRecord, Store
+from share_compute_actors.machine.reach import Place, answers
+from share_compute_api.cluster.calls import NodeFacts
+from share_compute_api.control import AWAY
+from share_compute_api.control.looking import LOOK_S
+from share_compute_api.control.machines.measuring import Measurements
+
+_JOINING_LIMIT = timedelta(seconds=180)
+_PROBING_LIMIT = timedelta(seconds=30)
+"""Time limit for a contributor in state probing that no task measures."""
+_CALLS_APART = timedelta(seconds=4)
+"""A server that heard the agent of another host within this time is not cut off from the network."""
+_LONGEST_SILENCE = timedelta(seconds=30)
+"""Time without a heartbeat after which a contributor is lost although its node answers. The agent may be busy, or
+may pause before it tries again."""
+DISAGREEMENT = 2.0
+"""Factor between measured and predicted time, in either direction, from which a machine is measured again after a job.
+The measured time is the median of the job's last steps."""
+_log = logging.getLogger(__name__)
+
+
+def disagrees(job: JobRecord, contributor_id: str) -> bool:
+    """Return whether a machine computed much longer or shorter in a job's last steps than the plan predicted."""
+    if job.measured is None or job.plan is None or job.plan.prediction is None:
+        return False
+    measured_s = job.measured.machines.get(contributor_id, 0.0)
+    predicted_s = job.plan.prediction.step_s * sum(
+        member.busy_fraction or 0.0
+        for stage in job.plan.stages
+        for member in stage.members
+        if member.contributor_id == contributor_id
+    )
+    if measured_s <= 0 or predicted_s <= 0:
+        return False
+    return not 1 / DISAGREEMENT < measured_s / predicted_s < DISAGREEMENT
+
+
+class ContributorSupervisor:
+    """Marks contributors as left or lost.
+
+    Args:
+        store: the store of contributors.
+        measurements: measures contributors.
+        nodes: returns the facts that Ray has about its nodes.
+        lost_after: time without a heartbeat after which a contributor is lost if its node does not answer either.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        measurements: Measurements,
+        nodes: Callable[[], Awaitable[Sequence[NodeFacts]]],
+        lost_after: timedelta,
+    ) -> None:
+        self._lost_after = lost_after
+        self._store = store
+        self._measurements = measurements
+        self._nodes = nodes
+        self._hears_since = store.clock()
+        """Start of the time in which missing heartbeats count. Before it, the server's own network was cut or the
+        server stood still."""
+        self._jobs: dict[str, str] = {}
+        """By contributor: the job that held its lease at the last look."""
+        self._unmeasured: dict[tuple[str, str | None], datetime] = {}
+        """By contributor and node: the time since which it is in state probing while no task measures it."""
+
+    async def run(self) -> None:
+        """Watch until cancelled; while the store does not answer, no contributor is given up."""
+        await self._mark_ghosts()
+        while True:
+            try:
+                await self.look()
+            except ShareComputeError as failure:
+                _log.warning("contributors could not be looked at: %s", failure.message)
+            await asyncio.sleep(LOOK_S)
+
+    async def _mark_ghosts(self) -> None:
+        """Mark contributors of an earlier server as lost, or left if they drained; their agents bring them back."""
+        for record in await asyncio.to_thread(self._store.contributors.list, HERE):
+            if record.state is ContributorState.joining or self._measurements.is_known(record.id):
+                continue
+            if record.state is ContributorState.draining:
+                await self._change(record, ContributorState.left, "it left while the server was away")
+            else:
+                await self._change(record, ContributorState.lost, AWAY)
+
+    async def look(self) -> None:
+        """Look once at all contributors."""
+        # Rows before nodes: a node that comes up between the two reads is then seen as alive.
+        records = await asyncio.to_thread(self._store.contributors.list, HERE)
+        nodes = {node.node_id: node for node in await self._nodes() if node.is_alive} if records else {}
+        now = self._store.clock()
+        silent = await self._silent(records, nodes, now)
+        self._unmeasured = {
+            (record.id, record.node_id): self._unmeasured.get((record.id, record.node_id), now)
+            for record in records
+            if record.state is ContributorState.probing and not self._measurements.is_measuring(record.id)
+        }
+        self._measurements.look_at_dead_links(
+            [record for record in records if record.state is ContributorState.ready]
+        )
+        for record in records:
+            change = self._decide(
+                record, is_alive=record.node_id in nodes, is_silent=record.id in silent, now=now
+            )
+            if change is not None:
+                await self._change(record, *change)
+        await self._doubt_those_done(records)
+        self._measurements.measure_idle(records)
+
+    async def _doubt_those_done(self, records: Sequence[ContributorRecord]) -> None:
+        """Have machines measured again whose time in a finished job differs much from the predicted one."""
+        for record in records:
+            job_id = self._jobs.get(record.id)
+            if job_id is None or record.job_id == job_id:
+                continue
+            try:
+                job = await asyncio.to_thread(self._store.jobs.get, job_id)
+            except NotFound:  # deleted meanwhile
+                continue
+            if disagrees(job, record.id):
+                _log.info("contributor %s is measured again: job %s disagrees", record.name, job_id)
+                self._measurements.want(record.id)
+        self._jobs = {record.id: record.job_id for record in records if record.job_id is not None}
+
+    async def _silent(
+        self, records: Sequence[ContributorRecord], nodes: Mapping[str, NodeFacts], now: datetime
+    ) -> frozenset[str]:
+        """Return the contributors without a heartbeat for too long; none if this server itself is cut off."""
+        places = {
+            record.id: (node.address, node.port)
+            for record in records
+            if (node := nodes.get(record.node_id or "")) is not None
+        }
+        silence = {record.id: now - max(record.last_seen_at, self._hears_since) for record in records}
+        silent = [one for one in places if silence[one] > self._lost_after]
+        if not silent:
+            return frozenset()
+        found = await asyncio.to_thread(answers, places.values())
+        here = {node.address for node in nodes.values() if node.is_head}
+        heard = any(
+            silence[one] < _CALLS_APART for one, (address, _) in places.items() if address not in here
+        )
+        if not heard and _is_cut_off(places.values(), found, here):
+            self._hears_since = now
+            return frozenset()
+        return frozenset(
+            one for one in silent if found.get(places[one]) != "open" or silence[one] > _LONGEST_SILENCE
+        )
+
+    def _decide(
+        self, record: ContributorRecord, *, is_alive: bool, is_silent: bool, now: datetime
+    ) -> tuple[ContributorState, str] | None:
+        if record.state is ContributorState.joining:
+            if now - record.last_seen_at > _JOINING_LIMIT:
+                return (
+                    ContributorState.lost,
+                    f"its Ray node did not come up within {_JOINING_LIMIT.seconds} s",
+                )
+            return None
+        if record.state is ContributorState.draining:
+            is_done = not record.is_leased or not is_alive or is_silent
+            return (ContributorState.left, record.reason) if is_done else None
+        why_lost = None
+        if not is_alive:
+            why_lost = "its Ray node is dead or does not answer"
+        elif is_silent:
+            why_lost = f"nothing was heard from it for {(now - record.last_seen_at).seconds} s"
+        elif now - self._unmeasured.get((record.id, record.node_id), now) > _PROBING_LIMIT:
+            why_lost = "the server did not measure it"
+        return (ContributorState.lost, why_lost) if why_lost else None
+
+    async def _change(self, seen: ContributorRecord, state: ContributorState, reason: str) -> None:
+        forget = self._measurements.forgetting(seen.id)  # it may be back before the store has answered
+        try:
+            changed = await asyncio.to_thread(self._store.contributors.set_state, seen, state, reason)
+        except Conflict as gone:
+            _log.info("%s", gone.message)
+            return
+        if changed is not None:
+            forget()
+            # After a restart of the server every machine is lost for a moment, which is no news.
+            is_news = state is ContributorState.lost and reason != AWAY
+            level = logging.WARNING if is_news else logging.INFO
+            _log.log(level, "contributor %s is %s: %s", seen.name, state.value, reason)
+
+
+def _is_cut_off(places: Collection[Place], found: Collection[Place], here: Collection[str]) -> bool:
+    """Return whether this server itself is probably cut off, because no node of another host answers.
+
+    If this server's own host is lent too and there is only one other host, that host counts as the one that failed.
+
+    Args:
+        places: address and port of every node.
+        found: the places that answered.
+        here: addresses of this server's own host.
+    """
+    hosts = {address for address, _ in places} - set(here)
+    if not hosts or hosts & {address for address, _ in found}:
+        return False
+    return len(hosts) > 1 or all(address in hosts for address, _ in places)

@@ -1,0 +1,342 @@
+"""Measures contributors when their node came up, and again while they are idle; on one host, one after the other."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import random
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from datetime import datetime, timedelta
+from typing import NamedTuple
+
+from share_compute.errors import Conflict, ShareComputeError
+from share_compute.lifecycle.states import HERE, ContributorState
+from share_compute.store import ContributorRecord, Store
+from share_compute.topology import HEAD
+from share_compute_api.control.machines.live_topology import require_sound, sound_links
+from share_compute_api.control.machines.machines import MEASURE_S, Machine, Start
+
+_SIBLINGS_S = 10.0
+_SIBLINGS_POLL_S = 0.2
+_PEERS = 4
+_DIALLERS = 3
+"""Number of machines that connect to one that is about to join."""
+AGAIN = timedelta(minutes=30)
+"""Age of its figures from which an idle machine is measured again."""
+_RETRY = timedelta(seconds=30)
+"""Shortest time between two tries for one machine."""
+_MEASURABLE = (ContributorState.ready, ContributorState.quarantined)
+_log = logging.getLogger(__name__)
+
+
+class Share(NamedTuple):
+    """A machine's share of its host's processors."""
+
+    threads: int
+    """Threads that the machine computes with."""
+    beside: int
+    """Threads that other machines use beside it, at most as many as are left."""
+
+
+def share_of(record: ContributorRecord, here: Iterable[ContributorRecord]) -> Share:
+    """Return a machine's share of its host's processors: no more threads than an equal part, and at least one.
+
+    Args:
+        record: the machine.
+        here: all machines that are present.
+    """
+    processors = int(record.limits.get("host_threads") or 0)
+    others = [
+        one
+        for one in here
+        if one.id != record.id and record.host_id and one.host_id == record.host_id and _uses_cpu(one)
+    ]
+    if not others or not processors or not _uses_cpu(record):
+        return Share(record.lent_threads, 0)
+    part = max(1, processors // (len(others) + 1))
+    threads = min(record.lent_threads, part)
+    wanted = sum(min(one.lent_threads, part) for one in others)
+    return Share(threads, max(0, min(wanted, processors - threads)))
+
+
+def _uses_cpu(record: ContributorRecord) -> bool:
+    return record.limits.get("device") == "cpu" or not record.limits.get("gpus")
+
+
+class Measurements:
+    """Keeps the machines' measuring actors, and runs at most one measurement of each at a time.
+
+    Args:
+        store: the store of contributors.
+        start: starts a machine.
+        timeout_s: time limit for one measurement, in seconds.
+        relink_s: seconds between two measurements of dead links.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        start: Start,
+        timeout_s: float = MEASURE_S,
+        relink_s: float = 30.0,
+    ) -> None:
+        self._timeout_s = timeout_s
+        self._relink_s = relink_s
+        self._store = store
+        self._start = start
+        # Ray ends an actor when its last handle goes.
+        self._machines: dict[str, Machine] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._relinking: asyncio.Task[None] | None = None
+        self._relinked_s = -math.inf
+        """Time of the last measurement of dead links, by the loop's clock."""
+        self._head_lock = asyncio.Lock()
+        self._host_locks: dict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        """By host: its contributors are measured one after the other, each beside a known load."""
+        self._wanted: set[str] = set()
+        """Contributors to measure again as soon as they are idle."""
+        self._tried_at: dict[str, datetime] = {}
+
+    def want(self, contributor_id: str) -> None:
+        """Measure a contributor again as soon as it and all others of its host are idle; callable from any thread."""
+        self._wanted.add(contributor_id)
+        self._tried_at.pop(contributor_id, None)
+
+    def measure_idle(self, here: Sequence[ContributorRecord]) -> None:
+        """Begin to measure idle machines again that are due, one of a host at a time.
+
+        A machine is due when `want` was called for it, when its figures are old, or when its share of its host's
+        processors differs from the share that it was measured with.
+
+        Args:
+            here: all machines that are present.
+        """
+        hosts: dict[str, list[ContributorRecord]] = defaultdict(list)
+        for record in here:
+            hosts[_host(record)].append(record)
+        for machines in hosts.values():
+            if all(self._is_idle(machine) for machine in machines):
+                due = next((machine for machine in machines if self._is_due(machine, machines)), None)
+                if due is not None:
+                    self._tried_at[due.id] = self._store.clock()
+                    self.begin(due.id)
+
+    def _is_idle(self, record: ContributorRecord) -> bool:
+        return record.state in _MEASURABLE and not record.is_leased and not self.is_measuring(record.id)
+
+    def _is_due(self, record: ContributorRecord, machines: Sequence[ContributorRecord]) -> bool:
+        now = self._store.clock()
+        tried_at = self._tried_at.get(record.id)
+        if tried_at is not None and now - tried_at < _RETRY:
+            return False
+        if record.id in self._wanted or record.measured_at is None or now - record.measured_at >= AGAIN:
+            return True
+        return (record.threads or record.lent_threads) != share_of(record, machines).threads
+
+    def begin(self, contributor_id: str) -> None:
+        """Measure a contributor whose node just came up, or that is idle; end an earlier try."""
+        earlier = self._tasks.get(contributor_id)
+        if earlier is not None:
+            earlier.cancel()
+        task = asyncio.create_task(self._measure_or_give_up(contributor_id, earlier))
+        self._tasks[contributor_id] = task
+        task.add_done_callback(lambda ended: self._ended(contributor_id, ended))
+
+    def is_known(self, contributor_id: str) -> bool:
+        """Return whether this server has measured the contributor, or measures it now."""
+        return contributor_id in self._machines or contributor_id in self._tasks
+
+    def is_measuring(self, contributor_id: str) -> bool:
+        """Return whether the contributor is measured now, or waits for its turn."""
+        return contributor_id in self._tasks
+
+    def forgetting(self, contributor_id: str) -> Callable[[], None]:
+        """Return a function that drops all that is held of a contributor now, but nothing that begins later."""
+        task, machine = self._tasks.get(contributor_id), self._machines.get(contributor_id)
+
+        def forget() -> None:
+            is_the_same = self._tasks.get(contributor_id) is task
+            if task is not None:
+                task.cancel()
+            self._drop(contributor_id, self._machines.get(contributor_id) if is_the_same else machine)
+
+        return forget
+
+    def look_at_dead_links(self, ready: Sequence[ContributorRecord]) -> None:
+        """Measure dead links between ready contributors again from time to time: their cause may be over.
+
+        Args:
+            ready: all contributors that are ready.
+        """
+        now_s = asyncio.get_running_loop().time()
+        if self._relinking is not None and not self._relinking.done():
+            return
+        if now_s - self._relinked_s < self._relink_s or not any(map(_dead_links, ready)):
+            return
+        self._relinked_s = now_s
+        self._relinking = asyncio.create_task(self._relink(ready))
+
+    async def _relink(self, ready: Sequence[ContributorRecord]) -> None:
+        names = {record.id: record.name for record in ready}
+        for record in ready:
+            machine = self._machines.get(record.id)
+            peers = [(one, self._machines[one]) for one in _dead_links(record) if one in self._machines]
+            if machine is None or not peers:
+                continue
+            try:
+                async with asyncio.timeout(self._timeout_s):
+                    links = sound_links(await machine.measure_links(peers), record.name)
+                alive = [link for link in links if not link.is_dead]
+                if alive:
+                    await asyncio.to_thread(self._store.contributors.relink, record.id, alive)
+            except (TimeoutError, ShareComputeError) as failure:
+                _log.info(
+                    "contributor %s: its dead links could not be measured again: %s", record.name, failure
+                )
+            else:
+                for link in alive:
+                    other = names.get(link.target, link.target)
+                    _log.info("contributors %s and %s reach each other again", record.name, other)
+
+    async def dial(
+        self, record: ContributorRecord, address: str, ports: Sequence[int], greeting: str
+    ) -> dict[str, frozenset[int]]:
+        """Have some machines with other addresses connect to ports of a machine, before its node starts there.
+
+        Args:
+            record: the machine.
+            address: its IP address.
+            ports: the ports that it listens on.
+            greeting: the bytes that it sends to each connection, in hexadecimal.
+
+        Returns:
+            The ports that each of these machines does not reach, by contributor id.
+        """
+        ready = await asyncio.to_thread(self._store.contributors.list, [ContributorState.ready])
+        others = [
+            one.id
+            for one in ready
+            if one.id in self._machines and one.id != record.id and one.address != address
+        ]
+        sample = random.sample(others, min(_DIALLERS, len(others)))
+        answers = await asyncio.gather(
+            *(self._machines[one].dial(address, ports, greeting) for one in sample), return_exceptions=True
+        )
+        # A machine that fails while it connects says nothing about the other one.
+        return {
+            one: found for one, found in zip(sample, answers, strict=True) if isinstance(found, frozenset)
+        }
+
+    async def close(self) -> None:
+        """End all measurements."""
+        tasks = list(self._tasks.values())
+        if self._relinking is not None:
+            tasks.append(self._relinking)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _ended(self, contributor_id: str, task: asyncio.Task[None]) -> None:
+        if self._tasks.get(contributor_id) is task:
+            del self._tasks[contributor_id]
+        if not task.cancelled() and (failure := task.exception()) is not None:
+            _log.error("contributor %s: giving it up failed", contributor_id, exc_info=failure)
+
+    async def _measure_or_give_up(self, contributor_id: str, earlier: asyncio.Task[None] | None) -> None:
+        if earlier is not None:
+            await asyncio.wait([earlier])
+        record = await asyncio.to_thread(self._store.contributors.get, contributor_id)
+        if record.state not in (ContributorState.probing, *_MEASURABLE) or record.node_id is None:
+            return  # it left, or lost its node again
+        try:
+            await self._measure(record, record.node_id)
+        except TimeoutError:
+            await self._give_up(record, f"it could not be measured within {self._timeout_s:g} s")
+        except Conflict as left_meanwhile:
+            _log.info("%s", left_meanwhile.message)
+            self._drop(record.id, self._machines.get(record.id))
+        except ShareComputeError as failure:
+            await self._give_up(record, failure.message)
+        except Exception as failure:  # noqa: BLE001 - it must not stay in probing for ever, and the log has it
+            _log.exception("contributor %s could not be measured", record.name)
+            await self._give_up(record, f"it could not be measured: {type(failure).__name__}")
+
+    async def _measure(self, record: ContributorRecord, node_id: str) -> None:
+        is_new = record.state is ContributorState.probing
+        if is_new:
+            self._drop(record.id, self._machines.get(record.id))
+        async with self._host_locks[_host(record)], asyncio.timeout(self._timeout_s):
+            machine = self._machines.get(record.id)
+            if machine is None:
+                machine = self._machines[record.id] = await self._start(record.id, node_id)
+            await self._wait_for_siblings(record)
+            here = await asyncio.to_thread(self._store.contributors.list, HERE)
+            share = share_of(record, here)
+            devices = await machine.probe({**record.limits, "cpu_threads": share.threads}, share.beside)
+            require_sound(devices, record.name, record.limits.get("memory_bytes"))
+            links = sound_links(await machine.measure_links(await self._peers(record)), record.name)
+        if not is_new and (await asyncio.to_thread(self._store.contributors.get, record.id)).is_leased:
+            return  # a job began meanwhile: each disturbed the other
+        self._wanted.discard(record.id)
+        await asyncio.to_thread(
+            self._store.contributors.ready,
+            record.id,
+            capacity=devices,
+            links=links,
+            threads=share.threads,
+        )
+
+    async def _wait_for_siblings(self, record: ContributorRecord) -> None:
+        """Wait a limited time while other contributors of the host start, because they would distort the figures."""
+        deadline = asyncio.get_running_loop().time() + _SIBLINGS_S
+        while asyncio.get_running_loop().time() < deadline:
+            starting = await asyncio.to_thread(self._store.contributors.list, [ContributorState.joining])
+            if not any(_computer(sibling) == _computer(record) for sibling in starting):
+                return
+            await asyncio.sleep(_SIBLINGS_POLL_S)
+
+    async def _peers(self, record: ContributorRecord) -> list[tuple[str, Machine]]:
+        ready = await asyncio.to_thread(self._store.contributors.list, [ContributorState.ready])
+        others = [
+            (machine.id, self._machines[machine.id])
+            for machine in ready
+            if machine.id in self._machines and machine.id != record.id
+        ]
+        return [(HEAD, await self._head()), *random.sample(others, min(_PEERS, len(others)))]
+
+    async def _head(self) -> Machine:
+        async with self._head_lock:
+            head = self._machines.get(HEAD)
+            if head is None or not await head.is_alive():
+                head = self._machines[HEAD] = await self._start(HEAD, None)
+            return head
+
+    async def _give_up(self, record: ContributorRecord, reason: str) -> None:
+        _log.warning("contributor %s: %s", record.name, reason)
+        self._drop(record.id, self._machines.get(record.id))
+        if record.state in _MEASURABLE:
+            return  # the earlier figures stay
+        # The contributor may have come back with a new node meanwhile, or left: then this changes nothing.
+        await asyncio.to_thread(self._store.contributors.set_state, record, ContributorState.lost, reason)
+
+    def _drop(self, contributor_id: str, machine: Machine | None) -> None:
+        if machine is not None and self._machines.get(contributor_id) is machine:
+            del self._machines[contributor_id]
+            machine.kill()
+
+
+def _dead_links(record: ContributorRecord) -> list[str]:
+    """Return the ids of the peers that a contributor did not reach when its links were measured."""
+    return [link.target for link in record.links or () if link.is_dead]
+
+
+def _host(record: ContributorRecord) -> str:
+    """Return the key that contributors share which are measured one after the other."""
+    return record.host_id or record.address or record.id
+
+
+def _computer(record: ContributorRecord) -> str:
+    """Return the host's key for a contributor that may have no address yet."""
+    return record.host_id or record.host

@@ -1,0 +1,107 @@
+"""Answers that are sent piece by piece as server-sent events, until they end or the client disconnects."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Callable
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from share_compute.errors import ShareComputeError, Unavailable
+from share_compute_api.connection import sse
+from share_compute_api.connection.departures import departure
+from share_compute_api.connection.notifier import Bell
+from share_compute_api.openai.answers import Shape, Usage
+from share_compute_api.openai.completion import Completion
+from share_compute_api.openai.problems import problem_of
+
+_DONE = sse.event("[DONE]")
+_QUIET_S = 10.0
+"""Seconds without an event after which a comment is sent: proxies close connections that are idle for long."""
+_UNREAD_S = 60.0
+"""Seconds after which a client that reads nothing is treated as gone."""
+_log = logging.getLogger(__name__)
+
+
+def failed(failure: Exception) -> bytes:
+    """Return the last events of a stream that cannot continue."""
+    return sse.json_event(problem_of(failure).body()) + _DONE
+
+
+async def answer_events(
+    completion: Completion, shape: Shape, usage: Callable[[], Usage] | None
+) -> AsyncGenerator[bytes, None]:
+    """Yield the events of a stream.
+
+    Args:
+        completion: its sequences.
+        shape: builds the chunks.
+        usage: returns the usage to report at the end; None if the client does not want it.
+    """
+    yield b"".join(
+        sse.json_event(chunk) for index in range(completion.num_sequences) for chunk in shape.first(index)
+    )
+    try:
+        async for batch in completion.pieces(quiet_s=_QUIET_S):
+            yield (
+                b"".join(sse.json_event(shape.chunk(index, piece)) for index, piece in batch) or sse.KEEPALIVE
+            )
+    except ShareComputeError as failure:
+        yield failed(failure)
+        return
+    yield (sse.json_event(shape.last(usage())) if usage is not None else b"") + _DONE
+
+
+class AnswerStream(Response):
+    """Sends events as they come. ``close`` is called in the end in any case.
+
+    Args:
+        events: one or several events at a time.
+        bell: notifies of the server's end.
+        close: gives up the source of the events.
+    """
+
+    media_type = sse.MEDIA_TYPE
+
+    def __init__(self, events: AsyncGenerator[bytes, None], bell: Bell, close: Callable[[], None]) -> None:
+        super().__init__(headers=sse.HEADERS)
+        del self.headers["content-length"]
+        self._events = events
+        self._bell = bell
+        self._close = close
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send all events, or stop when the client disconnects or the server ends."""
+        del scope
+        work = asyncio.ensure_future(self._send_all(send))
+        watch = asyncio.ensure_future(departure(receive, self._bell))
+        try:
+            await asyncio.wait({work, watch}, return_when=asyncio.FIRST_COMPLETED)
+            if work.done():
+                await work
+            elif await watch == "ending":
+                work.cancel()
+                await asyncio.gather(work, return_exceptions=True)
+                ending = Unavailable("the server ends", hint="ask again in a while")
+                await _body(send, failed(ending), more=False)
+        except TimeoutError:
+            _log.info("a client read nothing for %g s: its request is given up", _UNREAD_S)
+        finally:
+            work.cancel()
+            watch.cancel()
+            await asyncio.gather(work, watch, return_exceptions=True)
+            await self._events.aclose()
+            self._close()
+
+    async def _send_all(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        async for content in self._events:
+            async with asyncio.timeout(_UNREAD_S):
+                await _body(send, content, more=True)
+        await _body(send, b"", more=False)
+
+
+async def _body(send: Send, content: bytes, *, more: bool) -> None:
+    await send({"type": "http.response.body", "body": content, "more_body": more})

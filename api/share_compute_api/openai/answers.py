@@ -1,0 +1,372 @@
+"""Answers of the OpenAI API: whole answers as models, which the API's document describes, and chunks of streams."""
+
+from __future__ import annotations
+
+import base64
+import secrets
+import struct
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from pydantic import BaseModel, ConfigDict
+
+from share_compute import __version__
+from share_compute_api.openai.engine import ModelFacts
+from share_compute_api.openai.writing import Finish, Piece, Told, Written
+
+if TYPE_CHECKING:
+    from share_compute_api.workers.isolated.vocabulary import Vocabulary
+
+FINGERPRINT = f"share-compute-{__version__}"
+_LEAST_LOGPROB = -9999.0
+"""Least log-probability that is reported, because JSON has no infinity."""
+
+
+class _Answer(BaseModel):
+    model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
+
+
+class CachedTokens(_Answer):
+    """Part of a prompt that was not computed."""
+
+    cached_tokens: int = 0
+    """Tokens copied from another request with the same beginning."""
+
+
+class Usage(_Answer):
+    """Number of tokens of a request."""
+
+    prompt_tokens: int
+    completion_tokens: int = 0
+    total_tokens: int
+    prompt_tokens_details: CachedTokens = CachedTokens()
+
+    @classmethod
+    def of(cls, prompt_tokens: int, completion_tokens: int = 0, cached_tokens: int = 0) -> Usage:
+        """Return the usage, including the total."""
+        return cls(
+            prompt_tokens=prompt_tokens,
+            completion_tokens=completion_tokens,
+            total_tokens=prompt_tokens + completion_tokens,
+            prompt_tokens_details=CachedTokens(cached_tokens=cached_tokens),
+        )
+
+
+class TopLogprob(_Answer):
+    """A token that could have been sampled."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class TokenLogprob(TopLogprob):
+    """A token of an answer."""
+
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(_Answer):
+    """The tokens of a chat's answer."""
+
+    content: list[TokenLogprob]
+    refusal: None = None
+
+
+class TextLogprobs(_Answer):
+    """The tokens of a completion."""
+
+    tokens: list[str]
+    token_logprobs: list[float]
+    top_logprobs: list[dict[str, float]] | None
+    text_offset: list[int]
+
+
+class ChatMessage(_Answer):
+    """The model's message."""
+
+    role: Literal["assistant"] = "assistant"
+    content: str
+    refusal: None = None
+
+
+class ChatChoice(_Answer):
+    """One answer to a chat."""
+
+    index: int
+    message: ChatMessage
+    logprobs: ChatLogprobs | None = None
+    finish_reason: Finish
+
+
+class TextChoice(_Answer):
+    """One answer to a prompt."""
+
+    index: int
+    text: str
+    logprobs: TextLogprobs | None = None
+    finish_reason: Finish
+
+
+class ChatCompletion(_Answer):
+    """All answers to a chat."""
+
+    id: str
+    object: Literal["chat.completion"] = "chat.completion"
+    created: int
+    model: str
+    system_fingerprint: str = FINGERPRINT
+    choices: list[ChatChoice]
+    usage: Usage
+
+
+class TextCompletion(_Answer):
+    """All answers to all prompts."""
+
+    id: str
+    object: Literal["text_completion"] = "text_completion"
+    created: int
+    model: str
+    system_fingerprint: str = FINGERPRINT
+    choices: list[TextChoice]
+    usage: Usage
+
+
+class Embedding(_Answer):
+    """One vector."""
+
+    object: Literal["embedding"] = "embedding"
+    index: int
+    embedding: list[float] | str
+    """Numbers, or base64 of 32-bit floats, little-endian."""
+
+
+class EmbeddingList(_Answer):
+    """A vector for each text."""
+
+    object: Literal["list"] = "list"
+    data: list[Embedding]
+    model: str
+    usage: Usage
+
+
+class Model(_Answer):
+    """A model that is served."""
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: str = "share-compute"
+    max_model_len: int
+    """Most tokens of a prompt and its answer together."""
+    kind: Literal["generate", "embed"]
+    has_chat_template: bool
+    """Whether `/v1/chat/completions` works; without a template the model only continues texts."""
+
+    @classmethod
+    def of(cls, facts: ModelFacts) -> Model:
+        """Return the description of a model for clients."""
+        return cls(
+            id=facts.name,
+            created=facts.created,
+            max_model_len=facts.window_tokens,
+            kind=facts.kind,
+            has_chat_template=facts.kind == "generate" and facts.has_chat_template,
+        )
+
+
+class ModelList(_Answer):
+    """The models that are served."""
+
+    object: Literal["list"] = "list"
+    data: list[Model]
+
+
+class Shape(Protocol):
+    """Builds the answers of one route."""
+
+    def whole(self, answers: Sequence[Told], usage: Usage) -> BaseModel:
+        """Return the answer that is not streamed."""
+
+    def first(self, index: int) -> list[dict[str, Any]]:
+        """Return the chunks that a sequence's stream begins with."""
+
+    def chunk(self, index: int, piece: Piece) -> dict[str, Any]:
+        """Return a chunk of a stream."""
+
+    def last(self, usage: Usage) -> dict[str, Any]:
+        """Return the chunk with the usage."""
+
+
+class _Shape:
+    """Common parts of all shapes.
+
+    Args:
+        prefix: beginning of the answer's id.
+        kind: value of a chunk's ``object``.
+        model: name of the model.
+        vocabulary: the model's vocabulary.
+        tells_tokens: whether log-probabilities were asked for.
+        tells_usage: whether a stream reports its usage.
+    """
+
+    def __init__(
+        self,
+        prefix: str,
+        kind: str,
+        model: str,
+        vocabulary: Vocabulary,
+        *,
+        tells_tokens: bool,
+        tells_usage: bool,
+    ) -> None:
+        self._vocabulary = vocabulary
+        self._tells_tokens = tells_tokens
+        self._facts = {"id": f"{prefix}-{secrets.token_hex(12)}", "created": int(time.time()), "model": model}
+        self._chunk = {**self._facts, "object": kind, "system_fingerprint": FINGERPRINT}
+        # The API promises that all chunks have the field if usage is reported.
+        self._usage: dict[str, Any] = {"usage": None} if tells_usage else {}
+
+    def _framed(self, choice: dict[str, Any]) -> dict[str, Any]:
+        return {**self._chunk, "choices": [choice], **self._usage}
+
+    def last(self, usage: Usage) -> dict[str, Any]:
+        """Return the chunk with the usage."""
+        return {**self._chunk, "choices": [], "usage": usage.model_dump()}
+
+    def _text(self, id_: int) -> str:
+        return self._vocabulary.token_bytes(id_).decode(errors="replace")
+
+
+class ChatShape(_Shape):
+    """Answers of /v1/chat/completions."""
+
+    def __init__(self, model: str, vocabulary: Vocabulary, *, tells_tokens: bool, tells_usage: bool) -> None:
+        super().__init__(
+            "chatcmpl",
+            "chat.completion.chunk",
+            model,
+            vocabulary,
+            tells_tokens=tells_tokens,
+            tells_usage=tells_usage,
+        )
+
+    def whole(self, answers: Sequence[Told], usage: Usage) -> ChatCompletion:
+        """Return the answer that is not streamed."""
+        choices = [
+            ChatChoice(
+                index=index,
+                message=ChatMessage(content=told.text),
+                logprobs=self._logprobs(told.tokens),
+                finish_reason=told.finish,
+            )
+            for index, told in enumerate(answers)
+        ]
+        return ChatCompletion(**self._facts, choices=choices, usage=usage)
+
+    def first(self, index: int) -> list[dict[str, Any]]:
+        """Return the chunk with the role of the speaker."""
+        delta = {"role": "assistant", "content": "", "refusal": None}
+        return [self._framed({"index": index, "delta": delta, "logprobs": None, "finish_reason": None})]
+
+    def chunk(self, index: int, piece: Piece) -> dict[str, Any]:
+        """Return a chunk of a stream."""
+        logprobs = self._logprobs(piece.tokens) if piece.tokens else None
+        return self._framed(
+            {
+                "index": index,
+                "delta": {"content": piece.text} if piece.text or piece.finish is None else {},
+                "logprobs": logprobs and logprobs.model_dump(),
+                "finish_reason": piece.finish,
+            }
+        )
+
+    def _logprobs(self, tokens: Sequence[Written]) -> ChatLogprobs | None:
+        if not self._tells_tokens:
+            return None
+        return ChatLogprobs(
+            content=[
+                TokenLogprob(
+                    **self._alone(written.emitted.token, written.emitted.logprob),
+                    top_logprobs=[TopLogprob(**self._alone(*pair)) for pair in written.emitted.top],
+                )
+                for written in tokens
+            ]
+        )
+
+    def _alone(self, id_: int, logprob: float | None) -> dict[str, Any]:
+        own = self._vocabulary.token_bytes(id_)
+        return {"token": self._text(id_), "logprob": _finite(logprob), "bytes": list(own)}
+
+
+class TextShape(_Shape):
+    """Answers of /v1/completions."""
+
+    def __init__(
+        self,
+        model: str,
+        vocabulary: Vocabulary,
+        *,
+        tells_tokens: bool,
+        tells_top: bool,
+        tells_usage: bool,
+    ) -> None:
+        super().__init__(
+            "cmpl", "text_completion", model, vocabulary, tells_tokens=tells_tokens, tells_usage=tells_usage
+        )
+        self._tells_top = tells_top
+
+    def whole(self, answers: Sequence[Told], usage: Usage) -> TextCompletion:
+        """Return the answer that is not streamed."""
+        choices = [
+            TextChoice(
+                index=index,
+                text=told.text,
+                logprobs=self._logprobs(told.tokens),
+                finish_reason=told.finish,
+            )
+            for index, told in enumerate(answers)
+        ]
+        return TextCompletion(**self._facts, choices=choices, usage=usage)
+
+    def first(self, index: int) -> list[dict[str, Any]]:
+        """Return nothing: a completion begins with its text."""
+        del index
+        return []
+
+    def chunk(self, index: int, piece: Piece) -> dict[str, Any]:
+        """Return a chunk of a stream."""
+        logprobs = self._logprobs(piece.tokens) if piece.tokens else None
+        return self._framed(
+            {
+                "index": index,
+                "text": piece.text,
+                "logprobs": logprobs and logprobs.model_dump(),
+                "finish_reason": piece.finish,
+            }
+        )
+
+    def _logprobs(self, tokens: Sequence[Written]) -> TextLogprobs | None:
+        if not self._tells_tokens:
+            return None
+        emitted = [written.emitted for written in tokens]
+        top = [{self._text(id_): _finite(logprob) for id_, logprob in one.top} for one in emitted]
+        return TextLogprobs(
+            tokens=[self._text(one.token) for one in emitted],
+            token_logprobs=[_finite(one.logprob) for one in emitted],
+            top_logprobs=top if self._tells_top else None,
+            text_offset=[written.offset for written in tokens],
+        )
+
+
+def _finite(logprob: float | None) -> float:
+    return _LEAST_LOGPROB if logprob is None else max(_LEAST_LOGPROB, logprob)
+
+
+def vector(index: int, numbers: Sequence[float], *, as_base64: bool) -> Embedding:
+    """Return one vector in the encoding that the client wants."""
+    if not as_base64:
+        return Embedding(index=index, embedding=list(numbers))
+    packed = struct.pack(f"<{len(numbers)}f", *numbers)
+    return Embedding(index=index, embedding=base64.b64encode(packed).decode())

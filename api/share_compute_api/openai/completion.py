@@ -1,0 +1,218 @@
+"""One request for text: its sequences begin together, are read as pieces of text, and are given up together."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import secrets
+from collections.abc import AsyncGenerator, Sequence
+from typing import TYPE_CHECKING
+
+from share_compute.errors import ShareComputeError, TooLong, Unavailable
+from share_compute.inference.scheduler.events import Embedded, Finished
+from share_compute.inference.scheduler.options import Generation, SamplingOptions
+from share_compute_api.openai.engine import ModelFacts, Stream, StreamEvent, TextEngine
+from share_compute_api.openai.requests import TextRequest
+from share_compute_api.openai.writing import Piece, Told, Writer
+
+if TYPE_CHECKING:
+    from share_compute_api.workers.isolated.vocabulary import Vocabulary
+
+_NOTHING = Piece()
+_log = logging.getLogger(__name__)
+
+
+class Completion:
+    """The sequences of one request: all answers to its first prompt, then to its second, ...
+
+    Call `begin` once, then `pieces` or `collected`, and `close` in any case after `begin`.
+
+    Args:
+        request: the client's request; its JSON schema was checked.
+        prompts: its prompts as token ids.
+        facts: facts about the model.
+        vocabulary: the model's vocabulary.
+        owner: id of the client's API key.
+
+    Raises:
+        TooLong: a prompt leaves too little of the window for its answer.
+    """
+
+    def __init__(
+        self,
+        request: TextRequest,
+        prompts: Sequence[tuple[int, ...]],
+        facts: ModelFacts,
+        vocabulary: Vocabulary,
+        owner: str,
+    ) -> None:
+        marks = {stop: vocabulary.special_id(stop) for stop in request.stop}
+        ends = tuple(id_ for id_ in marks.values() if id_ is not None)
+        if not request.ignore_eos:
+            ends = (*vocabulary.end_ids, *ends)
+        stops = [stop for stop, id_ in marks.items() if id_ is None]
+        seed = secrets.randbits(63) if request.seed is None else request.seed
+        self._generations: list[Generation] = []
+        self._writers: list[Writer] = []
+        for prompt in prompts:
+            most = _most_tokens(request, len(prompt), facts.window_tokens)
+            for _ in range(request.choices):
+                options = _options(request, _seed(seed, len(self._generations)), most, ends)
+                self._generations.append(
+                    Generation(sequence=secrets.randbits(62), owner=owner, prompt=prompt, options=options)
+                )
+                self._writers.append(
+                    Writer(
+                        vocabulary,
+                        prompt,
+                        end_ids=ends,
+                        stops=stops,
+                        keeps_tokens=options.logprobs is not None,
+                    )
+                )
+        self._choices = request.choices
+        self._stream: Stream | None = None
+        self._open: dict[int, int] = {}
+        """Places of the sequences that have not ended, by their numbers."""
+        self.prompt_tokens = sum(map(len, prompts))
+        """Number of tokens in all prompts, each prompt counted once."""
+
+    @property
+    def num_sequences(self) -> int:
+        """Number of sequences, and so of answers."""
+        return len(self._writers)
+
+    @property
+    def completion_tokens(self) -> int:
+        """Tokens generated so far."""
+        return sum(writer.num_tokens for writer in self._writers)
+
+    @property
+    def cached_tokens(self) -> int:
+        """Prompt tokens that were copied from other sequences when each prompt's first answer began."""
+        return sum(writer.cached_tokens for writer in self._writers[:: self._choices])
+
+    async def begin(self, engine: TextEngine) -> None:
+        """Hand all sequences to the engine, which accepts all of them or none.
+
+        Raises:
+            ShareComputeError: any error of the engine.
+        """
+        self._stream = await engine.generate(self._generations)
+        self._open = {generation.sequence: place for place, generation in enumerate(self._generations)}
+
+    async def pieces(self, quiet_s: float | None = None) -> AsyncGenerator[list[tuple[int, Piece]], None]:
+        """Yield new pieces as soon as they are there, as (sequence, piece); end with the last sequence.
+
+        Args:
+            quiet_s: seconds without a piece after which an empty list is yielded; None yields none.
+
+        Raises:
+            ShareComputeError: a sequence cannot continue; earlier pieces of all sequences were yielded before.
+        """
+        assert self._stream is not None
+        while self._open:
+            batch: list[tuple[int, Piece]] = []
+            failure: ShareComputeError | None = None
+            limit = asyncio.timeout(quiet_s)
+            try:
+                async with limit:
+                    events = await anext(self._stream)
+                for event in events:
+                    self._read(event, batch)
+            except ShareComputeError as error:
+                failure = error
+            except Exception:  # noqa: BLE001 - it is logged, and the reader gets an error
+                if not limit.expired():
+                    _log.exception("an engine failed")
+                    mistake = "the server made a mistake"
+                    failure = ShareComputeError(mistake, hint="look into its log, and report it")
+            if batch or limit.expired():
+                yield batch
+            if failure is not None:
+                raise failure
+
+    def _read(self, event: StreamEvent, batch: list[tuple[int, Piece]]) -> None:
+        """Append what an event adds to its sequence's text, unless that is nothing or the text is over."""
+        place = self._open.get(event.sequence)
+        if place is None:
+            return  # a token after a stop string
+        assert not isinstance(event, Embedded), "a text that became a vector has no tokens"
+        if isinstance(event, Finished) and event.reason == "cancelled":
+            # The client did not cancel the sequence, so it gets an error.
+            raise Unavailable("the request was given up", hint="ask again")
+        piece = self._writers[place].read(event)
+        if piece.finish is not None:
+            del self._open[event.sequence]
+            assert self._stream is not None
+            self._stream.complete(event.sequence)
+        if piece != _NOTHING:
+            batch.append((place, piece))
+
+    async def collected(self) -> list[Told]:
+        """Return the whole answer of each sequence, once all have ended.
+
+        Raises:
+            ShareComputeError: a sequence cannot continue; ``details`` has the text written before (``partial``).
+        """
+        answers = [Told() for _ in self._writers]
+        try:
+            async for batch in self.pieces():
+                for index, piece in batch:
+                    answers[index].add(piece)
+        except ShareComputeError as failure:
+            if any(told.text for told in answers):
+                failure.details = {**failure.details, "partial": [told.text for told in answers]}
+            raise
+        return answers
+
+    def close(self) -> None:
+        """Cancel the sequences that are still being generated."""
+        if self._stream is not None:
+            self._stream.close()
+
+
+def _most_tokens(request: TextRequest, prompt_tokens: int, window_tokens: int) -> int:
+    room = window_tokens - prompt_tokens
+    wanted = request.most_tokens
+    if wanted is None:
+        wanted = room if request.default_tokens is None else min(room, request.default_tokens)
+    if room < max(1, wanted):
+        raise TooLong(
+            f"the prompt has {prompt_tokens} tokens and asks for {max(1, wanted)} more, "
+            f"the model's window is {window_tokens}",
+            hint="shorten the prompt, or ask for fewer tokens",
+            details={"window_tokens": window_tokens},
+        )
+    return wanted
+
+
+def _options(request: TextRequest, seed: int, most_tokens: int, ends: tuple[int, ...]) -> SamplingOptions:
+    given = {name: value for name in _SAME_NAME if (value := getattr(request, name)) is not None}
+    return SamplingOptions(
+        **given,
+        top_k=max(0, request.top_k or 0),
+        seed=seed,
+        max_tokens=most_tokens,
+        stop_token_ids=ends,
+        logprobs=request.top_tokens,
+        json_schema=None if request.response_format is None else request.response_format.grammar,
+    )
+
+
+_SAME_NAME = (
+    "temperature",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "frequency_penalty",
+    "presence_penalty",
+)
+
+
+def _seed(seed: int, index: int) -> int:
+    """Return the seed of one of a request's sequences; the first sequence has the request's own."""
+    if index == 0:
+        return seed
+    return int.from_bytes(hashlib.sha256(f"{seed} {index}".encode()).digest()[:8], "little") >> 1

@@ -1,0 +1,154 @@
+"""The interface of engines, which answer requests to one served model each, and the registry of all engines."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, Protocol, Self, TypeAlias
+
+from share_compute.inference.scheduler.events import Embedded, Emitted, Finished
+from share_compute.inference.scheduler.options import Generation
+
+if TYPE_CHECKING:
+    from share_compute_api.openai.tokenizer_client import TokenizerClient
+    from share_compute_api.workers.isolated.pool import IsolatedProcesses
+
+RETRY_AFTER_S = 10
+"""Seconds after which clients are asked to try again when a model is not available."""
+
+
+StreamEvent: TypeAlias = Emitted | Embedded | Finished
+"""An event that a reader gets; a `Failed` is raised instead."""
+
+
+class Stream(Protocol):
+    """Async iterator over the events of one request's sequences; each item has all that arrived since the last.
+
+    The events of one sequence are its tokens in order, then its end. The iteration ends with the last sequence. It
+    raises `ShareComputeError` when a sequence cannot continue.
+    """
+
+    def __aiter__(self) -> Self:
+        """Return the stream itself."""
+
+    async def __anext__(self) -> Sequence[StreamEvent]:
+        """Wait for the next events; a wait that is cancelled loses none."""
+
+    def complete(self, sequence: int) -> None:
+        """End a sequence of which the reader has all that it wants, as at a stop string."""
+
+    def close(self) -> None:
+        """Cancel all sequences that have not ended; may be called twice, and without having read anything."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """Facts about a served model that are known without asking its machines."""
+
+    name: str
+    """Name that clients send as ``model``."""
+    kind: Literal["generate", "embed"]
+    """Whether it writes text, or turns text into vectors."""
+    created: int
+    """Time of its deployment, in seconds since 1970."""
+    window_tokens: int
+    """Most tokens of a prompt and its answer together."""
+    folder: Path
+    """Folder with the tokenizer and the model's configuration, which names the end-of-text tokens."""
+    has_chat_template: bool = True
+    """Whether its tokenizer has a chat template."""
+
+
+class Engine(Protocol):
+    """Answers requests to one model."""
+
+    @property
+    def facts(self) -> ModelFacts:
+        """Facts about the model."""
+
+
+class TextEngine(Engine, Protocol):
+    """Answers requests to a model that writes text."""
+
+    async def generate(self, generations: Sequence[Generation]) -> Stream:
+        """Accept the sequences of one request, all or none; return the iterator over their events.
+
+        The sequences may wait for their turn. If the call is cancelled, none of them is left behind.
+
+        Raises:
+            TooLong: a prompt leaves no space in the model's window.
+            Busy: too many sequences wait already.
+            UserError: the request cannot be fulfilled.
+            Unavailable: no replica answers.
+        """
+
+
+class VectorEngine(Engine, Protocol):
+    """Answers requests to a model that turns text into vectors."""
+
+    async def embed(self, owner: str, prompts: Sequence[tuple[int, ...]]) -> list[list[float]]:
+        """Return one vector for each prompt.
+
+        Args:
+            owner: id of the API key that the prompts belong to.
+            prompts: token ids, at least one each.
+
+        Raises:
+            Busy: too many prompts wait already.
+            Unavailable: no replica answers.
+        """
+
+
+class Engines:
+    """The engines of all models that are served, by name.
+
+    Args:
+        processes: isolated processes that run tokenizers.
+    """
+
+    def __init__(self, processes: IsolatedProcesses) -> None:
+        self._processes = processes
+        self._engines: dict[str, Engine] = {}
+        self._tokenizers: dict[str, asyncio.Future[TokenizerClient]] = {}
+
+    def add(self, engine: Engine) -> None:
+        """Serve a model; replace the engine of that name, if there is one."""
+        self.remove(engine.facts.name)
+        self._engines[engine.facts.name] = engine
+
+    def remove(self, name: str) -> None:
+        """Stop serving a model to new requests; running requests continue."""
+        self._engines.pop(name, None)
+        self._tokenizers.pop(name, None)
+
+    def models(self) -> list[ModelFacts]:
+        """Return the served models, in the order they were added."""
+        return [engine.facts for engine in self._engines.values()]
+
+    def find(self, name: str) -> Engine | None:
+        """Return the engine of a model; None if the model is not served."""
+        return self._engines.get(name)
+
+    async def tokenizer(self, engine: Engine) -> TokenizerClient:
+        """Return the tokenizer of a model; the process that loads it describes it once.
+
+        Raises:
+            UserError: the tokenizer cannot be loaded.
+            Unavailable: no process can load it now.
+        """
+        from share_compute_api.openai.tokenizer_client import TokenizerClient
+
+        name = engine.facts.name
+        loading = self._tokenizers.get(name)
+        if loading is None:
+            load = TokenizerClient.load(engine.facts.folder, self._processes)
+            loading = self._tokenizers[name] = asyncio.ensure_future(load)
+            loading.add_done_callback(lambda done: self._forget(name, done))
+        return await asyncio.shield(loading)
+
+    def _forget(self, name: str, loading: asyncio.Future[TokenizerClient]) -> None:
+        failed = loading.cancelled() or loading.exception() is not None
+        if failed and self._tokenizers.get(name) is loading:
+            del self._tokenizers[name]  # the next request tries again

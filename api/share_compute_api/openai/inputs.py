@@ -1,0 +1,155 @@
+"""Parts of OpenAI requests that have several forms; each is read into one form, and errors name the wrong part."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, Self, TypeAlias
+
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, model_validator
+
+from share_compute.files.strict import StrictModel
+
+MOST_STOPS = 16
+MOST_SCHEMA_CHARACTERS = 1 << 16
+MOST_SCHEMA_DEPTH = 64
+Prompt: TypeAlias = str | tuple[int, ...]
+"""Text, or token ids."""
+
+
+def _unicode(text: str) -> str:
+    """Return text that can be encoded as UTF-8; JSON allows lone surrogates, which cannot."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as failure:
+        raise ValueError(f"not valid Unicode: {failure.reason} at character {failure.start}") from failure
+    return text
+
+
+def _is_ids(value: Any) -> bool:
+    return isinstance(value, list) and all(type(item) is int and item >= 0 for item in value)
+
+
+def _prompts(value: Any) -> tuple[Prompt, ...]:
+    if isinstance(value, str):
+        return (_unicode(value),)
+    if not isinstance(value, list) or not value:
+        raise ValueError("give text, a list of texts, a list of token ids, or a list of such lists")
+    if all(isinstance(item, str) for item in value):
+        return tuple(map(_unicode, value))
+    if _is_ids(value):
+        return (tuple(value),)
+    if all(map(_is_ids, value)):
+        return tuple(map(tuple, value))
+    raise ValueError("a list must be of texts alone, of token ids alone, or of lists of token ids alone")
+
+
+def _stops(value: Any) -> Sequence[str]:
+    stops = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list) else value
+    if stops is None:
+        return ()
+    if not isinstance(stops, tuple) or not all(isinstance(stop, str) for stop in stops):
+        raise ValueError("give text, or a list of texts")
+    if "" in stops:
+        raise ValueError("a stop string is empty")
+    if len(stops) > MOST_STOPS:
+        raise ValueError(f"at most {MOST_STOPS} stop strings are looked for, these are {len(stops)}")
+    return tuple(map(_unicode, stops))
+
+
+def _text_of_parts(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, str):
+        return _unicode(value)
+    if not isinstance(value, list):
+        raise ValueError("give text, or a list of parts of type text")  # noqa: TRY004 - pydantic's own way
+    texts = []
+    for number, part in enumerate(value):
+        kind = part.get("type") if isinstance(part, dict) else type(part).__name__
+        text = part.get("text") if isinstance(part, dict) else None
+        if kind != "text" or not isinstance(text, str):
+            raise ValueError(f"part {number} is {kind}; this server reads parts of type text only")
+        texts.append(_unicode(text))
+    return "".join(texts)
+
+
+Prompts = Annotated[
+    tuple[Prompt, ...],
+    BeforeValidator(_prompts, json_schema_input_type=str | list[str] | list[int] | list[list[int]]),
+]
+Stops = Annotated[tuple[str, ...], BeforeValidator(_stops, json_schema_input_type=str | list[str] | None)]
+
+
+class TextPart(StrictModel):
+    """A part of a message's content."""
+
+    type: Literal["text"]
+    text: str
+
+
+Content = Annotated[str, BeforeValidator(_text_of_parts, json_schema_input_type=str | list[TextPart] | None)]
+
+
+class StreamOptions(StrictModel):
+    """Additional content of a stream beside text."""
+
+    include_usage: bool | None = None
+    """End with a chunk that has the number of tokens of the request."""
+    include_obfuscation: bool | None = None
+    """Accepted, but has no effect."""
+
+
+def _depth(value: Any) -> int:
+    """Return the depth of nested lists and objects; one more than the limit means any greater depth."""
+    level, depth = [value], 0
+    while level and depth <= MOST_SCHEMA_DEPTH:
+        level = [
+            inner
+            for outer in level
+            if isinstance(outer, dict | list)
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
+        ]
+        depth += 1
+    return depth
+
+
+def _small_schema(value: dict[str, Any]) -> dict[str, Any]:
+    if _depth(value) > MOST_SCHEMA_DEPTH:
+        raise ValueError(f"it is nested more than {MOST_SCHEMA_DEPTH} levels deep")
+    size = len(json.dumps(value))
+    if size > MOST_SCHEMA_CHARACTERS:
+        raise ValueError(f"it has {size} characters; at most {MOST_SCHEMA_CHARACTERS} are read")
+    return value
+
+
+class JsonSchema(StrictModel):
+    """A JSON schema that the answer follows."""
+
+    model_config = ConfigDict(populate_by_name=True)
+
+    name: str | None = None
+    description: str | None = None
+    schema_: Annotated[dict[str, Any], AfterValidator(_small_schema)] = Field(alias="schema")
+    strict: bool | None = None
+    """Has no effect: the answer always follows the schema."""
+
+
+class ResponseFormat(StrictModel):
+    """Format of the answer's text."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+    @model_validator(mode="after")
+    def _schema_where_it_belongs(self) -> Self:
+        if (self.type == "json_schema") != (self.json_schema is not None):
+            raise ValueError("json_schema is for type json_schema, which needs it")
+        return self
+
+    @property
+    def grammar(self) -> str | None:
+        """The schema as engines read it: None is plain text, "" is any JSON object."""
+        if self.type == "text":
+            return None
+        return json.dumps(self.json_schema.schema_) if self.json_schema is not None else ""

@@ -1,0 +1,140 @@
+"""Prometheus metrics of requests as clients see them: token latencies, token counts, and the reasons why requests end.
+
+Names are those of vLLM, with our prefix, where they mean the same. A request is a sequence in them.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+
+from share_compute.inference.scheduler.events import Embedded, Failed, Finished
+
+PREFIX: Final = "share_compute"
+MODEL: Final = "model_name"
+_FIRST_TOKEN_S = (
+    0.001,
+    0.005,
+    0.01,
+    0.02,
+    0.04,
+    0.06,
+    0.08,
+    0.1,
+    0.25,
+    0.5,
+    0.75,
+    1,
+    2.5,
+    5,
+    7.5,
+    10,
+    20,
+    40,
+    80,
+    160,
+)
+_NEXT_TOKEN_S = (
+    0.001,
+    0.005,
+    0.01,
+    0.025,
+    0.05,
+    0.075,
+    0.1,
+    0.15,
+    0.2,
+    0.3,
+    0.4,
+    0.5,
+    0.75,
+    1,
+    2.5,
+    5,
+    7.5,
+    10,
+    20,
+    40,
+)
+_WHOLE_S = (0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920)
+
+
+class ServingMetrics:
+    """The counters and histograms of all models that are served by one control plane.
+
+    Args:
+        registry: registry that exposes them.
+    """
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+            return Histogram(name, text, [MODEL], namespace=PREFIX, buckets=buckets, registry=registry)
+
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(name, text, [MODEL, *labels], namespace=PREFIX, registry=registry)
+
+        self.first_token = histogram(
+            "time_to_first_token_seconds", "From a request to its first token.", _FIRST_TOKEN_S
+        )
+        self.next_token = histogram(
+            "inter_token_latency_seconds", "From token to token of a request.", _NEXT_TOKEN_S
+        )
+        self.whole = histogram("e2e_request_latency_seconds", "From a request to its end.", _WHOLE_S)
+        self.prompt_tokens = counter("prompt_tokens", "Tokens of prompts.")
+        self.cached_tokens = counter("prefix_cache_hits", "Tokens of prompts that were copied, not computed.")
+        self.generated_tokens = counter("generation_tokens", "Tokens that were generated.")
+        self.ended = counter("request_success", "Requests that ended, by the reason.", "finished_reason")
+
+    def of(self, model: str) -> Meter:
+        """Return the meter of one model."""
+        return Meter(self, model)
+
+
+class Meter:
+    """Updates the metrics of one model.
+
+    Args:
+        metrics: the metrics of all models.
+        model: name that clients send as ``model``.
+    """
+
+    def __init__(self, metrics: ServingMetrics, model: str) -> None:
+        self._first_token = metrics.first_token.labels(model)
+        self._next_token = metrics.next_token.labels(model)
+        self._whole = metrics.whole.labels(model)
+        self._prompt_tokens = metrics.prompt_tokens.labels(model)
+        self._cached_tokens = metrics.cached_tokens.labels(model)
+        self._generated_tokens = metrics.generated_tokens.labels(model)
+        self._ended = metrics.ended
+        self._model = model
+
+    def came(self, prompt_tokens: int) -> None:
+        """Count a request whose prompts have ``prompt_tokens`` tokens together."""
+        self._prompt_tokens.inc(prompt_tokens)
+
+    def first_token(self, after_s: float, cached_tokens: int) -> None:
+        """Count a sequence's first token, ``after_s`` seconds after the request; some prompt tokens were copied."""
+        self._generated_tokens.inc()
+        self._cached_tokens.inc(cached_tokens)
+        self._first_token.observe(after_s)
+
+    def next_token(self, after_s: float) -> None:
+        """Count another token of a sequence, ``after_s`` seconds after the one before."""
+        self._generated_tokens.inc()
+        self._next_token.observe(after_s)
+
+    def finished(self, event: Finished | Embedded | Failed, after_s: float) -> None:
+        """Count a sequence that ended ``after_s`` seconds after it came; a text that became a vector counts as stop."""
+        match event:
+            case Finished():
+                self.ended("abort" if event.reason == "cancelled" else event.reason, after_s)
+            case Embedded():
+                self.ended("stop", after_s)
+            case Failed():
+                self.ended("error", after_s)
+
+    def ended(self, reason: str, after_s: float) -> None:
+        """Count a sequence that ended, by a reason of vLLM's: stop, length, abort, error."""
+        self._ended.labels(self._model, reason).inc()
+        self._whole.observe(after_s)

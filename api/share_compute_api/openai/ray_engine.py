@@ -1,0 +1,314 @@
+"""The engine of a deployment: accepts requests, and gives their sequences to replicas.
+
+`routing` chooses the replica, the one with the least to do. `recovery` has the sequences, and lets them continue on
+another replica when theirs is lost, gives them up, or is not ready for a while.
+
+While no replica answers, because none was wanted or none is ready yet, sequences wait here. Their number and their
+waiting time are limited.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine, Sequence
+from typing import Any
+
+from share_compute.errors import Busy, Conflict, ContributorLost, ShareComputeError, TooLong, Unavailable
+from share_compute.inference.autoscaler import Demand
+from share_compute.inference.scheduler.options import Generation
+from share_compute_api.openai.embedding import embedded
+from share_compute_api.openai.engine import RETRY_AFTER_S, ModelFacts
+from share_compute_api.openai.metering import Meter
+from share_compute_api.openai.recovery import RETRY_S, Recovery, RequestStream, Resumable, now_s
+from share_compute_api.openai.replica import Replica
+from share_compute_api.openai.routing import Router
+
+_PATIENCE_S = 120.0
+"""Default of the time that sequences wait for a replica, in seconds."""
+_MOST_WAITING = 512
+"""Most sequences that may wait for a replica."""
+_log = logging.getLogger(__name__)
+
+
+class RayEngine:
+    """Answers for one deployment; all calls come from the event loop's thread.
+
+    Args:
+        facts: facts about the model.
+        meter: records token latencies and ends of requests.
+    """
+
+    def __init__(self, facts: ModelFacts, meter: Meter) -> None:
+        self.facts = facts
+        self.patience_s = _PATIENCE_S
+        """Seconds that sequences wait for a replica."""
+        self.reason = "its server starts"
+        """Reason why no replica answers, while none does."""
+        self._meter = meter
+        self._router = Router()
+        self._recovery = Recovery(facts.name, self._router, meter, self._place_freed)
+        self._listening: dict[Replica, asyncio.Task[None]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._new: set[asyncio.Task[None]] = set()
+        """Tasks that place new sequences."""
+        self._closed: ShareComputeError | None = None
+        self._placing: asyncio.Task[None] | None = None
+        """Task that gives waiting sequences to replicas."""
+        self._alarm: asyncio.TimerHandle | None = None
+        """Timer that gives up sequences that wait for too long."""
+
+    # -- clients -----------------------------------------------------------------------------------------------------
+
+    async def generate(self, generations: Sequence[Generation]) -> RequestStream:
+        """Accept the sequences of one request; see `TextEngine.generate`."""
+        if self._closed is not None:
+            raise self._closed
+        self._refuse_too_many(len(generations))
+        numbers = [generation.sequence for generation in generations]
+        stream = RequestStream(numbers, self._cancel)
+        lives = self._recovery.add(generations, stream)
+        placing = asyncio.create_task(self._place_new(lives))
+        self._new.add(placing)
+        placing.add_done_callback(self._new.discard)
+        try:
+            await asyncio.shield(placing)
+        except BaseException:  # also when the client disconnects meanwhile
+            for number in numbers:
+                self._end(self._recovery.forget(number))
+            raise
+        self._meter.came(sum(len(generation.prompt) for generation in generations))
+        return stream
+
+    async def embed(self, owner: str, prompts: Sequence[tuple[int, ...]]) -> list[list[float]]:
+        """Turn texts into vectors; see `VectorEngine.embed`."""
+        return await embedded(self.generate, owner, prompts)
+
+    def _refuse_too_many(self, number: int) -> None:
+        if self._router.takers:
+            return
+        waiting = self.demand.waiting
+        # The first request is accepted however large it is: else no replica would be started for it.
+        if waiting and waiting + number > _MOST_WAITING:
+            raise Busy(
+                f"{self.facts.name} does not answer now ({self.reason}), and {waiting} sequences wait for it",
+                hint=f"try again in {RETRY_AFTER_S} s",
+                details={"retry_after_s": RETRY_AFTER_S},
+            )
+
+    def _cancel(self, sequence: int, is_complete: bool) -> None:
+        self._end(self._recovery.cancelled(sequence, is_complete=is_complete))
+
+    def _end(self, live: Resumable | None) -> None:
+        """Tell the replica of a forgotten sequence that no client wants it any longer."""
+        # A replica must not hear of an end before it has heard of the sequence: `_place` reports the end later.
+        if live is not None and live.replica is not None and not live.is_placing:
+            self._spawn_cancelling(live.replica, [live])
+
+    def _spawn_cancelling(self, replica: Replica, lives: Sequence[Resumable]) -> None:
+        self._spawn(self._tell_cancelled(replica, [live.generation.sequence for live in lives]))
+
+    async def _tell_cancelled(self, replica: Replica, sequences: Sequence[int]) -> None:
+        try:
+            await replica.cancel(sequences)
+        except ShareComputeError as failure:
+            _log.info("%s: %s", self.facts.name, failure.message)
+
+    # -- replicas ----------------------------------------------------------------------------------------------------
+
+    def add(self, replica: Replica) -> None:
+        """Listen to a replica from now on; it gets requests once `see` reports it ready."""
+        self._router.add(replica)
+        self._listening[replica] = asyncio.create_task(self._listen(replica))
+
+    async def _listen(self, replica: Replica) -> None:
+        await self._recovery.listen(replica)
+        self.remove(replica)
+
+    def see(self, replica: Replica, tokens_per_s: float | None, *, is_ready: bool) -> None:
+        """Record the status of a replica.
+
+        Args:
+            replica: the replica.
+            tokens_per_s: its predicted throughput with all sequences in flight.
+            is_ready: whether it answers.
+        """
+        if replica not in self._router:
+            return
+        time_s = now_s()
+        if self._router.see(replica, tokens_per_s, is_ready=is_ready, now_s=time_s):
+            self._recovery.idle_since_s = time_s  # it was started for requests, so its idle time starts now
+        if self._router.is_overdue(replica, time_s):
+            moved = [live for live in self._recovery.of(replica) if not live.is_placing]
+            if moved:
+                self._recovery.free(moved)
+                self._spawn_cancelling(replica, moved)
+        self._spawn_placing()
+
+    def retire(self, replica: Replica, *, is_leaving: bool = True) -> None:
+        """Give a replica no new sequences while it ends the present ones; or let it take requests again."""
+        if replica in self._router:
+            self._router.retire(replica, is_leaving=is_leaving)
+            self._spawn_placing()
+
+    def remove(self, replica: Replica) -> None:
+        """Use a replica no more; its sequences continue elsewhere."""
+        if replica not in self._router:
+            return
+        self._router.remove(replica)
+        listening = self._listening.pop(replica)
+        if listening is not asyncio.current_task():
+            listening.cancel()
+        self._recovery.free(self._recovery.of(replica))
+        self._spawn_placing()
+
+    def ongoing(self, replica: Replica) -> int:
+        """Return the number of sequences that a replica has, running and queued."""
+        return len(self._recovery.of(replica))
+
+    @property
+    def demand(self) -> Demand:
+        """Sequences of each replica, waiting sequences, and the idle time."""
+        counts, waiting = self._recovery.counts()
+        is_idle = self._recovery.is_empty and self._router.is_any_ready
+        idle_s = now_s() - self._recovery.idle_since_s if is_idle else None
+        return Demand(tuple(counts), waiting, idle_s)
+
+    async def close(self, error: ShareComputeError) -> None:
+        """Stop answering; waiting clients get this error."""
+        self._closed = error
+        if self._alarm is not None:
+            self._alarm.cancel()
+        self._recovery.close(error)
+        tasks = [*self._listening.values(), *self._tasks]
+        for replica in tuple(self._router):
+            self._router.remove(replica)
+        self._listening.clear()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    # -- waiting -----------------------------------------------------------------------------------------------------
+
+    def _place_freed(self) -> None:
+        """Let sequences that have lost their replica wait, and give them to others."""
+        self._watch_waiting()
+        self._spawn_placing()
+
+    def _watch_waiting(self) -> None:
+        """Set the timer that gives up sequences which wait too long."""
+        waits_s = [live.waits_s for live in self._recovery.waiting]
+        if waits_s and self._alarm is None and self._closed is None:
+            self._alarm = asyncio.get_running_loop().call_at(min(waits_s) + self.patience_s, self._give_up)
+
+    def _give_up(self) -> None:
+        self._alarm = None
+        time_s = now_s()
+        for live in self._recovery.waiting:
+            if time_s - live.waits_s < self.patience_s:
+                continue
+            if self._router.takers:  # replicas answer but are full: it waits on for its turn
+                live.waits_s = time_s
+                continue
+            self._recovery.fail(live, self._not_ready(live))
+        self._watch_waiting()
+
+    def _not_ready(self, live: Resumable) -> Unavailable:
+        details: dict[str, Any] = {"retry_after_s": RETRY_AFTER_S, "waited_s": self.patience_s}
+        if not live.emitted:
+            details |= {"param": "model", "code": "model_not_ready"}
+        return Unavailable(
+            f"{self.facts.name} did not answer for {self.patience_s:g} s: {self.reason}",
+            hint=f"try again in {RETRY_AFTER_S} s",
+            details=details,
+        )
+
+    # -- placing -----------------------------------------------------------------------------------------------------
+
+    async def _place_new(self, lives: Sequence[Resumable]) -> None:
+        """Place new sequences as `_place` does; forget them if that fails."""
+        try:
+            await self._place(lives)
+        except BaseException:
+            for live in lives:
+                self._recovery.forget(live.generation.sequence)
+            raise
+
+    async def _place(self, lives: Sequence[Resumable]) -> None:
+        """Give sequences with ``is_placing`` set to one replica, all together; if there is none, they wait.
+
+        Raises:
+            ShareComputeError: the replicas refused them.
+        """
+        try:
+            refusal = await self._offer(lives)
+        finally:
+            for live in lives:
+                live.is_placing = False
+        unwanted: dict[Replica, list[Resumable]] = {}
+        for live in lives:
+            if live.replica is not None and not self._recovery.has(live):
+                unwanted.setdefault(live.replica, []).append(live)
+        for replica, ended in unwanted.items():
+            self._spawn_cancelling(replica, ended)
+        if refusal is not None:
+            raise refusal
+        if any(live.waits and self._recovery.has(live) for live in lives):
+            self._watch_waiting()
+            self._spawn_placing()
+
+    async def _offer(self, lives: Sequence[Resumable]) -> ShareComputeError | None:
+        """Ask one replica after the other to take sequences; return the refusal if none did and one gave a reason."""
+        refusal: ShareComputeError | None = None
+        for replica in self._router.in_turn(len(lives), self.ongoing):
+            lives = [live for live in lives if self._recovery.has(live)]
+            if not lives:
+                return None
+            for live in lives:
+                live.replica = replica
+            try:
+                await replica.submit([live.rest() for live in lives])
+            except Conflict:
+                return None  # an earlier try delivered them
+            except ContributorLost:
+                self.remove(replica)
+            except (Busy, TooLong, Unavailable) as failure:  # another replica may have more space
+                refusal = failure if not isinstance(refusal, Busy) else refusal
+            except BaseException:
+                for live in lives:
+                    live.replica = None
+                raise
+            else:
+                return None
+            for live in lives:
+                live.replica = None
+        return refusal
+
+    def _spawn_placing(self) -> None:
+        is_placing = self._placing is not None and not self._placing.done()
+        if self._router.takers and not is_placing:
+            self._placing = self._spawn(self._place_waiting())
+
+    async def _place_waiting(self) -> None:
+        """Give waiting sequences to replicas in the order they came; try again while the replicas are full."""
+        while self._router.takers:
+            waiting = self._recovery.waiting
+            if not waiting:
+                return
+            for live in waiting:
+                if not live.waits or not self._recovery.has(live):
+                    continue
+                live.is_placing = True
+                try:
+                    await self._place([live])
+                except Busy:
+                    await asyncio.sleep(RETRY_S)
+                    break
+                except ShareComputeError as failure:
+                    self._recovery.fail(live, failure)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task

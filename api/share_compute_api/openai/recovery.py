@@ -1,0 +1,269 @@
+"""Recovery: sequences continue on another replica when theirs is lost, and every token reaches its reader once.
+
+`Recovery` has the only table of a deployment's live sequences: the request of each, its emitted tokens, its replica,
+and the stream of its reader. A token counts only if it comes from the replica that has the sequence, and has the next
+index. A sequence whose replica is lost waits without a replica, and is then given to another one together with its
+emitted tokens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Self
+
+from share_compute.errors import ContributorLost, ShareComputeError, Unavailable
+from share_compute.inference.scheduler.events import Emitted, Failed, SequenceEvent
+from share_compute.inference.scheduler.options import Generation
+from share_compute_api.openai.engine import StreamEvent
+from share_compute_api.openai.metering import Meter
+from share_compute_api.openai.replica import Replica
+from share_compute_api.openai.routing import Router
+
+_PULL_S = 10.0
+"""Longest wait for the next events, in seconds."""
+RETRY_S = 0.5
+"""Pause before a replica is asked again, in seconds."""
+_log = logging.getLogger(__name__)
+
+
+class RequestStream:
+    """The events of one request's sequences, in the order in which they arrived; see `engine.Stream`.
+
+    Args:
+        sequences: numbers of the sequences.
+        cancel: called with a sequence that the reader ends early, and whether the reader has all that it wants.
+    """
+
+    def __init__(self, sequences: Iterable[int], cancel: Callable[[int, bool], None]) -> None:
+        self._open = set(sequences)
+        """Sequences whose last event has not arrived."""
+        self._cancel = cancel
+        self._events: list[SequenceEvent] = []
+        """Events that were not read yet."""
+        self._news = asyncio.Event()
+
+    def put(self, event: SequenceEvent) -> None:
+        """Add an event; drop it if its sequence has ended."""
+        if event.sequence not in self._open:
+            return
+        if not isinstance(event, Emitted):
+            self._open.discard(event.sequence)
+        self._events.append(event)
+        self._news.set()
+
+    def __aiter__(self) -> Self:
+        """Return the stream itself."""
+        return self
+
+    async def __anext__(self) -> list[StreamEvent]:
+        """Return all events that have arrived, at least one; a failure is raised after the events before it."""
+        while not self._events:
+            if not self._open:
+                raise StopAsyncIteration
+            self._news.clear()
+            await self._news.wait()
+        events: list[StreamEvent] = []
+        for place, event in enumerate(self._events):
+            if isinstance(event, Failed):
+                self._events = self._events[place if events else place + 1 :]
+                if events:
+                    return events
+                raise event.error
+            events.append(event)
+        self._events = []
+        return events
+
+    def complete(self, sequence: int) -> None:
+        """End a sequence of which the reader has all that it wants."""
+        self._end(sequence, is_complete=True)
+
+    def close(self) -> None:
+        """Cancel all sequences that have not ended."""
+        for sequence in tuple(self._open):
+            self._end(sequence, is_complete=False)
+
+    def _end(self, sequence: int, *, is_complete: bool) -> None:
+        if sequence in self._open:
+            self._open.discard(sequence)
+            self._cancel(sequence, is_complete)
+
+
+@dataclass(slots=True)
+class Resumable:
+    """A sequence that has not ended, with all that another replica needs to continue it."""
+
+    generation: Generation
+    stream: RequestStream
+    came_s: float
+    emitted: list[int] = field(default_factory=list)
+    last_token_s: float = 0.0
+    """Time at which its last token arrived."""
+    replica: Replica | None = None
+    """Replica that computes it or is asked to take it; None while it waits for one."""
+    is_placing: bool = True
+    """Whether a replica is being asked to take it. Until that replica answers, no other is asked, and it is not
+    cancelled."""
+    waits_s: float = 0.0
+    """Time since when it waits for a replica."""
+
+    @property
+    def waits(self) -> bool:
+        """Whether it is waiting to be given to a replica."""
+        return self.replica is None and not self.is_placing
+
+    def rest(self) -> Generation:
+        """Return the generation that remains, after the emitted tokens."""
+        return self.generation.model_copy(update={"emitted": tuple(self.emitted)})
+
+
+class Recovery:
+    """The live sequences of one deployment; all calls come from the event loop's thread.
+
+    Args:
+        name: name of the deployment.
+        router: the replicas.
+        meter: records token latencies and ends of sequences.
+        freed: called when sequences have lost their replica and wait for another one.
+    """
+
+    def __init__(self, name: str, router: Router, meter: Meter, freed: Callable[[], None]) -> None:
+        self._name = name
+        self._router = router
+        self._meter = meter
+        self._freed = freed
+        self._live: dict[int, Resumable] = {}
+        self.idle_since_s = now_s()
+        """Time since when there is no sequence, or since when a replica answers."""
+
+    # -- the table ---------------------------------------------------------------------------------------------------
+
+    def add(self, generations: Sequence[Generation], stream: RequestStream) -> list[Resumable]:
+        """Add the sequences of one request, which are then to be placed."""
+        time_s = now_s()
+        added = [Resumable(generation, stream, time_s, waits_s=time_s) for generation in generations]
+        self._live.update((live.generation.sequence, live) for live in added)
+        return added
+
+    def has(self, live: Resumable) -> bool:
+        """Return whether a sequence has not ended."""
+        return self._live.get(live.generation.sequence) is live
+
+    def of(self, replica: Replica | None) -> list[Resumable]:
+        """Return the sequences of a replica, running and queued; None for those that have no replica."""
+        return [live for live in self._live.values() if live.replica is replica]
+
+    @property
+    def waiting(self) -> list[Resumable]:
+        """The sequences that wait to be given to a replica, in the order in which they came."""
+        return [live for live in self._live.values() if live.waits]
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is no sequence."""
+        return not self._live
+
+    def counts(self) -> tuple[list[int], int]:
+        """Return the number of sequences of each replica, and the number of those that have none."""
+        counts = dict.fromkeys(self._router, 0)
+        waiting = 0
+        for live in self._live.values():
+            if live.replica is None:  # also while a new one is asked about
+                waiting += 1
+            else:
+                counts[live.replica] = counts.get(live.replica, 0) + 1
+        return list(counts.values()), waiting
+
+    def forget(self, sequence: int) -> Resumable | None:
+        """Remove a sequence from the table and return it; None if it has ended."""
+        live = self._live.pop(sequence, None)
+        if live is not None and not self._live:
+            self.idle_since_s = now_s()
+        return live
+
+    def cancelled(self, sequence: int, *, is_complete: bool) -> Resumable | None:
+        """Remove a sequence that its reader ended, and count its end; None if it has ended."""
+        live = self.forget(sequence)
+        if live is not None:
+            self._meter.ended("stop" if is_complete else "abort", now_s() - live.came_s)
+        return live
+
+    def fail(self, live: Resumable, error: ShareComputeError) -> None:
+        """End a sequence with an error."""
+        sequence = live.generation.sequence
+        if self.forget(sequence) is not None:
+            self._meter.ended("error", now_s() - live.came_s)
+            live.stream.put(Failed(sequence, error))
+
+    def close(self, error: ShareComputeError) -> None:
+        """End all sequences with an error."""
+        ended, self._live = self._live, {}
+        for sequence, live in ended.items():
+            live.stream.put(Failed(sequence, error))
+
+    # -- events of replicas ------------------------------------------------------------------------------------------
+
+    async def listen(self, replica: Replica) -> None:
+        """Process a replica's events until the replica is lost; its sequences keep it until `free`."""
+        received = 0
+        while True:
+            try:
+                events = await replica.pull(received, _PULL_S)
+            except ContributorLost as failure:
+                _log.warning("%s: %s", self._name, failure.message)
+                return
+            except ShareComputeError as failure:
+                _log.warning("%s: %s", self._name, failure.message)
+                await asyncio.sleep(RETRY_S)
+            else:
+                received += len(events)
+                self._take(replica, events)
+
+    def _take(self, replica: Replica, events: Sequence[SequenceEvent]) -> None:
+        """Give each event to its reader, unless it is late or repeated, or the sequence continues elsewhere."""
+        given_up: list[Resumable] = []
+        time_s = now_s()
+        for event in events:
+            live = self._live.get(event.sequence)
+            if live is None or live.replica is not replica:
+                continue
+            if isinstance(event, Emitted):
+                if event.index != len(live.emitted):
+                    continue
+                self._note_token(live, event, time_s)
+                live.emitted.append(event.token)
+            elif self._may_go_on(replica, event):
+                given_up.append(live)
+                continue
+            else:
+                self.forget(event.sequence)
+                self._meter.finished(event, time_s - live.came_s)
+            live.stream.put(event)
+        self.free(given_up)
+
+    def _may_go_on(self, replica: Replica, event: SequenceEvent) -> bool:
+        """Return whether another replica may continue a sequence that this one gave up."""
+        is_given_up = isinstance(event, Failed) and isinstance(event.error, Unavailable)
+        return is_given_up and any(taker is not replica for taker in self._router.takers)
+
+    def _note_token(self, live: Resumable, event: Emitted, time_s: float) -> None:
+        if live.emitted:
+            self._meter.next_token(time_s - live.last_token_s)
+        else:
+            self._meter.first_token(time_s - live.came_s, event.cached_tokens)
+        live.last_token_s = time_s
+
+    def free(self, lives: Sequence[Resumable]) -> None:
+        """Let sequences wait for another replica."""
+        time_s = now_s()
+        for live in lives:
+            live.replica, live.waits_s = None, time_s
+        if lives:
+            self._freed()
+
+
+def now_s() -> float:
+    """Return the time of the event loop's clock, in seconds."""
+    return asyncio.get_running_loop().time()

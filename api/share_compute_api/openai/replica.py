@@ -1,0 +1,122 @@
+"""Replicas of deployments as Ray actors."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractContextManager, suppress
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+
+from pydantic import TypeAdapter
+
+from share_compute.errors import ShareComputeError
+from share_compute.inference.scheduler.events import SequenceEvent, read_events
+from share_compute.inference.scheduler.options import Generation
+from share_compute.lifecycle.deployment_status import ServingStatus
+from share_compute.topology import Topology
+from share_compute_api.cluster.cluster import Cluster
+from share_compute_api.cluster.gateway import ANSWER_S, RemoteActor, translated
+
+if TYPE_CHECKING:
+    from share_compute_actors.inference.assignment import ServingAssignment
+
+_STOP_S = 10.0
+"""Seconds in which a server ends its members; after them it is killed together with them."""
+_generations: TypeAdapter[list[Generation]] = TypeAdapter(list[Generation])
+_topology: TypeAdapter[Topology] = TypeAdapter(Topology)
+
+
+class Replica(Protocol):
+    """One replica of a deployment.
+
+    Every method but `close` raises ContributorLost when the replica's process died, and Unavailable when it failed.
+    """
+
+    async def submit(self, generations: Sequence[Generation]) -> None:
+        """Accept sequences, all or none.
+
+        Raises:
+            TooLong: a prompt leaves no space for a token.
+            Busy: too many sequences wait already.
+            UserError: the sequences cannot be served as they are.
+        """
+
+    async def cancel(self, sequences: Sequence[int]) -> None:
+        """End sequences that no client wants any longer."""
+
+    async def pull(self, after: int, timeout_s: float) -> list[SequenceEvent]:
+        """Return the events of all sequences after the first ``after``; wait up to ``timeout_s`` seconds for one."""
+
+    async def status(self) -> ServingStatus:
+        """Return the status of the replica."""
+
+    async def offer(self, topology: Topology) -> None:
+        """Report the machines that the replica may use from now on; replaces earlier reports."""
+
+    async def close(self) -> None:
+        """End the replica and all processes that it started."""
+
+
+LaunchReplica: TypeAlias = Callable[["ServingAssignment"], Awaitable[Replica]]
+
+
+def replica_launcher(cluster: Cluster) -> LaunchReplica:
+    """Return a function that starts replicas on the head of this cluster."""
+
+    async def launch(assignment: ServingAssignment) -> Replica:
+        with _translated(assignment.spec.name):
+            actor = await cluster.start_deployment(assignment.model_dump_json(), [assignment.folder])
+        return RayReplica(assignment.spec.name, actor)
+
+    return launch
+
+
+class RayReplica:
+    """A `DeploymentServer` actor.
+
+    Args:
+        name: name of the deployment.
+        actor: the server, reached through the gateway.
+    """
+
+    def __init__(self, name: str, actor: RemoteActor) -> None:
+        self._name = name
+        self._actor = actor
+
+    async def submit(self, generations: Sequence[Generation]) -> None:
+        """Accept sequences, all or none."""
+        await self._ask("submit", _generations.dump_json(list(generations)).decode())
+
+    async def cancel(self, sequences: Sequence[int]) -> None:
+        """End sequences that no client wants any longer."""
+        await self._ask("cancel", list(sequences))
+
+    async def pull(self, after: int, timeout_s: float) -> list[SequenceEvent]:
+        """Return the events of all sequences after the first ``after``."""
+        return read_events(await self._ask("pull", after, timeout_s, more_s=timeout_s))
+
+    async def status(self) -> ServingStatus:
+        """Return the status of the replica."""
+        return ServingStatus.model_validate_json(await self._ask("status"))
+
+    async def offer(self, topology: Topology) -> None:
+        """Report the machines that the replica may use from now on."""
+        await self._ask("offer", _topology.dump_json(topology).decode())
+
+    async def _ask(self, method: str, *arguments: Any, more_s: float = 0.0) -> Any:
+        """Call a method that waits for up to ``more_s`` seconds before it answers."""
+        with _translated(self._name):
+            return await self._actor.call(method, *arguments, timeout_s=ANSWER_S + more_s)
+
+    async def close(self) -> None:
+        """End the replica and all processes that it started."""
+        with suppress(ShareComputeError, TimeoutError), _translated(self._name):
+            async with asyncio.timeout(_STOP_S):
+                await self._actor.call("stop")
+                await self._actor.ended()
+        self._actor.kill()
+
+
+def _translated(name: str) -> AbstractContextManager[None]:
+    log = "look into the server's log"
+    return translated(f"the server of {name}", mistake_hint=log, loss_hint="it is started again")

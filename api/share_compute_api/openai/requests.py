@@ -1,0 +1,277 @@
+"""Requests of the OpenAI API: parameters that are understood, ignored or refused."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import (
+    ConfigDict,
+    Field,
+    ModelWrapValidatorHandler,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+from pydantic_core import InitErrorDetails, PydanticCustomError
+
+from share_compute.files.strict import StrictModel
+from share_compute_api.openai.inputs import Content, Prompts, ResponseFormat, Stops, StreamOptions
+
+MOST_CHOICES = 128
+MOST_INPUTS = 2048
+UNSUPPORTED = "unsupported"
+"""Type of the validation error for a parameter that is not supported."""
+_DEFAULT_COMPLETION_TOKENS = 16
+"""Default of the OpenAI API for completions."""
+_HARMLESS = frozenset(
+    {
+        "metadata",
+        "parallel_tool_calls",
+        "prediction",
+        "prompt_cache_key",
+        "prompt_cache_options",
+        "prompt_cache_retention",
+        "safety_identifier",
+        "service_tier",
+        "store",
+        "user",
+    }
+)
+"""Parameters that are ignored because they change no answer."""
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "audio": (None,),
+    "echo": (None, False),
+    "function_call": (None, "none", "auto"),
+    "functions": (None, []),
+    "logit_bias": (None, {}),
+    "modalities": (None, ["text"]),
+    "moderation": (None,),
+    "reasoning_effort": (None,),
+    "suffix": (None, ""),
+    "tool_choice": (None, "none", "auto"),
+    "tools": (None, []),
+    "verbosity": (None,),
+    "web_search_options": (None,),
+}
+"""Parameters that are not supported, with the values that ask for nothing and are accepted."""
+
+
+class ApiRequest(StrictModel):
+    """Base of all requests."""
+
+    model_config = ConfigDict(allow_inf_nan=False)
+
+    model: str = Field(min_length=1, max_length=200)
+    """Name of a deployment."""
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _leave_out(cls, data: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        if not isinstance(data, dict):
+            return handler(data)
+        known = cls.model_fields
+        refused = [
+            InitErrorDetails(
+                type=PydanticCustomError(UNSUPPORTED, "this server does not do it; leave it out"),
+                loc=(name,),
+                input=data[name],
+            )
+            for name, neutral in _NEUTRAL.items()
+            if name in data and name not in known and data[name] not in neutral
+        ]
+        if refused:
+            raise ValidationError.from_exception_data(cls.__name__, refused)
+        return handler(
+            {
+                name: value
+                for name, value in data.items()
+                if name in known or name not in _HARMLESS | _NEUTRAL.keys()
+            }
+        )
+
+
+class TextRequest(ApiRequest):
+    """Parameters that all requests for text have."""
+
+    stream: bool | None = None
+    """Send the text as it is generated, as server-sent events."""
+    stream_options: StreamOptions | None = None
+    temperature: float | None = Field(default=None, ge=0, le=2)
+    """Default 1; 0 always takes the most probable token."""
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    top_k: int | None = Field(default=None, ge=-1, le=2**31)
+    """Sample only from this number of most probable tokens; 0 and -1 mean no limit."""
+    min_p: float | None = Field(default=None, ge=0, le=1)
+    """Sample only from tokens whose probability is at least this share of the most probable token's."""
+    repetition_penalty: float | None = Field(default=None, gt=0, le=100)
+    frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
+    presence_penalty: float | None = Field(default=None, ge=-2, le=2)
+    seed: int | None = Field(default=None, ge=-(2**63), lt=2**63)
+    """The same seed and request give the same text."""
+    n: int | None = Field(default=None, ge=1, le=MOST_CHOICES)
+    """Number of answers to each prompt."""
+    stop: Stops = ()
+    """Strings before which an answer ends."""
+    ignore_eos: bool | None = None
+    """Continue past the model's end-of-text tokens."""
+    response_format: ResponseFormat | None = None
+    max_tokens: int | None = Field(default=None, ge=0, le=2**31)
+
+    @model_validator(mode="after")
+    def _options_of_streams(self) -> Self:
+        if self.stream_options is not None and not self.stream:
+            raise ValueError("stream_options is for stream: true")
+        return self
+
+    @property
+    def choices(self) -> int:
+        """Number of answers to each prompt."""
+        return self.n or 1
+
+    @property
+    def most_tokens(self) -> int | None:
+        """Most tokens of an answer that the client asks for; None: all that fit into the window."""
+        return self.max_tokens
+
+    @property
+    def default_tokens(self) -> int | None:
+        """Most tokens of an answer if the client names no limit; None: all that fit into the window."""
+        return None
+
+    @property
+    def top_tokens(self) -> int | None:
+        """Number of tokens to report log-probabilities of; 0: of the sampled one alone; None: of none."""
+        return None
+
+
+class Message(StrictModel):
+    """One message of a conversation."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Content = ""
+    name: str | None = Field(default=None, max_length=200)
+    """Name of the speaker, for chat templates that use it."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _leave_out(cls, data: Any) -> Any:
+        """Accept messages of earlier answers: clients send them back with all their fields."""
+        if not isinstance(data, dict):
+            return data
+        empty = {name for name in _ANSWERED if not data.get(name)}
+        return {name: value for name, value in data.items() if name not in empty}
+
+    @model_validator(mode="after")
+    def _says_something(self) -> Self:
+        if not self.content and self.role != "assistant":
+            raise ValueError("content is missing")
+        return self
+
+    def for_template(self) -> dict[str, str]:
+        """Return the message as chat templates know it; they are older than the role developer."""
+        role = "system" if self.role == "developer" else self.role
+        named = {} if self.name is None else {"name": self.name}
+        return {"role": role, "content": self.content, **named}
+
+
+_ANSWERED = frozenset({"annotations", "audio", "function_call", "refusal", "tool_calls"})
+"""Fields of an answer's message that this server leaves empty."""
+
+
+class ChatRequest(TextRequest):
+    """Request to continue a conversation."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {"model": "tiny-llama", "messages": [{"role": "user", "content": "Hello!"}], "stream": True}
+            ]
+        }
+    )
+
+    messages: Annotated[tuple[Message, ...], Field(min_length=1)]
+    max_completion_tokens: int | None = Field(default=None, ge=1, le=2**31)
+    """Newer name of max_tokens; takes precedence over it."""
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(default=None, ge=0, le=20)
+
+    @model_validator(mode="after")
+    def _top_of_logprobs(self) -> Self:
+        if self.top_logprobs and not self.logprobs:
+            raise ValueError("top_logprobs needs logprobs: true")
+        return self
+
+    @property
+    def most_tokens(self) -> int | None:
+        """Most tokens of an answer."""
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+    @property
+    def top_tokens(self) -> int | None:
+        """Number of tokens to report log-probabilities of."""
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+
+class CompletionRequest(TextRequest):
+    """Request to continue a text."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [{"model": "tiny-llama", "prompt": "Once upon a time", "max_tokens": 32}]
+        }
+    )
+
+    prompt: Prompts
+    """One prompt or several: text or token ids."""
+    logprobs: int | None = Field(default=None, ge=0, le=20)
+    best_of: int | None = None
+    """Not supported; must be equal to n if given."""
+
+    @field_validator("prompt")
+    @classmethod
+    def _few(cls, value: tuple[Any, ...]) -> tuple[Any, ...]:
+        if len(value) > MOST_CHOICES:
+            raise ValueError(f"at most {MOST_CHOICES} prompts go into one request, these are {len(value)}")
+        return value
+
+    @model_validator(mode="after")
+    def _adds_up(self) -> Self:
+        if self.best_of is not None and self.best_of != self.choices:
+            raise ValueError(
+                "best_of: this server does not choose among answers; leave it out, or make it equal to n"
+            )
+        if self.choices * len(self.prompt) > MOST_CHOICES:
+            raise ValueError(f"n times the number of prompts is more than {MOST_CHOICES}")
+        return self
+
+    @property
+    def default_tokens(self) -> int | None:
+        """Most tokens of an answer if the client names no limit."""
+        return _DEFAULT_COMPLETION_TOKENS
+
+    @property
+    def top_tokens(self) -> int | None:
+        """Number of tokens to report log-probabilities of."""
+        return self.logprobs
+
+
+class EmbeddingRequest(ApiRequest):
+    """Request to turn text into vectors."""
+
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [{"model": "tiny-encoder", "input": ["a text", "another one"]}]}
+    )
+
+    input: Prompts
+    """One text or several: text or token ids."""
+    encoding_format: Literal["float", "base64"] | None = None
+    """base64 encodes 32-bit floats, little-endian."""
+    dimensions: int | None = Field(default=None, ge=1)
+    """Must be the number of dimensions that the model has anyway."""
+
+    @field_validator("input")
+    @classmethod
+    def _few(cls, value: tuple[Any, ...]) -> tuple[Any, ...]:
+        if len(value) > MOST_INPUTS:
+            raise ValueError(f"at most {MOST_INPUTS} texts go into one request, these are {len(value)}")
+        return value

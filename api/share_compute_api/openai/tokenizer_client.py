@@ -1,0 +1,97 @@
+"""A served model's tokenizer in the control plane: isolated processes do the work, the vocabulary is kept here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import count
+from pathlib import Path
+from typing import Self
+
+from share_compute_api.openai.inputs import Prompt
+from share_compute_api.workers.isolated.messages import Chat, CheckSchema, Describe, Encode
+from share_compute_api.workers.isolated.pool import IsolatedProcesses
+from share_compute_api.workers.isolated.vocabulary import Vocabulary
+
+_versions = count()
+
+
+class TokenizerClient:
+    """Turns texts and chats into tokens.
+
+    Args:
+        folder: a Hugging Face folder.
+        version: number that differs from earlier uses of the folder, when its content may have been another.
+        processes: isolated processes that work on its files.
+        vocabulary: the tokenizer's vocabulary.
+    """
+
+    def __init__(
+        self, folder: Path, version: int, processes: IsolatedProcesses, vocabulary: Vocabulary
+    ) -> None:
+        self._folder = folder
+        self._version = version
+        self._processes = processes
+        self.vocabulary = vocabulary
+        """Decodes tokens to text."""
+
+    @classmethod
+    async def load(cls, folder: Path, processes: IsolatedProcesses) -> Self:
+        """Load the tokenizer of a folder.
+
+        Raises:
+            UserError: the tokenizer cannot be loaded, or takes too much time or memory.
+            Unavailable: no process can be started.
+        """
+        version = next(_versions)
+        vocabulary = await processes.answer(Describe(folder=folder, version=version))
+        return cls(folder, version, processes, vocabulary)
+
+    async def encode(self, prompts: Sequence[Prompt], window_tokens: int) -> list[tuple[int, ...]]:
+        """Return the token ids of each prompt.
+
+        Raises:
+            TooLong: a prompt has more tokens than the window.
+            UserError: a prompt has no tokens or ids outside the vocabulary, or the work reached a limit.
+            Busy: too many requests wait.
+        """
+        texts = [prompt for prompt in prompts if isinstance(prompt, str)]
+        found: list[tuple[int, ...]] = []
+        if texts:
+            question = Encode(
+                folder=self._folder, version=self._version, texts=tuple(texts), window_tokens=window_tokens
+            )
+            found = list((await self._processes.answer(question)).texts)
+        encoded = iter(found)
+        return [
+            self.vocabulary.check(next(encoded) if isinstance(prompt, str) else prompt, window_tokens)
+            for prompt in prompts
+        ]
+
+    async def chat(self, messages: Sequence[dict[str, str]], window_tokens: int) -> tuple[int, ...]:
+        """Return the token ids of a conversation, up to where its answer begins.
+
+        Raises:
+            TooLong: the conversation has more tokens than the window.
+            UserError: the tokenizer has no chat template, it refuses these messages, or the work reached a limit.
+            Busy: too many requests wait.
+        """
+        question = Chat(
+            folder=self._folder,
+            version=self._version,
+            messages=tuple(messages),
+            window_tokens=window_tokens,
+        )
+        (ids,) = (await self._processes.answer(question)).texts
+        return self.vocabulary.check(ids, window_tokens)
+
+    async def check_schema(self, schema: str) -> None:
+        """Check that generated text can follow a JSON schema.
+
+        Args:
+            schema: the schema as JSON; "" is any object.
+
+        Raises:
+            UserError: text cannot follow it, or the work reached a limit.
+            Busy: too many requests wait.
+        """
+        await self._processes.answer(CheckSchema(text=schema, owner=str(self._folder)))

@@ -1,0 +1,231 @@
+"""Turns one sequence's tokens into what its client reads: text up to a stop string, and the tokens of that text.
+
+Tokens are decoded one by one. A character that takes several tokens is held back until it is complete, and so is a
+possible beginning of a stop string.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from share_compute.inference.scheduler.events import Emitted, Finished
+
+Finish = Literal["stop", "length"]
+_BROKEN = "\ufffd"
+_CONTEXT_TOKENS = 5
+"""Tokens of the prompt that are kept as context: some tokenizers decode a token differently where a text begins."""
+_MOST_BYTES = 3
+"""Most bytes of an incomplete character. It has at most as many tokens, and decodes to at most as many U+FFFD."""
+_WINDOW_TOKENS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """The next part of a sequence's answer."""
+
+    text: str = ""
+    tokens: tuple[Written, ...] = ()
+    """Tokens of the text, with log-probabilities; empty if the client did not ask for them."""
+    finish: Finish | None = None
+    """Reason why the sequence ended here; None if it did not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A token of the text."""
+
+    emitted: Emitted
+    offset: int
+    """Beginning of its text, in characters from the beginning of the answer."""
+
+
+@dataclass(slots=True)
+class Told:
+    """All pieces of one sequence together."""
+
+    text: str = ""
+    tokens: list[Written] = field(default_factory=list)
+    finish: Finish = "stop"
+
+    def add(self, piece: Piece) -> None:
+        """Append a piece."""
+        self.text += piece.text
+        self.tokens += piece.tokens
+        self.finish = piece.finish or self.finish
+
+
+class Writer:
+    """Turns the events of one sequence into pieces.
+
+    Args:
+        tokenizer: the model's tokenizer.
+        prompt: the tokens before the first one.
+        end_ids: tokens that end the sequence and have no text.
+        stops: strings before which the text ends.
+        keeps_tokens: whether the client wants the tokens too.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Decodes,
+        prompt: Sequence[int],
+        *,
+        end_ids: Sequence[int] = (),
+        stops: Sequence[str] = (),
+        keeps_tokens: bool = False,
+    ) -> None:
+        self._detokenizer = Detokenizer(tokenizer, prompt)
+        self._stops = StopStrings(stops)
+        self._end_ids = frozenset(end_ids)
+        self._keeps_tokens = keeps_tokens
+        self._tokens: list[Written] = []
+        self._read = 0
+        """Characters decoded from the tokens."""
+        self._told = 0
+        """Characters that the client has received."""
+        self.num_tokens = 0
+        """Number of generated tokens."""
+        self.cached_tokens = 0
+        """Number of prompt tokens that were copied, not computed; known with the first token."""
+
+    def read(self, event: Emitted | Finished) -> Piece:
+        """Return the text that a token, or the end, adds; the piece has a finish when the text is over."""
+        if isinstance(event, Finished):
+            return self._finish("length" if event.reason == "length" else "stop")
+        self.num_tokens += 1
+        self.cached_tokens += event.cached_tokens
+        if event.token in self._end_ids:
+            return Piece()
+        if self._keeps_tokens:
+            self._tokens.append(Written(event, self._read))
+        return self._tell(self._detokenizer.push(event.token))
+
+    def _finish(self, why: Finish) -> Piece:
+        piece = self._tell(self._detokenizer.flush())
+        if piece.finish is not None:
+            return piece
+        text = piece.text + self._stops.flush()
+        tokens, self._tokens = (*piece.tokens, *self._tokens), []
+        return Piece(text, tokens, why)
+
+    def _tell(self, text: str) -> Piece:
+        self._read += len(text)
+        shown = self._stops.push(text)
+        self._told += len(shown)
+        ready = [written for written in self._tokens if written.offset < self._told]
+        self._tokens = self._tokens[len(ready) :]
+        return Piece(shown, tuple(ready), "stop" if self._stops.found else None)
+
+
+class Decodes(Protocol):
+    """Turns token ids into text."""
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text, without special tokens; bytes that are not valid UTF-8 become U+FFFD."""
+
+    def is_special(self, id_: int) -> bool:
+        """Return whether a token is special, so that it has no text."""
+
+
+class Detokenizer:
+    """Returns the text that each token adds. A token costs the decoding of a few tokens, however long the text is.
+
+    Args:
+        tokenizer: the model's tokenizer.
+        prompt: the tokens before the first one.
+    """
+
+    def __init__(self, tokenizer: Decodes, prompt: Sequence[int] = ()) -> None:
+        self._tokenizer = tokenizer
+        self._window = list(prompt[-_CONTEXT_TOKENS:])
+        """Tokens whose text was returned, as the context of the next ones; then tokens whose text was not, or not all
+        of it."""
+        self._context = len(self._window)
+        self._told = len(tokenizer.decode(self._window))
+        """Characters of the window's text that were returned."""
+
+    def push(self, id_: int) -> str:
+        """Return the text that is certain now; empty while a character is incomplete."""
+        if self._tokenizer.is_special(id_):
+            return ""
+        self._window.append(id_)
+        text = self._tokenizer.decode(self._window)
+        if not text.endswith(_BROKEN):
+            new = self._tell(text, len(text))
+            if new:
+                del self._window[: self._context]
+                self._context = len(self._window)
+                self._told = len(self._tokenizer.decode(self._window))
+        elif len(self._window) - self._context > _MOST_BYTES:
+            # One character has no more tokens than this: all text is certain except a character that the last tokens
+            # began.
+            broken = len(text) - len(text.rstrip(_BROKEN))
+            new = self._tell(text, len(text) - min(broken, _MOST_BYTES))
+        else:
+            new = ""
+        return new + self._shrink(text)
+
+    def flush(self) -> str:
+        """Return the remaining text, after the last token."""
+        text = self._tokenizer.decode(self._window)
+        return self._tell(text, len(text))
+
+    def _tell(self, text: str, stop: int) -> str:
+        new = text[self._told : stop]
+        self._told = max(self._told, stop)
+        return new
+
+    def _shrink(self, text: str) -> str:
+        """Drop the older half of a window that got long, which only happens with tokens that together are no text."""
+        if len(self._window) <= _WINDOW_TOKENS:
+            return ""
+        decode, window, half = self._tokenizer.decode, self._window, _WINDOW_TOKENS // 2
+        # Cuts between characters are preferred.
+        cuts = range(half, 0, -1)
+        cut = next((at for at in cuts if decode(window[:at]) + decode(window[at:]) == text), half)
+        gone = len(decode(window[:cut]))
+        new = self._tell(text, gone)
+        del window[:cut]
+        self._context = max(0, self._context - cut)
+        self._told -= gone
+        return new
+
+
+class StopStrings:
+    """Finds stop strings in a text that comes in pieces.
+
+    Args:
+        strings: the stop strings, none of them empty.
+    """
+
+    def __init__(self, strings: Sequence[str]) -> None:
+        self._strings = tuple(strings)
+        self._held = ""
+        self.found = False
+        """Whether a stop string was found, so that the text is over."""
+
+    def push(self, text: str) -> str:
+        """Return the text that can be shown now."""
+        if not self._strings:
+            return text
+        text = self._held + text
+        places = [place for string in self._strings if (place := text.find(string)) >= 0]
+        if places:
+            self.found, self._held = True, ""
+            return text[: min(places)]
+        kept = max(_overlap(text, string) for string in self._strings)
+        self._held = text[len(text) - kept :]
+        return text[: len(text) - kept]
+
+    def flush(self) -> str:
+        """Return the text that was held back, after the last piece."""
+        text, self._held = self._held, ""
+        return text
+
+
+def _overlap(text: str, string: str) -> int:
+    """Return how many of the last characters of ``text`` may be the beginning of ``string``."""
+    longest = min(len(text), len(string) - 1)
+    return next((count for count in range(longest, 0, -1) if text.endswith(string[:count])), 0)

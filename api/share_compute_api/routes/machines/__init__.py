@@ -1,0 +1,1 @@
+"""Routes of machines, invites and the cluster."""

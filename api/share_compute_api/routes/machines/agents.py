@@ -1,0 +1,267 @@
+"""Routes for a contributor's agent: it joins with an invite, and uses its own key for all other requests."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import datetime
+from ipaddress import IPv4Address, IPv6Address
+from time import monotonic
+from typing import Any
+
+from anyio import to_thread
+from fastapi import APIRouter, Request
+from fastapi.concurrency import run_in_threadpool
+
+from share_compute.errors import ClockSkew, Unavailable, UserError
+from share_compute.lifecycle.states import ContributorState
+from share_compute.planning.plan import Plan, layer_span
+from share_compute.store import ContributorRecord, DeploymentRecord
+from share_compute_actors.machine.preflight import MOST_CLOCK_SKEW_S
+from share_compute_actors.machine.reach import closed_ports
+from share_compute_api.cluster.cluster import ClusterInfo
+from share_compute_api.connection.private import is_from_here, require_private
+from share_compute_api.control import LABEL
+from share_compute_api.control.machines.nodes import check_node, unknown_node
+from share_compute_api.schemas.agents import (
+    SERVER,
+    ClosedPorts,
+    ClusterAccess,
+    ContributorWork,
+    DialReport,
+    DialRequest,
+    Joined,
+    JoinRequest,
+    NodePlace,
+    OnlineRequest,
+    Preflight,
+    PreflightRequest,
+    RejoinRequest,
+    SiblingRequest,
+)
+from share_compute_api.schemas.versions import check_versions, local_versions
+from share_compute_api.server.auth import LivingContributor, SelfContributor
+from share_compute_api.server.context import Context, InContext
+from share_compute_api.server.problems import documented
+
+router = APIRouter(prefix="/contributors", tags=["agents"])
+
+_NODE_PATIENCE_S = 5.0
+"""Time to wait for a node in the head's table, in seconds: a node that just registered may not be in it yet."""
+_NODE_LOOK_S = 0.2
+
+
+@router.post("/preflight", operation_id="preflight", responses=documented(401, 403, 409, 410, 429, 503))
+def preflight(wanted: PreflightRequest, context: InContext, request: Request) -> Preflight:
+    """Check the invite and the versions of a machine, and return the address it must reach; the invite stays unused."""
+    require_private(request, context.settings)
+    cluster = _cluster(context)
+    context.guesses.check(request, wanted.invite, lambda: context.store.invites.check(wanted.invite))
+    check_versions(local_versions(), wanted.versions)
+    return Preflight(ray_address=cluster.ray_address)
+
+
+@router.post("", status_code=201, operation_id="join", responses=documented(401, 403, 409, 410, 429, 503))
+def join(wanted: JoinRequest, context: InContext, request: Request) -> Joined:
+    """Let a machine join. The invite is used only if every check passes."""
+    require_private(request, context.settings)
+    cluster = _cluster(context)
+    context.guesses.check(request, wanted.invite, lambda: context.store.invites.check(wanted.invite))
+    check_versions(local_versions(), wanted.versions)
+    _check_clock(wanted.clock, context)
+    record, key = context.store.contributors.join(wanted.invite, **_facts(wanted))
+    return Joined(contributor_id=record.id, contributor_key=key, cluster=_access(cluster, record.id))
+
+
+@router.post(
+    "/{contributor_id}/siblings",
+    status_code=201,
+    operation_id="joinSibling",
+    responses=documented(401, 403, 409, 503),
+)
+def join_sibling(
+    wanted: SiblingRequest, contributor: SelfContributor, context: InContext, request: Request
+) -> Joined:
+    """Let another device of a contributor's host join, as a separate contributor."""
+    require_private(request, context.settings)
+    cluster = _cluster(context)
+    check_versions(local_versions(), wanted.versions)
+    _check_clock(wanted.clock, context)
+    record, key = context.store.contributors.join_sibling(contributor.id, **_facts(wanted))
+    return Joined(contributor_id=record.id, contributor_key=key, cluster=_access(cluster, record.id))
+
+
+@router.post("/{contributor_id}/dial", operation_id="dial", responses=documented(401, 403, 503))
+async def dial(
+    wanted: DialRequest, contributor: SelfContributor, context: InContext, request: Request
+) -> DialReport:
+    """Connect to the ports of a machine whose node is about to start, from the server and from some other machines.
+
+    The answer reveals nothing about a port except whether it sent the machine's own greeting.
+    """
+    if context.cluster is None or context.measurements is None:
+        raise _no_cluster()
+    if not _may_dial(wanted.address, request):
+        raise UserError(
+            f"other machines cannot reach {wanted.address}",
+            hint="give an IP address of this machine that they reach, with --address",
+        )
+    address, greeting = str(wanted.address), bytes.fromhex(wanted.greeting)
+    async with context.dials:
+        mine, found = await asyncio.gather(
+            asyncio.to_thread(closed_ports, address, wanted.ports, greeting),
+            context.measurements.dial(contributor, address, wanted.ports, wanted.greeting),
+        )
+    named = await run_in_threadpool(lambda: {one: context.store.contributors.get(one) for one in found})
+    rows = [ClosedPorts(source=SERVER, ports=mine)]
+    rows += [ClosedPorts(source=named[one].name, ports=tuple(sorted(ports))) for one, ports in found.items()]
+    nodes = {node.node_id: node for node in await context.cluster.nodes()} if named else {}
+    places = [
+        NodePlace(name=record.name, address=node.address, port=node.port)
+        for record in named.values()
+        if record.node_id is not None and (node := nodes.get(record.node_id)) is not None
+    ]
+    return DialReport(closed=tuple(rows), nodes=tuple(places))
+
+
+def _may_dial(address: IPv4Address | IPv6Address, request: Request) -> bool:
+    """Return whether others may be asked to connect to an address; loopback only if this machine asks."""
+    if address.is_unspecified or address.is_multicast or address.is_reserved:
+        return False
+    return not address.is_loopback or is_from_here(request)
+
+
+@router.post("/{contributor_id}/online", operation_id="online", responses=documented(401, 403, 409, 503))
+async def online(told: OnlineRequest, contributor: SelfContributor, context: InContext) -> ContributorRecord:
+    """Report that the machine's Ray node runs. The server checks the node with the head, then measures the machine."""
+    if context.measurements is None:
+        raise _no_cluster()
+    await _check_node(told, contributor, context)
+    record = await run_in_threadpool(
+        context.store.contributors.online, contributor.id, node_id=told.node_id, address=told.address
+    )
+    context.measurements.begin(contributor.id)
+    return record
+
+
+@router.post("/{contributor_id}/heartbeat", operation_id="heartbeat", responses=documented(401, 403))
+async def heartbeat(contributor: LivingContributor, context: InContext) -> ContributorWork:
+    """Record a heartbeat; return the machine's present work and whether it should leave."""
+    # A machine without heartbeats counts as lost, so no other request may take the threads for heartbeats.
+    return await to_thread.run_sync(_heard, contributor, context, limiter=context.heartbeats)
+
+
+def _heard(contributor: ContributorRecord, context: Context) -> ContributorWork:
+    context.store.contributors.seen(contributor.id)
+    job = context.store.jobs.get(contributor.job_id) if contributor.job_id else None
+    deployed = context.store.deployments.get(contributor.deployment_id) if contributor.deployment_id else None
+    plans = [job.plan] if job else list(deployed.plans) if deployed else []
+    leaving = contributor.state in (ContributorState.draining, ContributorState.left)
+    return ContributorWork(
+        state=contributor.state,
+        reason=contributor.reason,
+        job=job.id if job else None,
+        deployment=deployed.name if deployed else None,
+        shard=next((shard for plan in plans if (shard := _shard(plan, contributor.id))), None),
+        tokens_per_s=job.tokens_per_s if job else _served_tokens_per_s(context, deployed),
+        wanted="leave" if leaving else "run",
+    )
+
+
+@router.post("/{contributor_id}/rejoin", operation_id="rejoin", responses=documented(401, 403, 409, 503))
+def rejoin(
+    contributor: SelfContributor, context: InContext, request: Request, wanted: RejoinRequest | None = None
+) -> ClusterAccess:
+    """Return the access to the cluster again: after the head was restarted, or (with a body) the machine's agent."""
+    require_private(request, context.settings)
+    cluster = _cluster(context)
+    if wanted is None:
+        return _access(cluster, context.store.contributors.rejoin(contributor.id).id)
+    check_versions(local_versions(), wanted.versions)
+    _check_clock(wanted.clock, context)
+    record = context.store.contributors.rejoin(
+        contributor.id, versions=wanted.versions.model_dump(), limits=wanted.limits.model_dump()
+    )
+    return _access(cluster, record.id)
+
+
+@router.post("/{contributor_id}/leave", operation_id="leave", responses=documented(401, 403))
+def leave(contributor: SelfContributor, context: InContext) -> ContributorRecord:
+    """Drain the machine, because its owner takes it back: it hands over its work, then leaves."""
+    return context.store.contributors.leave(contributor.id)
+
+
+async def _check_node(told: OnlineRequest, contributor: ContributorRecord, context: Context) -> None:
+    """Wait until the head knows the node, and check it.
+
+    Raises:
+        Conflict: the node is not this contributor's, or is smaller than its limits.
+        ContributorLost: the head does not know the node.
+    """
+    cluster = context.cluster
+    if cluster is None:
+        raise _no_cluster()
+    head_node_id = cluster.info.head_node_id
+    deadline_s = monotonic() + _NODE_PATIENCE_S
+    while True:
+        nodes = await cluster.nodes()
+        if check_node(contributor, told.node_id, told.address, nodes, head_node_id=head_node_id):
+            return
+        if monotonic() > deadline_s:
+            raise unknown_node(contributor, told.node_id)
+        await asyncio.sleep(_NODE_LOOK_S)
+
+
+def _check_clock(clock: datetime, context: Context) -> None:
+    skew_s = (clock - context.store.clock()).total_seconds()
+    if abs(skew_s) > MOST_CLOCK_SKEW_S:
+        raise ClockSkew(
+            f"the joining machine's clock is {abs(skew_s):.0f} s {'ahead' if skew_s > 0 else 'behind'}",
+            hint="set both clocks by NTP, e.g. timedatectl set-ntp true",
+            details={"skew_s": skew_s, "most_s": MOST_CLOCK_SKEW_S},
+        )
+
+
+def _cluster(context: Context) -> ClusterInfo:
+    if context.cluster is None:
+        raise _no_cluster()
+    if context.cluster.is_rotating:
+        raise Unavailable("the cluster's token is being changed", hint="try again in a minute")
+    if context.cluster.trouble is not None:
+        raise context.cluster.unusable()
+    return context.cluster.info
+
+
+def _no_cluster() -> Unavailable:
+    return Unavailable(
+        "this server runs without a Ray cluster; no machine can join",
+        hint="start it with `share-compute up`",
+    )
+
+
+def _access(cluster: ClusterInfo, contributor_id: str) -> ClusterAccess:
+    return ClusterAccess(
+        ray_address=cluster.ray_address,
+        token=cluster.token,
+        labels={LABEL: contributor_id},
+        environment=dict(cluster.environment),
+    )
+
+
+def _facts(wanted: SiblingRequest) -> dict[str, Any]:
+    """Return the facts about a joining machine that are stored."""
+    return wanted.model_dump(include={"name", "host", "versions", "limits"})
+
+
+def _served_tokens_per_s(context: Context, deployed: DeploymentRecord | None) -> float | None:
+    if deployed is None or context.deployments is None:
+        return None
+    return sum(status.tokens_per_s for status in context.deployments.statuses(deployed.id))
+
+
+def _shard(plan: Plan | None, contributor_id: str) -> str | None:
+    if plan is None:
+        return None
+    for stage in plan.stages:
+        if any(member.contributor_id == contributor_id for member in stage.members):
+            return f"{layer_span(stage.start, stage.stop)} of {plan.num_layers}"
+    return None

@@ -1,0 +1,28 @@
+"""The cluster as a whole: change of the token that its nodes share."""
+
+from __future__ import annotations
+
+import asyncio
+
+from fastapi import APIRouter
+
+from share_compute.errors import Unavailable
+from share_compute_api.schemas.bodies import TokenRotated
+from share_compute_api.server.auth import ADMIN
+from share_compute_api.server.context import InContext
+from share_compute_api.server.problems import documented
+
+router = APIRouter(prefix="/cluster", tags=["server"])
+
+
+@router.post("/token", operation_id="rotateToken", dependencies=ADMIN, responses=documented(503))
+async def rotate_token(context: InContext) -> TokenRotated:
+    """Change the cluster's token, and answer when the Ray head has it.
+
+    All nodes restart with the new token. Jobs write a checkpoint first and continue from it; streams wait.
+    """
+    if context.rotation is None:
+        raise Unavailable("this server runs without a Ray cluster", hint="start it with `share-compute up`")
+    # A client that disconnects must not stop the change half-way.
+    done = await asyncio.shield(context.rotation.begin())
+    return TokenRotated(jobs=done.jobs, seconds=done.seconds)

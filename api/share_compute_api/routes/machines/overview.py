@@ -1,0 +1,41 @@
+"""Overview of all machines, for maps of the cluster."""
+
+from __future__ import annotations
+
+import gzip
+from typing import Annotated
+
+from fastapi import APIRouter, Header, Query, Response
+from fastapi.concurrency import run_in_threadpool
+
+from share_compute_api.schemas.cluster import ClusterView, Islands
+from share_compute_api.server.auth import READ
+from share_compute_api.server.context import Context, InContext
+
+_LEAST_BYTES = 2000
+router = APIRouter(prefix="/cluster", tags=["contributors"])
+
+
+@router.get("", operation_id="getCluster", dependencies=READ, response_model=ClusterView)
+async def get_cluster(
+    context: InContext,
+    machine: Annotated[
+        list[str] | None,
+        Query(max_length=200, description="Only these machines; may be given several times."),
+    ] = None,
+    accept_encoding: Annotated[str, Header(include_in_schema=False)] = "",
+) -> Response:
+    """Return a summary of all machines, and their islands, for a map."""
+    islands = await context.islands.get()
+    text = await run_in_threadpool(_text, context, machine, islands)
+    headers = {"Vary": "Accept-Encoding"}
+    # A thousand machines are half a megabyte, which gzip shrinks to about an eighth.
+    if "gzip" in accept_encoding and len(text) > _LEAST_BYTES:
+        text = await run_in_threadpool(gzip.compress, text, 6)
+        headers["Content-Encoding"] = "gzip"
+    return Response(text, media_type="application/json", headers=headers)
+
+
+def _text(context: Context, machines: list[str] | None, islands: Islands) -> bytes:
+    view = ClusterView(machines=context.store.cluster.glance(machines), islands=islands)
+    return view.model_dump_json().encode()

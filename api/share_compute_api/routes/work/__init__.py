@@ -1,0 +1,1 @@
+"""Routes of jobs, deployments, batches, uploads and the OpenAI API."""

@@ -1,0 +1,120 @@
+"""Artifacts (finished results) and their files. Incomplete ones are never listed."""
+
+from __future__ import annotations
+
+import os
+from io import BufferedReader
+from pathlib import Path
+
+from fastapi import APIRouter
+from fastapi.responses import FileResponse
+from starlette.types import Receive, Scope, Send
+
+from share_compute.errors import NotFound
+from share_compute.files.plain_files import open_unlinked
+from share_compute.lifecycle.folders import BATCHES, TRAINING
+from share_compute.settings import Settings
+from share_compute.store import ArtifactRecord
+from share_compute_api.schemas.bodies import ArtifactFiles, ArtifactList, FileEntry
+from share_compute_api.server.auth import Reader
+from share_compute_api.server.context import InContext
+from share_compute_api.server.owned import require_results
+from share_compute_api.server.problems import documented
+
+router = APIRouter(prefix="/jobs/{job_id}/artifacts", tags=["artifacts"])
+
+
+@router.get("", operation_id="listArtifacts", responses=documented(404))
+def list_artifacts(job_id: str, context: InContext, caller: Reader) -> ArtifactList:
+    """List a job's artifacts. Only the key that submitted the job, and admins, may read them."""
+    require_results(context.store, job_id, caller)
+    return ArtifactList(artifacts=context.store.progress.artifacts(job_id))
+
+
+@router.get("/{name}", operation_id="getArtifact", responses=documented(404))
+def get_artifact(job_id: str, name: str, context: InContext, caller: Reader) -> ArtifactFiles:
+    """Return one artifact and its files."""
+    require_results(context.store, job_id, caller)
+    artifact = context.store.progress.artifact(job_id, name)
+    return ArtifactFiles(artifact=artifact, files=_files(context.settings, artifact))
+
+
+@router.get(
+    "/{name}/files/{path:path}",
+    operation_id="getArtifactFile",
+    response_class=FileResponse,
+    responses={
+        **documented(404),
+        200: {"content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}},
+        206: {"description": "The part that the Range header asks for."},
+        416: {"description": "The Range header asks for what is not there."},
+    },
+)
+def get_artifact_file(job_id: str, name: str, path: str, context: InContext, caller: Reader) -> FileResponse:
+    """Return one file of an artifact; Range and If-Range are supported, so a download can continue."""
+    require_results(context.store, job_id, caller)
+    artifact = context.store.progress.artifact(job_id, name)
+    opened = _opened(context.settings, job_id, artifact.path, path)
+    if opened is None:
+        raise NotFound(
+            f"artifact {name} has no file {path}",
+            hint=f"share-compute artifacts list {job_id} shows what there is",
+            job=job_id,
+        )
+    return _OpenedFile(opened, Path(path).name)
+
+
+class _OpenedFile(FileResponse):
+    """Response that sends an open file: between a check of the name and an open by name a link could replace it."""
+
+    def __init__(self, opened: BufferedReader, name: str) -> None:
+        self._opened = opened
+        super().__init__(
+            f"/dev/fd/{opened.fileno()}",
+            stat_result=os.fstat(opened.fileno()),
+            media_type="application/octet-stream",
+            filename=name,
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the file, and close it in any case."""
+        with self._opened:
+            await super().__call__(scope, receive, send)
+
+
+def _root(path: Path) -> Path:
+    return path if path.is_dir() else path.parent
+
+
+def _files(settings: Settings, artifact: ArtifactRecord) -> list[FileEntry]:
+    found = sorted(artifact.path.rglob("*")) if artifact.path.is_dir() else [artifact.path]
+    root = _root(artifact.path)
+    entries = []
+    for file in found:
+        name = file.relative_to(root).as_posix()
+        opened = _opened(settings, artifact.job_id, artifact.path, name)
+        if opened is not None:
+            with opened:
+                entries.append(FileEntry(path=name, size_bytes=os.fstat(opened.fileno()).st_size))
+    return entries
+
+
+def _opened(settings: Settings, job_id: str, artifact: Path, path: str) -> BufferedReader | None:
+    """Open a file of an artifact; None if it does not exist, or a part of its path is a link or leads outside.
+
+    Processes of the Ray head write below the folders of jobs and report the paths. Neither the files nor the reported
+    paths may lead to a file elsewhere.
+    """
+    if "\0" in path or ".." in Path(path).parts or Path(path).is_absolute():
+        return None
+    file = _root(artifact) / path
+    if not artifact.is_dir() and file != artifact:
+        return None
+    try:
+        inside = file.relative_to(settings.data_folder)
+        kind, owner, *_ = inside.parts
+        if kind not in (TRAINING, BATCHES) or owner != job_id:
+            return None
+        return open_unlinked(settings.data_folder.resolve() / inside)
+    except (ValueError, OSError):
+        return None

@@ -1,0 +1,214 @@
+"""The OpenAI API under ``/v1``: models, chat completions, completions and embeddings."""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine, Sequence
+from typing import Any, cast
+
+from fastapi import APIRouter, Request
+from fastapi.concurrency import run_in_threadpool
+from fastapi.responses import JSONResponse
+from starlette.responses import Response
+
+from share_compute.errors import NotFound, Unavailable, UserError
+from share_compute_api.connection import sse
+from share_compute_api.connection.departures import while_wanted
+from share_compute_api.openai.answer_stream import AnswerStream, answer_events
+from share_compute_api.openai.answers import (
+    ChatCompletion,
+    ChatShape,
+    EmbeddingList,
+    Model,
+    ModelList,
+    Shape,
+    TextCompletion,
+    TextShape,
+    Usage,
+    vector,
+)
+from share_compute_api.openai.completion import Completion
+from share_compute_api.openai.engine import RETRY_AFTER_S, Engine, TextEngine, VectorEngine
+from share_compute_api.openai.problems import PREFIX, documented
+from share_compute_api.openai.requests import (
+    ChatRequest,
+    CompletionRequest,
+    EmbeddingRequest,
+    TextRequest,
+)
+from share_compute_api.openai.tokenizer_client import TokenizerClient
+from share_compute_api.server.auth import CHAT, Chatter
+from share_compute_api.server.context import Context, InContext
+
+router = APIRouter(prefix=PREFIX, tags=["openai"], responses=documented(400, 401, 403))
+_ENGINE_ERRORS = documented(404, 413, 429, 500, 503)
+_STREAM: dict[str, Any] = {sse.MEDIA_TYPE: {"schema": {"type": "string"}}}
+
+
+@router.get("/models", operation_id="listModels", dependencies=CHAT)
+async def list_models(context: InContext) -> ModelList:
+    """List the models that are up."""
+    return ModelList(data=[Model.of(facts) for facts in context.engines.models()])
+
+
+@router.get("/models/{model}", operation_id="getModel", dependencies=CHAT, responses=documented(404, 503))
+async def get_model(model: str, context: InContext) -> Model:
+    """Return one model."""
+    return Model.of((await _engine(context, model)).facts)
+
+
+@router.post(
+    "/chat/completions",
+    operation_id="createChatCompletion",
+    responses={**_ENGINE_ERRORS, 200: {"model": ChatCompletion, "content": _STREAM}},
+)
+async def create_chat_completion(
+    wanted: ChatRequest, request: Request, context: InContext, caller: Chatter
+) -> Response:
+    """Continue a conversation. Unsupported parameters that would change the answer are refused, never ignored."""
+    engine = await _text_engine(context, wanted.model)
+    tokenizer = await context.engines.tokenizer(engine)
+
+    async def prepare() -> Completion:
+        messages = [message.for_template() for message in wanted.messages]
+        prompt = await tokenizer.chat(messages, engine.facts.window_tokens)
+        return await _completion(wanted, [prompt], engine, tokenizer, caller.id)
+
+    shape = ChatShape(
+        wanted.model,
+        tokenizer.vocabulary,
+        tells_tokens=wanted.top_tokens is not None,
+        tells_usage=_tells_usage(wanted),
+    )
+    return await _answer(wanted, request, context, engine, shape, prepare())
+
+
+@router.post(
+    "/completions",
+    operation_id="createCompletion",
+    responses={**_ENGINE_ERRORS, 200: {"model": TextCompletion, "content": _STREAM}},
+)
+async def create_completion(
+    wanted: CompletionRequest, request: Request, context: InContext, caller: Chatter
+) -> Response:
+    """Continue one text or several."""
+    engine = await _text_engine(context, wanted.model)
+    tokenizer = await context.engines.tokenizer(engine)
+
+    async def prepare() -> Completion:
+        prompts = await tokenizer.encode(wanted.prompt, engine.facts.window_tokens)
+        return await _completion(wanted, prompts, engine, tokenizer, caller.id)
+
+    shape = TextShape(
+        wanted.model,
+        tokenizer.vocabulary,
+        tells_tokens=wanted.logprobs is not None,
+        tells_top=bool(wanted.logprobs),
+        tells_usage=_tells_usage(wanted),
+    )
+    return await _answer(wanted, request, context, engine, shape, prepare())
+
+
+@router.post("/embeddings", operation_id="createEmbedding", responses=_ENGINE_ERRORS)
+async def create_embedding(
+    wanted: EmbeddingRequest, request: Request, context: InContext, caller: Chatter
+) -> EmbeddingList:
+    """Turn texts into vectors."""
+    found = await _engine(context, wanted.model)
+    if found.facts.kind != "embed":
+        raise UserError(
+            f"model {wanted.model} writes text; it gives no vectors",
+            hint="use /v1/chat/completions or /v1/completions, or name an encoder",
+            details={"param": "model"},
+        )
+    engine = cast("VectorEngine", found)
+    tokenizer = await context.engines.tokenizer(engine)
+    encoding = tokenizer.encode(wanted.input, engine.facts.window_tokens)
+    prompts = await while_wanted(encoding, request.receive, context.bell)
+    work = engine.embed(caller.id, prompts)
+    vectors = await while_wanted(work, request.receive, context.bell)
+    if wanted.dimensions not in (None, len(vectors[0])):
+        raise UserError(
+            f"dimensions: model {wanted.model} gives {len(vectors[0])}, not {wanted.dimensions}",
+            hint="leave it out",
+            details={"param": "dimensions"},
+        )
+    as_base64 = wanted.encoding_format == "base64"
+    return EmbeddingList(
+        data=[vector(index, numbers, as_base64=as_base64) for index, numbers in enumerate(vectors)],
+        model=wanted.model,
+        usage=Usage.of(sum(map(len, prompts))),
+    )
+
+
+async def _engine(context: Context, name: str) -> Engine:
+    engine = context.engines.find(name)
+    if engine is not None:
+        return engine
+    deployment = await run_in_threadpool(context.store.deployments.by_name, name)
+    details = {"param": "model", "code": "model_not_found"}
+    if deployment is None:
+        raise NotFound(
+            f"there is no model {name}", hint="GET /v1/models lists what is served", details=details
+        )
+    raise Unavailable(
+        f"model {name} does not answer yet: it is {deployment.state.value}, {deployment.reason}",
+        hint=f"try again in {RETRY_AFTER_S} s",
+        details={"param": "model", "code": "model_not_ready", "retry_after_s": RETRY_AFTER_S},
+    )
+
+
+async def _text_engine(context: Context, name: str) -> TextEngine:
+    engine = await _engine(context, name)
+    if engine.facts.kind != "generate":
+        raise UserError(
+            f"model {name} turns text into vectors; it writes none",
+            hint="use /v1/embeddings, or name a model that writes",
+            details={"param": "model"},
+        )
+    return cast("TextEngine", engine)
+
+
+async def _completion(
+    wanted: TextRequest,
+    prompts: Sequence[tuple[int, ...]],
+    engine: TextEngine,
+    tokenizer: TokenizerClient,
+    owner: str,
+) -> Completion:
+    grammar = None if wanted.response_format is None else wanted.response_format.grammar
+    if grammar is not None:
+        await tokenizer.check_schema(grammar)
+    return Completion(wanted, prompts, engine.facts, tokenizer.vocabulary, owner)
+
+
+def _tells_usage(wanted: TextRequest) -> bool:
+    return wanted.stream_options is not None and bool(wanted.stream_options.include_usage)
+
+
+async def _answer(
+    wanted: TextRequest,
+    request: Request,
+    context: Context,
+    engine: TextEngine,
+    shape: Shape,
+    preparing: Coroutine[Any, Any, Completion],
+) -> Response:
+    """Generate the sequences, and answer with a stream, or with one body when all have ended."""
+
+    async def begin() -> Completion:
+        prepared = await preparing
+        await prepared.begin(engine)
+        return prepared
+
+    def usage() -> Usage:
+        return Usage.of(completion.prompt_tokens, completion.completion_tokens, completion.cached_tokens)
+
+    completion = await while_wanted(begin(), request.receive, context.bell)
+    if wanted.stream:
+        events = answer_events(completion, shape, usage if _tells_usage(wanted) else None)
+        return AnswerStream(events, context.bell, completion.close)
+    try:
+        answers = await while_wanted(completion.collected(), request.receive, context.bell)
+    finally:
+        completion.close()
+    return JSONResponse(shape.whole(answers, usage()).model_dump())

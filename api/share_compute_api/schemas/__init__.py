@@ -1,0 +1,1 @@
+"""Pydantic models of requests and answers of the REST API."""

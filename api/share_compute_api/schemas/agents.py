@@ -1,0 +1,193 @@
+"""Requests of a machine's agent and the answers to them: joining, coming online, heartbeats."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import AwareDatetime, Field, IPvAnyAddress
+
+from share_compute.files.plain_text import PlainText
+from share_compute.files.strict import StrictModel
+from share_compute.lifecycle.states import ContributorState
+from share_compute.topology import DeviceKind
+from share_compute_api.schemas.bodies import MOMENT, Versions, View, example
+
+SERVER = "the server"
+"""`ClosedPorts.source` of the row for the server itself."""
+TcpPort = Annotated[int, Field(ge=1, le=65535)]
+
+
+class PreflightRequest(StrictModel):
+    """Question of a machine before it joins: whether its versions fit."""
+
+    model_config = example(
+        invite="abcd-efgh-ijkl-mnop",
+        versions={"python": "3.11.7", "ray": "2.60.0", "torch": "2.13.0", "share_compute": "0.2.0"},
+    )
+
+    invite: str = Field(min_length=1, max_length=200)
+    versions: Versions
+
+
+class Preflight(View):
+    """Facts that a machine needs before it joins."""
+
+    ray_address: str
+    """host:port of the Ray head, which the machine must reach."""
+
+
+class Limits(StrictModel):
+    """Resources that a machine's owner lends."""
+
+    memory_bytes: int = Field(ge=1, le=2**63 - 1)
+    cpu_threads: int = Field(ge=1, le=4096)
+    device: DeviceKind = "cpu"
+    gpu: str | None = Field(default=None, max_length=100, pattern=r"^[!-~]+$")
+    """UUID of the GPU, as NVIDIA's driver names it; null for a CPU."""
+    host_id: str = Field(default="", pattern=r"^[0-9a-f]{0,64}$")
+    """Label of the host's processors: machines with the same label share them; empty if unknown."""
+    host_threads: int = Field(default=0, ge=0, le=65536)
+    """Number of these processors; 0 if unknown."""
+
+
+class SiblingRequest(StrictModel):
+    """Request to join with another device of a host, authorized by the key of a device that joined before."""
+
+    model_config = example(
+        name="ada-box.cuda1",
+        versions={"python": "3.11.7", "ray": "2.60.0", "torch": "2.13.0", "share_compute": "0.2.0"},
+        clock=MOMENT,
+        limits={
+            "memory_bytes": 4 * 2**30,
+            "cpu_threads": 4,
+            "device": "cuda",
+            "gpu": "GPU-8f1c2d3e-0a1b-4c5d-9e8f-7a6b5c4d3e2f",
+        },
+        host="ada-box.example",
+    )
+
+    name: str = Field(min_length=1, max_length=63, pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
+    """Name for people; unique among the machines that are present."""
+    versions: Versions
+    clock: AwareDatetime
+    """Time on the machine's clock; may differ from the server's by 30 s."""
+    limits: Limits
+    host: PlainText = Field(max_length=255)
+    """Host name of the machine."""
+
+
+class JoinRequest(SiblingRequest):
+    """Request of a machine to join with an invite."""
+
+    model_config = example(
+        invite="abcd-efgh-ijkl-mnop",
+        name="ada-laptop",
+        versions={"python": "3.11.7", "ray": "2.60.0", "torch": "2.13.0", "share_compute": "0.2.0"},
+        clock=MOMENT,
+        limits={"memory_bytes": 4 * 2**30, "cpu_threads": 4, "device": "cpu"},
+        host="ada-laptop.example",
+    )
+
+    invite: str = Field(min_length=1, max_length=200)
+
+
+class RejoinRequest(StrictModel):
+    """Request of a restarted agent to rejoin."""
+
+    model_config = example(
+        versions={"python": "3.11.7", "ray": "2.60.0", "torch": "2.13.0", "share_compute": "0.2.0"},
+        clock=MOMENT,
+        limits={"memory_bytes": 4 * 2**30, "cpu_threads": 4, "device": "cpu"},
+    )
+
+    versions: Versions
+    clock: AwareDatetime
+    """Time on the machine's clock; may differ from the server's by 30 s."""
+    limits: Limits
+
+
+class ClusterAccess(View):
+    """Everything that a machine needs to start its Ray node."""
+
+    ray_address: str
+    """host:port of the Ray head."""
+    token: str
+    """The cluster's secret; keep it out of logs."""
+    labels: dict[str, str]
+    """Labels that the machine's node must carry."""
+    environment: dict[str, str]
+    """Environment variables that the machine's node must be started with."""
+
+
+class Joined(View):
+    """Answer to a machine that has joined; its Ray node may start."""
+
+    contributor_id: str
+    contributor_key: str
+    """Bearer key of this contributor; not shown again."""
+    cluster: ClusterAccess
+
+
+class DialRequest(StrictModel):
+    """Request of a machine that other machines connect to the ports of its future Ray node; it listens on them."""
+
+    model_config = example(address="192.0.2.7", ports=[24001, 24002], greeting="5e" * 16)
+
+    address: IPvAnyAddress
+    """Address at which other machines are to reach this one."""
+    ports: tuple[TcpPort, ...] = Field(min_length=1, max_length=1024)
+    greeting: str = Field(pattern=r"^[0-9a-f]{32}$")
+    """16 random bytes, in hexadecimal, that the machine sends on each connection."""
+
+
+class ClosedPorts(View):
+    """Ports of a machine that another machine cannot reach."""
+
+    source: str
+    """Name of the machine that tried to connect; ``the server`` for the server."""
+    ports: tuple[int, ...]
+    """Ports that it cannot reach; empty if it reaches all."""
+
+
+class NodePlace(View):
+    """Address and port of another machine's Ray node."""
+
+    name: str
+    address: str
+    port: int
+
+
+class DialReport(View):
+    """Ports of a machine that the server and some other machines cannot reach."""
+
+    closed: tuple[ClosedPorts, ...]
+    """One row for each machine that tried to connect; the first is the server's."""
+    nodes: tuple[NodePlace, ...]
+    """Nodes of the other machines that tried; the machine itself must reach them as well."""
+
+
+class OnlineRequest(StrictModel):
+    """Report that a machine's Ray node runs."""
+
+    model_config = example(node_id="f" * 56, address="192.0.2.7")
+
+    node_id: str = Field(pattern=r"^[0-9a-f]{1,64}$")
+    address: PlainText = Field(min_length=1, max_length=45)
+    """IP address at which other members reach the node."""
+
+
+class ContributorWork(View):
+    """Present work of a contributor; the answer to its heartbeat."""
+
+    state: ContributorState
+    reason: str
+    job: str | None
+    """Id of the job that the contributor is leased to."""
+    deployment: str | None = None
+    """Name of the deployment that the contributor is leased to."""
+    shard: str | None
+    """Part of the model that it holds, e.g. ``layers 3-7 of 12``."""
+    tokens_per_s: float | None
+    """Throughput of the whole job, or of all replicas of the deployment."""
+    wanted: Literal["run", "leave"]
+    """``leave``: hand the shards over, then leave."""

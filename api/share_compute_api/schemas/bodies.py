@@ -1,0 +1,541 @@
+"""Bodies of the REST API other than the store's records. Does not import FastAPI, since the client uses it too."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Any, Literal, Self, TypeAlias
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    field_validator,
+    model_validator,
+)
+
+from share_compute.files.plain_text import PlainText
+from share_compute.files.strict import StrictModel
+from share_compute.files.topology_file import TopologyDocument, check_kind
+from share_compute.lifecycle.deployment_status import ServingStatus
+from share_compute.lifecycle.states import ContributorState, JobState
+from share_compute.scopes import GRANTABLE, Scope
+from share_compute.specification import Kind, Objective, Replicas, TrainJob, parse_job
+from share_compute.specification.workload import ServingWorkload
+from share_compute.store.records import (
+    ApiKeyRecord,
+    ArtifactRecord,
+    ContributorRecord,
+    DeploymentRecord,
+    EventRecord,
+    InviteRecord,
+    InviteState,
+    JobRecord,
+    MetricRecord,
+    QueuedJob,
+)
+from share_compute_api.connection.join_line import INSTALL_COMMAND
+from share_compute_api.schemas.choices import UploadKind
+
+MOMENT = "2026-01-31T12:00:00Z"
+"""Time used in examples."""
+
+
+class View(BaseModel):
+    """Base of all answers."""
+
+    model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
+
+
+def example(**values: Any) -> ConfigDict:
+    """Return the configuration of a body model with one example for the OpenAPI document."""
+    return ConfigDict(json_schema_extra={"examples": [values]})
+
+
+class FailureRequest(StrictModel):
+    """Fault to inject into a member of a running job."""
+
+    model_config = example(kind="stop", contributor_id="c-0a1b2c", duration_s=5.0)
+
+    kind: Literal["kill", "stop"]
+    """kill: the member's process ends at once. stop: it is suspended for a while, with its sockets open."""
+    contributor_id: str = Field(max_length=100)
+    """Id of the machine on which the member runs."""
+    duration_s: float = Field(default=0.0, ge=0, le=3600)
+    """Time for which the process is suspended; for stop only."""
+
+    @model_validator(mode="after")
+    def _lasts(self) -> Self:
+        if (self.kind == "stop") != (self.duration_s > 0):
+            raise ValueError("duration_s is for stop, which needs it")
+        return self
+
+
+class FailureMade(View):
+    """The fault that was injected."""
+
+    kind: Literal["kill", "stop"]
+    contributor_id: str
+    at: datetime
+    """Time at which the fault was requested, by the server's clock."""
+
+
+class Versions(StrictModel):
+    """Versions that must fit between the machines of a cluster."""
+
+    model_config = example(python="3.11.7", ray="2.60.0", torch="2.13.0", share_compute="0.2.0")
+
+    python: str
+    """Must be equal to the patch: Ray pickles between interpreters."""
+    ray: str
+    """Must be equal."""
+    torch: str
+    """Must be equal in its first two numbers: kernels differ between them."""
+    share_compute: str
+    """Must be equal in its first two numbers."""
+
+
+class Health(View):
+    """Health and clock of the server. It contains no more, since anybody may ask."""
+
+    status: Literal["ok"] = "ok"
+    time: datetime
+    """The server's clock, in UTC."""
+
+
+class Status(View):
+    """Overview of the server, its machines and its jobs."""
+
+    url: str
+    data_folder: str | None = None
+    """Folder of the server's state; null for keys without the scope ``admin``."""
+    data_roots: tuple[str, ...]
+    """Folders of the server below which jobs may name files; empty if data comes by uploads only."""
+    database: Literal["sqlite", "postgresql"]
+    has_cluster: bool
+    """Whether machines can join and jobs can run."""
+    ray_address: str | None = None
+    """host:port of the Ray head; null without a cluster, and for keys without the scope ``admin``."""
+    versions: Versions
+    started_at: datetime
+    disk_free_bytes: int
+    """Free space on the disk of the data folder."""
+    contributors: dict[ContributorState, int]
+    jobs: dict[JobState, int]
+
+
+class Alert(View):
+    """Condition that the operator should know of; the alert ends when the condition does."""
+
+    id: str
+    """Id that stays the same while the condition lasts."""
+    kind: Literal[
+        "no-cluster",
+        "disk",
+        "machine-lost",
+        "machine-silent",
+        "machine-quarantined",
+        "versions-differ",
+        "job-failed",
+        "job-waits",
+        "job-fruitless",
+        "deployment-failed",
+        "deployment-degraded",
+        "deployment-waits",
+    ]
+    severity: Literal["error", "warning"]
+    """error: something does not work. warning: something may soon stop working."""
+    text: str
+    """Description of the condition."""
+    hint: str | None = None
+    """Hint: an action that the operator can take."""
+    since: datetime | None = None
+    """Time at which the condition began; null if it was not recorded."""
+    job_id: str | None = None
+    contributor_id: str | None = None
+    deployment_id: str | None = None
+
+
+class AlertList(View):
+    """All present alerts: errors first, then the latest first."""
+
+    alerts: list[Alert]
+
+
+class QueueView(View):
+    """Queued jobs, in the order in which they were submitted."""
+
+    jobs: list[QueuedJob]
+
+
+class SignInRequest(StrictModel):
+    """API key, or code of a sign-in link, to exchange for a session."""
+
+    model_config = example(key="sck_...")
+
+    key: str | None = Field(default=None, min_length=1, max_length=200)
+    """An API key."""
+    code: str | None = Field(default=None, min_length=1, max_length=200)
+    """One-time code of a sign-in link."""
+
+    @model_validator(mode="after")
+    def _has_one(self) -> SignInRequest:
+        if (self.key is None) == (self.code is None):
+            raise ValueError("give a key or a code")
+        return self
+
+
+class SignInCode(View):
+    """One-time code that signs a browser in."""
+
+    model_config = example(code="Zm9v...", url="https://192.0.2.1:8700/#code=Zm9v...", expires_at=MOMENT)
+
+    code: str
+    url: str
+    """Link that opens the dashboard signed in; a browser does not send the part after # to any server."""
+    expires_at: datetime
+
+
+class SessionView(View):
+    """Session of this browser, if it is signed in."""
+
+    key: ApiKeyRecord | None
+    """API key of the session; null if the browser is not signed in."""
+    expires_at: datetime | None
+    """End of the session; requests for the session renew it."""
+    last_event: int | None
+    """Number of the newest event: a stream that begins there misses no change to data that is fetched from now on."""
+
+
+def _grantable(scope: Scope) -> Scope:
+    if scope not in GRANTABLE:
+        raise ValueError(f"{scope} is what the key of a joined machine holds; an API key cannot be given it")
+    return scope
+
+
+GrantedScope: TypeAlias = Annotated[Scope, AfterValidator(_grantable)]
+
+
+class KeyRequest(StrictModel):
+    """Request for a new API key."""
+
+    model_config = example(name="Ada's scripts", scopes=["submit"])
+
+    name: PlainText = Field(min_length=1, max_length=200)
+    """Person or purpose of the key."""
+    scopes: tuple[GrantedScope, ...] = Field(default=(Scope.chat,), min_length=1, max_length=len(GRANTABLE))
+    """Rights of the key: ``submit`` includes ``read`` and ``chat``, ``admin`` includes all."""
+
+
+class KeyCreated(View):
+    """A new API key; no other answer contains the key."""
+
+    model_config = example(id="key-k3v7q2ma", name="Ada's scripts", scopes=["submit"], key="sck_...")
+
+    id: str
+    name: str
+    scopes: tuple[Scope, ...]
+    key: str
+    """The key, to send as ``Authorization: Bearer KEY``."""
+
+
+class KeyList(View):
+    """API keys, oldest first."""
+
+    keys: list[ApiKeyRecord]
+    caller_id: str
+    """Id of the API key of this request."""
+
+
+class InviteRequest(StrictModel):
+    """Request for a new invite."""
+
+    model_config = example(label="laptops of Ada", expires_in_s=3600, uses=2)
+
+    label: PlainText | None = Field(default=None, max_length=200)
+    """Person or purpose of the invite."""
+    expires_in_s: float = Field(default=3600, gt=0, le=366 * 24 * 3600)
+    """Validity of the invite, in seconds."""
+    uses: int = Field(default=1, ge=1, le=10_000)
+    """Number of machines that may join with the invite."""
+    memory_bytes: int | None = Field(default=None, ge=1, le=2**63 - 1)
+    """Largest memory that each of these machines may lend; null: no limit."""
+
+
+class InviteView(InviteRecord):
+    """An invite, its state, and the machines that joined with it."""
+
+    state: InviteState
+    machines: tuple[str, ...] = ()
+    """Names of the contributors that joined with the invite, in the order they joined."""
+
+
+class InviteCreated(View):
+    """A new invite; no other answer contains the code."""
+
+    model_config = example(
+        id="inv-k3v7q2ma",
+        code="abcd-efgh-ijkl-mnop",
+        expires_at=MOMENT,
+        join_command="SHARE_COMPUTE_INVITE=abcd-efgh-ijkl-mnop share-compute join https://192.0.2.1:8700",
+    )
+
+    id: str
+    code: str
+    """Code of the invite; with a dot and the fingerprint of the server's key, if clients know the server by that."""
+    expires_at: datetime
+    uses: int = 1
+    """Number of machines that may join with the invite."""
+    join_command: str
+    """Command to paste on the joining machine. The code is in the environment: other users could read arguments."""
+    install_command: str = INSTALL_COMMAND
+    """Command to run on the machine before, if share-compute is not installed."""
+
+
+class TokenRotated(View):
+    """Outcome of a change of the cluster's token."""
+
+    jobs: int
+    """Number of jobs that were suspended; they continue from the checkpoint that they wrote."""
+    seconds: float
+    """Time from the first suspension until the head ran with the new token."""
+
+
+class JobPage(View):
+    """Page of jobs, newest first."""
+
+    jobs: list[JobRecord]
+    next_cursor: str | None
+    """Cursor of the next page; null on the last page."""
+
+
+class ReplicaCounts(View):
+    """Present and wanted numbers of replicas of a deployment."""
+
+    ready: int
+    """Number of replicas that answer."""
+    wanted: int
+    """Number of replicas that the load needs, within the range of the deployment's ``spec``."""
+    leaving: int = 0
+    """Number of replicas that finish their sequences and then end."""
+    waiting: int = 0
+    """Number of sequences that wait for a replica that answers."""
+    reason: str
+    """Reason for the wanted number."""
+
+
+class DeploymentView(DeploymentRecord):
+    """A deployment and its replicas."""
+
+    replicas: ReplicaCounts | None
+    """Numbers of replicas; null if the deployment is not being served now."""
+
+
+class ReplicasRequest(StrictModel):
+    """Change of the number of replicas of a deployment that is up."""
+
+    model_config = example(replicas={"min": 0, "max": 4})
+
+    replicas: Replicas
+    """A number, or a range in which the number follows the load. Omitted fields of the range do not change."""
+
+
+class DeploymentPage(View):
+    """Page of deployments, newest first."""
+
+    deployments: list[DeploymentView]
+    next_cursor: str | None
+    """Cursor of the next page; null on the last page."""
+
+
+class DeploymentStatus(View):
+    """Present status of a deployment."""
+
+    replicas: tuple[ServingStatus, ...]
+    """Status of each replica that has reported one."""
+
+
+class EventPage(View):
+    """Page of events, in order."""
+
+    events: list[EventRecord]
+    next_after: int
+    """Value of ``after`` for the next page."""
+
+    @classmethod
+    def of(cls, events: list[EventRecord], after: int) -> Self:
+        """Return the page of the events that followed number ``after``."""
+        return cls(events=events, next_after=events[-1].seq if events else after)
+
+
+class Metrics(View):
+    """Metrics of a job's steps."""
+
+    metrics: list[MetricRecord]
+
+
+class CheckpointEntry(View):
+    """A complete checkpoint of a job on disk."""
+
+    step: int
+    """Last step that the checkpoint contains."""
+    size_bytes: int
+    saved_at: datetime
+
+
+class CheckpointList(View):
+    """A job's checkpoints, oldest first."""
+
+    checkpoints: list[CheckpointEntry]
+
+
+class ArtifactList(View):
+    """Artifacts of a job."""
+
+    artifacts: list[ArtifactRecord]
+
+
+class FileEntry(View):
+    """One file of an artifact."""
+
+    path: str
+    """Path relative to the artifact, with forward slashes."""
+    size_bytes: int
+
+
+class ArtifactFiles(View):
+    """One artifact and its files."""
+
+    artifact: ArtifactRecord
+    files: list[FileEntry]
+
+
+class ContributorList(View):
+    """Page of machines, in the order they joined."""
+
+    contributors: list[ContributorRecord]
+    next_cursor: str | None
+    """Cursor of the next page; null on the last page."""
+
+
+class InviteList(View):
+    """Invites, newest first."""
+
+    invites: list[InviteView]
+
+
+class UploadRequest(StrictModel):
+    """Request for a new upload."""
+
+    model_config = example(name="corpus", kind="data")
+
+    name: PlainText = Field(min_length=1, max_length=200)
+    """Name for people."""
+    kind: UploadKind
+    """Kind of the upload, which decides the checks when it is completed."""
+
+
+class UploadFile(View):
+    """One complete file of an upload."""
+
+    path: str
+    """Path relative to the upload, with forward slashes."""
+    size_bytes: int
+    sha256: str
+    """SHA-256 of the file, in hexadecimal."""
+
+
+class UploadView(View):
+    """Uploaded data or model. A job names it as ``upload:ID``, and a file of it as ``upload:ID/PATH``."""
+
+    id: str
+    owner: str | None = None
+    """Id of the API key that sent it; null for uploads of earlier versions, which belong to admins."""
+    name: str
+    kind: UploadKind
+    state: Literal["open", "complete"]
+    """open: files may still arrive, and no job can name the upload. complete: jobs can name it."""
+    created_at: datetime
+    completed_at: datetime | None = None
+    size_bytes: int = 0
+    files: list[UploadFile] = []
+    """Complete files, in the order of their paths."""
+    folder: str
+    """Folder of the upload on the server."""
+
+
+class UploadList(View):
+    """Uploads, newest first, and the limits of their size."""
+
+    uploads: list[UploadView]
+    used_bytes: int
+    """Size of all uploads, files in transfer included."""
+    limit_bytes: int
+    """Largest size of all uploads together."""
+    upload_limit_bytes: int
+    """Largest size of one upload."""
+
+
+class FieldProblem(View):
+    """Error of one field."""
+
+    field: str
+    """Path of the field, with dots; empty if the error concerns the whole."""
+    problem: str
+
+
+class SpecCheck(View):
+    """Errors that submitting a job, or making a deployment, would give."""
+
+    kind: Kind | None
+    """Kind of the job or deployment; null if it cannot be read."""
+    problems: list[FieldProblem]
+    """Errors; empty if the specification would be accepted."""
+    hint: str | None = None
+    """Hint: an action that the caller can take."""
+
+
+class ServingRequest(StrictModel):
+    """Requests of the model's users, for which the planner predicts the serving on the same machines."""
+
+    model_config = ConfigDict(allow_inf_nan=False)
+
+    objective: Objective = "latency"
+    """latency: shortest time of a single request. throughput: most tokens per second within the limits."""
+    prompt_tokens: int = Field(default=512, ge=1, le=2**24)
+    new_tokens: int = Field(default=128, ge=1, le=2**24)
+    concurrent: int = Field(default=16, ge=1, le=2**20)
+    """Largest number of sequences that are generated at the same time; the planner reserves their KV cache."""
+    first_token_limit_s: float | None = Field(default=None, gt=0)
+    """Longest time to the first token; for objective throughput."""
+    next_token_limit_s: float | None = Field(default=None, gt=0)
+    """Longest time from token to token; for objective throughput."""
+
+    def workload(self) -> ServingWorkload:
+        """Return the planner's input."""
+        return ServingWorkload(**self.model_dump())
+
+
+class PlanRequest(StrictModel):
+    """A dry run: which plan would this job get on these machines, and why?"""
+
+    job: TrainJob
+    """Job as it would be submitted. Its data is not read."""
+    topology: TopologyDocument | None = None
+    """Machines to plan on; default: the machines that are ready now."""
+    strategy: str | None = Field(default=None, max_length=100)
+    """Strategy to use in place of the job's own."""
+    compare: bool = False
+    """Whether to report the outcome of every other strategy too."""
+    serving: ServingRequest | None = None
+    """Requests for which a serving prediction is added to the report."""
+
+    @field_validator("job", mode="before")
+    @classmethod
+    def _job_says_what_is_wrong(cls, value: Any) -> Any:
+        return parse_job(value) if isinstance(value, dict) else value
+
+    @field_validator("topology", mode="before")
+    @classmethod
+    def _topology_is_one(cls, value: Any) -> Any:
+        return value if value is None or isinstance(value, TopologyDocument) else check_kind(value)

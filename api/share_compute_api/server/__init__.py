@@ -1,0 +1,1 @@
+"""State and services of the control plane that routes use: keys, sessions, streams, alerts, limits."""

@@ -1,0 +1,252 @@
+"""Alerts for the operator: lost machines, jobs that fail or wait, versions that differ, a full disk.
+
+Alerts are not stored. They are computed from the rows of the database at one moment, so that none can be out of date.
+`AlertWatch` polls and emits an event when they change, since some alerts begin by time alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+from share_compute.errors import ShareComputeError, VersionMismatch
+from share_compute.lifecycle.deployment_states import DeploymentState
+from share_compute.lifecycle.states import ContributorState
+from share_compute.quantities import bytes_text
+from share_compute.store import DeploymentRecord, JobRecord, PresenceRecord, QueuedJob
+from share_compute_actors.machine.preflight import check_disk
+from share_compute_api.schemas.bodies import Alert, Versions
+from share_compute_api.schemas.versions import check_versions, local_versions
+from share_compute_api.server.context import Context
+
+REMEMBERED: Final = timedelta(hours=1)
+"""Time for which a loss or a failure is reported after it happened."""
+SILENCE: Final = timedelta(seconds=20)
+"""Time without a heartbeat (one every 2 s) after which a machine counts as unresponsive."""
+_FRUITLESS: Final = 2
+_LOOK_S: Final = 5.0
+_HEARD = (
+    ContributorState.probing,
+    ContributorState.ready,
+    ContributorState.quarantined,
+    ContributorState.draining,
+)
+"""States in which an agent sends heartbeats. `ContributorSupervisor` gives up machines that stay in `joining`."""
+_log = logging.getLogger(__name__)
+
+
+def find_alerts(context: Context) -> list[Alert]:
+    """Return all present alerts: errors first, then the latest first."""
+    store, now = context.store, context.store.clock()
+    lately, longest_wait = now - REMEMBERED, timedelta(seconds=context.settings.alert_wait_s)
+    found = [
+        *_of_server(context),
+        *of_machines(store.contributors.presences(lately), local_versions(), now, context.started_at),
+        *of_jobs(store.jobs.queue(), store.jobs.failed_since(lately), now, longest_wait),
+        *of_deployments(
+            [*reversed(store.deployments.list()), *store.deployments.failed_since(lately)], now, longest_wait
+        ),
+    ]
+    oldest = datetime.min.replace(tzinfo=UTC)
+    found.sort(key=lambda alert: alert.since or oldest, reverse=True)
+    return sorted(found, key=lambda alert: alert.severity != "error")
+
+
+def _of_server(context: Context) -> Iterator[Alert]:
+    if context.cluster is None:
+        yield Alert(
+            id="no-cluster",
+            kind="no-cluster",
+            severity="error",
+            text="the server runs without a cluster: machines cannot join, and jobs wait",
+            hint="start it with `share-compute up`",
+            since=context.started_at,
+        )
+    elif context.cluster.trouble is not None:
+        yield Alert(
+            id="cluster-down",
+            kind="no-cluster",
+            severity="error",
+            text=f"machines cannot join, and jobs wait: {context.cluster.trouble}",
+            hint="it is started again; if it stays so, look into the server's log, and for lack of memory or disk",
+        )
+    disk = check_disk(context.settings.data_folder)
+    if disk.state != "ok":
+        missing = bytes_text(disk.details["missing_bytes"])
+        text = f"the disk of the data folder lacks {missing} of what the server needs"
+        yield Alert(id="disk", kind="disk", severity="error", text=text, hint=disk.hint)
+
+
+def of_machines(
+    machines: Iterable[PresenceRecord], server: Versions, now: datetime, started_at: datetime
+) -> Iterator[Alert]:
+    """Yield alerts for machines that are lost, unresponsive, quarantined, or incompatible with the server.
+
+    Args:
+        machines: machines that are present, and machines that left within `REMEMBERED`.
+        server: versions of the server.
+        now: the present time.
+        started_at: time at which the server began to listen; no heartbeat could arrive before.
+    """
+    machines = list(machines)
+    here = {machine.name for machine in machines if machine.left_at is None}
+    for machine in machines:
+        if machine.state is ContributorState.lost:
+            # A machine that joined again with another invite is not missed.
+            if machine.name not in here:
+                yield _of_machine("machine-lost", machine, f"was lost: {machine.reason}", machine.left_at)
+            continue
+        if machine.left_at is not None:
+            continue
+        heard_at = max(machine.last_seen_at, started_at)
+        if machine.state in _HEARD and now - heard_at > SILENCE:
+            yield _of_machine(
+                "machine-silent",
+                machine,
+                "is silent: its agent does not answer, though its Ray node does",
+                heard_at,
+            )
+        if machine.state is ContributorState.quarantined:
+            yield _of_machine(
+                "machine-quarantined", machine, f"is quarantined: it {machine.reason}"
+            ).model_copy(
+                update={
+                    "severity": "error",
+                    "hint": f"check its memory and software, then `share-compute clear {machine.name}`",
+                }
+            )
+        mismatch = _mismatch(server, machine)
+        if mismatch is not None:
+            yield _of_machine("versions-differ", machine, f"does not fit: {mismatch.message}").model_copy(
+                update={"hint": mismatch.hint}
+            )
+
+
+def _of_machine(kind: str, machine: PresenceRecord, text: str, since: datetime | None = None) -> Alert:
+    return Alert.model_validate(
+        {
+            "id": f"{kind} {machine.id}",
+            "kind": kind,
+            "severity": "warning",
+            "text": f"machine {machine.name} {text}",
+            "hint": f"look at `share-compute join` on {machine.host}; it says what it does",
+            "since": since,
+            "contributor_id": machine.id,
+        }
+    )
+
+
+def _mismatch(server: Versions, machine: PresenceRecord) -> VersionMismatch | None:
+    """Return the mismatch between a machine's versions and the server's; an older server may have admitted it."""
+    if not set(Versions.model_fields) <= set(machine.versions):
+        return None
+    try:
+        check_versions(server, Versions(**machine.versions))
+    except VersionMismatch as failure:
+        return failure
+    return None
+
+
+def of_jobs(
+    queue: Iterable[QueuedJob], failed: Iterable[JobRecord], now: datetime, longest_wait: timedelta
+) -> Iterator[Alert]:
+    """Yield alerts for failed jobs, for jobs that wait long, and for jobs whose attempts repeatedly get nowhere."""
+    for job in failed:
+        yield Alert(
+            id=f"job-failed {job.id} {job.attempt}",
+            kind="job-failed",
+            severity="error",
+            text=f"job {job.name} failed: {job.reason}",
+            hint=(job.error or {}).get("hint"),
+            since=job.finished_at,
+            job_id=job.id,
+        )
+    for waiting in queue:
+        if waiting.fruitless_attempts >= _FRUITLESS:
+            yield Alert(
+                id=f"job-fruitless {waiting.id}",
+                kind="job-fruitless",
+                severity="warning",
+                text=f"job {waiting.name} gets nowhere: {waiting.fruitless_attempts} attempts in a row were "
+                f"lost before a step was committed",
+                hint=f"look into its log: share-compute logs {waiting.id}",
+                since=waiting.waiting_since,
+                job_id=waiting.id,
+            )
+        elif now - waiting.waiting_since > longest_wait:
+            yield Alert(
+                id=f"job-waits {waiting.id} {waiting.attempt}",
+                kind="job-waits",
+                severity="warning",
+                text=f"job {waiting.name} waits: {waiting.reason}",
+                since=waiting.waiting_since,
+                job_id=waiting.id,
+            )
+
+
+def of_deployments(
+    deployments: Iterable[DeploymentRecord], now: datetime, longest_wait: timedelta
+) -> Iterator[Alert]:
+    """Yield alerts for deployments that failed, are degraded, or wait long."""
+    for one in deployments:
+        match one.state:
+            case DeploymentState.failed:
+                told = Alert(
+                    id=f"deployment-failed {one.id}",
+                    kind="deployment-failed",
+                    severity="error",
+                    text=f"deployment {one.name} failed: {one.reason}",
+                    hint=(one.error or {}).get("hint"),
+                    since=one.ended_at,
+                    deployment_id=one.id,
+                )
+            case DeploymentState.degraded:
+                told = Alert(
+                    id=f"deployment-degraded {one.id}",
+                    kind="deployment-degraded",
+                    severity="warning",
+                    text=f"deployment {one.name} is degraded: {one.reason}",
+                    deployment_id=one.id,
+                )
+            case DeploymentState.pending | DeploymentState.loading if now - one.created_at > longest_wait:
+                told = Alert(
+                    id=f"deployment-waits {one.id}",
+                    kind="deployment-waits",
+                    severity="warning",
+                    text=f"deployment {one.name} does not answer: {one.reason}",
+                    # For a deployment that answered before, no record says when it stopped.
+                    since=one.created_at if one.ready_at is None else None,
+                    deployment_id=one.id,
+                )
+            case _:
+                continue
+        yield told
+
+
+class AlertWatch:
+    """Polls the alerts, and emits an event when some began or ended."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._known: dict[str, Alert] | None = None
+
+    async def run(self) -> None:
+        """Watch until cancelled."""
+        while True:
+            try:
+                await asyncio.to_thread(self.look)
+            except ShareComputeError as failure:
+                _log.warning("alerts could not be looked for: %s", failure.message)
+            await asyncio.sleep(_LOOK_S)
+
+    def look(self) -> None:
+        """Poll once. The first poll emits no event: listeners have just fetched the alerts."""
+        found = {alert.id: alert for alert in find_alerts(self._context)}
+        known, self._known = self._known, found
+        if known is not None and known.keys() != found.keys():
+            began = [alert.text for name, alert in found.items() if name not in known]
+            ended = [alert.text for name, alert in known.items() if name not in found]
+            self._context.store.events.tell("alerts", {"began": began, "ended": ended})

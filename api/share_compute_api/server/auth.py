@@ -1,0 +1,209 @@
+"""Authorization: API keys for people and programs, sessions for browsers, one key for each contributor.
+
+Every route names the scope that it needs by a dependency of this module. `check_routes` refuses an app that has a route
+without a scope, unless the route is in `OPEN`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime
+from typing import Annotated, Any, Final
+
+from anyio import to_thread
+from fastapi import Depends, FastAPI, Request, Security
+from fastapi.dependencies.models import Dependant
+from fastapi.routing import APIRoute, RouteContext, iter_route_contexts
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer, SecurityScopes
+
+from share_compute.errors import MissingScope, NotAuthorized, NotOwner, OtherSite
+from share_compute.scopes import Scope, held, in_order
+from share_compute.store import ApiKeyRecord, ContributorRecord
+from share_compute_api.server.context import Context, InContext
+
+_api_key = HTTPBearer(
+    auto_error=False,
+    scheme_name="ApiKey",
+    description="The key that `share-compute up` wrote into credentials.json of its data folder. "
+    "A browser that signed in (POST /api/v1/session) sends its cookie instead.",
+)
+_contributor_key = HTTPBearer(
+    auto_error=False,
+    scheme_name="ContributorKey",
+    description="The key that a contributor got when it joined; opens its own routes only.",
+)
+OPEN: Final = frozenset({"getHealth", "getJobSchema", "signIn", "getSession", "signOut", "preflight", "join"})
+"""Operations that need no key. ``preflight`` and ``join`` ask for an invite, ``signIn`` for a key or a code."""
+_SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS"})
+"""HTTP methods that change nothing."""
+
+
+def require_api_key(
+    request: Request,
+    needed: SecurityScopes,
+    context: InContext,
+    bearer: Annotated[HTTPAuthorizationCredentials | None, Depends(_api_key)],
+) -> ApiKeyRecord:
+    """Return the API key of a request, or of the session that its cookie stands for, if it has the scopes needed.
+
+    Raises:
+        NotAuthorized: the request has no key, or an invalid one.
+        OtherSite: the cookie was sent by a page of another site.
+        MissingScope: the key lacks a scope.
+    """
+    if bearer is not None:
+        key = bearer.credentials
+        record = context.guesses.check(request, key, lambda: context.store.keys.verify(key))
+    else:
+        found = session_of(request, context)
+        record = None if found is None else found[0]
+        if record is not None:
+            refuse_other_sites(request)
+    if record is None and bearer is not None and context.store.contributors.of_key(bearer.credentials):
+        raise _missing(needed, (Scope.contribute,), "send an API key; a machine's own key is for its agent")
+    if record is None:
+        raise NotAuthorized(
+            "this needs an API key" if bearer is None else "this API key is not valid",
+            hint="send the header Authorization: Bearer KEY; `share-compute up` shows the key",
+        )
+    if not held(record.scopes).issuperset(needed.scopes):
+        raise _missing(needed, record.scopes, "ask an operator for a key with this scope")
+    return record
+
+
+def needs(scope: Scope) -> Any:
+    """Return the dependency of a route that needs an API key with this scope."""
+    return Security(require_api_key, scopes=[scope.value])
+
+
+CHAT, READ, SUBMIT, ADMIN = ([needs(scope)] for scope in (Scope.chat, Scope.read, Scope.submit, Scope.admin))
+"""Dependencies of routes that do not use the key itself: ``@router.get(..., dependencies=READ)``."""
+Chatter = Annotated[ApiKeyRecord, needs(Scope.chat)]
+Reader = Annotated[ApiKeyRecord, needs(Scope.read)]
+Submitter = Annotated[ApiKeyRecord, needs(Scope.submit)]
+Admin = Annotated[ApiKeyRecord, needs(Scope.admin)]
+"""API key of the request, after its scope was checked."""
+
+
+def require_owner(caller: ApiKeyRecord, owner: str | None, what: str) -> None:
+    """Raise NotOwner unless the caller may change a thing that it can see."""
+    if not caller.owns(owner):
+        raise NotOwner(
+            f"{what} belongs to another key",
+            hint="use the key that made it, or one with the scope admin",
+        )
+
+
+def _missing(needed: SecurityScopes, found: tuple[Scope, ...], hint: str) -> MissingScope:
+    has = [scope.value for scope in found]
+    return MissingScope(
+        f"this needs the scope {' and '.join(needed.scopes)}; this key has {', '.join(has)}",
+        hint=hint,
+        details={"needed": list(needed.scopes), "has": has},
+    )
+
+
+def session_of(request: Request, context: Context) -> tuple[ApiKeyRecord, datetime] | None:
+    """Return the API key of a browser's session, and the end of the session; None if it is not signed in."""
+    token = request.cookies.get(context.sessions.cookie)
+    found = None if token is None else context.sessions.read(token, context.store.clock())
+    if found is None:
+        return None
+    key_id, expires_at = found
+    record = context.store.keys.valid(key_id)
+    return None if record is None else (record, expires_at)
+
+
+def refuse_other_sites(request: Request) -> None:
+    """Refuse requests with a session cookie that a page of another site makes a browser send.
+
+    ``SameSite=Strict`` keeps the cookie from other sites, but another port of the same host counts as the same site.
+    Browsers name the origin of a request in ``Sec-Fetch-Site``, or in ``Origin`` if the connection is not secure.
+
+    Raises:
+        OtherSite: the request is from another site, or it changes something and does not name its origin.
+    """
+    site, origin = request.headers.get("sec-fetch-site"), request.headers.get("origin")
+    is_safe = request.method in _SAFE
+    if site is not None:
+        # "none": the user typed the address.
+        is_ours = site == "same-origin" or (is_safe and site == "none")
+    elif origin is not None:
+        host = request.headers.get("host", "")
+        is_ours = host != "" and origin.partition("://")[2].lower() == host.lower()
+    else:
+        is_ours = is_safe
+    if not is_ours:
+        raise OtherSite(
+            "this was not sent by a page of this server",
+            hint="use the dashboard itself; programs send the header Authorization: Bearer KEY",
+        )
+
+
+def require_contributor(
+    contributor_id: str,
+    request: Request,
+    needed: SecurityScopes,
+    context: InContext,
+    bearer: Annotated[HTTPAuthorizationCredentials | None, Depends(_contributor_key)],
+) -> ContributorRecord:
+    """Return the contributor whose own key the request carries; the key is valid for this machine's routes only.
+
+    Raises:
+        NotAuthorized: the request has no key, or not the key of this contributor.
+        MissingScope: the key is an API key.
+    """
+    hint = "join with an invite to get one"
+    if bearer is None:
+        raise NotAuthorized("this needs the contributor's own key", hint=hint)
+    key = bearer.credentials
+
+    def owner() -> ContributorRecord:
+        api_key = context.store.keys.verify(key)
+        if api_key is not None:
+            raise _missing(needed, api_key.scopes, hint)
+        return context.store.contributors.authorize(contributor_id, key)
+
+    found = context.guesses.check(request, key, owner)
+    assert found is not None
+    return found
+
+
+async def require_living_contributor(
+    contributor_id: str,
+    request: Request,
+    needed: SecurityScopes,
+    context: InContext,
+    bearer: Annotated[HTTPAuthorizationCredentials | None, Depends(_contributor_key)],
+) -> ContributorRecord:
+    """Run `require_contributor` in the threads that are reserved for heartbeats."""
+    return await to_thread.run_sync(
+        require_contributor, contributor_id, request, needed, context, bearer, limiter=context.heartbeats
+    )
+
+
+SelfContributor = Annotated[ContributorRecord, Security(require_contributor, scopes=[Scope.contribute.value])]
+LivingContributor = Annotated[
+    ContributorRecord, Security(require_living_contributor, scopes=[Scope.contribute.value])
+]
+"""The contributor that sends a heartbeat."""
+
+
+def check_routes(app: FastAPI) -> None:
+    """Raise RuntimeError unless each route of the API either names a scope or is in `OPEN`, and not both."""
+    for route, scopes in declared_scopes(app):
+        if bool(scopes) == (route.operation_id in OPEN):
+            raise RuntimeError(f"{route.path} must name a scope, or be open, and not both")
+
+
+def declared_scopes(app: FastAPI) -> Iterator[tuple[RouteContext, tuple[Scope, ...]]]:
+    """Yield each route of the API with the scopes that it needs."""
+    for route in iter_route_contexts(app.routes):
+        if isinstance(route.original_route, APIRoute):
+            yield route, in_order({Scope(name) for name in _scopes(route.dependant)})
+
+
+def _scopes(dependant: Dependant) -> Iterator[str]:
+    yield from dependant.own_oauth_scopes or ()
+    for inner in dependant.dependencies:
+        yield from _scopes(inner)

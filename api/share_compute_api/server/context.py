@@ -1,0 +1,132 @@
+"""The parts of the control plane that every route can use."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Annotated, Any, TypeVar
+
+from anyio import CapacityLimiter
+from fastapi import Depends, Request
+
+from share_compute.settings import Settings
+from share_compute.store import Store
+from share_compute_api.cluster.cluster import Cluster
+from share_compute_api.connection.notifier import Bell
+from share_compute_api.control.deployments.deployments import DeploymentSupervisor
+from share_compute_api.control.machines.islands import IslandMap
+from share_compute_api.control.machines.measuring import Measurements
+from share_compute_api.openai.engine import Engines
+from share_compute_api.openai.metrics import Metrics
+from share_compute_api.server.budget import Budget
+from share_compute_api.server.guesses import Guesses
+from share_compute_api.server.sessions import Sessions
+from share_compute_api.server.sign_in_codes import SignInCodes
+from share_compute_api.server.token_rotation import TokenRotation
+from share_compute_api.submission.data_roots import DataRoots
+from share_compute_api.uploads.upload_store import Uploads
+from share_compute_api.workers.export_process import ExportProcesses
+from share_compute_api.workers.isolated.pool import IsolatedProcesses
+from share_compute_api.workers.plan_process import PlanProcesses
+
+_HEARTBEAT_THREADS = 4
+_DIALS = 4
+_log = logging.getLogger(__name__)
+Result = TypeVar("Result")
+
+
+@dataclass(slots=True)
+class Context:
+    """The parts of one running control plane."""
+
+    settings: Settings
+    store: Store
+    cluster: Cluster | None
+    sessions: Sessions
+    """Sessions of the browsers that signed in."""
+    started_at: datetime
+    """Start time of the server."""
+    fingerprint: str | None = None
+    """Fingerprint of this server's key, part of each invite; None for plain HTTP or a key that authorities verify."""
+    codes: SignInCodes = field(default_factory=SignInCodes)
+    """One-time codes that sign browsers in."""
+    guesses: Guesses = field(default_factory=Guesses)
+    """Rate limit for clients that guess keys and invites."""
+    bell: Bell = field(default_factory=Bell)
+    uploads: Uploads = field(init=False)
+    """Files that users uploaded."""
+    data_roots: DataRoots = field(init=False)
+    """Folders of the server below which jobs may name files."""
+    heartbeats: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(_HEARTBEAT_THREADS))
+    """Threads reserved for heartbeats, so that these never wait for other requests."""
+    dials: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(_DIALS))
+    """Limit of the machines whose ports the server dials at the same time."""
+    tasks: set[asyncio.Task[Any]] = field(default_factory=set)
+    """Background tasks, which run beside the requests."""
+    plans: PlanProcesses = field(default_factory=PlanProcesses)
+    """Computes plans in separate processes."""
+    exports: ExportProcesses = field(default_factory=ExportProcesses)
+    """Exports checkpoints in separate processes."""
+    checks: Budget = field(default_factory=Budget)
+    """Limit of the submissions that are parsed and checked at the same time."""
+    isolated: IsolatedProcesses = field(default_factory=IsolatedProcesses)
+    """Work on tokenizers, chat templates and schemas, in processes with limits."""
+    engines: Engines = field(init=False)
+    """Engines that answer requests to served models."""
+    islands: IslandMap = field(init=False)
+    """Groups of machines with similar links."""
+    metrics: Metrics = field(default_factory=Metrics)
+    """Metrics for Prometheus."""
+    deployments: DeploymentSupervisor | None = None
+    """Runs the deployments; None without a cluster."""
+    rotation: TokenRotation | None = None
+    """Changes the cluster's token; None without a cluster."""
+    measurements: Measurements | None = None
+    """Measures contributors; None without a cluster."""
+
+    def __post_init__(self) -> None:
+        """Create the parts that need other parts, and find the uploads of earlier runs."""
+        self.engines = Engines(self.isolated)
+        self.islands = IslandMap(self.store)
+        settings = self.settings
+        self.data_roots = DataRoots(settings.data_roots, [settings.data_folder])
+        self.uploads = Uploads(
+            settings.data_folder / "uploads",
+            settings.uploads_limit_bytes,
+            settings.upload_limit_bytes,
+            self.store.clock,
+        )
+
+    def spawn(self, work: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
+        """Run a background task until it ends or the server ends."""
+        task = asyncio.create_task(work)
+        self.tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self.tasks.discard(task)
+        if not task.cancelled() and (failure := task.exception()) is not None:
+            _log.error("something beside the requests failed", exc_info=failure)
+
+    def url(self, request: Request) -> str:
+        """Return the URL at which other machines reach this server."""
+        if self.settings.public_url is not None:
+            return self.settings.public_url.rstrip("/")
+        base = str(request.base_url).rstrip("/")
+        if self.cluster is None:
+            return base
+        port = f":{request.url.port}" if request.url.port else ""
+        return f"{request.url.scheme}://{self.cluster.info.advertise_address}{port}"
+
+
+async def _context(request: Request) -> Context:
+    # Not a plain function: FastAPI would call it in a thread, and each request would wait for one.
+    context: Context = request.app.state.context
+    return context
+
+
+InContext = Annotated[Context, Depends(_context)]

@@ -1,0 +1,67 @@
+"""Live figures of deployments for the event stream; they are sent when they change, and not stored."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from datetime import UTC, datetime
+
+from pydantic import AwareDatetime
+
+from share_compute_api.openai.metrics import Snapshot
+from share_compute_api.schemas.bodies import DeploymentStatus, ReplicaCounts, View
+
+KIND = "figures"
+PERIOD_S = 2.0
+"""Shortest time between two figures of one deployment, in seconds."""
+_AGAIN_S = 10.0
+"""Time after which unchanged figures are sent again, in seconds, so that listeners know how old they are."""
+
+
+class DeploymentFigures(View):
+    """Status of a deployment at one moment."""
+
+    name: str
+    at: AwareDatetime
+    """Time at which the status was read."""
+    replicas: ReplicaCounts
+    status: DeploymentStatus
+    """Without predictions and interruptions, which change with events only."""
+
+
+class Figures:
+    """The figures that one listener has received."""
+
+    def __init__(self) -> None:
+        self._told: dict[str, DeploymentFigures] = {}
+        self._next_s = self._again_s = 0.0
+
+    def news(self, deployments: Callable[[], Iterable[Snapshot]], now_s: float) -> list[DeploymentFigures]:
+        """Return the figures that changed, at most every `PERIOD_S`; returns all of them every `_AGAIN_S`.
+
+        Args:
+            deployments: returns the present snapshots; called only when figures are due.
+            now_s: the present time, on any clock.
+        """
+        if now_s < self._next_s:
+            return []
+        self._next_s = now_s + PERIOD_S
+        at = datetime.now(UTC)
+        seen = {one.name: _figures(one, at) for one in deployments()}
+        news = [one for one in seen.values() if not _says_the_same(one, self._told.get(one.name))]
+        if now_s >= self._again_s:
+            self._again_s = now_s + _AGAIN_S
+            news = list(seen.values())
+        self._told = seen
+        return news
+
+
+def _says_the_same(one: DeploymentFigures, before: DeploymentFigures | None) -> bool:
+    return before is not None and one == before.model_copy(update={"at": one.at})
+
+
+def _figures(one: Snapshot, at: datetime) -> DeploymentFigures:
+    bare = {"prediction": None, "interruptions": ()}
+    replicas = tuple(status.model_copy(update=bare) for _, status in sorted(one.replicas.items()))
+    return DeploymentFigures(
+        name=one.name, at=at, replicas=one.counts, status=DeploymentStatus(replicas=replicas)
+    )

@@ -1,0 +1,131 @@
+"""Removal of deleted jobs' files, and of records and files past their retention time."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from dataclasses import astuple
+from pathlib import Path
+
+from share_compute.errors import ShareComputeError
+from share_compute.files.plain_files import remove_unlinked
+from share_compute.lifecycle.folders import BATCHES, TRAINING
+from share_compute.settings import Settings
+from share_compute.store import Store
+from share_compute.store.retention import Keep, Prunable
+from share_compute_api.schemas.retention import Pruned, PruneReport
+
+_LOOK_S = 5.0
+_log = logging.getLogger(__name__)
+
+
+class Cleaner:
+    """Carries out postponed deletions, removes the files of deleted records, and prunes at regular intervals.
+
+    Args:
+        store: the store with the rows.
+        data_folder: folder that contains the folders of all jobs; nothing outside those is removed.
+        keep: retention times, in days.
+        prune_every_s: time between two prunings, in seconds.
+    """
+
+    def __init__(self, store: Store, data_folder: Path, keep: Keep, prune_every_s: float) -> None:
+        self._prune_every_s = prune_every_s
+        self._store = store
+        self._data_folder = data_folder
+        self._keep = keep
+
+    async def run(self) -> None:
+        """Poll until cancelled; the first poll handles deletions that an earlier server left."""
+        loop = asyncio.get_running_loop()
+        next_prune_s = loop.time()
+        while True:
+            try:
+                if any(days is not None for days in astuple(self._keep)) and loop.time() >= next_prune_s:
+                    next_prune_s = loop.time() + self._prune_every_s
+                    report = await asyncio.to_thread(self.prune, dry_run=False)
+                    if report.pruned:
+                        _log.info("pruned %d things, %d bytes", len(report.pruned), report.size_bytes)
+                await asyncio.to_thread(self.look)
+            except ShareComputeError as failure:
+                _log.warning("what is deleted could not be removed: %s", failure.message)
+            await asyncio.sleep(_LOOK_S)
+
+    def look(self) -> None:
+        """Delete jobs whose deletion waited for their end, and remove the folders of deleted records."""
+        for job_id in self._store.deletions.due():
+            self._store.deletions.job(job_id, self._data_folder)
+        for folder in self._store.deletions.folders():
+            self._remove(folder)
+
+    def prune(self, *, dry_run: bool) -> PruneReport:
+        """Delete records and files past their retention time; with ``dry_run`` only list them."""
+        retention = self._store.retention
+        found = retention.find(self._keep, self._data_folder)
+        sizes = {one: _size(one.folder) for one in found}
+        gone: Sequence[Prunable] = found if dry_run else retention.prune(self._keep, self._data_folder)
+        pruned = tuple(
+            Pruned(
+                kind=one.kind,
+                job_id=one.job_id,
+                name=one.name,
+                rows=one.rows,
+                size_bytes=sizes.get(one, 0),
+            )
+            for one in gone
+        )
+        if not dry_run:
+            self.look()
+        return PruneReport(dry_run=dry_run, pruned=pruned, size_bytes=sum(one.size_bytes for one in pruned))
+
+    def _remove(self, folder: Path) -> None:
+        place = self._without_links(folder)
+        if place is None:
+            _log.error("%s is not removed: it is not a job's", folder)
+            self._store.deletions.removed(folder)
+            return
+        try:
+            remove_unlinked(place)
+        except FileNotFoundError:
+            pass
+        except OSError as failure:
+            _log.warning("%s cannot be removed yet: %s", folder, failure.strerror)
+            return
+        self._store.deletions.removed(folder)
+
+    def _without_links(self, folder: Path) -> Path | None:
+        """Return ``folder`` with links in the data folder's path resolved; None unless it is a job's, or inside one."""
+        if ".." in folder.parts:
+            return None
+        resolved = self._data_folder.resolve()
+        inside = [
+            folder.relative_to(root) for root in (self._data_folder, resolved) if root in folder.parents
+        ]
+        is_job = bool(inside) and inside[0].parts[0] in (TRAINING, BATCHES) and len(inside[0].parts) > 1
+        return resolved / inside[0] if is_job else None
+
+
+def cleaner(settings: Settings, store: Store) -> Cleaner:
+    """Return the cleaner of a server."""
+    keep = Keep(
+        jobs_days=settings.keep_jobs_days,
+        artifacts_days=settings.keep_artifacts_days,
+        checkpoints_days=settings.keep_checkpoints_days,
+        metrics_days=settings.keep_metrics_days,
+        events_days=settings.keep_events_days,
+    )
+    return Cleaner(store, settings.data_folder, keep, settings.prune_every_s)
+
+
+def _size(folder: Path | None) -> int:
+    """Return the size of all files below a folder, in bytes; files that disappear meanwhile do not count."""
+    if folder is None:
+        return 0
+    total = 0
+    for file in folder.rglob("*"):
+        try:
+            total += file.lstat().st_size if not file.is_dir() else 0
+        except FileNotFoundError:
+            continue
+    return total

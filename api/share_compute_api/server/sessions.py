@@ -1,0 +1,97 @@
+"""Sessions of the dashboard: a browser stores a signed token in place of the API key that it signed in with.
+
+The cookie contains the id of a key and an expiry, signed by itsdangerous with a secret of this server. Sessions need
+no table and survive a restart. The key is looked up at each request, so its sessions end when it is revoked.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import threading
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Final
+
+from itsdangerous import BadSignature, Signer
+
+from share_compute.errors import Unavailable
+from share_compute.files.durable import write_private
+
+_RENEWED_AFTER: Final = timedelta(days=1)
+_FILE: Final = "session-secret"
+_SECRET_BYTES: Final = 32
+
+
+class Sessions:
+    """Issues and verifies session tokens.
+
+    Args:
+        folder: the data folder; the secret is created there when it is first needed.
+        life: lifetime of a session that is not renewed.
+    """
+
+    def __init__(self, folder: Path, life: timedelta) -> None:
+        self._life = life
+        self._file = folder / _FILE
+        self._lock = threading.Lock()
+        self._known: bytes | None = None
+
+    @property
+    def cookie(self) -> str:
+        """Name of the cookie, unique to this server: browsers share cookies between the ports of one host."""
+        return f"share-compute-{self._signer('name').get_signature(b'').decode()[:8]}"
+
+    def issue(self, key_id: str, now: datetime) -> tuple[str, datetime]:
+        """Return a token for a key, and the time at which it expires."""
+        expires_at = (now + self._life).replace(microsecond=0)
+        token = self._signer("session").sign(f"{key_id}.{int(expires_at.timestamp())}")
+        return token.decode(), expires_at
+
+    def read(self, token: str, now: datetime) -> tuple[str, datetime] | None:
+        """Return the id of a token's key, and its expiry; None if the token is not ours or has expired."""
+        try:
+            content = self._signer("session").unsign(token).decode()
+        except BadSignature:
+            return None
+        key_id, _, expiry = content.rpartition(".")
+        expires_at = datetime.fromtimestamp(int(expiry), UTC)
+        return (key_id, expires_at) if now < expires_at else None
+
+    def is_due(self, expires_at: datetime, now: datetime) -> bool:
+        """Return whether a session is old enough to be renewed when it is used."""
+        return expires_at - now < self._life - _RENEWED_AFTER
+
+    def _signer(self, purpose: str) -> Signer:
+        # The expiry is part of the content, and not itsdangerous's own timestamp, since the caller names the time.
+        return Signer(self._secret(), salt=purpose, key_derivation="hmac", digest_method=hashlib.sha256)
+
+    def _secret(self) -> bytes:
+        with self._lock:
+            if self._known is None:
+                self._known = self._written() or self._made()
+            return self._known
+
+    def _written(self) -> bytes | None:
+        try:
+            secret = bytes.fromhex(self._file.read_text(encoding="ascii"))
+        except (FileNotFoundError, ValueError):  # a damaged file is replaced, like a missing one
+            return None
+        except OSError as failure:
+            raise _unusable(self._file, failure) from failure
+        return secret if len(secret) == _SECRET_BYTES else None
+
+    def _made(self) -> bytes:
+        secret = secrets.token_bytes(_SECRET_BYTES)
+        try:
+            write_private(self._file, secret.hex())
+        except OSError as failure:
+            raise _unusable(self._file, failure) from failure
+        return secret
+
+
+def _unusable(file: Path, failure: OSError) -> Unavailable:
+    return Unavailable(
+        f"the file {file} cannot be used: {failure.strerror}",
+        hint="let the server read and write its data folder, or sign in by API key alone",
+    )

@@ -1,0 +1,96 @@
+"""Event streams (server-sent events) that can start at any past event."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from time import monotonic
+from typing import Annotated
+
+from fastapi import Header, Query
+from fastapi.concurrency import run_in_threadpool
+from fastapi.responses import StreamingResponse
+
+from share_compute.errors import UserError
+from share_compute.store import ApiKeyRecord
+from share_compute_api.connection import sse
+from share_compute_api.server.context import Context
+from share_compute_api.server.figures import KIND, PERIOD_S, Figures
+
+_KEEPALIVE_S = 10.0
+_RECONNECT_MS = 1000
+MOST = 2**63 - 1
+
+After = Annotated[int | None, Query(ge=0, le=MOST, description="Only events with a higher number.")]
+LastEventId = Annotated[str | None, Header(description="Number of the last event seen; wins over `after`.")]
+
+STREAM_RESPONSE = {
+    "description": "Events as they happen. Each has the event's number as `id` and its kind as `event`.",
+    "content": {sse.MEDIA_TYPE: {"schema": {"type": "string"}}},
+}
+
+
+def starting_point(after: int | None, last_event_id: str | None, default: int) -> int:
+    """Return the number of the last event that the caller has seen."""
+    if last_event_id is None:
+        return default if after is None else after
+    if not (last_event_id.isascii() and last_event_id.isdigit()) or int(last_event_id) > MOST:
+        raise UserError(
+            f"Last-Event-ID {last_event_id!r} is not a number of ours", hint="send the id of an event"
+        )
+    return int(last_event_id)
+
+
+def stream(
+    context: Context,
+    after: int,
+    caller: ApiKeyRecord,
+    *,
+    job_id: str | None = None,
+    tells_figures: bool = False,
+) -> StreamingResponse:
+    """Stream all events after number ``after``, of one job or of the cluster, until the caller disconnects.
+
+    The stream of a key that is revoked ends soon after, and reconnecting with the key is refused.
+
+    Args:
+        context: context of the server.
+        after: number of the last event that the caller has seen.
+        caller: API key of the request.
+        job_id: id of the job whose events are streamed; None for all events.
+        tells_figures: whether to stream live figures of deployments too. These events have no number: they describe
+            one moment, and a caller that reconnects gets the present ones.
+    """
+    return StreamingResponse(
+        _events(context, after, caller.id, job_id, Figures() if tells_figures else None),
+        media_type=sse.MEDIA_TYPE,
+        headers=sse.HEADERS,
+    )
+
+
+async def _events(
+    context: Context, after: int, key_id: str, job_id: str | None, figures: Figures | None
+) -> AsyncIterator[bytes]:
+    yield sse.reconnection(_RECONNECT_MS)
+    wait_s = _KEEPALIVE_S if figures is None else PERIOD_S
+    looked_s = told_s = monotonic()
+    is_rung = True
+    while not context.bell.is_closed:
+        if monotonic() - looked_s >= _KEEPALIVE_S:
+            if await run_in_threadpool(context.store.keys.valid, key_id) is None:
+                return
+            looked_s = monotonic()
+        ticket = context.bell.ticket
+        batch = []
+        if is_rung:
+            batch = await run_in_threadpool(context.store.events.after, after, job_id=job_id)
+        for record in batch:
+            yield sse.event(record.model_dump_json(), kind=record.kind, number=record.seq)
+            after, told_s = record.seq, monotonic()
+        if figures is not None and context.deployments is not None:
+            for one in figures.news(context.deployments.snapshots, monotonic()):
+                yield sse.event(one.model_dump_json(), kind=KIND)
+                told_s = monotonic()
+        is_rung = bool(batch) or await context.bell.wait(ticket, wait_s)
+        if monotonic() - told_s >= _KEEPALIVE_S:
+            told_s = monotonic()
+            yield sse.KEEPALIVE

@@ -1,0 +1,104 @@
+"""Change the cluster's token: after a machine was removed, and when the operator asks for it.
+
+Ray reads its token once, when a process starts, so every node restarts. Jobs write a checkpoint first and continue from
+it; streams of served models continue when their replicas are back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from share_compute.errors import Conflict
+from share_compute.lifecycle.states import HERE, ContributorState
+from share_compute.store import Store
+from share_compute_api.cluster.cluster import Cluster
+from share_compute_api.control.jobs.jobs import JobSupervisor
+
+_LEAVE_S = 90.0
+"""Time limit for removed machines to hand over their state, in seconds."""
+_SUSPEND_S = 120.0
+"""Time limit for jobs to write their checkpoints, in seconds."""
+_LOOK_S = 0.5
+_REASON = "the cluster's token was changed; its node restarts with the new one"
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Rotated:
+    """Cost of a change of the token."""
+
+    jobs: int
+    """Number of jobs that were suspended, and continue from the checkpoint that they wrote."""
+    seconds: float
+    """Seconds in which nothing could be computed."""
+
+
+class TokenRotation:
+    """Changes the token; requests that come during a change share it.
+
+    Args:
+        cluster: the cluster of the token.
+        jobs: suspends running jobs.
+        store: lists machines that are about to leave.
+        spawn: starts a task that ends with the server.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        jobs: JobSupervisor,
+        store: Store,
+        spawn: Callable[[Coroutine[Any, Any, Rotated]], asyncio.Task[Rotated]],
+    ) -> None:
+        self._cluster = cluster
+        self._jobs = jobs
+        self._store = store
+        self._spawn = spawn
+        self._under_way: asyncio.Task[Rotated] | None = None
+        self._wanted = 0
+        """Number of requests so far."""
+
+    def begin(self) -> asyncio.Task[Rotated]:
+        """Return the task that changes the token as soon as removed machines have handed over; start it if needed."""
+        self._wanted += 1
+        if self._under_way is None or self._under_way.done():
+            self._under_way = self._spawn(self._rotate())
+        return self._under_way
+
+    async def _rotate(self) -> Rotated:
+        deadline = time.monotonic() + _LEAVE_S
+        while time.monotonic() < deadline and await asyncio.to_thread(self._are_leaving):  # noqa: ASYNC110 - rows
+            await asyncio.sleep(_LOOK_S)
+        began_s = time.monotonic()
+        async with self._jobs.suspended(_SUSPEND_S) as jobs:
+            done = -1
+            while done != self._wanted:  # a machine removed while the head restarted may know the new token
+                done = self._wanted
+                await self._cluster.rotate_token()
+            await asyncio.to_thread(self._call_back)
+        _log.warning("the cluster's token was changed; nodes restart with the new one, and jobs continue")
+        return Rotated(jobs, time.monotonic() - began_s)
+
+    def _are_leaving(self) -> bool:
+        leaving = self._store.contributors.list([ContributorState.draining])
+        return any(one.sent_away_at is not None for one in leaving)
+
+    def _call_back(self) -> None:
+        """Let all agents come back at their next heartbeat, and jobs wait until then.
+
+        The node of a machine that is leaving does not come back, because it has nothing left to hand over.
+        """
+        for record in self._store.contributors.list(HERE):
+            is_leaving = record.state is ContributorState.draining
+            with suppress(Conflict):  # it changed meanwhile
+                self._store.contributors.set_state(
+                    record,
+                    ContributorState.left if is_leaving else ContributorState.lost,
+                    record.reason if is_leaving else _REASON,
+                )

@@ -1,0 +1,125 @@
+"""Jobs that name uploads: resolves the files that a job means, and finds the jobs that use an upload."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from share_compute.errors import NotFound, UserError
+from share_compute.lifecycle.folders import job_folder
+from share_compute.specification import Named, TrainJob, upload_path, with_paths
+from share_compute.specification.paths import AnyNamed
+from share_compute.store import ApiKeyRecord, Store
+from share_compute_api.schemas.bodies import UploadView
+from share_compute_api.server.context import Context
+from share_compute_api.server.owned import require_results
+from share_compute_api.submission.model_folders import looking, refused
+from share_compute_api.uploads.names import checked_path
+
+
+@contextmanager
+def resolved(
+    spec: AnyNamed, context: Context, caller: ApiKeyRecord, *, reads_data: bool = True
+) -> Iterator[AnyNamed]:
+    """Yield the job with the real paths of its files on the server, without links.
+
+    Uploads that the job names as ``upload:ID`` are not removed inside the block.
+
+    Args:
+        spec: the job, or the deployment.
+        context: the server's context.
+        caller: the key that submits it; uploads and results of other keys are treated as missing.
+        reads_data: whether its data is read; a plan reads only the model, so its data may be anywhere.
+
+    Raises:
+        UserError: the job names a missing or incomplete upload, a missing result, or a file that jobs may not read. The
+            error names the field.
+    """
+    _check_result(spec, context.store, caller)
+    fields = {named[0]: field for path, field in _paths(spec) if (named := upload_path(path)) is not None}
+    found: dict[str, UploadView] = {}
+
+    def full(path: Path, field: str) -> Path:
+        named = upload_path(path)
+        if named is None and field == "data.files" and not reads_data:
+            return path
+        if named is None:
+            return _resolved_path(path, field, context, caller)
+        upload = found[named[0]]
+        if not named[1]:
+            return Path(upload.folder)
+        try:
+            inside = Path(upload.folder) / checked_path(named[1])
+        except UserError as failure:
+            raise refused(field, failure.message, "name a file of the upload") from failure
+        if not inside.exists():
+            names = ", ".join(file.path for file in upload.files[:5])
+            raise refused(field, f"upload {upload.id} has no {named[1]}", f"name one of its files: {names}")
+        return inside
+
+    with ExitStack() as stack:
+        # One by one, because an error must name its field.
+        for upload_id, field in fields.items():
+            try:
+                found[upload_id] = stack.enter_context(context.uploads.reading(upload_id, caller))
+            except UserError as failure:
+                raise refused(field, failure.message, failure.hint or "name another upload") from failure
+        yield with_paths(spec, full)
+
+
+def _resolved_path(path: Path, field: str, context: Context, caller: ApiKeyRecord) -> Path:
+    result = _own_result(path, context, caller)
+    found = context.data_roots.resolve(path, field) if result is None else result
+    if field != "data.files":
+        with looking(field):
+            context.data_roots.check_folder(found, field)
+    return found
+
+
+def _own_result(path: Path, context: Context, caller: ApiKeyRecord) -> Path | None:
+    """Return the real path if it is in a result of one of the caller's own jobs; else None."""
+    data_folder = context.settings.data_folder
+    if ".." in path.parts or not path.is_relative_to(data_folder):
+        return None
+    try:
+        _, job_id, *_ = path.relative_to(data_folder).parts
+        job = context.store.jobs.get(job_id)
+        found = path.resolve()
+        folder = job_folder(data_folder.resolve(), job.kind, job_id)
+    except (NotFound, OSError, RuntimeError, ValueError):
+        return None
+    results = [result.path.resolve() for result in context.store.progress.artifacts(job_id)]
+    is_result = found.is_relative_to(folder) and any(found.is_relative_to(result) for result in results)
+    return found if is_result and caller.owns(job.owner) else None
+
+
+def _check_result(spec: Named, store: Store, caller: ApiKeyRecord) -> None:
+    if isinstance(spec, TrainJob) or spec.model is None or spec.model.job is None:
+        return
+    try:
+        require_results(store, spec.model.job, caller)
+    except NotFound as failure:
+        raise refused("model.job", failure.message, failure.hint or "name another job") from failure
+
+
+def users(store: Store) -> Callable[[Path], Sequence[str]]:
+    """Return a function that names the unfinished jobs and the running deployments that use a folder."""
+
+    def named(folder: Path) -> list[str]:
+        found: list[tuple[str, Named]] = [(job.id, job.spec) for job in store.jobs.unfinished()]
+        found += [(one.id, one.spec) for one in store.deployments.list()]
+        return [name for name, spec in found if any(path.is_relative_to(folder) for path, _ in _paths(spec))]
+
+    return named
+
+
+def _paths(spec: Named) -> list[tuple[Path, str]]:
+    found: list[tuple[Path, str]] = []
+
+    def note(path: Path, field: str) -> Path:
+        found.append((path, field))
+        return path
+
+    with_paths(spec, note)
+    return found

@@ -1,0 +1,157 @@
+"""Check of the server's files that a job names: they must lie below configured folders after links are resolved."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Final
+
+from share_compute.errors import UserError
+from share_compute.settings import Settings
+from share_compute.specification import Named, with_paths
+from share_compute_api.submission.model_folders import refused
+
+_PROCESSES: Final = (Path("/proc"), Path("/sys"))
+"""Folders of kernel files, which count as below no root."""
+_DEVICES: Final = Path("/dev")
+"""Folder of devices, whose files count as below a root only if the root lies in it too, as ``/dev/shm`` does."""
+_MOST_ENTRIES: Final = 10_000
+
+
+def offered(settings: Settings, working_folder: Path) -> Settings:
+    """Return the settings, with the working folder as a data root if none is set and the server is on loopback.
+
+    Args:
+        settings: the settings as given.
+        working_folder: working folder of the command; not used if the data folder lies in it.
+    """
+    is_given = "data_roots" in settings.model_fields_set
+    if is_given or not _is_loopback(settings.host):
+        return settings
+    # A folder as wide as a home contains the server's own data, which the Ray head must not be able to read.
+    if settings.data_folder.resolve().is_relative_to(working_folder.resolve()):
+        return settings
+    return settings.model_copy(update={"data_roots": (working_folder,)})
+
+
+def require_folders(settings: Settings) -> None:
+    """Raise UserError if a data root is not a folder: the Ray head gets read access to folders that exist."""
+    for root in settings.data_roots:
+        if not root.is_dir():
+            raise UserError(
+                f"data root {root} is {'not a folder' if root.exists() else 'not there'}",
+                hint="make it first, or give another folder to --data-root (or SHARE_COMPUTE_DATA_ROOTS)",
+            )
+
+
+def require_unlinked(path: Path, field: str) -> None:
+    """Raise UserError if a part of a path has become a link since the path was submitted."""
+    if os.path.realpath(path) != str(path):
+        raise refused(
+            field, f"a part of {path} has become a link since it was submitted", "submit it with its new path"
+        )
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+class DataRoots:
+    """The folders below which jobs may name files.
+
+    Args:
+        roots: absolute folders; may be links.
+        private: folders of the server itself, which count as below no root.
+    """
+
+    def __init__(self, roots: Sequence[Path], private: Sequence[Path]) -> None:
+        self._roots = tuple(roots)
+        self._real_roots = tuple(Path(os.path.realpath(root)) for root in roots)
+        self._private = tuple(Path(os.path.realpath(folder)) for folder in (*private, *_PROCESSES))
+
+    def resolve(self, path: Path, field: str) -> Path:
+        """Return the real path; no component of the result is a link.
+
+        The error for a path outside the roots does not depend on whether the path exists.
+
+        Args:
+            path: path as the job names it.
+            field: field of the job, for the error.
+
+        Raises:
+            UserError: the path is not absolute, or is outside the roots before or after its links are resolved.
+        """
+        if not path.is_absolute():
+            raise refused(field, f"{path} is a relative path", "write paths on the server in full")
+        named = any(path.is_relative_to(root) for root in (*self._roots, *self._real_roots))
+        # The meaning of ".." in a path can depend on links outside the roots.
+        if not named or ".." in path.parts:
+            raise self._outside(path, field)
+        real = self._real(path)
+        if real is None:
+            raise self._outside(path, field)
+        return real
+
+    def check_folder(self, folder: Path, field: str) -> None:
+        """Raise UserError if a link in a folder leads out of the roots, or to a folder.
+
+        The cache of the Hugging Face hub stores a model as a folder of links to files, so links to files are allowed.
+
+        Args:
+            folder: folder as returned by `resolve`.
+            field: field of the job, for the error.
+        """
+        seen = 0
+        for parent, folders, files in os.walk(folder):
+            seen += len(folders) + len(files)
+            if seen > _MOST_ENTRIES:
+                raise refused(
+                    field, f"{folder} holds more than {_MOST_ENTRIES} files", "name the model's own folder"
+                )
+            for name in folders:
+                if (Path(parent) / name).is_symlink():
+                    raise refused(
+                        field, f"{name} in {folder} is a link to a folder", "copy the folder in its place"
+                    )
+            for name in files:
+                file = Path(parent) / name
+                if file.is_symlink() and self._real(file) is None:
+                    raise self._outside(file, field)
+
+    def recheck(self, spec: Named) -> None:
+        """Raise UserError if a path of a submitted specification leads elsewhere by now.
+
+        Args:
+            spec: the submitted specification, with the paths that `resolve` returned.
+        """
+        with_paths(spec, self._recheck)
+
+    def _recheck(self, path: Path, field: str) -> Path:
+        require_unlinked(path, field)
+        if field != "data.files" and self._real(path) is not None:
+            self.check_folder(path, field)
+        return path
+
+    def _real(self, path: Path) -> Path | None:
+        try:
+            real = Path(os.path.realpath(path))
+        except ValueError:  # a NUL byte
+            return None
+        if any(real.is_relative_to(folder) for folder in self._private):
+            return None
+        is_device = real.is_relative_to(_DEVICES)
+        above = [root for root in self._real_roots if real.is_relative_to(root)]
+        return real if any(not is_device or not _DEVICES.is_relative_to(root) for root in above) else None
+
+    def _outside(self, path: Path, field: str) -> UserError:
+        if not self._roots:
+            hint = "share-compute upload sends it; or start the server with --data-root FOLDER"
+        else:
+            roots = ", ".join(map(str, self._roots))
+            hint = f"name what is below {roots}, or send it with share-compute upload"
+        return refused(field, f"{path} is not below a folder that jobs may read", hint)

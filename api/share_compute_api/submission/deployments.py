@@ -1,0 +1,85 @@
+"""Cheap checks of a deployment before it is written down, from files on disk and without loading a model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from share_compute.data.tokenization import has_tokenizer
+from share_compute.errors import NotFound, UserError
+from share_compute.models.huggingface.encoder_types import pooling_of
+from share_compute.specification import ServedModelSpec, ServeJob
+from share_compute.store import Store
+from share_compute_api.submission.data_roots import require_unlinked
+from share_compute_api.submission.model_folders import (
+    LAYER_KEYS,
+    check_model_folder,
+    check_stages,
+    check_token_ids,
+    check_weights,
+    largest_token_id,
+    looking,
+    model_window,
+    read_json,
+    refused,
+    whole_number,
+)
+from share_compute_api.workers.isolated.pool import IsolatedProcesses
+
+
+def model_folder(model: ServedModelSpec, store: Store) -> Path:
+    """Return the folder of a model that is to be served.
+
+    Raises:
+        UserError: the job has no such result, or the path became a link.
+    """
+    if model.path is not None:
+        require_unlinked(model.path, "model.path")
+        return model.path
+    assert model.job is not None
+    try:
+        return store.progress.artifact(model.job, model.artifact).path
+    except NotFound as failure:
+        raise refused("model.job", failure.message, failure.hint or "name another job") from failure
+
+
+def check_deployment(spec: ServeJob, store: Store, processes: IsolatedProcesses) -> None:
+    """Raise UserError, naming the field, when the model cannot be served on any machines.
+
+    Args:
+        spec: the deployment.
+        store: the store of jobs.
+        processes: isolated processes that read its tokenizer.
+    """
+    field = "model.path" if spec.model.path is not None else "model.job"
+    folder = model_folder(spec.model, store)
+    with looking(field):
+        if (folder / "adapter_config.json").is_file() and not (folder / "config.json").is_file():
+            raise refused(
+                field,
+                f"{folder} holds adapters, not a whole model",
+                "train with training.lora.merge, or merge them into their model with peft",
+            )
+        check_model_folder(folder, field)
+        check_weights(folder, field)
+        if not has_tokenizer(folder):
+            raise refused(
+                field, f"{folder} has no tokenizer", "copy tokenizer.json and tokenizer_config.json into it"
+            )
+    config = read_json(folder / "config.json", field)
+    check_token_ids(largest_token_id(folder, field, processes), whole_number(config, "vocab_size"), field)
+    check_stages(spec.parallelism.stages, whole_number(config, *LAYER_KEYS))
+    try:
+        is_encoder = pooling_of(folder, config) is not None
+    except UserError as failure:
+        raise refused(field, failure.message, failure.hint or "name another model") from failure
+    if is_encoder and spec.dtype == "int8":
+        raise refused(
+            "dtype", "int8 is for models that write text, and this is an encoder", "choose bfloat16"
+        )
+    window = model_window(folder, config, is_stretched=True)
+    if window is not None and spec.max_seq is not None and spec.max_seq > window:
+        raise refused(
+            "max_seq",
+            f"{spec.max_seq} tokens are more than the {window} that the model was made for",
+            f"ask for at most {window}, or leave it out",
+        )

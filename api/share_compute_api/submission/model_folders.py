@@ -1,0 +1,215 @@
+"""Checks of a model's folder without loading the model; every error names the field of the job."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from share_compute.errors import UserError
+from share_compute.models.huggingface.encoder_types import encoder_window, is_encoder, trained_window
+from share_compute_api.workers.isolated.messages import FindLargestId
+from share_compute_api.workers.isolated.pool import IsolatedProcesses
+
+LAYER_KEYS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+"""Keys for the number of layers in configurations of Hugging Face."""
+WINDOW_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len")
+"""Keys for the longest sequence in configurations of Hugging Face."""
+_INDEX = "model.safetensors.index.json"
+_NUMBERED = re.compile(r"^model-\d{5}-of-(\d{5})\.safetensors$")
+_MOST_NAMED = 5
+
+
+@contextmanager
+def looking(field: str) -> Iterator[None]:
+    """Translate errors with files inside the block into an error about ``field``."""
+    try:
+        yield
+    except (OSError, ValueError) as failure:
+        raise refused(field, f"it cannot be looked at: {failure}", "fix its rights, or the path") from failure
+
+
+def refused(field: str, problem: str, hint: str) -> UserError:
+    """Return the error for a field of a job."""
+    return UserError(
+        f"{field}: {problem}", hint=hint, details={"fields": [{"field": field, "problem": problem}]}
+    )
+
+
+class Problems:
+    """Collects all errors of a submission, so that they are reported together."""
+
+    def __init__(self) -> None:
+        self._found: list[UserError] = []
+
+    @contextmanager
+    def noted(self, field: str = "") -> Iterator[None]:
+        """Collect a `UserError` raised in the block, and continue after the block.
+
+        Args:
+            field: field of the job, for errors that name none.
+        """
+        try:
+            yield
+        except UserError as failure:
+            named = failure.details.get("fields")
+            self._found.append(
+                failure if named or not field else refused(field, failure.message, failure.hint or "")
+            )
+
+    def require_none(self) -> None:
+        """Raise all collected errors as one `UserError`; does nothing if there are none."""
+        if len(self._found) < 2:
+            for failure in self._found:
+                raise failure
+            return
+        fields = [
+            one
+            for failure in self._found
+            for one in failure.details.get("fields") or [{"field": "", "problem": failure.message}]
+        ]
+        hints = dict.fromkeys(failure.hint for failure in self._found if failure.hint)
+        raise UserError(
+            "; ".join(failure.message for failure in self._found),
+            hint="; ".join(hints),
+            details={"fields": fields},
+        )
+
+
+def require_path(path: Path, field: str) -> None:
+    """Raise UserError unless a path is absolute and exists."""
+    if not path.is_absolute():
+        raise refused(field, f"{path} is a relative path", "write paths on the server in full")
+    if not path.exists():
+        raise refused(field, f"{path} does not exist on the server", "copy it to the server, or fix the path")
+
+
+def check_model_folder(folder: Path, field: str) -> None:
+    """Raise UserError unless a folder has a configuration, and weights in a format that runs no code when read."""
+    require_path(folder, field)
+    suffixes = {file.suffix for file in folder.iterdir()}
+    if not (folder / "config.json").is_file():
+        raise refused(field, f"{folder} has no config.json", "name the folder of a Hugging Face model")
+    if ".safetensors" in suffixes:
+        return
+    if ".bin" in suffixes:
+        raise refused(
+            field,
+            f"{folder} has .bin weights only, which could run code when they are read",
+            "convert it: AutoModelForCausalLM.from_pretrained(folder).save_pretrained(folder)",
+        )
+    raise refused(field, f"{folder} has no *.safetensors", "copy the weights into the folder")
+
+
+def check_weights(folder: Path, field: str) -> None:
+    """Raise UserError unless all files of a model's weights exist, each as long as its header says."""
+    from safetensors import SafetensorError, safe_open
+
+    for name in _weight_files(folder, field):
+        file = folder / name
+        try:
+            with safe_open(file, framework="numpy"):
+                pass
+        except (SafetensorError, OSError) as failure:
+            raise refused(field, f"{file} is damaged: {failure}", "copy or download it again") from failure
+
+
+def _weight_files(folder: Path, field: str) -> list[str]:
+    """Return the names of the files that weights are read from; raises UserError if one is missing."""
+    there = sorted(file.name for file in folder.glob("model*.safetensors"))
+    wanted = set(there)
+    if (folder / _INDEX).is_file():
+        places = read_json(folder / _INDEX, field).get("weight_map")
+        wanted = {str(name) for name in places.values()} if isinstance(places, dict) else set()
+        if not wanted or any(Path(name).name != name for name in wanted):
+            raise refused(field, f"{folder / _INDEX} does not list the weights", "save the model again")
+    counts = {int(found[1]) for name in there if (found := _NUMBERED.match(name))}
+    if counts:
+        last = max(counts)
+        wanted |= {f"model-{number:05}-of-{last:05}.safetensors" for number in range(1, last + 1)}
+    missing = sorted(wanted.difference(there))
+    if missing or not wanted:
+        named = ", ".join(missing[:_MOST_NAMED]) or "model.safetensors"
+        more = f" and {len(missing) - _MOST_NAMED} more" if len(missing) > _MOST_NAMED else ""
+        raise refused(field, f"{folder} lacks {named}{more}", "copy all files of the model into the folder")
+    return sorted(wanted)
+
+
+def whole_number(config: Mapping[str, Any], *keys: str) -> int | None:
+    """Return the integer under the first of these keys that a configuration has; None if it has none."""
+    text: Any = config.get("text_config")
+    parts = [config, text] if isinstance(text, dict) else [config]
+    for part in parts:
+        for key in keys:
+            if isinstance(part.get(key), int):
+                return int(part[key])
+    return None
+
+
+def model_window(folder: Path, config: Mapping[str, Any], *, is_stretched: bool = False) -> int | None:
+    """Return the longest sequence of a model, in tokens; None if its folder does not say.
+
+    Args:
+        folder: folder of the model.
+        config: contents of its config.json.
+        is_stretched: whether an encoder's texts may be longer than those for which its vectors were made.
+    """
+    if not is_encoder(config):
+        return whole_number(config, *WINDOW_KEYS)
+    known = [encoder_window(config), None if is_stretched else trained_window(folder)]
+    return min((window for window in known if window is not None), default=None)
+
+
+def largest_token_id(folder: Path, field: str, processes: IsolatedProcesses) -> int | None:
+    """Return the largest token id of a folder's tokenizer; None if the folder has no tokenizer.json.
+
+    Args:
+        folder: folder of the tokenizer.
+        field: field of the job, for errors.
+        processes: isolated processes, which read the file.
+    """
+    with looking(field):
+        if not (folder / "tokenizer.json").is_file():
+            return None
+    try:
+        return processes.ask(FindLargestId(file=folder / "tokenizer.json")).largest
+    except UserError as failure:
+        raise refused(field, failure.message, failure.hint or "save the tokenizer again") from failure
+
+
+def check_token_ids(largest: int | None, vocab_size: int | None, field: str) -> None:
+    """Raise UserError if a tokenizer has ids for which its model has no embeddings."""
+    if largest is not None and vocab_size is not None and largest >= vocab_size:
+        raise refused(
+            field,
+            f"the tokenizer has {largest + 1} ids, the model only {vocab_size}",
+            "use the tokenizer that belongs to the model",
+        )
+
+
+def check_stages(stages: int | None, layers: int | None) -> None:
+    """Raise UserError if a job asks for more stages (`parallelism.stages`) than the model has layers."""
+    if stages is not None and layers is not None and stages > layers:
+        raise refused(
+            "parallelism.stages",
+            f"{stages} stages cannot share {layers} layers: each needs at least one",
+            f"ask for at most {layers} stages",
+        )
+
+
+def read_json(path: Path, field: str) -> dict[str, Any]:
+    """Return the object in a JSON file.
+
+    Raises:
+        UserError: the file cannot be read, or is not a JSON object.
+    """
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as failure:
+        raise refused(field, f"{path.name} cannot be read: {failure}", "fix or replace the file") from failure
+    if not isinstance(data, dict):
+        raise refused(field, f"{path.name} is not a JSON object", "fix or replace the file")
+    return data

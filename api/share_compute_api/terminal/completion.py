@@ -1,0 +1,57 @@
+"""Shell completion of job ids, deployments, devices and strategies."""
+
+from __future__ import annotations
+
+from share_compute.errors import ShareComputeError
+
+_TIMEOUT_S = 2.0
+"""Longest wait of the user after pressing the tab key, in seconds."""
+
+
+def complete_job(incomplete: str) -> list[tuple[str, str]]:
+    """Return the newest jobs whose id begins with ``incomplete``, each with its name and state."""
+    from share_compute_api.client.client import Client
+
+    try:
+        with Client(timeout_s=_TIMEOUT_S) as client:
+            jobs = client.jobs(limit=100).jobs
+    except ShareComputeError:  # completion has no place to show an error
+        return []
+    return [(job.id, f"{job.name} ({job.state.value})") for job in jobs if job.id.startswith(incomplete)]
+
+
+def complete_deployment(incomplete: str) -> list[tuple[str, str]]:
+    """Return the deployments that are up and whose name begins with ``incomplete``, each with its state."""
+    from share_compute_api.client.client import Client
+
+    try:
+        with Client(timeout_s=_TIMEOUT_S) as client:
+            found = client.deployments(limit=100).deployments
+    except ShareComputeError:  # as above
+        return []
+    return [(one.name, one.state.value) for one in found if one.name.startswith(incomplete)]
+
+
+def complete_device(incomplete: str) -> list[tuple[str, str]]:
+    """Return the devices of this machine whose name begins with ``incomplete``, each with a description."""
+    from share_compute_actors.machine.preflight import find_gpus
+
+    try:
+        gpus = find_gpus()
+    except ShareComputeError:  # as above
+        gpus = ()
+    known = [
+        ("auto", "all GPUs, or the CPU"),
+        ("cpu", "the CPU"),
+        ("cpu:0", "a part of the CPU"),
+        *([("cuda", "all GPUs")] if gpus else []),
+        *((f"cuda:{index}", gpu.name) for index, gpu in enumerate(gpus)),
+    ]
+    return [(name, text) for name, text in known if name.startswith(incomplete)]
+
+
+def complete_strategy(incomplete: str) -> list[str]:
+    """Return the installed strategies whose name begins with ``incomplete``."""
+    from share_compute.planning.search.partitioning import strategy_names
+
+    return [name for name in strategy_names() if name.startswith(incomplete)]

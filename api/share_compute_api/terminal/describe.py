@@ -1,0 +1,233 @@
+"""Events, plans and progress as lines of text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from rich.markup import escape
+
+from share_compute.lifecycle.attempt_events import Measured
+from share_compute.planning.plan import Bounded, IdleMachine, Plan, layer_span
+from share_compute.quantities import bytes_text, listed, percent_text, seconds_text
+from share_compute.specification import TrainJob
+from share_compute.store.records import EventRecord, JobRecord
+from share_compute_api.terminal.output import duration, number, rate, speed, state_text
+
+_MOST_LINES = 40
+"""Largest number of lines with machines or reasons."""
+_MOST_STAGES = 8
+"""Largest number of stages in one line."""
+_MOST_NAMES = 6
+"""Largest number of machine names in a row."""
+
+
+def event_line(event: EventRecord) -> str:
+    """Return one line of rich markup for an event, with its local time."""
+    describe = _DESCRIPTIONS.get(event.kind)
+    text = describe(event.data) if describe else escape(f"{event.kind}  {event.data}")
+    return f"[dim]{event.at.astimezone():%H:%M:%S}[/dim]  {text}"
+
+
+def _step(data: dict[str, Any]) -> str:
+    return (
+        f"step {data['step']}  loss {data['loss']:.4f}  "
+        f"learning rate {number(data['learning_rate'], 3)}  {step_speed(data)}"
+    )
+
+
+def step_speed(data: dict[str, Any]) -> str | None:
+    """Return the speed in a step event: tokens per second, or samples per second if samples are not text."""
+    return speed(data["tokens_per_s"], of_tokens=data["tokens"] != data["samples"])
+
+
+def _validated(data: dict[str, Any]) -> str:
+    names = ("loss", "accuracy", "perplexity")
+    figures = [f"{name} {data[name]:.4g}" for name in names if data.get(name) is not None]
+    return f"{data['split']} at step {data['step']}  " + "  ".join(figures)
+
+
+def _sampled(data: dict[str, Any]) -> str:
+    prompt, text = (escape(" ".join(data[part].split())) for part in ("prompt", "text"))
+    return f"sample at step {data['step']}  [dim]{prompt}[/dim] {text}"
+
+
+def _reformed(data: dict[str, Any]) -> str:
+    again = data["recomputed"]
+    cost = f"no step for {seconds_text(data['seconds'])}"
+    if again:
+        cost += f", {again} {'microbatch' if again == 1 else 'microbatches'} computed again"
+    placed = placement(Plan.model_validate(data["plan"]))
+    return f"epoch {data['epoch']}  {escape(data['sentence'])}; {cost}: {escape(placed)}"
+
+
+def progress(job: JobRecord) -> str:
+    """Return the progress of a job: steps of training, or rows of a batch."""
+    if job.spec.kind == "train":
+        return f"{job.step}/{job.total_steps}"
+    return f"{job.rows.done}/{job.rows.total} rows" if job.rows else ""
+
+
+def rows_text(job: JobRecord) -> str | None:
+    """Return the number of finished rows of a batch job and the remaining time; None before it began."""
+    if job.rows is None:
+        return None
+    rows = job.rows
+    text = f"{rows.done} of {rows.total}"
+    if rows.failed:
+        text += f", {rows.failed} with an error"
+    if job.state == "running" and rows.rows_per_s:
+        text += f"; about {duration((rows.total - rows.done) / rows.rows_per_s)} left"
+    return text
+
+
+def protection_text(job: JobRecord) -> str | None:
+    """Return whether a running training job can lose any one machine without losing a step; None for other jobs."""
+    if not isinstance(job.spec, TrainJob) or job.state != "running":
+        return None
+    if job.is_protected:
+        return "yes: every layer is on two machines"
+    if job.plan is not None and len(job.plan.machines) == 1:
+        return "no: one machine holds all of it; after its loss the job goes on from its last checkpoint"
+    if not job.spec.parallelism.buddies:
+        return "no: parallelism.buddies is false"
+    return "not yet: copies are being made"
+
+
+def _rows(data: dict[str, Any]) -> str:
+    text = f"rows {data['done']} of {data['total']}"
+    if data["failed"]:
+        text += f"  [yellow]{data['failed']} with an error[/yellow]"
+    return f"{text}  {rows_speed(data)}".rstrip()
+
+
+def rows_speed(data: dict[str, Any]) -> str:
+    """Return the speed in a rows event; empty if it has none."""
+    if data["rows_per_s"] is None:
+        return ""
+    return f"{rate(data['rows_per_s'])} rows/s  {speed(data['tokens_per_s'], of_tokens=True)}"
+
+
+def _note(data: dict[str, Any]) -> str:
+    style = {"warning": "yellow", "error": "red"}.get(data["level"], "default")
+    return f"[{style}]{escape(data['message'])}[/]"
+
+
+def _measured(data: dict[str, Any]) -> str:
+    return f"measured at step {data['step']}  " + step_times(Measured.model_validate(data))
+
+
+def _layers_timed(data: dict[str, Any]) -> str:
+    machines = len(data["machines"])
+    return (
+        f"layers timed up to step {data['step']} on {machines} {'machine' if machines == 1 else 'machines'}"
+    )
+
+
+def _proposed(data: dict[str, Any]) -> str:
+    placed = placement(Plan.model_validate(data["plan"]))
+    return f"[yellow]a better plan[/yellow]  {escape(data['sentence'])}: {escape(placed)}"
+
+
+def _protection(data: dict[str, Any]) -> str:
+    if data["is_protected"]:
+        return "protected  every layer is on two machines: losing any one of them costs no step"
+    return "[yellow]not protected[/yellow]  a copy of what one machine alone holds was lost"
+
+
+_DESCRIPTIONS: dict[str, Callable[[dict[str, Any]], str]] = {
+    "state": lambda data: f"{state_text(data['state'])}  {escape(data['reason'])}",
+    "planned": lambda data: "planned  " + escape(placement(Plan.model_validate(data["plan"]))),
+    "reformed": _reformed,
+    "started": lambda data: f"started  steps {data['first_step']} to {data['total_steps']}",
+    "step": _step,
+    "rows": _rows,
+    "validated": _validated,
+    "sampled": _sampled,
+    "measured": _measured,
+    "layers-timed": _layers_timed,
+    "replan-proposed": _proposed,
+    "replan-abandoned": lambda data: (
+        f"[yellow]the better plan is given up[/yellow]  {escape(data['reason'])}"
+    ),
+    "offended": lambda data: f"[red]wrong numbers[/red]  {escape(data['sentence'])}",
+    "link-cut": lambda data: f"[red]cut off[/red]  {escape(data['sentence'])}",
+    "protection": _protection,
+    "checkpoint": lambda data: f"checkpoint at step {data['step']}  {bytes_text(data['size_bytes'])}",
+    "artifact": lambda data: f"artifact {escape(data['name'])}  {bytes_text(data['size_bytes'])}",
+    "note": _note,
+    "ended": lambda data: f"the attempt {data['outcome']}: {escape(data['reason'])}",
+    "cancel-requested": lambda _: "cancelling",
+}
+
+
+def placement(plan: Plan) -> str:
+    """Return the layers and machines of each stage, in one line; long plans are cut."""
+    stages = []
+    for stage in plan.stages[:_MOST_STAGES]:
+        names = [member.name for member in stage.members[:_MOST_NAMES]]
+        if len(stage.members) > _MOST_NAMES:
+            names.append(f"{len(stage.members) - _MOST_NAMES} more")
+        stages.append(f"{layer_span(stage.start, stage.stop)}: {' + '.join(names)}")
+    if len(plan.stages) > _MOST_STAGES:
+        stages.append(f"... and {len(plan.stages) - _MOST_STAGES} more stages")
+    idle = f"; idle: {listed([machine.name for machine in plan.idle], _MOST_NAMES)}" if plan.idle else ""
+    return "; ".join(stages) + idle
+
+
+def step_times(measured: Measured) -> str:
+    """Return the measured and the predicted step time, and the busy share of each stage."""
+    if measured.predicted_step_s is None:
+        return f"step {seconds_text(measured.measured_step_s)}, nothing was predicted"
+    drift = measured.measured_step_s / measured.predicted_step_s - 1
+    step_s, predicted_s = measured.measured_step_s, measured.predicted_step_s
+    busy = ", ".join(
+        f"{percent_text(stage.measured_busy_s / step_s)} "
+        f"(predicted {percent_text((stage.predicted_busy_s or 0.0) / predicted_s)})"
+        for stage in measured.stages
+    )
+    return (
+        f"step {seconds_text(step_s)}, predicted {seconds_text(predicted_s)} ({drift:+.0%}); "
+        f"stages busy {busy} of it"
+    )
+
+
+def plan_lines(plan: Plan) -> list[tuple[str, str]]:
+    """Return the facts about a plan other than its placement, as names and values."""
+    lines = []
+    if plan.prediction is not None:
+        step = f"step {seconds_text(plan.prediction.step_s)}; {bound_text(plan.prediction)}"
+        lines.append(("predicted", step))
+        lines.append(("bottleneck", plan.prediction.bottleneck.sentence))
+    members = [member for stage in plan.stages for member in stage.members]
+    lines += [(member.name, member.reason) for member in members[:_MOST_LINES]]
+    if len(members) > _MOST_LINES:
+        lines.append(("...", f"and {len(members) - _MOST_LINES} more machines; --json has them all"))
+    return lines + [(names or "...", f"idle: {reason}") for names, reason in idle_lines(plan.idle)]
+
+
+def bound_text(prediction: Bounded, what: str = "plan takes") -> str:
+    """Return the known quality of a plan: the lower bound, the gap to it, and whether the plan is proven optimal.
+
+    Args:
+        prediction: prediction of the plan.
+        what: subject and verb of the sentence about the lower bound.
+    """
+    proof = "proven best by the formula" if prediction.exact else "the best that was found"
+    if prediction.gap is None:
+        return proof
+    above = f"this one is {prediction.gap:.1%} above" if prediction.gap > 0.0005 else "this one takes no more"
+    return f"no {what} less than {seconds_text(prediction.lower_bound_s)}; {above}, {proof}"
+
+
+def idle_lines(idle: Sequence[IdleMachine]) -> list[tuple[str, str]]:
+    """Return the names and the reason of idle machines, grouped by reason; a line without names counts the rest."""
+    by_reason: dict[str, list[str]] = {}
+    for machine in idle:
+        by_reason.setdefault(machine.reason, []).append(machine.name)
+    lines = [
+        (listed(names, _MOST_NAMES) + (", each of them" if len(names) > 1 else ""), reason)
+        for reason, names in by_reason.items()
+    ]
+    more = [("", f"{len(lines) - _MOST_LINES} more reasons; --json has them all")]
+    return lines[:_MOST_LINES] + (more if len(lines) > _MOST_LINES else [])

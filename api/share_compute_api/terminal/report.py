@@ -1,0 +1,209 @@
+"""Report of a plan for people: predictions, pictures, and the reason for each machine's share."""
+
+from __future__ import annotations
+
+from rich.console import Group
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from share_compute.planning.plan import IdleMachine, Plan
+from share_compute.planning.report import Alternative, IslandProposal, PlanReport, ServingPrediction
+from share_compute.quantities import bytes_text, seconds_text
+from share_compute_api.terminal.describe import bound_text, idle_lines
+from share_compute_api.terminal.output import console, number, rate
+from share_compute_api.terminal.picture import (
+    Ink,
+    colour_of,
+    cut,
+    layers_over_machines,
+    timeline,
+)
+
+_MOST_MACHINES = 40
+_MOST_NAMES = 5
+_NAME_COLUMNS = 20
+_LINKS_ASSUMED = "\nNo link was measured: communication is taken to be that of a LAN of 1 Gbit/s."
+_WIDE_COLUMNS = 60
+"""Width of the terminal from which on reasons are shown beside the machines."""
+
+
+def print_report(report: PlanReport) -> None:
+    """Print the report of a dry run: its serving part if serving was requested, else its training part."""
+    serving = report.serving
+    plan = report.plan if serving is None else serving.plan
+    console.print(_size(plan), _training(plan) if serving is None else _serving(serving), sep="\n")
+    _section("Layers", layers_over_machines(plan, console))
+    _section("Machines", _machines(plan))
+    if plan.idle:
+        _section("Left out", _idle(plan.idle))
+    if serving is not None:
+        return
+    if report.timeline:
+        _section("One step", timeline(plan, report.timeline, console))
+    if report.alternatives:
+        _section("Strategies", _comparison(plan, report.alternatives))
+    if report.islands is not None:
+        _section("Islands", _islands(report.islands))
+
+
+def _section(title: str, content: Text | Table | Group) -> None:
+    console.print(f"\n[bold]{title}[/bold]")
+    console.print(content)
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def _size(plan: Plan) -> Text:
+    machines, stages = _count(sum(plan.stage_sizes), "machine"), _count(len(plan.stages), "stage")
+    return Text.assemble(
+        (plan.model_id, "bold"),
+        f": {_count(plan.num_layers, 'layer')}, {plan.parameters:,} parameters; on {machines} in {stages}, ",
+        f"by strategy {plan.strategy}",
+    )
+
+
+def _training(plan: Plan) -> Text:
+    prediction = plan.prediction
+    if prediction is None:
+        return Text("Nothing is predicted: the speed of a machine was not measured.", style="yellow")
+    is_text = prediction.tokens_per_s != prediction.samples_per_s
+    tokens = f"   {_per_s(prediction.tokens_per_s)} tokens/s" if is_text else ""
+    text = Text.assemble(
+        (f"{seconds_text(prediction.step_s)} a step", "bold green"),
+        f" of {_count(plan.microbatches, 'microbatch', 'microbatches')}",
+        f"   {_per_s(prediction.samples_per_s)} samples/s{tokens}\n",
+        f"{_capital(bound_text(prediction))}.\n{prediction.bottleneck.sentence}",
+    )
+    if prediction.links_assumed:
+        text.append(_LINKS_ASSUMED, style="yellow")
+    return text
+
+
+def _serving(found: ServingPrediction) -> Text:
+    what = "request takes" if found.objective == "latency" else "token follows the one before it in"
+    text = Text.assemble(
+        (f"{seconds_text(found.first_token_s)} to the first token", "bold green"),
+        (f", {seconds_text(found.next_token_s)} to each other", "bold green"),
+        f"   {_per_s(found.tokens_per_s)} tokens/s in all, planned for {found.objective}\n",
+        f"{_capital(bound_text(found, what))}.\n{found.bottleneck.sentence}",
+    )
+    if not found.within_limits:
+        text.append("\nNo placement that was found keeps the limits; this one comes closest.", style="yellow")
+    if found.speeds_assumed:
+        text.append(
+            "\nNo machine's speed was measured: all are taken for alike, of 1 GFLOP/s.", style="yellow"
+        )
+    if found.links_assumed:
+        text.append(_LINKS_ASSUMED, style="yellow")
+    return text
+
+
+def _machines(plan: Plan) -> Group:
+    """Return a row for each machine with the reason for its share; in a narrow terminal the reasons follow below."""
+    is_wide = console.width >= _WIDE_COLUMNS
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column, justify in (("machine", "left"), ("layers", "left"), ("memory", "right"), ("busy", "right")):
+        table.add_column(column, no_wrap=True, justify="right" if justify == "right" else "left")
+    if is_wide:
+        table.add_column("why", overflow="fold")
+    ink, rows, reasons = Ink.of(console), 0, Text()
+    for index, stage in enumerate(plan.stages):
+        for member in stage.members:
+            rows += 1
+            if rows > _MOST_MACHINES:
+                continue
+            used = f" {_percent(member.memory_bytes / member.lent_bytes):>4}" if member.lent_bytes else ""
+            why = member.standing or member.reason
+            if not is_wide:
+                reasons.append(member.name, style=colour_of(index)).append(f": {why}\n")
+            table.add_row(
+                Text(cut(member.name, _NAME_COLUMNS, ink), style=colour_of(index)),
+                f"{stage.start}" if stage.stop == stage.start + 1 else f"{stage.start}-{stage.stop - 1}",
+                f"{bytes_text(member.memory_bytes)}{used}",
+                "-" if member.busy_fraction is None else _percent(member.busy_fraction),
+                *([escape(why)] if is_wide else []),
+            )
+    if rows > _MOST_MACHINES:
+        reasons.append(f"and {rows - _MOST_MACHINES} more; --json has them all\n", style="dim")
+    reasons.rstrip()
+    return Group(table, reasons) if reasons else Group(table)
+
+
+def _idle(idle: tuple[IdleMachine, ...]) -> Text:
+    """Return the machines that are left out, grouped by reason."""
+    text = Text()
+    for names, reason in idle_lines(idle):
+        text.append(f"{names}: " if names else "and ", style="bold").append(f"{reason}\n")
+    text.rstrip()
+    return text
+
+
+def _comparison(plan: Plan, alternatives: tuple[Alternative, ...]) -> Group:
+    rows = list(alternatives)
+    if plan.prediction is not None and all(row.strategy != plan.strategy for row in rows):
+        rows.append(
+            Alternative(
+                strategy=plan.strategy,
+                step_s=plan.prediction.step_s,
+                samples_per_s=plan.prediction.samples_per_s,
+                stages=len(plan.stages),
+                machines=sum(plan.stage_sizes),
+            )
+        )
+    made = sorted(
+        (row for row in rows if row.step_s is not None), key=lambda row: (row.step_s or 0.0, row.strategy)
+    )
+    best_s = made[0].step_s if made else None
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("strategy", "a step", "x best", "samples/s", "stages", "machines", ""):
+        table.add_column(column, no_wrap=True, justify="left" if column in ("strategy", "") else "right")
+    for row in made:
+        assert row.step_s is not None
+        is_this = row.strategy == plan.strategy
+        table.add_row(
+            row.strategy,
+            seconds_text(row.step_s),
+            f"{row.step_s / best_s:.2f}" if best_s else "-",
+            _per_s(row.samples_per_s),
+            str(row.stages),
+            str(row.machines),
+            "this plan" if is_this else "",
+            style="bold" if is_this else "",
+        )
+    problems = [
+        Text.assemble((row.strategy, "bold"), f" finds no plan: {row.problem or 'it does not say why'}")
+        for row in rows
+        if row.step_s is None
+    ]
+    return Group(table, *problems)
+
+
+def _islands(proposal: IslandProposal) -> Text:
+    text = Text(
+        f"{_count(len(proposal.islands), 'island')} that synchronise every {proposal.interval_steps} steps "
+        f"({seconds_text(proposal.synchronisation_s)} each time) would bring "
+        f"{_per_s(proposal.samples_per_s)} samples/s:\n"
+    )
+    for island in proposal.islands[:_MOST_MACHINES]:
+        more = f" and {len(island.machines) - _MOST_NAMES} more" if len(island.machines) > _MOST_NAMES else ""
+        names = ", ".join(island.machines[:_MOST_NAMES]) + more
+        text.append(names, style="bold")
+        text.append(f": {seconds_text(island.step_s)} a step, {_per_s(island.samples_per_s)} samples/s\n")
+    text.rstrip()
+    return text
+
+
+def _count(count: int, one: str, many: str = "") -> str:
+    return f"{count} {one}" if count == 1 else f"{count} {many or one + 's'}"
+
+
+def _per_s(value: float | None) -> str:
+    """Return a rate: three significant digits, or no decimals from 100 on."""
+    return "-" if value is None else str(rate(value) if value >= 100 else number(value, 3))
+
+
+def _percent(share: float) -> str:
+    return "<1%" if 0 < share < 0.01 else f"{share:.0%}"

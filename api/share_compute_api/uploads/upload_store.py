@@ -1,0 +1,412 @@
+"""All uploads of a server: folders under its data folder, and the facts about them."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from share_compute.errors import Conflict, NotFound, TooLarge, UserError
+from share_compute.files.durable import write_private
+from share_compute.quantities import bytes_text, listed
+from share_compute.store.records import ApiKeyRecord
+from share_compute.store.secret import new_id
+from share_compute_api.schemas.bodies import UploadFile, UploadView
+from share_compute_api.schemas.choices import UploadKind
+from share_compute_api.uploads.arrival import Arrival
+from share_compute_api.uploads.examination import examine
+from share_compute_api.uploads.names import check_suffix, checked_path
+
+MOST_FILES = 2000
+_RECORD = "upload.json"
+_ARRIVED = "arrived.jsonl"
+_FILES = "files"
+_PARTIAL = "partial"
+_GONE = ".gone-"
+_KEPT_FREE_BYTES = 256 << 20
+"""Free bytes that uploads may not use: a full disk would keep the server from recording what jobs do."""
+_ROOM = "remove uploads that nobody needs (share-compute uploads list)"
+_LEFT_AFTER = timedelta(days=1)
+_LIST = "share-compute uploads list shows what there is"
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Entry:
+    """An upload, and its present use."""
+
+    view: UploadView
+    files: dict[str, UploadFile]
+    touched_at: datetime
+    files_bytes: int = field(init=False)
+    """Total size of the files that arrived."""
+    arriving: int = 0
+    """Number of files that are being received."""
+    arriving_bytes: int = 0
+    is_closing: bool = False
+    """Whether it is being completed or removed: it accepts no file meanwhile."""
+    readers: int = 0
+    """Number of requests that read it now."""
+
+    def __post_init__(self) -> None:
+        self.files_bytes = sum(file.size_bytes for file in self.files.values())
+
+    @property
+    def size_bytes(self) -> int:
+        return self.files_bytes + self.arriving_bytes
+
+    def keep(self, file: UploadFile) -> None:
+        """Add a file that arrived; replace one of the same path."""
+        before = self.files.get(file.path)
+        self.files_bytes += file.size_bytes - (0 if before is None else before.size_bytes)
+        self.files[file.path] = file
+
+    def shown(self) -> UploadView:
+        files = sorted(self.files.values(), key=lambda file: file.path)
+        return self.view.model_copy(update={"files": files, "size_bytes": self.files_bytes})
+
+
+@dataclass(slots=True)
+class Uploads:
+    """The uploads of one server, which alone uses the folder. Every method may be called from any thread.
+
+    Args:
+        folder: parent folder of the uploads; made with the first one.
+        most_bytes: largest size of all uploads together.
+        most_bytes_each: largest size of one upload.
+        clock: returns the time, in UTC.
+    """
+
+    folder: Path
+    most_bytes: int
+    most_bytes_each: int
+    clock: Callable[[], datetime] = lambda: datetime.now(UTC)
+    _entries: dict[str, _Entry] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _partials: int = 0
+
+    def __post_init__(self) -> None:
+        """Find the uploads of earlier runs of the server, and remove incomplete files that those runs left."""
+        self.folder = self.folder.resolve()
+        for folder in sorted(self.folder.glob(f"{_GONE}*")):
+            shutil.rmtree(folder, ignore_errors=True)
+        for folder in sorted(self.folder.glob("up-*")):
+            shutil.rmtree(folder / _PARTIAL, ignore_errors=True)
+            entry = _read(folder)
+            if entry is None:
+                _log.warning("%s is no upload; it is left as it is", folder)
+            else:
+                self._entries[folder.name] = entry
+
+    @property
+    def used_bytes(self) -> int:
+        """Size of all uploads, including the files that are being received."""
+        with self._lock:
+            return self._used_bytes()
+
+    def list(self, caller: ApiKeyRecord) -> list[UploadView]:
+        """Return the caller's uploads, newest first."""
+        with self._lock:
+            found = [entry.shown() for entry in self._entries.values() if caller.owns(entry.view.owner)]
+        return sorted(found, key=lambda view: (view.created_at, view.id), reverse=True)
+
+    def get(self, upload_id: str, caller: ApiKeyRecord) -> UploadView:
+        """Return one upload.
+
+        Raises:
+            NotFound: there is no such upload, or it is another key's.
+        """
+        with self._lock:
+            return self._entry(upload_id, caller).shown()
+
+    def create(self, name: str, kind: UploadKind, caller: ApiKeyRecord) -> UploadView:
+        """Begin an upload that belongs to the caller; remove open uploads that were not touched for a day."""
+        now = self.clock()
+        with self._lock:
+            left = [
+                upload_id
+                for upload_id, entry in self._entries.items()
+                if entry.view.state == "open"
+                and not (entry.arriving or entry.is_closing)
+                and now - entry.touched_at > _LEFT_AFTER
+            ]
+        for upload_id in left:
+            self._remove(upload_id, lambda _: [])
+        upload_id = new_id("up")
+        folder = self.folder / upload_id
+        (folder / _FILES).mkdir(parents=True, mode=0o700)
+        view = UploadView(
+            id=upload_id,
+            owner=caller.id,
+            name=name,
+            kind=kind,
+            state="open",
+            created_at=now,
+            folder=str(folder / _FILES),
+        )
+        write_private(folder / _RECORD, view.model_dump_json())
+        with self._lock:
+            self._entries[upload_id] = _Entry(view, {}, now)
+        return view
+
+    def receive(self, upload_id: str, path: str, caller: ApiKeyRecord, announced_bytes: int = 0) -> Arrival:
+        """Return an arrival to write a file into; a file of the same path is replaced when the new one is complete.
+
+        Args:
+            upload_id: the upload.
+            path: path of the file in it, with forward slashes.
+            caller: the key that sends it.
+            announced_bytes: size of the file, if known; else 0.
+
+        Raises:
+            NotFound: there is no such upload.
+            Conflict: the upload is complete.
+            TooLarge: there is no space for so much.
+            UserError: the upload cannot have such a file.
+        """
+        checked_path(path)
+        with self._lock:
+            self._entry(upload_id, caller)
+            entry = self._open_entry(upload_id)
+            check_suffix(path, entry.view.kind)
+            self._require_room(entry, announced_bytes)
+            if path not in entry.files and len(entry.files) >= MOST_FILES:
+                raise TooLarge(
+                    f"an upload has at most {MOST_FILES} files",
+                    hint="join small files, or make several uploads",
+                )
+            self._partials += 1
+            entry.arriving += 1
+            place = self.folder / upload_id / _PARTIAL / str(self._partials)
+        try:
+            place.parent.mkdir(exist_ok=True)
+            return Arrival(
+                place,
+                path,
+                partial(self._reserve, entry),
+                partial(self._settle, upload_id, entry),
+                partial(self._release, entry),
+            )
+        except BaseException:
+            self._release(entry, 0)
+            raise
+
+    def complete(self, upload_id: str, caller: ApiKeyRecord) -> UploadView:
+        """Make an upload usable by jobs, if it is of its kind; a second call changes nothing.
+
+        Raises:
+            NotFound: there is no such upload.
+            Conflict: files of it are being received.
+            UserError: a file is missing or invalid.
+        """
+        with self._lock:
+            entry = self._entry(upload_id, caller)
+            if entry.view.state == "complete":
+                return entry.shown()
+            self._require_rest(entry)
+            entry.is_closing = True
+            shown = entry.shown()
+        try:
+            if not shown.files:
+                raise UserError("the upload has no file yet", hint="send its files, then complete it")
+            examine(shown)
+            view = shown.model_copy(update={"state": "complete", "completed_at": self.clock()})
+            # From here on the upload is complete, also for the next server if this one is killed.
+            write_private(self.folder / upload_id / _RECORD, view.model_dump_json())
+            with self._lock:
+                entry.view = view
+        finally:
+            with self._lock:
+                entry.is_closing = False
+        return view
+
+    def remove(
+        self, upload_id: str, users: Callable[[Path], Sequence[str]], caller: ApiKeyRecord
+    ) -> UploadView:
+        """Remove an upload; files that are being received into it are lost.
+
+        Args:
+            upload_id: the upload.
+            users: names the jobs and deployments that use a folder now.
+            caller: the key that removes it.
+
+        Raises:
+            NotFound: there is no such upload, or it is another key's.
+            Conflict: a job or deployment uses it.
+        """
+        self.get(upload_id, caller)
+        return self._remove(upload_id, users)
+
+    def _remove(self, upload_id: str, users: Callable[[Path], Sequence[str]]) -> UploadView:
+        with self._lock:
+            entry = self._known(upload_id)
+            is_busy = bool(entry.readers) or entry.is_closing
+            entry.is_closing = entry.is_closing or not is_busy
+        if is_busy:
+            # A job that uses the upload lasts, a check lasts a moment: the error names the job if there is one.
+            _require_unused(upload_id, users(self.folder / upload_id))
+            raise Conflict(
+                f"upload {upload_id} is being read to check a job or to plan it",
+                hint="try again in a few seconds",
+            )
+        gone = self.folder / f"{_GONE}{upload_id}"
+        try:
+            _require_unused(upload_id, users(self.folder / upload_id))
+            (self.folder / upload_id).rename(gone)
+        except BaseException:
+            with self._lock:
+                entry.is_closing = False
+            raise
+        with self._lock:
+            del self._entries[upload_id]
+        shutil.rmtree(gone, ignore_errors=True)
+        return entry.shown()
+
+    @contextmanager
+    def reading(self, upload_id: str, caller: ApiKeyRecord) -> Iterator[UploadView]:
+        """Yield an upload, and keep it from being removed inside the block.
+
+        Raises:
+            NotFound: there is no such upload, or it is another key's.
+            Conflict: the upload is not complete.
+        """
+        with self._lock:
+            entry = self._entry(upload_id, caller)
+            if entry.view.state == "open":
+                raise Conflict(
+                    f"upload {upload_id} is not complete yet", hint="wait until all of it has arrived"
+                )
+            if entry.is_closing:
+                raise NotFound(f"upload {upload_id} is being removed", hint=_LIST)
+            entry.readers += 1
+            shown = entry.shown()
+        try:
+            yield shown
+        finally:
+            with self._lock:
+                entry.readers -= 1
+
+    def _entry(self, upload_id: str, caller: ApiKeyRecord) -> _Entry:
+        entry = self._known(upload_id)
+        if not caller.owns(entry.view.owner):
+            raise _unknown(upload_id)
+        return entry
+
+    def _known(self, upload_id: str) -> _Entry:
+        entry = self._entries.get(upload_id)
+        if entry is None:
+            raise _unknown(upload_id)
+        return entry
+
+    def _open_entry(self, upload_id: str) -> _Entry:
+        entry = self._known(upload_id)
+        if entry.view.state == "complete" or entry.is_closing:
+            raise Conflict(f"upload {upload_id} takes no more files", hint="begin another upload")
+        return entry
+
+    def _require_rest(self, entry: _Entry) -> None:
+        if entry.arriving:
+            what = "1 file of it is" if entry.arriving == 1 else f"{entry.arriving} files of it are"
+            raise Conflict(
+                f"upload {entry.view.id} cannot be completed: {what} on the way",
+                hint="wait until they arrived",
+            )
+        if entry.is_closing:
+            raise Conflict(f"upload {entry.view.id} is just being completed", hint="try again")
+
+    def _used_bytes(self) -> int:
+        return sum(entry.size_bytes for entry in self._entries.values())
+
+    def _require_room(self, entry: _Entry, more_bytes: int) -> None:
+        for used, most, what in (
+            (entry.size_bytes, self.most_bytes_each, "one upload"),
+            (self._used_bytes(), self.most_bytes, "all uploads together"),
+        ):
+            if used + more_bytes > most:
+                raise TooLarge(
+                    f"{bytes_text(most)} is the most for {what}; {bytes_text(used)} are there, "
+                    f"{bytes_text(more_bytes)} more came",
+                    hint=f"{_ROOM}, or let the operator raise "
+                    "SHARE_COMPUTE_UPLOAD_LIMIT_BYTES and SHARE_COMPUTE_UPLOADS_LIMIT_BYTES",
+                    details={"limit_bytes": most, "used_bytes": used},
+                )
+
+        free_bytes = shutil.disk_usage(self.folder).free
+        if free_bytes - more_bytes < _KEPT_FREE_BYTES:
+            raise TooLarge(
+                f"the server's disk has {bytes_text(free_bytes)} left, of which it keeps "
+                f"{bytes_text(_KEPT_FREE_BYTES)} for its own; {bytes_text(more_bytes)} more came",
+                hint=_ROOM,
+                details={"free_bytes": free_bytes},
+            )
+
+    def _reserve(self, entry: _Entry, more_bytes: int) -> None:
+        with self._lock:
+            self._require_room(entry, more_bytes)
+            entry.arriving_bytes += more_bytes
+
+    def _release(self, entry: _Entry, size_bytes: int) -> None:
+        with self._lock:
+            entry.arriving -= 1
+            entry.arriving_bytes -= size_bytes
+
+    def _settle(self, upload_id: str, entry: _Entry, partial: Path, file: UploadFile) -> None:
+        folder = self.folder / upload_id
+        with self._lock:
+            self._open_entry(upload_id)
+            target = folder / _FILES / file.path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            partial.replace(target)
+            with (folder / _ARRIVED).open("a", encoding="utf-8") as arrived:
+                arrived.write(file.model_dump_json() + "\n")
+            entry.keep(file)
+            entry.arriving -= 1
+            entry.arriving_bytes -= file.size_bytes
+            entry.touched_at = self.clock()
+
+
+def _unknown(upload_id: str) -> NotFound:
+    return NotFound(f"there is no upload {upload_id}", hint=_LIST)
+
+
+def _require_unused(upload_id: str, users: Sequence[str]) -> None:
+    if users:
+        raise Conflict(
+            f"upload {upload_id} is used by {listed(users)}", hint="wait for its end, or end it first"
+        )
+
+
+def _read(folder: Path) -> _Entry | None:
+    """Return the upload that a folder describes; None if it describes none."""
+    try:
+        view = UploadView.model_validate_json((folder / _RECORD).read_text(encoding="utf-8"))
+        # The data folder may have been moved since.
+        view = view.model_copy(update={"folder": str(folder / _FILES)})
+        touched_at = datetime.fromtimestamp(folder.stat().st_mtime, UTC)
+    except (OSError, ValidationError):
+        return None
+    files = view.files if view.state == "complete" else _arrived(folder)
+    return _Entry(view, {file.path: file for file in files}, touched_at)
+
+
+def _arrived(folder: Path) -> Iterator[UploadFile]:
+    try:
+        lines = (folder / _ARRIVED).read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return
+    for line in lines:
+        try:
+            file = UploadFile.model_validate(json.loads(line))
+        except ValueError:  # the line that was being written when the server was killed
+            continue
+        if (folder / _FILES / file.path).is_file():
+            yield file

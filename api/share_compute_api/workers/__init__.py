@@ -1,0 +1,1 @@
+"""Code that runs in processes of its own: planning, export, templates and tokenizers."""

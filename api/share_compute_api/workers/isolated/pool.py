@@ -1,0 +1,313 @@
+"""A few isolated processes that all requests share, scheduled fairly between the models of the requests.
+
+A chat template, a tokenizer file or a JSON schema may take endless time and memory. Each is processed in a process with
+limits of both. A process that reaches a limit is killed and replaced, and its request is refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import threading
+from collections import OrderedDict, deque
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass
+from queue import SimpleQueue
+from typing import Any, TypeVar
+
+from pydantic import BaseModel
+
+from share_compute.errors import Busy, ShareComputeError, Unavailable, UserError
+from share_compute.quantities import bytes_text
+from share_compute_api.workers.isolated.kept import Kept
+from share_compute_api.workers.isolated.messages import OUT_OF_MEMORY_STATUS, Load, OfTokenizer, Question
+from share_compute_api.workers.isolated.process import IsolatedProcess, OutOfTime, ProcessEnded
+
+_RETRY_AFTER_S = 5
+_ABORTS = (-signal.SIGABRT, OUT_OF_MEMORY_STATUS)
+"""Exit statuses of a process that gets no more memory: libraries in Rust abort."""
+_log = logging.getLogger(__name__)
+Result = TypeVar("Result", bound=BaseModel)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Limits of the processes."""
+
+    processes: int = 2
+    memory_bytes: int = 1 << 30
+    """Most memory that a process may take beside its program, which has about 75 MB."""
+    time_s: float = 10.0
+    """Time limit for a question, in seconds."""
+    load_s: float = 20.0
+    """Additional time limit for loading a tokenizer, in seconds."""
+    waiting_per_source: int = 64
+    """Most questions about one model that may wait; further ones are refused."""
+    waiting: int = 512
+    """Most questions that may wait in all."""
+
+    @property
+    def per_source(self) -> int:
+        """Most processes for the questions about one model, so that other models always find one."""
+        return max(1, self.processes - 1)
+
+
+@dataclass(slots=True)
+class _Asked:
+    question: Question[Any]
+    future: Future[Any]
+
+
+class _Turns:
+    """Waiting questions by source; sources take turns. The caller holds a lock."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._waiting: OrderedDict[str, deque[_Asked]] = OrderedDict()
+        self._running: dict[str, int] = {}
+
+    def __len__(self) -> int:
+        return sum(map(len, self._waiting.values()))
+
+    def add(self, asked: _Asked) -> None:
+        """Let a question wait.
+
+        Raises:
+            Busy: too many questions wait.
+        """
+        mine = self._waiting.setdefault(asked.question.source, deque())
+        if len(mine) >= self._limits.waiting_per_source or len(self) >= self._limits.waiting:
+            raise Busy(
+                f"{len(mine)} requests wait for {asked.question.subject}",
+                hint=f"try again in {_RETRY_AFTER_S} s",
+                details={"retry_after_s": _RETRY_AFTER_S},
+            )
+        mine.append(asked)
+
+    def take(self) -> _Asked | None:
+        """Return the next question of a source that may use one more process; None if there is none."""
+        for source, waiting in list(self._waiting.items()):
+            if self._running.get(source, 0) >= self._limits.per_source:
+                continue
+            while waiting:
+                asked = waiting.popleft()
+                if asked.future.set_running_or_notify_cancel():
+                    self._waiting.move_to_end(source)
+                    self._running[source] = self._running.get(source, 0) + 1
+                    return asked
+            del self._waiting[source]
+        return None
+
+    def done(self, source: str) -> None:
+        """Note that a question of this source was answered."""
+        self._running[source] -= 1
+        if not self._running[source]:
+            del self._running[source]
+
+    def clear(self) -> list[_Asked]:
+        """Return all waiting questions, and forget them."""
+        found = [asked for waiting in self._waiting.values() for asked in waiting]
+        self._waiting.clear()
+        return found
+
+
+class IsolatedProcesses:
+    """Answers questions about content that submitters sent; may be used by several threads. Call `close` in the end.
+
+    Args:
+        limits: limits of the processes.
+    """
+
+    def __init__(self, limits: Limits | None = None) -> None:
+        self._limits = limits or Limits()
+        self._lock = threading.Lock()
+        self._turns = _Turns(self._limits)
+        self._runners: list[_Runner] = []
+        self._idle: list[_Runner] = []
+        self._is_closed = False
+
+    def ask(self, question: Question[Result]) -> Result:
+        """Return the answer to a question; blocks.
+
+        Raises:
+            Busy: too many questions wait.
+            UserError: the submitter's content is wrong, or a limit was reached.
+            Unavailable: the server ends, or no process can be started.
+        """
+        return self._submit(question).result()
+
+    async def answer(self, question: Question[Result]) -> Result:
+        """Return the answer to a question, as `ask`; the call may be cancelled."""
+        return await asyncio.wrap_future(self._submit(question))
+
+    @property
+    def waiting(self) -> int:
+        """Number of questions that wait for a process."""
+        with self._lock:
+            return len(self._turns)
+
+    def pids(self) -> list[int]:
+        """Return the process ids of the running processes."""
+        return [pid for runner in list(self._runners) if (pid := runner.pid) is not None]
+
+    def close(self) -> None:
+        """End all processes; waiting questions are refused."""
+        with self._lock:
+            self._is_closed = True
+            waiting, runners = self._turns.clear(), list(self._runners)
+        for asked in waiting:
+            if asked.future.set_running_or_notify_cancel():
+                asked.future.set_exception(_ending())
+        for runner in runners:
+            runner.end()
+
+    def _submit(self, question: Question[Result]) -> Future[Result]:
+        asked = _Asked(question, Future())
+        with self._lock:
+            if self._is_closed:
+                raise _ending()
+            self._turns.add(asked)
+            if not self._idle and len(self._runners) < self._limits.processes:
+                runner = _Runner(self._limits, self._finished)
+                self._runners.append(runner)
+                self._idle.append(runner)
+            self._dispatch()
+        return asked.future
+
+    def _finished(self, runner: _Runner, asked: _Asked) -> None:
+        with self._lock:
+            self._turns.done(asked.question.source)
+            self._idle.append(runner)
+            self._dispatch()
+
+    def _dispatch(self) -> None:
+        while self._idle and (asked := self._turns.take()) is not None:
+            # A runner that has loaded the tokenizer already is preferred.
+            runner = next((one for one in self._idle if one.knows(asked.question)), self._idle[0])
+            self._idle.remove(runner)
+            runner.give(asked)
+
+
+class _Runner:
+    """A thread with a process of its own; the process ends with it."""
+
+    def __init__(self, limits: Limits, finished: Any) -> None:
+        self._limits = limits
+        self._finished = finished
+        self._inbox: SimpleQueue[_Asked | None] = SimpleQueue()
+        self._process: IsolatedProcess | None = None
+        self._loaded: Kept[None] = Kept()
+        self._has_ended = False
+        self._thread = threading.Thread(target=self._run, name="isolated-process", daemon=True)
+        self._thread.start()
+
+    @property
+    def pid(self) -> int | None:
+        """Process id; None if no process runs."""
+        process = self._process
+        return None if process is None else process.pid
+
+    def knows(self, question: Question[Any]) -> bool:
+        """Return whether the tokenizer of a question is loaded; the runner must be idle."""
+        return isinstance(question, OfTokenizer) and self._loaded.has(question.folder, question.version)
+
+    def give(self, asked: _Asked) -> None:
+        """Have a question answered by the runner's thread."""
+        self._inbox.put(asked)
+
+    def end(self) -> None:
+        """End the process, even during a question."""
+        self._has_ended = True
+        process = self._process
+        if process is not None:
+            with suppress(ProcessLookupError):
+                process.interrupt()
+        self._inbox.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        while (asked := self._inbox.get()) is not None:
+            try:
+                asked.future.set_result(self._answer(asked.question))
+            except BaseException as failure:  # noqa: BLE001 - reported to the caller
+                asked.future.set_exception(failure)
+            self._finished(self, asked)
+        self._drop()
+
+    def _answer(self, question: Question[Result]) -> Result:
+        """Return the answer.
+
+        If the process dies and has other tokenizers loaded too, they may be the cause. The question is then asked again
+        in a process that has loaded nothing else.
+        """
+        while True:
+            folder = question.folder if isinstance(question, OfTokenizer) else None
+            is_shared = self._process is not None and self._loaded.others(folder)
+            try:
+                return self._ask(question)
+            except OutOfTime:
+                self._drop()
+                raise self._too_slow(question) from None
+            except ProcessEnded as ended:
+                self._drop()
+                if self._has_ended:
+                    raise _ending() from None
+                if not is_shared:
+                    raise self._died(question, ended.status) from None
+
+    def _ask(self, question: Question[Result]) -> Result:
+        if self._process is None:
+            self._process = _started(self._limits)
+        if isinstance(question, OfTokenizer) and not self.knows(question):
+            self._loaded.put(question.folder, question.version, None)
+            self._process.ask(Load(folder=question.folder, version=question.version), self._limits.load_s)
+        return self._process.ask(question, self._limits.time_s)
+
+    def _drop(self) -> None:
+        process, self._process, self._loaded = self._process, None, Kept()
+        if process is not None:
+            process.kill()
+
+    def _too_slow(self, question: Question[Any]) -> UserError:
+        _log.warning("%s of %s took too long and was ended", question.subject, question.source)
+        return UserError(
+            f"{question.subject} took more than {self._limits.time_s:g} s on this request, or "
+            f"{self._limits.load_s:g} s to load",
+            hint="send less; if it is so for short requests, too, fix it and deploy the model again",
+            details={"code": "too_much_time"},
+        )
+
+    def _died(self, question: Question[Any], status: int | None) -> ShareComputeError:
+        _log.warning("the process for %s of %s ended: %s", question.subject, question.source, status)
+        if status in _ABORTS:
+            return UserError(
+                f"{question.subject} took more than {bytes_text(self._limits.memory_bytes)} of memory "
+                "on this request",
+                hint="send less; if it is so for short requests, too, fix it and deploy the model again",
+                details={"code": "too_much_memory"},
+            )
+        if status == -signal.SIGKILL:
+            return Unavailable(
+                f"the process for {question.subject} was killed; the server may be out of memory",
+                hint="try again",
+            )
+        return UserError(
+            f"{question.subject} made its process crash",
+            hint="use the files that the model was published with",
+        )
+
+
+def _started(limits: Limits) -> IsolatedProcess:
+    try:
+        return IsolatedProcess(limits.memory_bytes)
+    except (ProcessEnded, OSError) as failure:
+        _log.exception("a process for tokenizers does not start")
+        raise Unavailable(
+            "the server cannot start a process for tokenizers", hint="look into its log, and try again"
+        ) from failure
+
+
+def _ending() -> Unavailable:
+    return Unavailable("the server ends", hint="ask again in a while")

@@ -1,0 +1,170 @@
+"""The parent's side of one isolated process."""
+
+from __future__ import annotations
+
+import os
+import select
+import subprocess
+import sys
+import time
+from typing import TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from share_compute.errors import ShareComputeError, error_of
+from share_compute_actors.machine.confine import clean_environment
+from share_compute_actors.machine.processes import tied
+from share_compute_api.workers.isolated import messages
+from share_compute_api.workers.isolated.messages import HEADER, MOST_ANSWER_BYTES, Question, Reply
+
+_START_S = 120.0
+_WORKER = "share_compute_api.workers.isolated.worker"
+_PIECE_BYTES = 1 << 20
+Result = TypeVar("Result", bound=BaseModel)
+
+
+class ProcessEnded(Exception):
+    """The process can no longer be used.
+
+    Args:
+        status: its exit status, negative when a signal ended it; None if it is to be killed because of its answer.
+    """
+
+    def __init__(self, status: int | None) -> None:
+        super().__init__(status)
+        self.status = status
+
+
+class OutOfTime(Exception):
+    """The process did not answer in time."""
+
+
+def bare_environment() -> dict[str, str]:
+    """Return environment variables for work on a submitter's files: no credentials, no network, one thread."""
+    return clean_environment(os.environ) | {
+        "HF_HUB_OFFLINE": "1",
+        "HF_HOME": "/nonexistent",
+        "TOKENIZERS_PARALLELISM": "false",
+        "RAYON_NUM_THREADS": "1",
+        "OMP_NUM_THREADS": "1",
+        "OPENBLAS_NUM_THREADS": "1",
+    }
+
+
+class IsolatedProcess:
+    """A process that answers one question at a time; call `kill` in the end.
+
+    Args:
+        memory_bytes: most memory that it may take beside its program (Linux).
+
+    Raises:
+        ProcessEnded: the process did not start.
+    """
+
+    def __init__(self, memory_bytes: int) -> None:
+        self._process = subprocess.Popen(
+            tied([sys.executable, "-m", _WORKER, str(memory_bytes)]),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=bare_environment(),
+        )
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._in, self._out = self._process.stdin.fileno(), self._process.stdout.fileno()
+        os.set_blocking(self._in, False)
+        os.set_blocking(self._out, False)
+        try:
+            self._receive(time.monotonic() + _START_S)
+        except (OutOfTime, ProcessEnded):
+            self.kill()
+            raise ProcessEnded(self._process.returncode) from None
+
+    @property
+    def pid(self) -> int:
+        """The process id."""
+        return self._process.pid
+
+    def ask(self, question: Question[Result], timeout_s: float) -> Result:
+        """Return the answer to a question.
+
+        Raises:
+            OutOfTime: no answer came in time; the process must be killed.
+            ProcessEnded: the process ended, or its answer is invalid; the process must be killed.
+            ShareComputeError: the problem that the process reports.
+        """
+        deadline = time.monotonic() + timeout_s
+        text = question.model_dump_json().encode()
+        self._send(HEADER.pack(len(text)) + text, deadline)
+        answer = self._receive(deadline)
+        try:
+            reply = Reply[question.answer].model_validate_json(answer)  # type: ignore[name-defined]
+        except ValidationError:
+            raise ProcessEnded(None) from None
+        if reply.problem is not None:
+            raise _error(reply.problem)
+        if reply.result is None:
+            raise ProcessEnded(None)
+        result: Result = reply.result
+        return result
+
+    def interrupt(self) -> None:
+        """End the process at once, from another thread: `ask` raises ProcessEnded."""
+        self._process.kill()
+
+    def kill(self) -> None:
+        """End the process at once, and free its resources here."""
+        self._process.kill()
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            assert pipe is not None
+            pipe.close()
+
+    def _send(self, data: bytes, deadline: float) -> None:
+        rest = memoryview(data)
+        while rest:
+            self._wait(self._in, select.POLLOUT, deadline)
+            try:
+                rest = rest[os.write(self._in, rest[:_PIECE_BYTES]) :]
+            except BlockingIOError:
+                continue
+            except BrokenPipeError:
+                raise ProcessEnded(self._status()) from None
+
+    def _receive(self, deadline: float) -> bytes:
+        (size,) = HEADER.unpack(self._read(HEADER.size, deadline))
+        if size > MOST_ANSWER_BYTES:
+            raise ProcessEnded(None)
+        return self._read(size, deadline)
+
+    def _read(self, size: int, deadline: float) -> bytes:
+        pieces = []
+        while size:
+            self._wait(self._out, select.POLLIN, deadline)
+            try:
+                piece = os.read(self._out, min(size, _PIECE_BYTES))
+            except BlockingIOError:
+                continue
+            if not piece:
+                raise ProcessEnded(self._status())
+            pieces.append(piece)
+            size -= len(piece)
+        return b"".join(pieces)
+
+    def _wait(self, file: int, event: int, deadline: float) -> None:
+        poll = select.poll()
+        poll.register(file, event)
+        left_s = deadline - time.monotonic()
+        if left_s <= 0 or not poll.poll(left_s * 1000):
+            raise OutOfTime
+
+    def _status(self) -> int:
+        """Return the exit status; the process has closed its pipe already."""
+        try:
+            return self._process.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            return self._process.wait()
+
+
+def _error(problem: messages.Problem) -> ShareComputeError:
+    return error_of(problem.code, problem.detail, {"hint": problem.hint, "details": problem.details})

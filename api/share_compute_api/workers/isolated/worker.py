@@ -1,0 +1,180 @@
+"""The program of an isolated process: ``python -m share_compute_api.workers.isolated.worker BYTES``.
+
+It reads questions from standard input and answers each on standard output. Before the first one it limits its memory to
+its present use and ``BYTES`` more. It ends when its input ends, and when it is out of memory.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from pydantic import BaseModel
+
+from share_compute.errors import ShareComputeError, UserError
+from share_compute_api.workers.isolated import messages
+from share_compute_api.workers.isolated.kept import Kept
+
+if TYPE_CHECKING:
+    from share_compute_api.workers.isolated.tokenizer import ServedTokenizer
+
+
+class Work:
+    """Answers questions; keeps the most recently used tokenizers."""
+
+    def __init__(self) -> None:
+        self._tokenizers: Kept[ServedTokenizer] = Kept()
+
+    def answer(self, question: messages.AnyQuestion) -> BaseModel:
+        """Return the answer.
+
+        Raises:
+            ShareComputeError: the submitter's files or the request are wrong.
+        """
+        match question:
+            case messages.Load():
+                self._tokenizer(question)
+                return messages.Done()
+            case messages.Describe():
+                return self._tokenizer(question).vocabulary
+            case messages.Encode():
+                tokenizer = self._tokenizer(question)
+                texts = tuple(tokenizer.encode(text, question.window_tokens) for text in question.texts)
+                return messages.Tokens(texts=texts)
+            case messages.Chat():
+                tokenizer = self._tokenizer(question)
+                text = tokenizer.chat(question.messages)
+                return messages.Tokens(texts=(tokenizer.encode(text, question.window_tokens, is_chat=True),))
+            case messages.FindLargestId():
+                from share_compute_api.workers.isolated.tokenizer import largest_id
+
+                return messages.LargestId(largest=largest_id(question.file))
+            case messages.CheckInputs() | messages.CheckModel() | messages.CheckSchema():
+                _check(question)
+                return messages.Done()
+
+    def _tokenizer(self, question: Any) -> ServedTokenizer:
+        from share_compute_api.workers.isolated.tokenizer import ServedTokenizer
+
+        found = self._tokenizers.get(question.folder, question.version)
+        if found is None:
+            found = ServedTokenizer(question.folder)
+            self._tokenizers.put(question.folder, question.version, found)
+        return found
+
+
+def _check(question: messages.CheckInputs | messages.CheckModel | messages.CheckSchema) -> None:
+    if isinstance(question, messages.CheckSchema):
+        from share_compute.inference.runtime.constraints import check_schema
+
+        check_schema(question.text)
+        return
+    if isinstance(question, messages.CheckModel):
+        from share_compute.models.huggingface.hub_configuration import check_trainable
+
+        check_trainable(question.config)
+        return
+    from share_compute.batches.inputs import Inputs
+    from share_compute.batches.output import check_columns
+
+    inputs = Inputs(question.files, question.column)
+    inputs.check(str if question.holds == "text" else list, question.taken)
+    if question.is_united:
+        check_columns(question.files)
+
+
+def limit_memory(more_bytes: int) -> None:
+    """Limit this process to ``more_bytes`` beside its present data (Linux); let it write no files and no core."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+    try:
+        lines = Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines()
+    except FileNotFoundError:  # not Linux: only the time limit holds
+        return
+    data_kib = next(int(line.split()[1]) for line in lines if line.startswith("VmData:"))
+    # RLIMIT_DATA, not the address space, in which libraries that are only mapped would count.
+    most = (data_kib << 10) + more_bytes
+    resource.setrlimit(resource.RLIMIT_DATA, (most, most))
+
+
+def main() -> None:
+    """Answer questions until the input ends."""
+    more_bytes = int(sys.argv[1])
+    # Libraries may print anything: it must neither mix with the answers on their pipe nor fill the server's log.
+    answers = os.fdopen(os.dup(1), "wb")
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    _import_all()
+    os.dup2(nowhere, 2)
+    limit_memory(more_bytes)
+    work = Work()
+    _send(answers, messages.Done())
+    while (question := _next(sys.stdin.buffer)) is not None:
+        try:
+            reply = _reply(work, question)
+        except MemoryError:
+            os._exit(messages.OUT_OF_MEMORY_STATUS)
+        _send(answers, reply)
+
+
+def _import_all() -> None:
+    """Import modules that questions need.
+
+    Done first, so that imports count neither for the memory limit nor for the time of the first question.
+    """
+    # Configurations import torch if they can, without needing it: that takes seconds and 300 MB.
+    sys.modules["torch"] = None  # type: ignore[assignment]
+    import llguidance
+    import tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    import share_compute.inference.runtime.constraints
+    import share_compute.models.huggingface.hub_configuration
+
+    del llguidance, tokenizers, PreTrainedTokenizerFast, share_compute
+
+
+def _next(stream: BinaryIO) -> messages.AnyQuestion | None:
+    header = stream.read(messages.HEADER.size)
+    if len(header) < messages.HEADER.size:
+        return None
+    (size,) = messages.HEADER.unpack(header)
+    return messages.questions.validate_json(stream.read(size))
+
+
+def _reply(work: Work, question: messages.AnyQuestion) -> BaseModel:
+    try:
+        return messages.Reply[Any](result=work.answer(question))
+    except ShareComputeError as failure:
+        return _problem(failure)
+    except MemoryError:
+        raise
+    except BaseException as failure:  # noqa: BLE001 - also a panic of a library, whose type is not known here
+        from share_compute_api.workers.isolated.tokenizer import shortened
+
+        said = f"{question.subject} cannot be used: {type(failure).__name__}: {shortened(failure)}"
+        return _problem(UserError(said, hint="use the files that the model was published with"))
+
+
+def _problem(failure: ShareComputeError) -> BaseModel:
+    return messages.Reply[Any](
+        problem=messages.Problem(
+            code=failure.code,
+            detail=failure.message[: messages.MOST_DETAIL],
+            hint=failure.hint,
+            details=failure.details or None,
+        )
+    )
+
+
+def _send(stream: BinaryIO, message: BaseModel) -> None:
+    text = message.model_dump_json().encode()
+    stream.write(messages.HEADER.pack(len(text)) + text)
+    stream.flush()
+
+
+if __name__ == "__main__":
+    main()

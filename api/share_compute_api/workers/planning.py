@@ -1,0 +1,144 @@
+"""Dry runs of the planner, in this process: the model is counted on torch's meta device, then placed on a topology.
+
+``python -m share_compute_api.workers.planning plan BYTES`` reads a `PlanRequest` as JSON from standard input and writes
+``{"report": ...}`` or ``{"problem": ...}``. With ``timeline`` in place of ``plan`` it reads a `TimelineRequest`. The
+control plane never imports torch: it starts this module as a process with a memory limit of BYTES and a low priority.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import TYPE_CHECKING, TextIO
+
+from share_compute.errors import ShareComputeError, Unavailable
+from share_compute.files.strict import StrictModel
+from share_compute.planning.cost.timings import MachineTimings
+from share_compute.planning.plan import Plan
+from share_compute.quantities import bytes_text
+from share_compute.specification import TrainJob
+from share_compute.specification.workload import ServingWorkload
+from share_compute.topology import Topology
+
+if TYPE_CHECKING:
+    from share_compute.models.profiles.profile import ModelProfile
+    from share_compute.planning.report import PlanReport, PlanTimeline
+
+_NICENESS = 10
+
+
+class TimelineRequest(StrictModel):
+    """Request for the timeline of one step of a plan."""
+
+    job: TrainJob
+    plan: Plan
+    topology: Topology
+    timings: dict[str, MachineTimings]
+    """Measured timings of the machines, by contributor id."""
+
+
+def plan_on_paper(
+    spec: TrainJob,
+    topology: Topology,
+    *,
+    strategy: str | None = None,
+    compare: bool = False,
+    serving: ServingWorkload | None = None,
+) -> PlanReport:
+    """Return the plan that a job would get on these machines, and why. Imports torch.
+
+    Args:
+        spec: the job; its data is not read, and its paths must be on this machine.
+        topology: the machines.
+        strategy: strategy to use in place of the job's own.
+        compare: whether to report the outcome of every other strategy too.
+        serving: requests for which a serving prediction is added to the report.
+
+    Raises:
+        PlanInfeasible: the machines cannot hold the job; ``details`` says what is missing.
+        UserError: the model or the strategy does not exist.
+    """
+    from share_compute.planning.dry_run import dry_run
+
+    return dry_run(spec, topology, _profile(spec), strategy=strategy, compare=compare, serving=serving)
+
+
+def _profile(spec: TrainJob) -> ModelProfile:
+    from share_compute.data.tokenization import expected_vocab_size
+    from share_compute.models.blueprint import blueprint_of
+    from share_compute.models.factory import dissect
+
+    return dissect(blueprint_of(spec, expected_vocab_size(spec)))
+
+
+def _lay_out(request: TimelineRequest) -> PlanTimeline:
+    from share_compute.planning.dry_run import lay_out
+
+    return lay_out(request.job, request.plan, request.topology, _profile(request.job), request.timings)
+
+
+def _plan(text: str) -> PlanReport:
+    from share_compute_api.schemas.bodies import PlanRequest
+
+    request = PlanRequest.model_validate_json(text)
+    assert request.topology is not None
+    return plan_on_paper(
+        request.job,
+        request.topology.topology(),
+        strategy=request.strategy,
+        compare=request.compare,
+        serving=request.serving.workload() if request.serving is not None else None,
+    )
+
+
+def _give_way(memory_bytes: int) -> None:
+    """Limit the memory and lower the priority of this process, for the sake of the server and the machine's jobs."""
+    import resource
+
+    # RLIMIT_DATA, not the address space, which also counts mapped libraries: many GiB where torch brings CUDA.
+    hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
+    soft = memory_bytes if hard == resource.RLIM_INFINITY else min(memory_bytes, hard)
+    resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+    os.nice(_NICENESS)
+
+
+def main() -> None:
+    """Answer one request from standard input."""
+    wanted, memory_bytes = sys.argv[1], int(sys.argv[2])
+    _give_way(memory_bytes)
+    # Libraries may print to standard output, which must carry nothing but the answer.
+    answer, sys.stdout = sys.stdout, sys.stderr
+    text = sys.stdin.read()
+    try:
+        report = _plan(text) if wanted == "plan" else _lay_out(TimelineRequest.model_validate_json(text))
+    except ShareComputeError as failure:
+        _refuse(failure, answer)
+    except (MemoryError, OSError, RuntimeError, ImportError, SystemError) as failure:
+        if not _is_out_of_memory(failure):
+            raise
+        needed = (
+            f"planning this takes more than the {bytes_text(memory_bytes)} of memory that the server gives it"
+        )
+        alone = "plan on your own: share-compute plan --topology FILE"
+        _refuse(Unavailable(needed, hint=f"ask for fewer machines or layers, or {alone}"), answer)
+    else:
+        json.dump({"report": report.model_dump(mode="json")}, answer)
+
+
+def _is_out_of_memory(failure: BaseException | None) -> bool:
+    """Return whether lack of memory caused an error: Python, the system, torch and C code report it differently."""
+    while failure is not None:
+        if isinstance(failure, MemoryError | SystemError) or "allocate memory" in str(failure):
+            return True
+        failure = failure.__cause__ or failure.__context__
+    return False
+
+
+def _refuse(failure: ShareComputeError, answer: TextIO) -> None:
+    problem = {"code": failure.code, "detail": failure.message, **failure.facts()}
+    json.dump({"problem": problem}, answer, default=str)
+
+
+if __name__ == "__main__":
+    main()

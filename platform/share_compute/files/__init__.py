@@ -1,0 +1,1 @@
+"""Files: strict models, YAML, the topology file, and durable writes."""

@@ -1,0 +1,1 @@
+"""Inference: requests, placement and autoscaling; the scheduler and what members compute have folders of their own."""

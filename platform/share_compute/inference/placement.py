@@ -1,0 +1,284 @@
+"""Placement of a deployment: the planner's choice for the load requested, or as much of it as the machines hold."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from share_compute.errors import PlanInfeasible
+from share_compute.inference.scheduler.limits import Limits
+from share_compute.models.profiles.profile import ModelProfile
+from share_compute.planning.network.regions import complete
+from share_compute.planning.plan import Plan, layer_span
+from share_compute.planning.report import ServingPrediction
+from share_compute.planning.search.strategies import with_nominal_speeds
+from share_compute.planning.serving.cost import ServingCost
+from share_compute.planning.serving.plan import plan_serving
+from share_compute.protocol.roster import Worker
+from share_compute.quantities import listed
+from share_compute.shard import Shard
+from share_compute.specification import ServeJob
+from share_compute.specification.workload import ServingWorkload, serving_workload
+from share_compute.topology import Topology
+
+_MOST_TURN_TOKENS = 512
+"""Most positions that one engine step computes: more would delay the sequences that decode."""
+_LEAST_TURN_TOKENS = 16
+_CHUNK_TOKENS = 128
+"""Positions below which a step wastes a machine; a prompt in several chunks keeps several stages busy."""
+_PROCESS_BYTES = 480 * 2**20
+"""Memory of a member's process beside its shard."""
+_MOST_QUEUED = 512
+"""Most sequences that wait to start."""
+_MOST_QUEUED_TEXTS = 8192
+"""Most texts that wait for an encoder: one request may bring thousands."""
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """Memory of one machine, in bytes."""
+
+    usable_bytes: int
+    """Memory that a plan may fill."""
+    working_bytes: int
+    """Memory that computing takes beside weights and caches."""
+    cache_bytes: int
+    """Memory predicted to be left for the caches of sequences."""
+    holds_weights_twice: bool
+    """Whether plain and packed weights fit beside the process and all planned caches."""
+
+    def beside(self, resident_bytes: int | None) -> int:
+        """Return the bytes left for caches.
+
+        Args:
+            resident_bytes: memory of the process with its weights; None where it computes on another device.
+        """
+        if resident_bytes is None:
+            return self.cache_bytes
+        return min(self.cache_bytes, self.usable_bytes - self.working_bytes - resident_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """A machine's report about the shard that it holds."""
+
+    cache_token_bytes: int
+    """Memory of one token of a sequence, in its caches."""
+    resident_bytes: int | None
+    """Memory of the process with its weights; None where it computes on another device."""
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """A pipeline of machines, each with its shard, and the memory left on them."""
+
+    prediction: ServingPrediction
+    concurrent: int
+    """Sequences of the planned length that fit at one time; fewer than requested where memory is short."""
+    rooms: Mapping[Worker, Room]
+    """Memory of each machine, and the part left for caches."""
+
+    @property
+    def plan(self) -> Plan:
+        """The plan, with its stages in pipeline order."""
+        return self.prediction.plan
+
+    @property
+    def workers(self) -> tuple[Worker, ...]:
+        """The machines, in pipeline order."""
+        return tuple(stage.members[0].contributor_id for stage in self.plan.stages)
+
+    @property
+    def shards(self) -> dict[Worker, Shard]:
+        """Shard of each machine."""
+        return {worker: self.plan.shard(index) for index, worker in enumerate(self.workers)}
+
+    def at(self, epoch: int) -> Placement:
+        """Return a copy whose plan has this epoch."""
+        plan = self.plan.model_copy(update={"epoch": epoch})
+        return replace(self, prediction=self.prediction.model_copy(update={"plan": plan}))
+
+    @property
+    def sentence(self) -> str:
+        """Layers that each machine holds, as a sentence for people."""
+        stages = [
+            f"{stage.members[0].name} holds {layer_span(stage.start, stage.stop)}"
+            for stage in self.plan.stages
+        ]
+        return listed(stages)
+
+
+def window_of(spec: ServeJob, model_window_tokens: int | None) -> int:
+    """Return the longest sequence of a deployment, prompt and answer together."""
+    known = [window for window in (spec.max_seq, model_window_tokens) if window is not None]
+    return min(known, default=spec.prompt_tokens + spec.new_tokens)
+
+
+def place(
+    spec: ServeJob,
+    topology: Topology,
+    profile: ModelProfile,
+    *,
+    window_tokens: int,
+    epoch: int,
+    stages: int | None,
+    embeds: bool = False,
+) -> Placement:
+    """Place a deployment, with as many sequences at one time as requested, or as many as fit.
+
+    Args:
+        spec: specification of the deployment.
+        topology: machines that may be used.
+        profile: cost of the model.
+        window_tokens: longest sequence.
+        epoch: epoch of the plan.
+        stages: number of stages, one machine each; None leaves it to the planner.
+        embeds: whether the model is an encoder.
+
+    Raises:
+        PlanInfeasible: the machines cannot hold the model and a single sequence.
+    """
+    if not topology.contributors:
+        raise PlanInfeasible("no machine is there", hint="let machines join")
+    failure: PlanInfeasible | None = None
+    for workload in _workloads(spec, window_tokens, embeds=embeds):
+        try:
+            found = plan_serving(spec.name, topology, profile, workload, stages=stages, epoch=epoch)
+        except PlanInfeasible as lacking:
+            failure = lacking
+        else:
+            return Placement(found, workload.concurrent, _rooms(found.plan, topology, profile, workload))
+    assert failure is not None
+    raise failure
+
+
+def _workloads(spec: ServeJob, window_tokens: int, *, embeds: bool) -> Iterator[ServingWorkload]:
+    """Yield the workload requested, then the same with half as many sequences at one time, and so on."""
+    asked = serving_workload(spec)
+    if embeds:  # an engine step takes time and memory, but no cache remains of it
+        yield replace(asked, prompt_tokens=_text_turn_tokens(window_tokens), new_tokens=1)
+        return
+    length = asked.prompt_tokens + asked.new_tokens
+    if length > window_tokens:
+        prompt = max(1, window_tokens * asked.prompt_tokens // length)
+        asked = replace(asked, prompt_tokens=prompt, new_tokens=max(1, window_tokens - prompt))
+    concurrent = asked.concurrent
+    while concurrent:
+        yield replace(asked, concurrent=concurrent)
+        concurrent //= 2
+
+
+def _rooms(
+    plan: Plan, topology: Topology, profile: ModelProfile, workload: ServingWorkload
+) -> dict[Worker, Room]:
+    usable = with_nominal_speeds(topology)
+    asked = ServingCost(profile, usable, complete(usable), workload)
+    cost = replace(asked, workload=replace(workload, concurrent=0))
+    place = {machine.id: index for index, machine in enumerate(usable.contributors)}
+    rooms = {}
+    for stage in plan.stages:
+        worker = stage.members[0].contributor_id
+        usable_bytes = int(cost.memory_bytes[place[worker]])
+        needed_bytes = int(cost.needed_bytes[stage.start, stage.stop])
+        packed_bytes = cost.packed_bytes(stage.start, stage.stop)
+        spare_bytes = usable_bytes - int(asked.needed_bytes[stage.start, stage.stop])
+        rooms[worker] = Room(
+            usable_bytes,
+            needed_bytes - int(cost.held_bytes[stage.start, stage.stop]),
+            usable_bytes - needed_bytes,
+            holds_weights_twice=spare_bytes >= packed_bytes + _PROCESS_BYTES,
+        )
+    return rooms
+
+
+def limits_of(
+    spec: ServeJob,
+    placement: Placement,
+    holdings: Mapping[Worker, Holding],
+    window_tokens: int,
+    shares: Mapping[Worker, float],
+    *,
+    embeds: bool = False,
+) -> Limits:
+    """Return the scheduler's limits for this placement.
+
+    Args:
+        spec: specification of the deployment.
+        placement: placement of the model.
+        holdings: report of each machine about its shard.
+        window_tokens: longest sequence.
+        shares: share of the cache memory that may be used, for machines where all of it proved too much. An encoder
+            has no caches: there it is the share of the engine step size.
+        embeds: whether the model is an encoder.
+
+    Raises:
+        PlanInfeasible: not even the shortest sequence fits.
+    """
+    if embeds:
+        return _limits_of_texts(window_tokens, len(placement.workers), min(shares.values(), default=1.0))
+    fitting = {
+        worker: int(shares.get(worker, 1.0) * room.beside(holdings[worker].resident_bytes))
+        // max(1, holdings[worker].cache_token_bytes)
+        for worker, room in placement.rooms.items()
+    }
+    tightest = min(fitting, key=lambda worker: fitting[worker])
+    if fitting[tightest] < 2:
+        member = next(
+            stage.members[0] for stage in placement.plan.stages if stage.members[0].contributor_id == tightest
+        )
+        raise PlanInfeasible(
+            f"{member.name} has no room for the cache of a sequence beside its part of the model",
+            machine=member.name,
+            hint="lend more memory there, or let another machine join",
+        )
+    return Limits(
+        window_tokens=window_tokens,
+        kv_tokens=fitting[tightest],
+        max_sequences=spec.max_concurrent,
+        turn_tokens=_turn_tokens(spec, len(placement.workers)),
+        stages=len(placement.workers),
+        max_queued=_MOST_QUEUED,
+        answer_tokens=spec.new_tokens,
+    )
+
+
+def _turn_tokens(spec: ServeJob, stages: int) -> int:
+    """Return the most positions that one engine step computes.
+
+    It is at most a typical prompt (or `_LEAST_TURN_TOKENS`), since the memory estimate counts no more than that.
+    """
+    most = max(_CHUNK_TOKENS, _MOST_TURN_TOKENS // stages)
+    return min(max(spec.prompt_tokens, _LEAST_TURN_TOKENS), most)
+
+
+def _limits_of_texts(window_tokens: int, stages: int, share: float = 1.0) -> Limits:
+    turn_tokens = max(_LEAST_TURN_TOKENS, int(share * _text_turn_tokens(window_tokens)))
+    return Limits(
+        window_tokens=window_tokens,
+        kv_tokens=turn_tokens,
+        max_sequences=_MOST_QUEUED_TEXTS,
+        turn_tokens=turn_tokens,
+        stages=stages,
+        max_queued=_MOST_QUEUED_TEXTS,
+        embeds=True,
+    )
+
+
+def _text_turn_tokens(window_tokens: int) -> int:
+    """Return the positions that one engine step of an encoder computes: the longest text, or several shorter ones."""
+    return max(window_tokens, _MOST_TURN_TOKENS)
+
+
+def limits_before(spec: ServeJob, window_tokens: int, *, embeds: bool = False) -> Limits:
+    """Return the scheduler's limits before there are stages: sequences wait."""
+    if embeds:
+        return _limits_of_texts(window_tokens, 1)
+    return Limits(
+        window_tokens=window_tokens,
+        kv_tokens=window_tokens,
+        max_sequences=spec.max_concurrent,
+        turn_tokens=_LEAST_TURN_TOKENS,
+        stages=1,
+        max_queued=_MOST_QUEUED,
+        answer_tokens=spec.new_tokens,
+    )

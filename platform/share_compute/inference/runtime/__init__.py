@@ -1,0 +1,1 @@
+"""What a member of a deployment computes: stages, KV slots, packed weights, sampling."""

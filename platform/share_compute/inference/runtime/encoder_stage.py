@@ -1,0 +1,161 @@
+"""An embedding stage: one shard of an encoder, and on the last stage the pooling of hidden states into vectors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from share_compute.inference.runtime.packing import can_pack, pack
+from share_compute.inference.runtime.ragged import TextAttention, attend_raggedly, attending
+from share_compute.inference.runtime.stage import settle_positions
+from share_compute.inference.runtime.streamlining import call_directly
+from share_compute.inference.runtime.turn_stage import TurnStage
+from share_compute.inference.scheduler.engine_steps import Chunk, Pooled, Turn
+from share_compute.models.huggingface.conversion import PretrainedWeights
+from share_compute.models.huggingface.encoder import EncoderShard, encoder_sketch
+from share_compute.models.huggingface.encoder_types import Pooling
+from share_compute.models.storage.weights import WeightFolder
+from share_compute.shard import Shard
+
+
+class EncoderStage(TurnStage):
+    """One shard of an encoder.
+
+    The texts of an engine step are concatenated in one batch of one row, and each token attends to its own text alone.
+    Architectures that do not support a custom attention function compute their texts one by one.
+
+    Args:
+        config: Hugging Face configuration of the whole model, with ``model_type``.
+        shard: part of the model that this stage holds.
+        device: device of the shard.
+        dtype: type of weights and hidden states.
+        window_tokens: longest text; models that scale their positions for long texts scale them for this length.
+        pooling: rule that turns hidden states into vectors.
+
+    Raises:
+        UserError: the configuration does not describe an encoder.
+    """
+
+    draws = False
+
+    def __init__(
+        self,
+        config: Mapping[str, Any],
+        shard: Shard,
+        device: torch.device,
+        dtype: torch.dtype = torch.float32,
+        *,
+        window_tokens: int,
+        pooling: Pooling,
+    ) -> None:
+        self.shard = shard
+        self.device = device
+        self.dtype = dtype
+        self._config = dict(config)
+        self._pooling = pooling
+        # no_grad instead of inference mode, so that code outside inference mode can fill the tensors.
+        with torch.no_grad():
+            self.parts = EncoderShard(config, shard, device, dtype)
+            base = self.parts.base
+            self._is_ragged = bool(base._supports_attention_backend)  # noqa: SLF001 - as set_attn_implementation asks
+            if self._is_ragged:
+                attend_raggedly(base)
+            settle_positions(base, window_tokens, device)
+        self.hidden_size = int(base.config.hidden_size)
+
+    # -- weights -------------------------------------------------------------------------------------------------
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the tensors to fill before `seal`, by stored name."""
+        return self.parts.tensors()
+
+    @torch.inference_mode()
+    def take_over(self, other: TurnStage) -> dict[str, Tensor]:
+        """Take the weights that both have from a stage of the same model that is not used any more, sealed or not.
+
+        Returns:
+            The tensors to fill before `seal`, by stored name.
+        """
+        assert isinstance(other, EncoderStage)
+        return self.parts.take_over(other.parts)
+
+    def weights_of(self, folder: WeightFolder) -> PretrainedWeights:
+        """Return the model's tensors in a folder."""
+        return PretrainedWeights(folder, self._config, encoder_sketch(self._config))
+
+    @torch.inference_mode()
+    def seal(self, *, keeps_plain: bool = True) -> None:
+        """Make the filled shard fast; see `TurnStage.seal`."""
+        for module in self.parts.modules():
+            if can_pack(self.dtype, self.device):
+                pack(module, keeps_plain=keeps_plain)
+            call_directly(module)
+        self.is_sealed = True
+
+    # -- engine steps --------------------------------------------------------------------------------------------
+
+    @property
+    def bytes_per_token(self) -> int:
+        """0: an encoder keeps nothing between engine steps."""
+        return 0
+
+    @property
+    def held_tokens(self) -> int:
+        """0: an encoder keeps nothing between engine steps."""
+        return 0
+
+    def clear(self) -> None:
+        """Do nothing: an encoder keeps nothing between engine steps."""
+
+    @torch.inference_mode()
+    def compute(self, turn: Turn, inputs: Tensor) -> Tensor | tuple[Pooled, ...]:
+        """Execute an engine step.
+
+        Args:
+            turn: the engine step; each chunk is a whole text.
+            inputs: ids ``[tokens]`` on the first stage, on later ones the outputs of the stage before,
+                ``[tokens, hidden]``; on any device.
+
+        Returns:
+            Hidden states ``[tokens, hidden]``; on the last stage the vectors.
+        """
+        if not turn.chunks:
+            return () if self.shard.is_last else inputs.new_empty(0, self.hidden_size, dtype=self.dtype)
+        counts = [chunk.count for chunk in turn.chunks]
+        hidden = inputs.to(self.device)
+        if self.parts.embedding is not None:
+            # Text by text: some architectures derive positions from all ids of a text.
+            embed = self.parts.embedding
+            hidden = torch.cat([embed(input_ids=ids[None])[0] for ids in hidden.split_with_sizes(counts)])
+        hidden = self._run(hidden, counts)
+        return self._pooled(turn.chunks, hidden.split_with_sizes(counts)) if self.shard.is_last else hidden
+
+    def _run(self, hidden: Tensor, counts: list[int]) -> Tensor:
+        """Apply the layers to hidden states; take and return ``[tokens, hidden]``."""
+        base = self.parts.base
+        if not self._is_ragged:
+            texts = [
+                base(inputs_embeds=text[None], return_dict=True)[0][0]
+                for text in hidden.split_with_sizes(counts)
+            ]
+            return torch.cat(texts)
+        positions = torch.cat([torch.arange(count, device=self.device) for count in counts])
+        with attending(TextAttention(counts)):
+            outputs: Tensor = base(
+                inputs_embeds=hidden[None], position_ids=positions[None], return_dict=True
+            )[0][0]
+        return outputs
+
+    def _pooled(self, chunks: Sequence[Chunk], texts: Sequence[Tensor]) -> tuple[Pooled, ...]:
+        rows = [text[0].float() if self._pooling.mode == "cls" else text.float().mean(0) for text in texts]
+        vectors = torch.stack(rows)
+        if self._pooling.is_normalized:
+            vectors = normalize(vectors, dim=1)
+        return tuple(
+            Pooled(chunk.sequence, chunk.count, vector.astype("<f4").tobytes())
+            for chunk, vector in zip(chunks, vectors.cpu().numpy(), strict=True)
+        )

@@ -1,0 +1,154 @@
+"""Weight-only int8 quantization: each row of a linear layer as integers with one scale.
+
+Quantization is symmetric, scaled by a row's largest absolute value, as in torchao's weight-only int8. So a row is
+quantized from its own numbers alone, and a shard is never in memory as floats.
+
+Inputs are rounded to bfloat16 and multiplied with the integers. The products are exact, and sums are in float32. For
+few rows torch has a kernel that reads the integers directly; that reading takes most of a token's time. For many rows
+it is faster to convert the integers to floats, some rows of the matrix at a time. Both give the same result within the
+rounding of their sums.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Set
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear
+
+from share_compute.errors import UserError
+
+INTEGERS, SCALE = ".int8", ".int8_scale"
+"""Name suffixes of the two tensors of a layer, in place of ``.weight``."""
+_LARGEST = 127
+_FEW_ROWS = 16
+"""Most rows of inputs for which the kernel for few rows is faster."""
+_KERNEL_STEP = 16
+"""Inputs that the kernel reads at one time; it would read beyond the end of a row that is no multiple of it."""
+_BLOCK = 2**22
+"""Number of weights that are converted to floats at one time."""
+_LEAST_SHARE = 0.9
+"""Least share of linear layers in a model's matrices: below it int8 saves little, and plans would be wrong."""
+
+
+def scale_of(rows: Tensor, name: str = "a weight") -> Tensor:
+    """Return the scale of each row of weights, ``[out]``, float32.
+
+    Args:
+        rows: weights ``[out, in]``.
+        name: name of the weight, for errors.
+
+    Raises:
+        UserError: a number is not finite.
+    """
+    scale = rows.float().abs().amax(1) / _LARGEST
+    if not bool(scale.isfinite().all()):
+        raise UserError(f"{name} has a number that is not finite", hint="serve a checkpoint from before that")
+    scale[scale == 0] = 1
+    return scale
+
+
+def integers_of(rows: Tensor, scale: Tensor) -> Tensor:
+    """Return rows of weights quantized with ``scale``, int8 ``[out, in]``."""
+    return (rows.float() / scale[:, None]).round_().clamp_(-_LARGEST, _LARGEST).to(torch.int8)
+
+
+def is_quantized(name: str) -> bool:
+    """Return whether a stored name is that of quantized integers."""
+    return name.endswith(INTEGERS)
+
+
+def scale_name(name: str) -> str:
+    """Return the stored name of the scale of the integers called ``name``."""
+    return name.removesuffix(INTEGERS) + SCALE
+
+
+def weight_of(name: str) -> str:
+    """Return the stored name of the weight from which the tensor called ``name`` is made."""
+    return name.removesuffix(INTEGERS).removesuffix(SCALE) + ".weight"
+
+
+class Int8Linear(nn.Module):
+    """A linear layer whose weights are integers; on the meta device until it is given memory.
+
+    Args:
+        layer: the linear layer to replace.
+    """
+
+    def __init__(self, layer: nn.Linear) -> None:
+        super().__init__()
+        size = layer.out_features, layer.in_features
+        self.out_features, self.in_features = size
+        integers = torch.empty(size, dtype=torch.int8, device="meta")
+        self.int8 = nn.Parameter(integers, requires_grad=False)
+        self.int8_scale = nn.Parameter(torch.empty(size[0], device="meta"), requires_grad=False)
+        self.register_parameter("bias", layer.bias)
+        # The kernel would round scales to bfloat16, so it gets ones, and `forward` applies the scales in float32.
+        self._ones = torch.ones(size[0], dtype=torch.bfloat16)
+        self._few = 0 if self.in_features % _KERNEL_STEP else _FEW_ROWS
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Multiply ``[..., in]``; return ``[..., out]``."""
+        own = self._parameters  # faster than attribute lookups
+        integers, scale, bias = own["int8"], own["int8_scale"], own["bias"]
+        assert integers is not None
+        assert scale is not None
+        products = self._products(inputs.reshape(-1, self.in_features).bfloat16(), integers)
+        outputs = products.float().mul_(scale)
+        if bias is not None:
+            outputs += bias
+        return outputs.to(inputs.dtype).view(*inputs.shape[:-1], self.out_features)
+
+    __call__ = forward
+    """Skip the search for hooks: serving modules have none."""
+
+    def _products(self, rows: Tensor, integers: Tensor) -> Tensor:
+        """Return ``[rows, out]`` in bfloat16, not yet scaled."""
+        if rows.device.type != "cpu":
+            return linear(rows, integers.bfloat16())
+        if len(rows) <= self._few:
+            return torch._weight_int8pack_mm(rows, integers, self._ones)  # noqa: SLF001 - it has no other name
+        wide, step = rows.float(), max(1, _BLOCK // self.in_features)
+        blocks = [linear(wide, block.float()).bfloat16() for block in torch.split(integers, step)]
+        return blocks[0] if len(blocks) == 1 else torch.cat(blocks, 1)
+
+
+def quantize(model: nn.Module, shared: Set[str]) -> None:
+    """Replace each linear layer inside by an `Int8Linear`, except layers with shared weights.
+
+    Args:
+        model: sketch of a model, as `share_compute.models.huggingface.decoder.sketch` makes it.
+        shared: names of weights that other modules use, too.
+    """
+    for path, part in list(model.named_modules()):
+        for name, child in list(part.named_children()):
+            full = f"{path}.{name}".lstrip(".")
+            if type(child) is nn.Linear and f"{full}.weight" not in shared:
+                setattr(part, name, Int8Linear(child))
+
+
+def require_linear_layers(model: nn.Module, shared: Set[str]) -> None:
+    """Check that int8 saves the memory that plans count on.
+
+    Args:
+        model: sketch of the whole model.
+        shared: names of weights that other modules use, too.
+
+    Raises:
+        UserError: too many of its weights are not in linear layers.
+    """
+    saved = kept = 0
+    for path, part in model.named_modules():
+        for name, parameter in part.named_parameters(recurse=False):
+            if parameter.dim() < 2 or isinstance(part, nn.Embedding) or f"{path}.{name}" in shared:
+                continue
+            if type(part) is nn.Linear:
+                saved += parameter.numel()
+            else:
+                kept += parameter.numel()
+    if saved < _LEAST_SHARE * (saved + kept):
+        raise UserError(
+            "only the weights of linear layers become int8, and this architecture has others",
+            hint="choose dtype bfloat16",
+        )

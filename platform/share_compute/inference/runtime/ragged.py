@@ -1,0 +1,355 @@
+"""Ragged attention of an engine step: its chunks are concatenated in one batch of one row.
+
+Each chunk attends to its own sequence alone. Models of transformers pass queries, keys and values to a function that
+the configuration names. The function here (`attend`) stores keys and values in the KV slots and attends chunk by chunk.
+The other layers work on each token alone, so concatenation does not affect them. No architecture is known by name here:
+a model that needs more than this interface is refused.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from share_compute.errors import UserError
+from share_compute.inference.runtime.kv_slots import LayerCache, Slab
+
+RAGGED = "share_compute_ragged"
+"""Name under which `attend` is registered as an attention implementation."""
+_HARMLESS = frozenset({"position_ids", "cache_position", "position_embeddings"})
+"""Tensors that models pass through to attention, which does not use them."""
+_KINDS = frozenset({"full_attention", "sliding_attention"})
+"""Kinds of layers that the arguments of attention describe completely."""
+
+
+class Piece:
+    """A chunk for attention: positions [start, start + count) of a KV slot.
+
+    Args:
+        slab: KV slot of the sequence.
+        start: first position of the chunk.
+        count: number of tokens.
+    """
+
+    __slots__ = ("count", "slab", "start", "stop")
+
+    def __init__(self, slab: Slab, start: int, count: int) -> None:
+        assert start + count <= slab.capacity_tokens
+        self.slab = slab
+        self.start = start
+        self.count = count
+        self.stop = start + count
+
+    def first_seen(self, window: int | None) -> int:
+        """Return the first position that any of its tokens attends to."""
+        return 0 if window is None else max(0, self.start + 1 - window)
+
+    def is_triangle(self, window: int | None) -> bool:
+        """Return whether the mask is purely causal: the first token attends to itself alone, the next to two, ..."""
+        return self.start == 0 and (window is None or self.count <= window)
+
+
+class Attention:
+    """Attention state of one engine step, shared by all layers of a shard.
+
+    Each layer calls `attend` once, in the order of the layers.
+
+    Args:
+        pieces: chunks in the order of their tokens.
+    """
+
+    def __init__(self, pieces: Sequence[Piece]) -> None:
+        self._pieces = pieces
+        self._counts = [piece.count for piece in pieces]
+        self._decodes = all(count == 1 for count in self._counts)
+        written = [piece.slab.between(piece.start, piece.stop) for piece in pieces]
+        self._written = list(zip(*written, strict=True))
+        self._seen: dict[int | None, list[tuple[Tensor, ...]]] = {}
+        self._masks: dict[tuple[int, int | None], Tensor] = {}
+        self._layer = -1
+
+    def attend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        scaling: float | None,
+        window: int | None,
+        softcap: float | None,
+        sinks: Tensor | None,
+    ) -> Tensor:
+        """Attend in the next layer.
+
+        Args:
+            query: ``[1, heads, tokens, key_size]``.
+            key: ``[1, kv_heads, tokens, key_size]``.
+            value: ``[1, kv_heads, tokens, value_size]``.
+            scaling: factor of the products; None is the usual one, ``key_size ** -0.5``.
+            window: positions that each token attends to, itself included; None is all before it.
+            softcap: bound of the products, by tanh.
+            sinks: one product per head that takes part in the softmax and adds no value, ``[heads]``.
+
+        Returns:
+            Attention outputs ``[1, tokens, heads, value_size]``.
+        """
+        self._layer += 1
+        place = 2 * self._layer
+        if len(self._counts) == 1:
+            self._written[place][0].copy_(key)
+            self._written[place + 1][0].copy_(value)
+        else:
+            torch._foreach_copy_(
+                self._written[place] + self._written[place + 1],
+                key.split_with_sizes(self._counts, 2) + value.split_with_sizes(self._counts, 2),
+            )
+        if window not in self._seen:
+            views = [piece.slab.between(piece.first_seen(window), piece.stop) for piece in self._pieces]
+            self._seen[window] = list(zip(*views, strict=True))
+        keys, values = self._seen[window][place], self._seen[window][place + 1]
+        if softcap is not None or sinks is not None:
+            found = [
+                _by_hand(
+                    asking,
+                    keys[index],
+                    values[index],
+                    self._mask(index, window, query),
+                    scaling,
+                    softcap,
+                    sinks,
+                )
+                for index, asking in enumerate(query.split_with_sizes(self._counts, 2))
+            ]
+            return torch.cat(found, 1)
+        groups = key.shape[1]
+        if self._decodes:
+            # The heads of a group share their keys, so they are computed like several tokens with the same context.
+            tokens = query.transpose(1, 2)
+            askings = tokens.reshape(tokens.shape[1], 1, groups, -1, tokens.shape[3]).unbind(0)
+            found = [
+                scaled_dot_product_attention(*each, scale=scaling)
+                for each in zip(askings, keys, values, strict=True)
+            ]
+            outputs = found[0] if len(found) == 1 else torch.cat(found)
+            return outputs.reshape(1, *tokens.shape[1:3], -1)
+        found = []
+        for index, asking in enumerate(query.split_with_sizes(self._counts, 2)):
+            triangle = self._pieces[index].is_triangle(window)
+            outputs = scaled_dot_product_attention(
+                asking,
+                keys[index],
+                values[index],
+                attn_mask=None if triangle else self._mask(index, window, query),
+                is_causal=triangle,
+                scale=scaling,
+                enable_gqa=query.shape[1] != groups,
+            )
+            found.append(outputs.transpose(1, 2))
+        return found[0] if len(found) == 1 else torch.cat(found, 1)
+
+    def _mask(self, index: int, window: int | None, like: Tensor) -> Tensor | None:
+        """Return the additive mask ``[count, seen]``, shared by layers of a kind; None for a single token."""
+        piece = self._pieces[index]
+        if piece.count == 1:
+            return None
+        within = None if window is None or piece.stop <= window else window
+        key = (index, within)
+        if key not in self._masks:
+            rows = torch.arange(piece.start, piece.stop, device=like.device)[:, None]
+            columns = torch.arange(piece.first_seen(within), piece.stop, device=like.device)
+            hidden = columns > rows
+            if within is not None:
+                hidden |= columns <= rows - within
+            mask = torch.zeros(hidden.shape, dtype=like.dtype, device=like.device)
+            self._masks[key] = mask.masked_fill_(hidden, -torch.inf)
+        return self._masks[key]
+
+
+class TextAttention(Attention):
+    """Attention of an encoder's engine step: each token attends to its whole text, and nothing is kept.
+
+    Args:
+        counts: number of tokens of each text, in the order of the texts.
+    """
+
+    def __init__(self, counts: Sequence[int]) -> None:
+        super().__init__(())
+        self._counts = list(counts)
+
+    def attend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        scaling: float | None,
+        window: int | None,
+        softcap: float | None,
+        sinks: Tensor | None,
+    ) -> Tensor:
+        """Attend in the next layer, as `Attention.attend`; a window reaches as far forward as back."""
+        if softcap is not None or sinks is not None:
+            raise cannot_serve("encoder", "bends its attention, or gives it sinks")
+        grouped = query.shape[1] != key.shape[1]
+        parts = (tensor.split_with_sizes(self._counts, 2) for tensor in (query, key, value))
+        found = [
+            scaled_dot_product_attention(
+                queries,
+                keys,
+                values,
+                attn_mask=_near(queries, window),
+                scale=scaling,
+                enable_gqa=grouped,
+            ).transpose(1, 2)
+            for queries, keys, values in zip(*parts, strict=True)
+        ]
+        return torch.cat(found, 1)
+
+
+def _near(query: Tensor, window: int | None) -> Tensor | None:
+    """Return the mask of tokens that each one attends to, ``[count, count]``; None if it attends to all."""
+    count = query.shape[2]
+    if window is None or count <= window:
+        return None
+    places = torch.arange(count, device=query.device)
+    return (places[:, None] - places).abs() < window
+
+
+def _by_hand(
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    mask: Tensor | None,
+    scaling: float | None,
+    softcap: float | None,
+    sinks: Tensor | None,
+) -> Tensor:
+    """Attend with softcap or sinks, which no kernel supports; shapes as in `Attention.attend`, for one piece."""
+    _, heads, count, size = query.shape
+    groups = keys.shape[1]
+    shape = (1, groups, heads // groups, count, size)
+    products = query.reshape(shape) @ keys[:, :, None].mT
+    products = products * (size**-0.5 if scaling is None else scaling)
+    if softcap is not None:
+        products = torch.tanh(products / softcap) * softcap
+    if mask is not None:
+        products = products + mask
+    if sinks is not None:
+        ends = sinks.view(1, groups, -1, 1, 1).expand(*products.shape[:-1], 1)
+        products = torch.cat([products, ends.to(products.dtype)], -1)
+    weights = torch.softmax(products, -1, dtype=torch.float32).to(query.dtype)
+    if sinks is not None:
+        weights = weights[..., :-1]
+    outputs = weights @ values[:, :, None]
+    return outputs.reshape(1, heads, count, -1).transpose(1, 2)
+
+
+class Probe(Attention):
+    """Record the cache shape of each layer, and refuse models that these KV slots or this attention cannot serve.
+
+    Args:
+        model_type: name of the architecture, for messages.
+        kinds: kinds of the shard's layers; None if the configuration has none.
+    """
+
+    def __init__(self, model_type: str, kinds: Sequence[str] | None) -> None:
+        super().__init__(())
+        self._model_type = model_type
+        self._kinds = kinds
+        self.layers: list[LayerCache] = []
+
+    def check(self, module: nn.Module, window: int | None, options: dict[str, Any]) -> None:
+        """Raise UserError if the next layer's attention has rules beyond its arguments."""
+        odd = sorted(
+            name for name, given in options.items() if isinstance(given, Tensor) and name not in _HARMLESS
+        )
+        if odd:
+            self._refuse(f"gives its attention {', '.join(odd)}")
+        if options.get("is_causal") is False or getattr(module, "is_causal", True) is False:
+            self._refuse("sees tokens that come later")
+        if self._kinds is None or len(self.layers) >= len(self._kinds):
+            return
+        kind = self._kinds[len(self.layers)]
+        if kind not in _KINDS or (kind == "sliding_attention") != (window is not None):
+            self._refuse(f"has layers of kind {kind}")
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, *_: Any) -> Tensor:
+        """Record a layer; return zeros of the right shape."""
+        self.layers.append(LayerCache(key.shape[1], key.shape[3], value.shape[3]))
+        return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3])
+
+    def finish(self, num_layers: int) -> list[LayerCache]:
+        """Return the cache shape of each layer.
+
+        Raises:
+            UserError: not every layer called `attend` exactly once.
+        """
+        if len(self.layers) != num_layers:
+            self._refuse("keeps other things of past tokens than keys and values of each layer")
+        return self.layers
+
+    def _refuse(self, reason: str) -> None:
+        raise cannot_serve(self._model_type, reason)
+
+
+def cannot_serve(model_type: str, reason: str) -> UserError:
+    """Return the error for an architecture that cannot be served for ``reason``."""
+    return UserError(
+        f"architecture {model_type!r} cannot be served here: it {reason}",
+        hint="choose an architecture with plain attention in each layer, such as llama, qwen3, gemma3 or mistral",
+    )
+
+
+class _Now(threading.local):
+    """Attention state of the engine step that this thread computes."""
+
+    attention: Attention | None = None
+
+
+_NOW = _Now()
+
+
+@contextmanager
+def attending(attention: Attention) -> Iterator[None]:
+    """Make models in this thread use ``attention``."""
+    _NOW.attention = attention
+    try:
+        yield
+    finally:
+        _NOW.attention = None
+
+
+def attend(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    **options: Any,
+) -> tuple[Tensor, None]:
+    """Attend, with the signature that transformers expects of an attention function; see `Attention.attend`."""
+    attention = _NOW.attention
+    assert attention is not None, "only a ServingStage computes by this attention"
+    if attention_mask is not None:
+        raise cannot_serve(type(module).__name__, "makes a mask of its own")
+    window, softcap, sinks = (options.pop(name, None) for name in ("sliding_window", "softcap", "s_aux"))
+    if isinstance(attention, Probe):
+        attention.check(module, window, options)
+    return attention.attend(query, key, value, scaling, window, softcap, sinks), None
+
+
+ALL_ATTENTION_FUNCTIONS.register(RAGGED, attend)
+
+
+def attend_raggedly(model: nn.Module) -> None:
+    """Make a model use `attend`, as ``set_attn_implementation`` does after its checks."""
+    for module in model.modules():
+        config = getattr(module, "config", None)
+        if config is not None:
+            config._attn_implementation = RAGGED  # noqa: SLF001

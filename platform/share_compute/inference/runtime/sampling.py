@@ -1,0 +1,234 @@
+"""Sampling: draw tokens from a model's logits by a request's options.
+
+The random numbers of a draw depend only on the request's seed and the token's position: one exponential number per
+token id of the vocabulary. The token with the largest probability divided by its own exponential number is drawn, which
+is a draw from the distribution. Another machine or batch may round logits a little differently; the same token is drawn
+unless two tokens are equal within that difference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import RepetitionPenaltyLogitsProcessor
+
+from share_compute.errors import UserError
+from share_compute.inference.runtime.constraints import Grammar, Grammars
+from share_compute.inference.scheduler.engine_steps import Chunk, Opening, Sampled
+from share_compute.inference.scheduler.options import SamplingOptions
+
+_LIKELIEST = 1024
+"""Number of most probable tokens that ``top_p`` tries first: sorting a whole vocabulary takes long."""
+
+
+class _Sequence:
+    """Sampling state of one sequence.
+
+    Args:
+        opening: opening of the sequence.
+        grammar: grammar that its text follows; None for any text.
+        vocabulary_size: number of logits of the model.
+        device: device of the logits.
+    """
+
+    def __init__(
+        self, opening: Opening, grammar: Grammar | None, vocabulary_size: int, device: torch.device
+    ) -> None:
+        options = opening.options
+        self.options = options
+        self.prompt_tokens = opening.prompt_tokens
+        self.grammar = grammar
+        self.end: int | None = None
+        """The token that ended the sequence; None while it goes on."""
+        self.is_greedy = options.temperature == 0
+        self._stops = torch.tensor(options.stop_token_ids, dtype=torch.int64, device=device)
+        self._seen: Tensor | None = None
+        self._num_seen = len(opening.history)
+        self._counts: Tensor | None = None
+        if options.repetition_penalty != 1:
+            self._repetition = RepetitionPenaltyLogitsProcessor(options.repetition_penalty)
+            self._seen = torch.tensor([opening.history], dtype=torch.int64, device=device)
+        generated = opening.history[opening.prompt_tokens :]
+        if options.frequency_penalty or options.presence_penalty:
+            made = torch.tensor(generated, dtype=torch.int64, device=device)
+            self._counts = torch.bincount(made, minlength=vocabulary_size).float()
+        if grammar is not None:
+            grammar.accept(generated)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the token is the one with the largest logit, without adjustments."""
+        options = self.options
+        return (
+            self.is_greedy
+            and self._seen is None
+            and self._counts is None
+            and self.grammar is None
+            and not options.min_tokens
+        )
+
+    def adjust(self, logits: Tensor, position: int) -> Tensor:
+        """Return logits ``[vocabulary]`` of the token at ``position`` after penalties; forbidden tokens are -inf."""
+        options, scores = self.options, logits
+        if self._seen is not None:
+            seen: torch.LongTensor = self._seen[:, : self._num_seen]  # type: ignore[assignment]
+            scores = self._repetition(seen, scores[None].clone())[0]
+        if self._counts is not None:
+            scores = scores - options.frequency_penalty * self._counts
+            scores = scores - options.presence_penalty * (self._counts > 0)
+        if self.grammar is not None:
+            allowed = torch.from_numpy(self.grammar.allowed()).to(scores.device)
+            scores = scores.masked_fill(~allowed, -torch.inf)
+        elif position - self.prompt_tokens < options.min_tokens:
+            scores = scores.index_fill(0, self._stops, -torch.inf)
+        return scores
+
+    def note(self, token: int) -> None:
+        """Record a token that was drawn."""
+        if self._seen is not None:
+            if self._num_seen == self._seen.shape[1]:
+                self._seen = torch.nn.functional.pad(self._seen, (0, self._num_seen))
+            self._seen[0, self._num_seen] = token
+            self._num_seen += 1
+        if self._counts is not None:
+            self._counts[token] += 1
+        if self.grammar is not None:
+            self.grammar.accept((token,))
+        if token in self.options.stop_token_ids or (self.grammar is not None and self.grammar.is_complete):
+            self.end = token
+
+
+class Sampler:
+    """Draw the tokens of all sequences of a deployment, on its last stage.
+
+    Args:
+        vocabulary_size: number of logits of the model.
+        device: device of the logits.
+        tokenizer: folder of the tokenizer, for constrained text; None if there is none.
+    """
+
+    def __init__(self, vocabulary_size: int, device: torch.device, tokenizer: Path | None = None) -> None:
+        self._vocabulary_size = vocabulary_size
+        self._device = device
+        self._grammars = None if tokenizer is None else Grammars(tokenizer, vocabulary_size)
+        self._sequences: dict[int, _Sequence] = {}
+
+    def open(self, opening: Opening) -> None:
+        """Start or continue a sequence.
+
+        Raises:
+            UserError: its schema cannot be followed, which callers should have checked, or not with this tokenizer;
+                ``details`` names the sequence.
+        """
+        schema = opening.options.json_schema
+        try:
+            grammar = None if schema is None else self._grammar(schema)
+        except UserError as refusal:
+            refusal.details = {**refusal.details, "sequence": opening.sequence}
+            raise
+        self._sequences[opening.sequence] = _Sequence(opening, grammar, self._vocabulary_size, self._device)
+
+    def _grammar(self, schema: str) -> Grammar:
+        if self._grammars is None:
+            raise UserError(
+                "constrained text needs the model's tokenizer",
+                hint="serve a folder that holds a tokenizer",
+            )
+        return self._grammars.start(schema)
+
+    def warm_up(self) -> None:
+        """Prepare the vocabulary for constrained text, if its tokenizer can be used for that."""
+        if self._grammars is not None:
+            with suppress(UserError):  # the first request for constrained text reports it
+                self._grammars.warm_up()
+
+    def close(self, sequence: int) -> None:
+        """Forget a sequence."""
+        del self._sequences[sequence]
+
+    def clear(self) -> None:
+        """Forget all sequences."""
+        self._sequences.clear()
+
+    def sample(self, logits: Tensor, chunks: Sequence[Chunk]) -> tuple[Sampled, ...]:
+        """Draw a token after each chunk.
+
+        Args:
+            logits: logits after the last token of each chunk, ``[chunks, vocabulary]``.
+            chunks: chunks that sample.
+        """
+        if not chunks:
+            return ()
+        logits = logits.float()
+        drawn = logits.argmax(-1)
+        for row, chunk in enumerate(chunks):
+            sequence = self._sequences[chunk.sequence]
+            if not sequence.is_plain and sequence.end is None:
+                position = chunk.start + chunk.count
+                scores = sequence.adjust(logits[row], position)
+                drawn[row] = (
+                    scores.argmax() if sequence.is_greedy else draw(scores, sequence.options, position)
+                )
+        return tuple(
+            self._sampled(chunk, token, logits[row])
+            for row, (chunk, token) in enumerate(zip(chunks, drawn.tolist(), strict=True))
+        )
+
+    def _sampled(self, chunk: Chunk, token: int, logits: Tensor) -> Sampled:
+        sequence, position = self._sequences[chunk.sequence], chunk.start + chunk.count
+        if sequence.end is not None:  # computed ahead, and dropped
+            return Sampled(chunk.sequence, position, sequence.end, finish="stop")
+        sequence.note(token)
+        logprob: float | None = None
+        top: tuple[tuple[int, float], ...] = ()
+        if sequence.options.logprobs is not None:
+            logprob, top = _logprobs(logits, token, sequence.options.logprobs)
+        finish = None if sequence.end is None else "stop"
+        return Sampled(chunk.sequence, position, token, logprob, top, finish)
+
+
+def draw(scores: Tensor, options: SamplingOptions, position: int) -> Tensor:
+    """Return the token drawn for a position, as a tensor without dimensions.
+
+    Args:
+        scores: logits ``[vocabulary]``.
+        options: sampling options with a temperature above 0.
+        position: position of the token in the sequence.
+    """
+    # Subtract the maximum before dividing, so that the smallest temperature gives no infinity.
+    weights = ((scores - scores.max()) / options.temperature).exp()
+    weights = weights.masked_fill(weights < _least(weights, options), 0.0)
+    source = np.random.Generator(np.random.Philox(key=options.seed % 2**64, counter=position << 64))
+    lots = torch.from_numpy(source.standard_exponential(len(weights)))
+    return (weights / lots.to(weights.device)).argmax()
+
+
+def _least(weights: Tensor, options: SamplingOptions) -> Tensor:
+    """Return the smallest weight that may be drawn; ``weights`` is ``[vocabulary]`` with a maximum of 1."""
+    least = weights.new_tensor(options.min_p)
+    best, total = weights, weights.sum()
+    if options.top_k:
+        best = weights.topk(min(options.top_k, len(weights))).values
+        total = best.sum()
+        least = torch.maximum(least, best[-1])
+    if options.top_p < 1:
+        if not options.top_k:
+            best = weights.topk(min(_LIKELIEST, len(weights))).values
+            if best.sum() < options.top_p * total:
+                best = weights.sort(descending=True).values
+        # Keep each token whose predecessors together have less than top_p: the tokens kept then have top_p.
+        before = best.cumsum(0) - best
+        least = torch.maximum(least, best[(before < options.top_p * total).sum() - 1])
+    return least
+
+
+def _logprobs(logits: Tensor, token: int, count: int) -> tuple[float, tuple[tuple[int, float], ...]]:
+    """Return the log-probability of a token and the ``count`` largest, from the unadjusted logits."""
+    every = logits.log_softmax(-1)
+    values, ids = every.topk(min(count, len(every)))
+    return float(every[token]), tuple(zip(ids.tolist(), values.tolist(), strict=True))

@@ -1,0 +1,272 @@
+"""A serving stage: one shard of a causal language model, its KV slots, and on the last stage the sampler."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from share_compute.errors import ShareComputeError
+from share_compute.inference.runtime.kv_slots import Slabs
+from share_compute.inference.runtime.packing import can_pack, pack
+from share_compute.inference.runtime.quantization import quantize
+from share_compute.inference.runtime.ragged import (
+    Attention,
+    Piece,
+    Probe,
+    attend_raggedly,
+    attending,
+    cannot_serve,
+)
+from share_compute.inference.runtime.sampling import Sampler
+from share_compute.inference.runtime.streamlining import call_directly, fuse_norms
+from share_compute.inference.runtime.turn_stage import TurnStage
+from share_compute.inference.scheduler.engine_steps import Chunk, Opening, Sampled, Turn
+from share_compute.models.blueprint import Blueprint
+from share_compute.models.huggingface.conversion import PretrainedWeights
+from share_compute.models.huggingface.decoder import HuggingFaceStage
+from share_compute.models.storage.weights import WeightFolder
+from share_compute.shard import Shard
+
+
+class ServingStage(TurnStage):
+    """One shard of a causal language model.
+
+    Args:
+        config: Hugging Face configuration of the whole model, with ``model_type``.
+        shard: part of the model that this stage holds.
+        device: device of the shard.
+        dtype: type of weights, hidden states, keys and values.
+        quantizes: whether the weights of linear layers are int8, whatever ``dtype`` is.
+        window_tokens: most positions of a sequence; None takes the number of the configuration. Models that scale
+            their positions for long texts scale them for this length from the start.
+        tokenizer: folder of the tokenizer, for constrained text; read when it is first needed.
+
+    Raises:
+        UserError: the architecture cannot be split into stages, or cannot be served.
+    """
+
+    draws = True
+
+    def __init__(
+        self,
+        config: Mapping[str, Any],
+        shard: Shard,
+        device: torch.device,
+        dtype: torch.dtype = torch.float32,
+        *,
+        quantizes: bool = False,
+        window_tokens: int | None = None,
+        tokenizer: Path | None = None,
+    ) -> None:
+        self.shard = shard
+        self.device = device
+        self.dtype = dtype
+        self._config = dict(config)
+        # no_grad instead of inference mode, so that code outside inference mode can fill the tensors.
+        with torch.no_grad():
+            blueprint = Blueprint(config=self._config)
+            change = quantize if quantizes else None
+            self._stage = HuggingFaceStage(blueprint, shard, device, serves_in=dtype, change=change)
+            self._model: Any = self._stage.module
+            whole: Any = self._stage.module.config
+            self._text = whole.get_text_config()
+            self.hidden_size = int(self._text.hidden_size)
+            self._require_plain()
+            attend_raggedly(self._model)
+            settle_positions(self._model, window_tokens or self._text.max_position_embeddings, device)
+            self._slabs = Slabs(self._probe(), dtype, device)
+        self._sampler = Sampler(int(self._text.vocab_size), device, tokenizer) if shard.is_last else None
+
+    def _require_plain(self) -> None:
+        model_type = self._text.model_type
+        if getattr(self._model.config, "is_encoder_decoder", False):
+            raise cannot_serve(model_type, "has an encoder")
+        if getattr(self._model, "_is_stateful", False):
+            raise cannot_serve(model_type, "keeps a state beside keys and values")
+        known = inspect.signature(self._model.base_model.forward).parameters
+        if "position_ids" not in known:
+            raise cannot_serve(model_type, "takes no positions")
+
+    def _probe(self) -> Any:
+        kinds = getattr(self._text, "layer_types", None)
+        probe = Probe(
+            self._text.model_type, None if kinds is None else kinds[self.shard.start : self.shard.stop]
+        )
+        if self.shard.is_first:
+            inputs = torch.zeros(2, dtype=torch.int64, device=self.device)
+        else:
+            inputs = torch.zeros(2, self._text.hidden_size, dtype=self.dtype, device=self.device)
+        try:
+            self._run(probe, inputs, torch.arange(2, device=self.device), [1])
+        except (TypeError, KeyError, IndexError, AttributeError) as failure:
+            if isinstance(failure, ShareComputeError):
+                raise
+            reason = f"needs more than attention is given here ({type(failure).__name__}: {failure})"
+            raise cannot_serve(self._text.model_type, reason) from failure
+        return probe.finish(len(self.shard))
+
+    # -- weights -------------------------------------------------------------------------------------------------
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the tensors to fill before `seal`, by stored name."""
+        return self._stage.persistent()
+
+    @torch.inference_mode()
+    def take_over(self, other: TurnStage) -> dict[str, Tensor]:
+        """Take the weights that both have from a stage of the same model that is not used any more, sealed or not.
+
+        Returns:
+            The tensors to fill before `seal`, by stored name.
+        """
+        assert isinstance(other, ServingStage)
+        return self._stage.take_over(other._stage)  # noqa: SLF001 - it is one of ours
+
+    def weights_of(self, folder: WeightFolder) -> PretrainedWeights:
+        """Return the model's tensors in a folder."""
+        return PretrainedWeights(folder, self._config)
+
+    @torch.inference_mode()
+    def seal(self, *, keeps_plain: bool = True) -> None:
+        """Make the filled shard fast; see `TurnStage.seal`."""
+        fuse_norms(self._model)
+        if can_pack(self.dtype, self.device):
+            pack(self._model, keeps_plain=keeps_plain)
+        call_directly(self._model)
+        self.is_sealed = True
+
+    def warm_up(self) -> None:
+        """Prepare the vocabulary for constrained text; for a large one this blocks the stage for seconds."""
+        if self._sampler is not None:
+            self._sampler.warm_up()
+
+    # -- engine steps --------------------------------------------------------------------------------------------
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Memory of one position of a KV slot in bytes: keys and values of the shard's layers."""
+        return self._slabs.bytes_per_token
+
+    @property
+    def held_tokens(self) -> int:
+        """Capacity of all open KV slots, in positions."""
+        return self._slabs.held_tokens
+
+    @torch.inference_mode()
+    def open(self, opening: Opening) -> None:
+        """Open a KV slot, and on the last stage the sampling state of the sequence."""
+        self._slabs.open(opening.sequence, opening.capacity_tokens, opening.copy_from, opening.copy_tokens)
+        if self._sampler is not None:
+            self._sampler.open(opening)
+
+    def close(self, sequence: int) -> None:
+        """Free a KV slot, and on the last stage the sampling state of the sequence."""
+        self._slabs.close(sequence)
+        if self._sampler is not None:
+            self._sampler.close(sequence)
+
+    def clear(self) -> None:
+        """Free all KV slots and sampling states: a new epoch begins."""
+        self._slabs.clear()
+        if self._sampler is not None:
+            self._sampler.clear()
+
+    @torch.inference_mode()
+    def compute(self, turn: Turn, inputs: Tensor) -> Tensor | tuple[Sampled, ...]:
+        """Execute an engine step.
+
+        Args:
+            turn: the engine step.
+            inputs: ids ``[tokens]`` on the first stage (see `input_ids`), on later ones the outputs of the stage
+                before, ``[tokens, hidden]``; on any device.
+
+        Returns:
+            Hidden states ``[tokens, hidden]``; on the last stage the sampled tokens.
+        """
+        for sequence in turn.closes:
+            self.close(sequence)
+        for growth in turn.grows:
+            self._slabs.grow(growth.sequence, growth.capacity_tokens)
+        for opening in turn.opens:
+            self.open(opening)
+        if not turn.chunks:
+            return () if self.shard.is_last else inputs.new_empty(0, self._text.hidden_size, dtype=self.dtype)
+        attention = Attention(
+            [Piece(self._slabs[chunk.sequence], chunk.start, chunk.count) for chunk in turn.chunks]
+        )
+        sampling, rows = _sampled_rows(turn)
+        outputs = self._run(attention, inputs.to(self.device), _positions(turn, self.device), rows)
+        if self._sampler is None:
+            return outputs
+        return self._sampler.sample(outputs, sampling)
+
+    def _run(self, attention: Attention, inputs: Tensor, positions: Tensor, rows: list[int]) -> Tensor:
+        """Return hidden states ``[tokens, hidden]``, or on the last stage the logits of ``rows``."""
+        options: dict[str, Any] = {"position_ids": positions[None]}
+        if not self.shard.is_last:
+            with attending(attention):
+                return self._stage.run(inputs[None], **options)[0]
+        if self._picks_rows:
+            options["logits_to_keep"] = torch.tensor(rows, dtype=torch.int64, device=self.device)
+        with attending(attention):
+            logits = self._stage.run(inputs[None], **options)[0]
+        return logits if self._picks_rows else logits[rows]
+
+    @cached_property
+    def _picks_rows(self) -> bool:
+        return "logits_to_keep" in inspect.signature(self._model.forward).parameters
+
+
+def input_ids(turn: Turn, fed_back: Mapping[int, int]) -> Tensor:
+    """Return the inputs of the first stage, ids ``[tokens]``.
+
+    Args:
+        turn: engine step to compute.
+        fed_back: last sampled token of each sequence whose chunk has no tokens of its own.
+    """
+    ids: list[int] = []
+    for chunk in turn.chunks:
+        ids.extend(chunk.tokens if chunk.tokens is not None else (fed_back[chunk.sequence],))
+    return torch.tensor(ids, dtype=torch.int64)
+
+
+def _positions(turn: Turn, device: torch.device) -> Tensor:
+    if turn.num_tokens == len(turn.chunks):
+        return torch.tensor([chunk.start for chunk in turn.chunks], device=device)
+    runs = [torch.arange(chunk.start, chunk.start + chunk.count) for chunk in turn.chunks]
+    return torch.cat(runs).to(device)
+
+
+def _sampled_rows(turn: Turn) -> tuple[list[Chunk], list[int]]:
+    """Return the chunks that sample, and the row of each one's last token."""
+    chunks, rows, stop = [], [], 0
+    for chunk in turn.chunks:
+        stop += chunk.count
+        if chunk.samples:
+            chunks.append(chunk)
+            rows.append(stop - 1)
+    return chunks, rows
+
+
+def settle_positions(model: nn.Module, window_tokens: int, device: torch.device) -> None:
+    """Fix the rotary frequencies of a model for ``window_tokens``.
+
+    Some models (dynamic NTK, longrope) derive them from the longest text of a batch. Here texts share batches by
+    chance, so results would depend on other requests.
+    """
+    last = torch.tensor([[window_tokens - 1]], device=device)
+    for module in model.modules():
+        kinds = getattr(module, "rope_type", None)
+        if isinstance(kinds, str) and ("dynamic" in kinds or kinds == "longrope"):
+            module(torch.empty(1, device=device), last)
+            module.rope_type = "default"  # type: ignore[assignment]
+        elif isinstance(kinds, dict):
+            for name, kind in kinds.items():
+                if "dynamic" in kind or kind == "longrope":
+                    module(torch.empty(1, device=device), last, name)
+            module.rope_type = dict.fromkeys(kinds, "default")  # type: ignore[assignment]

@@ -1,0 +1,128 @@
+"""Interface of a stage that executes engine steps: one shard of a model of any kind."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from share_compute.errors import UserError
+from share_compute.inference.runtime.quantization import (
+    integers_of,
+    is_quantized,
+    scale_name,
+    scale_of,
+    weight_of,
+)
+from share_compute.inference.scheduler.engine_steps import Outcome, Turn
+from share_compute.models.huggingface.conversion import PretrainedWeights
+from share_compute.models.storage.weights import CHUNK_BYTES, WeightFolder, row_ranges, rows_of
+from share_compute.shard import Shard
+
+
+class TurnStage(ABC):
+    """One shard, ready to compute engine steps once its weights are filled, and fast once it is sealed."""
+
+    shard: Shard
+    device: torch.device
+    dtype: torch.dtype
+    """Type of weights and hidden states."""
+    hidden_size: int
+    """Size of the hidden state of one token."""
+    draws: bool
+    """Whether its model samples tokens, which the last stage feeds back to the first."""
+    is_sealed: bool = False
+    """Whether `seal` was called."""
+
+    # -- weights -------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the tensors to fill before `seal`, by stored name."""
+
+    @abstractmethod
+    def take_over(self, other: TurnStage) -> dict[str, Tensor]:
+        """Take the weights that both have from a stage of the same model that is not used any more, sealed or not.
+
+        Returns:
+            The tensors to fill before `seal`, by stored name.
+        """
+
+    @abstractmethod
+    def seal(self, *, keeps_plain: bool = True) -> None:
+        """Optimize the filled shard; nothing can be filled afterwards. A second call can make it smaller.
+
+        Args:
+            keeps_plain: whether weights that are packed for products of several rows are kept plain too, for products
+                of one row, which takes twice the memory.
+        """
+
+    def warm_up(self) -> None:
+        """Do slow preparations in advance, so that the first request that needs them does not delay all others."""
+
+    @abstractmethod
+    def weights_of(self, folder: WeightFolder) -> PretrainedWeights:
+        """Return the model's tensors in a folder.
+
+        Raises:
+            UserError: the tensors do not belong to the configuration.
+        """
+
+    @torch.no_grad()
+    def load(self, folder: Path) -> None:
+        """Fill the shard from a local Hugging Face folder, reading only its own tensors, and `seal` it.
+
+        Raises:
+            UserError: the weights are not there, are damaged, or do not belong to the configuration.
+        """
+        weights = self.weights_of(WeightFolder(folder))
+        tensors = self.tensors()
+        scales = {name: tensors.pop(scale_name(name)) for name in list(tensors) if is_quantized(name)}
+        for name, tensor in tensors.items():
+            stored = weight_of(name) if name in scales else name
+            for start, stop in row_ranges(tensor.shape, 4, 32 * CHUNK_BYTES):
+                given = weights.read(stored, start, stop)
+                rows = rows_of(tensor, start, stop)
+                if given.shape != rows.shape:
+                    raise UserError(
+                        f"{stored} in {folder} has the shape {list(given.shape)} where the configuration wants "
+                        f"{list(rows.shape)}",
+                        hint="check that config.json and the weights belong together",
+                    )
+                if name in scales:
+                    scale = scale_of(given, stored)
+                    rows_of(scales[name], start, stop).copy_(scale)
+                    given = integers_of(given, scale)
+                rows.copy_(given)
+        self.seal()
+
+    # -- engine steps --------------------------------------------------------------------------------------------
+
+    @property
+    @abstractmethod
+    def bytes_per_token(self) -> int:
+        """Memory of each position that is kept between engine steps, in bytes."""
+
+    @property
+    @abstractmethod
+    def held_tokens(self) -> int:
+        """Number of positions that are kept now."""
+
+    @abstractmethod
+    def clear(self) -> None:
+        """Forget all sequences: a new epoch begins."""
+
+    @abstractmethod
+    def compute(self, turn: Turn, inputs: Tensor) -> Tensor | tuple[Outcome, ...]:
+        """Execute an engine step.
+
+        Args:
+            turn: the engine step.
+            inputs: ids ``[tokens]`` on the first stage, on later ones the outputs of the stage before,
+                ``[tokens, hidden]``; on any device.
+
+        Returns:
+            Hidden states ``[tokens, hidden]``; on the last stage the outcomes of the chunks that sample.
+        """

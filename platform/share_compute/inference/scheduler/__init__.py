@@ -1,0 +1,1 @@
+"""The scheduler of a deployment, a pure state machine: batches, KV capacity, fairness, limits."""

@@ -1,0 +1,126 @@
+"""Admission: choose the sequences to start and the prompts to continue in the rest of an engine step.
+
+The sequences that decode take their part of the step first.
+"""
+
+from __future__ import annotations
+
+from itertools import islice
+
+from share_compute.inference.scheduler.engine_steps import Opening
+from share_compute.inference.scheduler.events import Totals
+from share_compute.inference.scheduler.fair_queue import FairQueue, Owner
+from share_compute.inference.scheduler.limits import Limits
+from share_compute.inference.scheduler.live_sequence import LiveSequence
+from share_compute.inference.scheduler.slot_ledger import Prefix, SlabLedger
+
+_MOST_PASSES = 16
+"""Sequences that may overtake one of another owner that lacks KV capacity; after them all wait for it."""
+_MOST_LOOKED_AT = 64
+"""Waiting sequences of one owner that are examined, where the first ones wait for the prompt of another."""
+
+
+class Admission:
+    """Start sequences within memory: each owner's in order of arrival, and the least served owner first.
+
+    Memory is reserved for the prompt and a typical answer, or for the requested length where that is less. An answer
+    that becomes longer gets KV capacity for twice its length. If that capacity is missing, the sequence is preempted.
+    It gives up its KV slot, and continues before any new sequence starts, once the capacity it wanted is free. So a
+    sequence is preempted a few times at most.
+
+    The first sequence of the next owner may lack capacity where a smaller one of another owner would fit. The smaller
+    one overtakes it, up to `_MOST_PASSES` times.
+
+    A sequence waits while its first tokens are being computed for another one (completions of one prompt, one system
+    prompt of many requests). The sequences behind it overtake it.
+
+    Args:
+        limits: limits of this epoch.
+        queue: all sequences that have not ended.
+        ledger: all KV slots of this epoch.
+        totals: counters of prefix copies and preemptions.
+    """
+
+    def __init__(self, limits: Limits, queue: FairQueue, ledger: SlabLedger, totals: Totals) -> None:
+        self._limits = limits
+        self._queue = queue
+        self._ledger = ledger
+        self._totals = totals
+        self._open: dict[int, LiveSequence] = {}
+
+    @property
+    def num_open(self) -> int:
+        """Number of sequences that run."""
+        return len(self._open)
+
+    @property
+    def has_prompts(self) -> bool:
+        """Whether prompts may want a part of an engine step."""
+        queue = self._queue
+        can_begin = self.num_open < self._limits.max_sequences and (
+            queue.num_waiting or queue.num_interrupted
+        )
+        return bool(queue.num_prefilling or can_begin)
+
+    def next(self, opens: list[Opening], room: int) -> LiveSequence | None:
+        """Return the sequence whose known tokens are to be sent next; None if there is none.
+
+        Args:
+            opens: openings of the engine step; the sequence is appended if this call starts it.
+            room: positions that the step has left. An encoder's text that is longer goes first in the next step.
+        """
+        if not self.has_prompts:
+            return None
+        passed: list[LiveSequence] = []
+        # Keep capacity for one growth of a running sequence: without it most would be preempted soon.
+        reserve = max((one.next_room_tokens for one in self._open.values()), default=0)
+        begins = self.num_open < self._limits.max_sequences
+        for owner in self._queue.in_turn():
+            if owner.prefilling:
+                return next(iter(owner.prefilling.values()))
+            candidate = self._candidate(owner, reserve) if begins else None
+            if candidate is None:
+                continue
+            live, prefix = candidate
+            if self._limits.embeds and live.prompt_tokens > room:
+                return None
+            if self._ledger.fits(live.wanted_tokens + reserve):
+                for one in passed:
+                    one.passes += 1
+                opens.append(self._begin(live, prefix))
+                return live
+            passed.append(live)
+            begins = live.passes < _MOST_PASSES
+        return None
+
+    def ended(self, live: LiveSequence) -> None:
+        """Record that an open sequence has ended."""
+        del self._open[live.id]
+        self._ledger.retire(live.id)
+
+    def preempted(self, live: LiveSequence) -> None:
+        """Record that an open sequence was preempted: it waits for more KV capacity."""
+        del self._open[live.id]
+        self._ledger.give_up(live.id)
+        self._queue.interrupt([live])
+        self._totals.preempted += 1
+
+    def _candidate(self, owner: Owner, reserve: int) -> tuple[LiveSequence, Prefix | None] | None:
+        """Return an owner's first sequence that waits neither for another's prompt nor for a token of its own."""
+        for live in islice(self._queue.candidates(owner), _MOST_LOOKED_AT):
+            if not live.is_settled:
+                continue
+            if not self._ledger.fits(live.wanted_tokens + reserve):
+                return live, None
+            prefix = self._ledger.find(live)
+            if prefix is None or not prefix.is_growing:
+                return live, prefix
+        return None
+
+    def _begin(self, live: LiveSequence, prefix: Prefix | None) -> Opening:
+        source, num_tokens = self._ledger.open(live, prefix)
+        self._queue.begin(live)
+        self._open[live.id] = live
+        self._totals.prefix_hits += source is not None
+        self._totals.prefix_tokens += num_tokens
+        return live.open(source, num_tokens)

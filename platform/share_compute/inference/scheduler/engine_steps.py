@@ -1,0 +1,137 @@
+"""Engine steps (`Turn`): the batches of work that the server sends to the stages, and their results.
+
+Server and stages rely on these invariants:
+
+1. The server sends every step to every stage, in the order of their ids. Every stage executes them whole, one after the
+   other, in that order. The number of steps in flight in different stages does not matter. So when a stage executes a
+   step, its KV slots have exactly the contents that all earlier steps gave them. That is why a slot may be closed, or
+   copied from, while steps that write to it are still in flight: at each stage those come first.
+2. Within a step a stage first frees the KV slots in `Turn.closes`, then enlarges those in `Turn.grows`, then opens
+   those in `Turn.opens`, each in the order given. Then it computes the chunks, each of a different sequence.
+3. Chunks of a sequence follow each other without a gap. The first begins at `Opening.copy_tokens`, each next one where
+   the last ended. All tokens of `Opening.history` that are not copied come as tokens of chunks. The last of these
+   chunks samples, and so does every chunk after it.
+4. A sampled token is the input of the next chunk of its sequence, if there is one. That chunk has no tokens of its own,
+   since the last stage sends the token straight to the first one. It does so for every token, stop tokens too, because
+   the server may have sent the next chunk before it knows (run-ahead). Tokens sampled after an end are dropped, so any
+   value will do for them.
+5. The last stage of an encoder draws no token. Each sequence has one chunk, its whole text, which gives a `Pooled`.
+   Nothing of it is kept, so nothing is opened or closed.
+6. All this holds within one epoch. A new epoch begins with no KV slots and no steps in flight. Messages of another
+   epoch are dropped.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal, TypeAlias
+
+from pydantic import Field
+
+from share_compute.inference.scheduler.options import SamplingOptions
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """A KV slot to open at every stage."""
+
+    sequence: int
+    capacity_tokens: int
+    """Positions that can be written before it grows. The last sampled token is no input, so it needs no position."""
+    options: SamplingOptions
+    history: tuple[int, ...]
+    """Prompt, then tokens emitted so far: for the sampler's penalties and grammar."""
+    prompt_tokens: int
+    """Number of prompt tokens at the start of the history."""
+    copy_from: int | None = None
+    """Sequence with the same first tokens and an open slot, which this step neither closes nor opens; None if none."""
+    copy_tokens: int = 0
+    """Positions to copy from its slot; fewer than the history has, so that one is left to sample from."""
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """A KV slot that gets more capacity at every stage; while it is copied, the old and the new one take memory."""
+
+    sequence: int
+    capacity_tokens: int
+    """New capacity in positions; the written positions stay."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """One sequence's part of an engine step: positions ``start`` to ``start + count`` (exclusive) are computed."""
+
+    sequence: int
+    start: int
+    count: int
+    tokens: tuple[int, ...] | None
+    """Inputs, ``[count]``; None stands for the one token sampled last, fed back by the last stage."""
+    samples: bool
+    """Whether the token at position ``start + count`` is sampled, or the text embedded into a vector."""
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """An engine step: one batch of work that travels once through all stages."""
+
+    id: int
+    """Number of the step, counted over all epochs of a scheduler."""
+    epoch: int
+    batch: int
+    """Decode batch of the step; the next step of this batch waits at the first stage for the tokens of this one."""
+    opens: tuple[Opening, ...]
+    closes: tuple[int, ...]
+    """Sequences whose KV slots are freed, before any is opened."""
+    chunks: tuple[Chunk, ...]
+    """Chunks to compute; empty if the step only closes slots."""
+    grows: tuple[Growth, ...] = ()
+    """KV slots that have become too small; not those that this step opens or closes."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Number of positions that the step computes."""
+        return sum(chunk.count for chunk in self.chunks)
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """A token that the last stage drew."""
+
+    sequence: int
+    position: int
+    """Position in the whole sequence, prompt included: the end of the chunk from which it was sampled."""
+    token: Annotated[int, Field(ge=0, lt=2**31)]
+    logprob: float | None = None
+    """Log-probability of the token; None unless requested."""
+    top: tuple[tuple[int, float], ...] = ()
+    """The most probable tokens with their log-probabilities, as many as requested, most probable first."""
+    finish: Literal["stop"] | None = None
+    """stop if this is the sequence's last token: a stop token, or the one that completes its grammar."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pooled:
+    """A vector that the last stage of an encoder computed for a text."""
+
+    sequence: int
+    position: int
+    """Length of the text in tokens."""
+    vector: bytes
+    """32-bit floats, little-endian."""
+
+
+Outcome: TypeAlias = Sampled | Pooled
+"""Result of a chunk that samples."""
+
+
+@dataclass(frozen=True, slots=True)
+class TurnResult:
+    """Result of an engine step, sent by the last stage to the server."""
+
+    turn: int
+    epoch: int
+    sampled: tuple[Outcome, ...]
+    """One outcome for each chunk that samples."""
+    seconds: tuple[float, ...] = ()
+    """Compute time of each stage in seconds; empty where it is not known."""

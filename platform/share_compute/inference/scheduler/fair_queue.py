@@ -1,0 +1,139 @@
+"""Fair queueing: owners share a deployment evenly, by tokens.
+
+Each owner has a counter of the positions computed for it; the owner with the lowest counter is next. A returning owner
+starts at the lowest counter among present owners, or at its own if that is higher. So no owner gains by staying away,
+and none resets its usage by leaving for a moment. Unlike round-robin by requests, this is fair for any lengths of
+prompts and answers, and needs no prediction of lengths (the "virtual token counter" of Sheng et al., Fairness in
+Serving Large Language Models, 2024).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import chain
+
+from share_compute.inference.scheduler.live_sequence import LiveSequence
+
+
+@dataclass(slots=True, eq=False)
+class Owner:
+    """An owner's sequences and its token counter."""
+
+    served_tokens: int = 0
+    """Positions computed for the owner; raised to the lowest counter present when the owner returns."""
+    waiting: deque[LiveSequence] = field(default_factory=deque)
+    """Sequences that have not started."""
+    interrupted: deque[LiveSequence] = field(default_factory=deque)
+    """Sequences that started, but whose KV slots were lost or given up; they go first."""
+    prefilling: dict[int, LiveSequence] = field(default_factory=dict)
+    """Open sequences with known tokens that were not sent yet."""
+    num_live: int = 0
+    """Number of sequences that have not ended."""
+
+
+class FairQueue:
+    """All sequences that have not ended, by owner."""
+
+    def __init__(self) -> None:
+        self._owners: dict[str, Owner] = {}
+        self.num_waiting = 0
+        """Number of sequences that never started."""
+        self.num_interrupted = 0
+        self.num_prefilling = 0
+
+    def add(self, live: LiveSequence) -> None:
+        """Put a new sequence behind the others of its owner."""
+        owner = self._arrived(live.owner)
+        owner.num_live += 1
+        owner.waiting.append(live)
+        self.num_waiting += 1
+
+    def interrupt(self, lives: Iterable[LiveSequence]) -> None:
+        """Put open sequences before those that never started; interrupted ones keep their order of arrival."""
+        for live in lives:
+            owner = self._owners[live.owner]
+            if owner.prefilling.pop(live.id, None):
+                self.num_prefilling -= 1
+            owner.interrupted.append(live)
+            self.num_interrupted += 1
+        for owner in self._owners.values():
+            owner.interrupted = deque(sorted(owner.interrupted, key=lambda live: live.order))
+
+    def begin(self, live: LiveSequence) -> None:
+        """Move a sequence from waiting to prefilling: it is open now, and its prompt is to be sent."""
+        owner = self._owners[live.owner]
+        self._take_out(owner, live)
+        owner.prefilling[live.id] = live
+        self.num_prefilling += 1
+
+    def prefilled(self, live: LiveSequence) -> None:
+        """Record that all known tokens of a sequence are sent."""
+        del self._owners[live.owner].prefilling[live.id]
+        self.num_prefilling -= 1
+
+    def end(self, live: LiveSequence) -> None:
+        """Forget a sequence, wherever it is."""
+        owner = self._owners[live.owner]
+        if not live.is_open:
+            self._take_out(owner, live)
+        elif owner.prefilling.pop(live.id, None):
+            self.num_prefilling -= 1
+        owner.num_live -= 1
+        if not any(one.num_live for one in self._owners.values()):
+            self._owners.clear()
+
+    def charge(self, live: LiveSequence) -> None:
+        """Add the positions of a sequence sent since the last call to its owner's counter."""
+        self._owners[live.owner].served_tokens += live.charge()
+
+    def in_turn(self) -> list[Owner]:
+        """Return the owners with a sequence to start or to prefill, the next owner first."""
+        return sorted(
+            (owner for owner in self._owners.values() if owner.prefilling or self.candidates(owner)),
+            key=lambda owner: (owner.served_tokens, self._oldest(owner)),
+        )
+
+    def candidates(self, owner: Owner) -> deque[LiveSequence]:
+        """Return the sequences of an owner that may start: no new ones while any owner's are interrupted."""
+        return owner.interrupted if self.num_interrupted else owner.waiting
+
+    def queued(self) -> Iterator[LiveSequence]:
+        """Yield all sequences that are not open."""
+        return chain.from_iterable(chain(owner.interrupted, owner.waiting) for owner in self._owners.values())
+
+    def num_waiting_of(self, owner: str) -> int:
+        """Return the number of sequences of an owner that never started."""
+        return len(self._owners[owner].waiting) if owner in self._owners else 0
+
+    @property
+    def num_owners(self) -> int:
+        """Number of owners with a sequence that has not ended."""
+        return sum(owner.num_live > 0 for owner in self._owners.values())
+
+    def _oldest(self, owner: Owner) -> int:
+        first = next(iter(owner.prefilling.values()), None) or self.candidates(owner)[0]
+        return first.order
+
+    def _take_out(self, owner: Owner, live: LiveSequence) -> None:
+        if live in owner.interrupted:
+            owner.interrupted.remove(live)
+            self.num_interrupted -= 1
+        else:
+            owner.waiting.remove(live)
+            self.num_waiting -= 1
+
+    def _arrived(self, name: str) -> Owner:
+        owner = self._owners.setdefault(name, Owner())
+        if not owner.num_live:
+            there = [one.served_tokens for one in self._owners.values() if one.num_live]
+            least = min(there, default=0)
+            owner.served_tokens = max(owner.served_tokens, least)
+            # Absent owners whose counter is at most the lowest would restart at the lowest anyway: forget them.
+            self._owners = {
+                key: one
+                for key, one in self._owners.items()
+                if one is owner or one.num_live or one.served_tokens > least
+            }
+        return owner

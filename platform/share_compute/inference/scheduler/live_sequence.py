@@ -1,0 +1,184 @@
+"""State of one sequence in the scheduler: its known tokens, and the part of them that has been sent."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from share_compute.inference.scheduler.engine_steps import Chunk, Growth, Opening
+from share_compute.inference.scheduler.options import Generation
+from share_compute.inference.scheduler.prefixes import add_keys
+
+
+@dataclass(slots=True, eq=False)
+class LiveSequence:
+    """A sequence that waits or runs.
+
+    Args:
+        generation: the request.
+        order: arrival number.
+        new_tokens: most tokens to generate: the number requested, or the number that fits after the prompt.
+        answer_tokens: length of a typical answer. The KV slot has capacity for this number, or twice, four times, ...
+            as many.
+    """
+
+    generation: Generation
+    order: int
+    new_tokens: int
+    answer_tokens: int
+    tokens: list[int] = field(init=False)
+    """Prompt, then the tokens emitted so far."""
+    keys: list[int] = field(init=False)
+    """Keys of the whole blocks of tokens; see `share_compute.inference.scheduler.prefixes`."""
+    is_open: bool = False
+    """Whether it has a KV slot."""
+    prefill_tokens: int = 0
+    """Tokens that were known when its KV slot was opened: they come as inputs, all others are fed back."""
+    room_tokens: int = 0
+    """Capacity of its KV slot, in positions."""
+    first_turn: int = 0
+    """First engine step after its arrival; tokens of earlier steps belong to another sequence of the same number."""
+    sent: int = 0
+    """Positions in its KV slot once all engine steps that were sent have passed."""
+    planned: int = 0
+    """Generated tokens, including those of engine steps in flight."""
+    charged: int = 0
+    """Positions already charged to its owner; positions computed again after a loss are not charged."""
+    cached_tokens: int | None = None
+    """Tokens copied from another sequence at its first start; None before that."""
+    passes: int = 0
+    """Sequences of other owners that started while this one lacked KV capacity."""
+    batch: int | None = None
+    """Decode batch; None while it does not decode."""
+    last_turn: int = -1
+    """Last engine step in which it decoded; -1 if none."""
+
+    def __post_init__(self) -> None:
+        self.tokens = [*self.generation.prompt, *self.generation.emitted]
+        self.keys = []
+        add_keys(self.keys, self.tokens)
+        self.settle()
+
+    @property
+    def id(self) -> int:
+        """Number of the sequence."""
+        return self.generation.sequence
+
+    @property
+    def owner(self) -> str:
+        """Owner of the sequence: id of the API key."""
+        return self.generation.owner
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Length of the prompt."""
+        return len(self.generation.prompt)
+
+    @property
+    def num_emitted(self) -> int:
+        """Number of generated tokens that are known."""
+        return len(self.tokens) - self.prompt_tokens
+
+    @property
+    def most_tokens(self) -> int:
+        """Most positions that are ever written to its KV slot. The last token is never an input."""
+        return self.prompt_tokens + self.new_tokens - 1
+
+    @property
+    def wanted_tokens(self) -> int:
+        """KV capacity with which it can go on: `most_tokens`, or less that is likely to suffice."""
+        return self._room_for(max(len(self.tokens), self.sent + 1))
+
+    @property
+    def next_room_tokens(self) -> int:
+        """KV capacity to grow to when its slot is full; 0 if the slot already has `most_tokens`."""
+        return 0 if self.room_tokens == self.most_tokens else self._room_for(self.room_tokens + 1)
+
+    def _room_for(self, tokens: int) -> int:
+        answer = self.answer_tokens
+        while self.prompt_tokens + answer - 1 < tokens:
+            answer *= 2
+        return min(self.most_tokens, self.prompt_tokens + answer - 1)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether its KV slot has no position left for the token that is fed back next."""
+        return self.sent == self.room_tokens
+
+    @property
+    def is_sent_whole(self) -> bool:
+        """Whether the engine step that brings its last token was sent: no later step is needed."""
+        return self.planned == self.new_tokens
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether none of its tokens is in flight."""
+        return self.planned == self.num_emitted
+
+    @property
+    def work_tokens(self) -> int:
+        """Most positions to compute if it starts now."""
+        return len(self.tokens) + self.new_tokens - self.num_emitted
+
+    def open(self, copy_from: int | None, copy_tokens: int) -> Opening:
+        """Start, with ``copy_tokens`` positions copied from sequence ``copy_from``; return the opening of its slot."""
+        self.is_open = True
+        self.prefill_tokens = len(self.tokens)
+        self.room_tokens, self.sent = self.wanted_tokens, copy_tokens
+        if self.cached_tokens is None:
+            self.cached_tokens = min(copy_tokens, self.prompt_tokens)
+        self.charged = max(self.charged, copy_tokens)
+        return Opening(
+            self.id,
+            self.room_tokens,
+            self.generation.options,
+            tuple(self.tokens),
+            self.prompt_tokens,
+            copy_from,
+            copy_tokens,
+        )
+
+    def grow(self) -> Growth:
+        """Grow its KV slot to `wanted_tokens`; return the growth."""
+        self.room_tokens = self.wanted_tokens
+        return Growth(self.id, self.room_tokens)
+
+    def shorten(self, longest_tokens: int) -> bool:
+        """Cap prompt and answer together at ``longest_tokens``; return whether any tokens are left to generate."""
+        self.new_tokens = min(self.new_tokens, longest_tokens - self.prompt_tokens)
+        return self.new_tokens > self.num_emitted
+
+    def close(self) -> None:
+        """Record that its KV slot is lost. Tokens emitted, or still to come from engine steps in flight, are kept."""
+        self.is_open, self.batch = False, None
+        self.room_tokens = self.sent = self.passes = 0
+
+    def settle(self) -> None:
+        """Forget the engine steps in flight: their results will not be used."""
+        self.planned = self.num_emitted
+
+    def prefill(self, most: int) -> Chunk:
+        """Return the chunk of the next known tokens, at most ``most``; the chunk with the last one samples."""
+        start = self.sent
+        self.sent = min(start + most, self.prefill_tokens)
+        samples = self.sent == self.prefill_tokens
+        self.planned += samples
+        inputs = tuple(self.tokens[start : self.sent])
+        return Chunk(self.id, start, len(inputs), inputs, samples)
+
+    def decode(self, turn: int) -> Chunk:
+        """Return the chunk of the token that the last stage feeds back; it samples the next one."""
+        self.last_turn = turn
+        self.sent += 1
+        self.planned += 1
+        return Chunk(self.id, self.sent - 1, 1, None, samples=True)
+
+    def charge(self) -> int:
+        """Return the number of positions sent for the first time since the last call."""
+        new = max(0, self.sent - self.charged)
+        self.charged += new
+        return new
+
+    def append(self, token: int) -> None:
+        """Append a sampled token."""
+        self.tokens.append(token)
+        add_keys(self.keys, self.tokens)

@@ -1,0 +1,65 @@
+"""Generation requests: the prompt tokens, the sampling options, and when to stop."""
+
+from __future__ import annotations
+
+from typing import Annotated, Self
+
+from pydantic import Field, model_validator
+
+from share_compute.files.strict import StrictModel
+
+TokenId = Annotated[int, Field(ge=0)]
+
+
+class SamplingOptions(StrictModel):
+    """Rules for sampling tokens and for ending a sequence."""
+
+    temperature: float = Field(default=1.0, ge=0, allow_inf_nan=False)
+    """Divisor of the logits; 0 takes the most probable token."""
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    """Keep the most probable tokens that together have this probability; 1 keeps all."""
+    top_k: int = Field(default=0, ge=0)
+    """Keep this number of most probable tokens; 0 keeps all."""
+    min_p: float = Field(default=0.0, ge=0, le=1)
+    """Keep tokens with at least this fraction of the highest probability; 0 keeps all."""
+    repetition_penalty: float = Field(default=1.0, gt=0, allow_inf_nan=False)
+    """Divides positive and multiplies negative logits of tokens in prompt and text; 1 does nothing."""
+    frequency_penalty: float = Field(default=0.0, ge=-2, le=2)
+    """Subtracted from the logit of a token once for each time that it was generated."""
+    presence_penalty: float = Field(default=0.0, ge=-2, le=2)
+    """Subtracted once from the logits of all tokens that were generated."""
+    seed: int = Field(ge=-(2**63), lt=2**63)
+    """Seed and position decide each draw: the text does not depend on batch, stage, machine or recovery."""
+    max_tokens: int = Field(ge=0)
+    """Most tokens to generate, including those in `Generation.emitted`; 0 computes nothing."""
+    stop_token_ids: tuple[TokenId, ...] = ()
+    """Tokens that end the sequence, emitted as its last: the model's end-of-text tokens unless these are ignored."""
+    min_tokens: int = Field(default=0, ge=0)
+    """Tokens generated before a stop token may be drawn."""
+    logprobs: int | None = Field(default=None, ge=0, le=20)
+    """Number of most probable tokens to report with log-probabilities, beside the drawn one; None reports none."""
+    json_schema: str | None = None
+    """JSON schema that the text follows; "" allows any JSON object, None any text."""
+
+    @model_validator(mode="after")
+    def _can_stop(self) -> Self:
+        if self.min_tokens > self.max_tokens:
+            raise ValueError(
+                f"min_tokens ({self.min_tokens}) must not be more than max_tokens ({self.max_tokens})"
+            )
+        return self
+
+
+class Generation(StrictModel):
+    """One sequence to be generated."""
+
+    sequence: int = Field(ge=0)
+    """Number of the sequence, unique in a deployment until the sequence has ended."""
+    owner: str
+    """Owner of the sequence: id of the API key. Owners share a deployment evenly."""
+    prompt: tuple[TokenId, ...]
+    """Tokens to continue."""
+    options: SamplingOptions
+    """Rules for sampling and stopping."""
+    emitted: tuple[TokenId, ...] = ()
+    """Tokens that another server generated before; this server continues after them."""

@@ -1,0 +1,416 @@
+"""The scheduler of one deployment: which sequences run, what each engine step computes, and the events that result.
+
+It is a state machine without clock or randomness: the same calls in the same order give the same steps. The server
+calls `Scheduler.submit` and `Scheduler.cancel` for clients, and `Scheduler.completed` for results of the last stage. It
+then sends the steps that `Scheduler.next_turns` returns, in that order, to all stages. The module
+`share_compute.inference.scheduler.engine_steps` describes how stages execute them.
+
+**Engine steps.** There are as many batches as stages. Each batch may have ``1 + run_ahead`` steps in flight. While one
+stage computes for one batch, the others compute for the other batches. The next step already waits at the first stage
+before the tokens of the last one are back. In a step, first its batch decodes, one token per sequence. The rest of the
+budget goes to prompts, in chunks, the least served owner first. Chunks of one prompt may be in steps of different
+batches, so a long prompt keeps all stages busy. Where decodes would take the whole budget, prompts get a quarter, and
+decodes rotate.
+
+**Ends.** The server knows in advance when the token limit is reached, and sends no step beyond it. It does not know a
+stop token or a cancellation in advance. Steps in flight (at most ``1 + run_ahead``) then compute one wasted position
+each, and their tokens are dropped. The sequence still ends at once, and its KV capacity is free at once: at every
+stage, a step that closes its KV slot or copies from it comes after those in flight.
+
+**KV capacity.** A KV slot has capacity for a prompt and a typical answer, and grows when it is full. If it cannot, the
+sequence is preempted (see `share_compute.inference.scheduler.admission`). It later restarts from the tokens emitted, as
+after a membership change.
+
+**Lengths.** Prompt and generated tokens together are at most the window (or the memory for one sequence). A sequence
+ends there with reason "length". So a prompt must be shorter than the window. A sequence that requests no tokens ends at
+once with reason "length", and nothing is computed.
+
+**Encoders.** A text is a sequence with a prompt and no answer. Its tokens all attend to each other, so the whole text
+is computed in one step. It goes into the first step with space for it, is never split, and ends when its vector comes.
+
+**A membership change** (`Scheduler.reform`). All KV slots and all steps in flight are forgotten. Every sequence that
+ran restarts before any new one, from its prompt and the tokens emitted. Results of steps of earlier epochs are dropped.
+Draws depend only on seed and position, so the tokens are the same as without the change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from share_compute.errors import (
+    Busy,
+    Conflict,
+    StaleEpoch,
+    TooLong,
+    Unavailable,
+    UserError,
+    VerificationFailed,
+)
+from share_compute.inference.scheduler.admission import Admission
+from share_compute.inference.scheduler.batches import Batches
+from share_compute.inference.scheduler.engine_steps import (
+    Chunk,
+    Growth,
+    Opening,
+    Outcome,
+    Pooled,
+    Turn,
+    TurnResult,
+)
+from share_compute.inference.scheduler.events import (
+    Embedded,
+    Emitted,
+    Failed,
+    Finished,
+    FinishReason,
+    SequenceEvent,
+    Stats,
+    Totals,
+)
+from share_compute.inference.scheduler.fair_queue import FairQueue
+from share_compute.inference.scheduler.limits import Limits
+from share_compute.inference.scheduler.live_sequence import LiveSequence
+from share_compute.inference.scheduler.options import Generation
+from share_compute.inference.scheduler.slot_ledger import SlabLedger
+from share_compute.inference.scheduler.text_ledger import TextLedger
+
+_RETRY_S = (1, 60)
+"""Shortest and longest retry delay for clients, in seconds."""
+_UNKNOWN_RETRY_S = 5
+"""Retry delay in seconds while the token rate is unknown."""
+
+
+class Scheduler:
+    """All sequences of one deployment.
+
+    Args:
+        limits: limits of the present stages.
+        epoch: epoch of these stages.
+    """
+
+    def __init__(self, limits: Limits, epoch: int = 0) -> None:
+        self.limits = limits
+        self.epoch = epoch
+        self._queue = FairQueue()
+        self._live: dict[int, LiveSequence] = {}
+        self._totals = Totals()
+        self._num_arrived = 0
+        self._num_turns = 0
+        self._begin_epoch()
+
+    def _begin_epoch(self) -> None:
+        limits = self.limits
+        self._ledger = TextLedger() if limits.embeds else SlabLedger(limits.kv_tokens)
+        self._admission = Admission(limits, self._queue, self._ledger, self._totals)
+        self._batches = Batches(limits.stages, 1 + limits.run_ahead)
+        self._in_flight: dict[int, Turn] = {}
+        """Engine steps whose results are not processed yet, in the order in which they were sent."""
+        self._results: dict[int, TurnResult] = {}
+        """Results that arrived before that of an earlier step."""
+        self._closes_now = False
+
+    # -- client requests ---------------------------------------------------------------------------------------------
+
+    def submit(self, *generations: Generation, tokens_per_s: float = 0.0) -> list[SequenceEvent]:
+        """Add the sequences of one request, all or none of them.
+
+        Args:
+            generations: sequences to generate.
+            tokens_per_s: recent rate of the deployment, from which the retry delay follows; 0 if unknown.
+
+        Returns:
+            `Finished` for sequences that have nothing left to generate; they never start.
+
+        Raises:
+            UserError: a prompt is empty, or there are more sequences than may ever wait.
+            TooLong: a prompt leaves no space for a token.
+            Conflict: a sequence with this number exists.
+            Busy: too many sequences wait already; the error has the retry delay.
+        """
+        lives = [
+            LiveSequence(one, self._num_arrived + place, self._new_tokens(one), self.limits.answer_tokens)
+            for place, one in enumerate(generations)
+        ]
+        ids = {live.id for live in lives}
+        taken = sorted(ids & self._live.keys())
+        if taken or len(ids) < len(lives):
+            raise Conflict(
+                f"sequences of these numbers are there: {taken or sorted(ids)}",
+                hint="number each sequence once",
+            )
+        ended = {live.id: reason for live in lives if (reason := _ended_before(live))}
+        waiting = [live for live in lives if live.id not in ended]
+        self._refuse_what_cannot_wait(waiting, tokens_per_s)
+        self._num_arrived += len(lives)
+        for live in waiting:
+            self._ledger.forget(live.id)
+            self._live[live.id] = live
+            live.first_turn = self._num_turns
+            self._queue.add(live)
+        return [_finished(live, ended[live.id]) for live in lives if live.id in ended]
+
+    def cancel(self, sequence: int) -> list[SequenceEvent]:
+        """Cancel a sequence; return its end, or [] if it has ended already."""
+        live = self._live.get(sequence)
+        return [self._end(live, "cancelled")] if live else []
+
+    @property
+    def live(self) -> tuple[int, ...]:
+        """The sequences that will have more events."""
+        return tuple(self._live)
+
+    def _new_tokens(self, generation: Generation) -> int:
+        """Return the most tokens that may be generated after a prompt."""
+        length, longest = len(generation.prompt), self.limits.longest_tokens
+        if not length:
+            raise UserError("the prompt is empty", hint="give at least one token to go on from")
+        if self.limits.embeds and length > longest:
+            raise TooLong(
+                f"the text has {length} tokens; it can have {longest}",
+                hint=f"shorten it to at most {longest} tokens",
+                details={"prompt_tokens": length, "longest_tokens": longest},
+            )
+        if self.limits.embeds:
+            return 1
+        if length >= longest:
+            raise TooLong(
+                f"the prompt has {length} tokens; prompt and answer together can have {longest}",
+                hint=f"shorten the prompt to at most {longest - 1} tokens",
+                details={"prompt_tokens": length, "longest_tokens": longest},
+            )
+        return min(generation.options.max_tokens, longest - length)
+
+    def _refuse_what_cannot_wait(self, lives: list[LiveSequence], tokens_per_s: float) -> None:
+        most, waiting = self.limits.max_queued, self._queue.num_waiting
+        if len(lives) > most:
+            raise UserError(
+                f"{len(lives)} sequences at once are too many; at most {most} can wait",
+                hint="ask for fewer in one request",
+            )
+        # Reserve 1/8 of the queue for owners with nothing queued, so that no owner fills it alone.
+        if any(self._queue.num_waiting_of(live.owner) for live in lives):
+            most -= most // 8
+        if lives and waiting + len(lives) > most:
+            retry_after_s = self._retry_after_s(tokens_per_s)
+            raise Busy(
+                f"{waiting} sequences wait already",
+                hint=f"try again in {retry_after_s} s",
+                details={"retry_after_s": retry_after_s},
+            )
+
+    def _retry_after_s(self, tokens_per_s: float) -> int:
+        """Return the expected seconds until half of the queued work is done, within `_RETRY_S`."""
+        shortest, longest = _RETRY_S
+        if tokens_per_s <= 0:
+            return _UNKNOWN_RETRY_S
+        ahead_tokens = sum(live.work_tokens for live in self._queue.queued()) / 2
+        return round(min(max(ahead_tokens / tokens_per_s, shortest), longest))
+
+    # -- stages ------------------------------------------------------------------------------------------------------
+
+    def next_turns(self) -> list[Turn]:
+        """Return all engine steps that may be sent now, to be sent in this order."""
+        self._batches.balance()
+        turns: list[Turn] = []
+        while made := [turn for batch in self._batches.free() if (turn := self._turn(batch))]:
+            turns += made
+        return turns
+
+    def completed(self, result: TurnResult) -> list[SequenceEvent]:
+        """Process the result of an engine step; results of earlier steps are reported first, whenever they arrive.
+
+        Results of earlier epochs, and results that were processed before, change nothing.
+
+        Raises:
+            VerificationFailed: the result does not match what the step samples; it is not processed.
+        """
+        turn = self._in_flight.get(result.turn)
+        if turn is None or result.epoch != self.epoch:
+            return []
+        _verify(turn, result)
+        self._results[turn.id] = result
+        events: list[SequenceEvent] = []
+        while (first := next(iter(self._in_flight), -1)) in self._results:
+            self._batches.passed(self._in_flight.pop(first).batch)
+            for sampled in self._results.pop(first).sampled:
+                events += self._sampled(sampled, first)
+        return events
+
+    def reform(self, epoch: int, limits: Limits) -> list[SequenceEvent]:
+        """Continue on other stages, which have no KV slots; sequences that no longer fit whole end earlier.
+
+        Args:
+            epoch: new epoch; later than the present one.
+            limits: limits of the new stages.
+
+        Returns:
+            `Failed` for sequences whose tokens so far exceed the KV capacity of the new stages.
+
+        Raises:
+            StaleEpoch: this epoch, or a later one, has started before.
+        """
+        if epoch <= self.epoch:
+            raise StaleEpoch(f"epoch {epoch} is not later than {self.epoch}")
+        self.limits, self.epoch = limits, epoch
+        interrupted = [live for live in self._live.values() if live.is_open]
+        self._queue.interrupt(interrupted)
+        for live in interrupted:
+            live.close()
+        for live in self._live.values():
+            live.settle()
+        self._begin_epoch()
+        narrow = [live for live in self._live.values() if live.most_tokens > limits.room_tokens]
+        return [self._fail(live) for live in narrow if not live.shorten(limits.longest_tokens)]
+
+    def drop_cached(self) -> None:
+        """Free all KV slots of ended sequences: the next engine step closes them."""
+        self._ledger.drop_cached()
+        self._closes_now = self._ledger.has_closes
+
+    def stats(self) -> Stats:
+        """Return the present statistics."""
+        return Stats(
+            queued=self._queue.num_waiting,
+            interrupted=self._queue.num_interrupted,
+            running=self._admission.num_open,
+            owners=self._queue.num_owners,
+            turns_in_flight=len(self._in_flight),
+            kv_tokens=self._ledger.kv_tokens,
+            kv_tokens_used=self._ledger.used_tokens,
+            kv_tokens_cached=self._ledger.cached_tokens,
+            totals=replace(self._totals),
+        )
+
+    # -- one engine step ---------------------------------------------------------------------------------------------
+
+    def _turn(self, batch: int) -> Turn | None:
+        """Return the next engine step of a batch; None if it has nothing to do."""
+        room = self.limits.turn_tokens
+        grows: list[Growth] = []
+        # Growing comes before opening: sequences that start in this step may copy from these slots.
+        decoding = [live for live in self._batches.members(batch) if self._has_room(live, grows)]
+        for_prompts = max(1, room // 4) if self._admission.has_prompts else 0
+        chunks = [self._decode(live) for live in decoding[: room - for_prompts]]
+        decoding, room = decoding[len(chunks) :], room - len(chunks)
+        opens: list[Opening] = []
+        for chunk in self._prompts(batch, room, opens):
+            chunks.append(chunk)
+            room -= chunk.count
+        chunks += [self._decode(live) for live in decoding[:room]]
+        if not chunks and not self._closes_now:
+            return None
+        self._closes_now = False
+        for chunk in chunks:
+            self._ledger.write(chunk.sequence, chunk.start + chunk.count)
+        turn = Turn(
+            self._num_turns,
+            self.epoch,
+            batch,
+            () if self.limits.embeds else tuple(opens),
+            self._ledger.take_closes(),
+            tuple(chunks),
+            tuple(grows),
+        )
+        self._num_turns += 1
+        self._in_flight[turn.id] = turn
+        self._batches.sent(batch)
+        self._totals.computed_tokens += turn.num_tokens
+        return turn
+
+    def _has_room(self, live: LiveSequence, grows: list[Growth]) -> bool:
+        """Return whether a sequence can decode; preempt it if its KV slot is full and cannot grow."""
+        if not live.is_full:
+            return True
+        if self._ledger.grow(live.id, live.wanted_tokens):
+            grows.append(live.grow())
+            return True
+        self._batches.leave(live)
+        self._admission.preempted(live)
+        live.close()
+        return False
+
+    def _decode(self, live: LiveSequence) -> Chunk:
+        chunk = live.decode(self._num_turns)
+        self._queue.charge(live)
+        if live.is_sent_whole:
+            self._batches.leave(live)
+        return chunk
+
+    def _prompts(self, batch: int, room: int, opens: list[Opening]) -> Iterator[Chunk]:
+        """Yield chunks of prompts, of sequences that start now or started before."""
+        while room and (live := self._admission.next(opens, room)):
+            chunk = live.prefill(room)
+            room -= chunk.count
+            self._queue.charge(live)
+            if chunk.samples:
+                self._queue.prefilled(live)
+                if not live.is_sent_whole:
+                    self._batches.join(live, batch)
+            yield chunk
+
+    # -- one sequence ------------------------------------------------------------------------------------------------
+
+    def _sampled(self, sampled: Outcome, turn: int) -> Iterator[SequenceEvent]:
+        live = self._live.get(sampled.sequence)
+        if live is None or turn < live.first_turn:
+            self._totals.wasted_tokens += 1
+            return
+        if isinstance(sampled, Pooled):
+            self._remove(live)
+            yield Embedded(live.id, live.prompt_tokens, sampled.vector)
+            return
+        self._totals.emitted_tokens += 1
+        index = live.num_emitted
+        live.append(sampled.token)
+        if live.is_open:
+            self._ledger.extend(live.id)
+        cached = 0 if index else live.cached_tokens or 0
+        yield Emitted(live.id, index, sampled.token, sampled.logprob, sampled.top, cached)
+        if sampled.finish or live.num_emitted == live.new_tokens:
+            yield self._end(live, sampled.finish or "length")
+
+    def _end(self, live: LiveSequence, reason: FinishReason) -> Finished:
+        self._remove(live)
+        return _finished(live, reason)
+
+    def _fail(self, live: LiveSequence) -> Failed:
+        self._remove(live)
+        return Failed(
+            live.id,
+            Unavailable(
+                f"a sequence of {len(live.tokens)} tokens does not fit any more: the machines that are left "
+                f"can keep {self.limits.room_tokens}",
+                hint="try again when more machines are there, or ask for fewer tokens",
+            ),
+        )
+
+    def _remove(self, live: LiveSequence) -> None:
+        del self._live[live.id]
+        self._queue.end(live)
+        if live.is_open:
+            self._batches.leave(live)
+            self._admission.ended(live)
+
+
+def _ended_before(live: LiveSequence) -> FinishReason | None:
+    """Return why a sequence has nothing left to generate after the tokens emitted before; None if it has more."""
+    emitted, options = live.generation.emitted, live.generation.options
+    if emitted and emitted[-1] in options.stop_token_ids:
+        return "stop"
+    return "length" if len(emitted) >= live.new_tokens else None
+
+
+def _finished(live: LiveSequence, reason: FinishReason) -> Finished:
+    return Finished(live.id, reason, live.num_emitted)
+
+
+def _verify(turn: Turn, result: TurnResult) -> None:
+    asked = sorted((chunk.sequence, chunk.start + chunk.count) for chunk in turn.chunks if chunk.samples)
+    told = sorted((sampled.sequence, sampled.position) for sampled in result.sampled)
+    if asked != told:
+        raise VerificationFailed(
+            f"the last stage sampled other tokens in turn {turn.id} than it was asked for",
+            hint="form the stages anew",
+            details={"asked": asked, "told": told},
+        )

@@ -1,0 +1,191 @@
+"""The server's view of the KV slots that the stages hold: their capacity, and prefixes that can be copied.
+
+A KV slot takes its whole capacity from the engine step that opens it, or makes it grow, until the step that closes it.
+When its sequence ends, the slot is kept for prefix copies until its capacity is needed; the least recently used one
+goes first. Every stage executes the steps in order. So capacity that one step frees is there for the next, and
+positions that one step writes can be copied in the next, however many steps are in flight.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from share_compute.inference.scheduler.live_sequence import LiveSequence
+from share_compute.inference.scheduler.prefixes import BLOCK, PrefixIndex, common_tokens
+
+_MOST_COMPARED = 8
+"""Most KV slots with the same first blocks that are compared token by token."""
+
+
+@dataclass(slots=True)
+class _Entry:
+    """State of one KV slot."""
+
+    capacity_tokens: int
+    tokens: list[int]
+    """Tokens of the sequence: the same list while it runs, the written tokens once it has ended."""
+    keys: list[int]
+    """Keys of the whole blocks of the tokens."""
+    indexed: int = 0
+    """Number of keys that the prefix index has."""
+    written: int = 0
+    """Positions that are written before the engine step being built."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prefix:
+    """A common prefix that another KV slot has, or will have."""
+
+    sequence: int
+    """Sequence of that KV slot."""
+    num_tokens: int
+    """Positions that can be copied now."""
+    is_growing: bool
+    """Whether waiting pays: later steps will write at least one more block of the common prefix."""
+
+
+class SlabLedger:
+    """All KV slots of one epoch.
+
+    Args:
+        kv_tokens: KV capacity for all slots together.
+    """
+
+    def __init__(self, kv_tokens: int) -> None:
+        self.kv_tokens = kv_tokens
+        self.used_tokens = 0
+        """Capacity of slots whose sequences run."""
+        self.cached_tokens = 0
+        """Capacity of slots whose sequences have ended."""
+        self._entries: dict[int, _Entry] = {}
+        self._cached: dict[int, None] = {}
+        """Ended sequences with a slot, the least recently used first."""
+        self._copied: set[int] = set()
+        """Ended sequences that the step being built copies from. It cannot close them: it closes before it opens."""
+        self._closing: list[int] = []
+        self._index = PrefixIndex()
+
+    def __contains__(self, sequence: int) -> bool:
+        return sequence in self._entries
+
+    def fits(self, capacity_tokens: int) -> bool:
+        """Return whether a slot of this capacity fits, if need be by closing slots of ended sequences."""
+        kept = sum(self._entries[sequence].capacity_tokens for sequence in self._copied)
+        return self.used_tokens + kept + capacity_tokens <= self.kv_tokens
+
+    def find(self, live: LiveSequence) -> Prefix | None:
+        """Return the longest prefix of a sequence that another slot has or will have; None if there is none."""
+        tokens = live.tokens[:-1]  # the last one must be computed: the next token is sampled from it
+        blocks, holders = self._index.deepest(live.keys[: len(tokens) // BLOCK], _MOST_COMPARED)
+        best: Prefix | None = None
+        for holder in holders:
+            entry = self._entries[holder]
+            common = common_tokens(tokens, entry.tokens, blocks * BLOCK)
+            ready = min(common, entry.written)
+            if common and (best is None or ready > best.num_tokens):
+                best = Prefix(holder, ready, is_growing=common - ready >= BLOCK)
+        return best
+
+    def open(self, live: LiveSequence, prefix: Prefix | None) -> tuple[int | None, int]:
+        """Open a slot for a sequence that fits.
+
+        Args:
+            live: the sequence.
+            prefix: result of `find`.
+
+        Returns:
+            (sequence to copy from, number of tokens to copy). (None, 0) if there is no prefix worth a copy, or if its
+            slot must be closed because both do not fit.
+        """
+        source = prefix.sequence if prefix is not None and prefix.num_tokens >= BLOCK else None
+        if source in self._cached:
+            del self._cached[source]
+            self._cached[source] = None  # used now: goes last
+        capacity_tokens = live.wanted_tokens
+        self._make_room(capacity_tokens)
+        self._entries[live.id] = _Entry(capacity_tokens, live.tokens, live.keys)
+        self.used_tokens += capacity_tokens
+        self.extend(live.id)
+        if prefix is None or source not in self._entries:
+            return None, 0
+        if source in self._cached:
+            self._copied.add(source)
+        return source, prefix.num_tokens
+
+    def grow(self, sequence: int, capacity_tokens: int) -> bool:
+        """Make a slot larger if the larger one fits beside it; return whether it did."""
+        if not self.fits(capacity_tokens):
+            return False
+        self._make_room(capacity_tokens)
+        entry = self._entries[sequence]
+        self.used_tokens += capacity_tokens - entry.capacity_tokens
+        entry.capacity_tokens = capacity_tokens
+        return True
+
+    def extend(self, sequence: int) -> None:
+        """Record that more tokens of a sequence are known."""
+        entry = self._entries[sequence]
+        if entry.indexed < len(entry.keys):
+            self._index.add(sequence, entry.keys[entry.indexed :])
+            entry.indexed = len(entry.keys)
+
+    def write(self, sequence: int, stop: int) -> None:
+        """Record that the step being built writes all positions before ``stop``."""
+        self._entries[sequence].written = stop
+
+    def retire(self, sequence: int) -> None:
+        """Record that a sequence has ended: its slot is kept until its capacity is needed."""
+        entry = self._entries[sequence]
+        self.used_tokens -= entry.capacity_tokens
+        self.cached_tokens += entry.capacity_tokens
+        # Positions after the known tokens may hold tokens that were fed back after the end and never reported.
+        entry.tokens = entry.tokens[: entry.written]
+        entry.written = len(entry.tokens)
+        blocks = entry.written // BLOCK
+        self._index.remove(sequence, entry.keys[blocks : entry.indexed])
+        entry.keys, entry.indexed = entry.keys[:blocks], blocks
+        self._cached[sequence] = None
+        if not blocks:
+            self._close(sequence)
+
+    def forget(self, sequence: int) -> None:
+        """Close the slot of an ended sequence, if it is kept: another sequence gets its number."""
+        if sequence in self._cached:
+            self._close(sequence)
+
+    def give_up(self, sequence: int) -> None:
+        """Close the slot of a preempted sequence, which later continues in another slot."""
+        self.retire(sequence)
+        self.forget(sequence)
+
+    def drop_cached(self) -> None:
+        """Close all slots whose sequences have ended."""
+        for sequence in list(self._cached):
+            self._close(sequence)
+
+    @property
+    def has_closes(self) -> bool:
+        """Whether there are slots to be closed."""
+        return bool(self._closing)
+
+    def take_closes(self) -> tuple[int, ...]:
+        """Return the sequences whose slots the step being built closes; the step is complete then."""
+        self._copied.clear()
+        closes, self._closing = tuple(self._closing), []
+        return closes
+
+    def _make_room(self, capacity_tokens: int) -> None:
+        lacking = self.used_tokens + self.cached_tokens + capacity_tokens - self.kv_tokens
+        for oldest in list(self._cached) if lacking > 0 else ():
+            if oldest not in self._copied:
+                lacking -= self._entries[oldest].capacity_tokens
+                self._close(oldest)
+            if lacking <= 0:
+                return
+
+    def _close(self, sequence: int) -> None:
+        entry = self._entries.pop(sequence)
+        del self._cached[sequence]
+        self._index.remove(sequence, entry.keys[: entry.indexed])
+        self.cached_tokens -= entry.capacity_tokens
+        self._closing.append(sequence)

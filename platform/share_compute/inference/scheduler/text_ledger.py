@@ -1,0 +1,34 @@
+"""The ledger for encoders, whose stages keep nothing of texts between engine steps."""
+
+from __future__ import annotations
+
+from share_compute.inference.scheduler.live_sequence import LiveSequence
+from share_compute.inference.scheduler.slot_ledger import Prefix, SlabLedger
+
+
+class TextLedger(SlabLedger):
+    """A ledger without KV slots: all texts fit, and no text can reuse another one's tokens."""
+
+    def __init__(self) -> None:
+        super().__init__(0)
+
+    def fits(self, capacity_tokens: int) -> bool:
+        """Return True: the size of engine steps limits the texts computed at one time, not their memory."""
+        del capacity_tokens
+        return True
+
+    def find(self, live: LiveSequence) -> Prefix | None:
+        """Return None: a token's hidden state depends on later tokens too, so nothing can be copied."""
+        del live
+        return None
+
+    def open(self, live: LiveSequence, prefix: Prefix | None) -> tuple[int | None, int]:
+        """Open no slot, and copy nothing."""
+        del live, prefix
+        return None, 0
+
+    def write(self, sequence: int, stop: int) -> None:
+        """Do nothing: no positions are written."""
+
+    def retire(self, sequence: int) -> None:
+        """Do nothing: there is no slot to keep."""

@@ -1,1 +1,0 @@
-"""Jobs: their states and what an attempt reports."""

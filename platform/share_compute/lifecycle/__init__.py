@@ -1,0 +1,1 @@
+"""States and events of jobs and deployments."""

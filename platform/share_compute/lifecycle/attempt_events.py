@@ -1,0 +1,309 @@
+"""Messages between the control plane and an attempt at a job: declared, versioned, and in order."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import Field, TypeAdapter
+
+from share_compute.files.strict import StrictModel
+from share_compute.planning.cost.timings import MachineTimings
+from share_compute.planning.plan import Plan
+from share_compute.protocol.failures import Failure
+from share_compute.specification import TrainJob
+from share_compute.topology import Topology
+
+
+class Assignment(StrictModel):
+    """Input of a coordinator for one attempt at a job."""
+
+    job_id: str
+    attempt: int
+    spec: TrainJob
+    topology: Topology
+    """Contributors that this attempt may use, and their links."""
+    epoch: int = 0
+    folder: Path
+    """Folder of the job on the server, with prepared data, checkpoints and artifacts."""
+    checkpoint: Path | None = None
+    """Folder of the checkpoint to continue from."""
+    told: int = 0
+    """Last committed step that the control plane knows of; later committed steps are reported again."""
+    drift: float = Field(default=0.25, gt=0)
+    """Fraction by which measured step times may differ from predicted ones before the job is replanned."""
+    checkpoint_every_s: float | None = Field(default=None, gt=0)
+    """Seconds between checkpoints, from the cluster's settings; see `timed_checkpoints_s`."""
+    timings: dict[str, MachineTimings] = Field(default_factory=dict)
+    """Layer times that earlier attempts measured, by contributor id."""
+    failures: tuple[Failure, ...] = ()
+    """Faults to inject at named points of the protocol; used only by tests."""
+
+    @property
+    def timed_checkpoints_s(self) -> float | None:
+        """Return the seconds between checkpoints; None if the job sets an interval in steps, or the cluster none."""
+        return self.checkpoint_every_s if self.spec.training.checkpoint_every is None else None
+
+
+class Offer(StrictModel):
+    """Machines that a running attempt may use from now on; replaces the earlier offer.
+
+    The attempt asks with a `ReplanProposed` for machines that it does not hold yet. It starts nothing on them before
+    the control plane has answered.
+    """
+
+    topology: Topology
+    """Machines that the attempt holds, and free ones that are offered to no other job."""
+    answers: int | None = None
+    """Step of the answered `ReplanProposed`: the attempt holds those of its machines that are in ``topology``."""
+
+
+class Planned(StrictModel):
+    """Report that the plan is made and members are being started."""
+
+    type: Literal["planned"] = "planned"
+    plan: Plan
+
+
+class Reformed(StrictModel):
+    """Report of a membership change: training continues in a new epoch with a new plan."""
+
+    type: Literal["reformed"] = "reformed"
+    epoch: int
+    step: int
+    """The uncommitted step with which the epoch begins."""
+    plan: Plan
+    """Placement of the layers on the members in the new epoch."""
+    lost: tuple[str, ...] = ()
+    """Ids of contributors that died or were unresponsive."""
+    joined: tuple[str, ...] = ()
+    """Ids of contributors that hold a part of the model from now on."""
+    left: tuple[str, ...] = ()
+    """Ids of contributors that left after handing over their shards."""
+    expected: tuple[str, ...] = ()
+    """Ids of contributors that are still joining for the last proposed plan; they stay leased to the job."""
+    seconds: float = Field(ge=0)
+    """Time in which no step was computed."""
+    recomputed: int = Field(ge=0)
+    """Number of microbatches of the uncommitted step that had to be computed again."""
+    sentence: str
+    """Description for people: the machines that joined or left, and why; without the figures above."""
+
+
+class Started(StrictModel):
+    """Report that all members hold their shards and the first step begins."""
+
+    type: Literal["started"] = "started"
+    first_step: int
+    total_steps: int
+
+
+class StepCommitted(StrictModel):
+    """Report that one optimizer step is committed."""
+
+    type: Literal["step"] = "step"
+    step: int
+    """Number of the step, from 1."""
+    loss: float
+    learning_rate: float
+    gradient_norm: float | None
+    samples: int
+    tokens: int
+    """Number of tokens in the step; of samples, for a classifier."""
+    seconds: float
+    tokens_per_s: float
+    """Mean over the last steps."""
+
+
+class Validated(StrictModel):
+    """Report of the loss on samples that are not trained on."""
+
+    type: Literal["validated"] = "validated"
+    split: Literal["validation", "test"]
+    step: int
+    loss: float
+    accuracy: float | None = None
+    """Fraction of correctly predicted classes, for a classifier."""
+    perplexity: float | None = None
+    """exp(loss), for a language model."""
+
+
+class Sampled(StrictModel):
+    """Continuation of a prompt by the model, decoded greedily."""
+
+    type: Literal["sampled"] = "sampled"
+    step: int
+    """Step after which it was generated."""
+    prompt: str
+    text: str
+    """Generated text, without the prompt."""
+
+
+class StageTiming(StrictModel):
+    """Predicted and measured time of one stage."""
+
+    predicted_busy_s: float | None
+    """Seconds that its busiest member computes in a step; None if the plan has no prediction."""
+    measured_busy_s: float
+
+
+class Measured(StrictModel):
+    """Report of measured step times beside the plan's predictions."""
+
+    type: Literal["measured"] = "measured"
+    step: int
+    """Last measured step."""
+    predicted_step_s: float | None
+    """Predicted seconds of a step; None if the plan has no prediction because no machine's speed was measured."""
+    measured_step_s: float
+    """Median seconds of the last steps."""
+    stages: tuple[StageTiming, ...]
+    """Times of the stages, in pipeline order."""
+    machines: dict[str, float] = Field(default_factory=dict)
+    """Seconds that each machine computes in a step, by contributor id; empty in events of older releases."""
+
+
+class LayersTimed(StrictModel):
+    """Report of measured layer times on the machines that hold the layers; the job's next plans use them."""
+
+    type: Literal["layers-timed"] = "layers-timed"
+    step: int
+    """Last measured step."""
+    machines: dict[str, MachineTimings]
+    """New measurements, by contributor id."""
+
+
+class ReplanProposed(StrictModel):
+    """Proposal of a plan that saves more time than moving to it costs. It is applied once its machines have joined."""
+
+    type: Literal["replan-proposed"] = "replan-proposed"
+    step: int
+    """Step after which the plan was computed."""
+    plan: Plan
+    """The proposed plan."""
+    current_step_s: float
+    """Seconds of a step with the current plan, predicted from measured times."""
+    gain_s: float
+    """Seconds saved over the remaining steps."""
+    move_cost_s: float
+    """Seconds to move the state to its new machines and to connect the members anew."""
+    sentence: str
+
+
+class ReplanAbandoned(StrictModel):
+    """Report that the last proposed plan is not applied. Nothing of the job is left on machines that it added."""
+
+    type: Literal["replan-abandoned"] = "replan-abandoned"
+    reason: str
+
+
+class Offended(StrictModel):
+    """Report that a machine made wrong numbers, which were not used."""
+
+    type: Literal["offended"] = "offended"
+    machine: str
+    """Id of the contributor."""
+    step: int
+    what: str
+    """Description of the error, for people."""
+    quarantined: bool
+    """Whether the job stops using the machine."""
+    accuser: str | None = None
+    """Id of the contributor whose claim is the only evidence; None if the coordinator knows it itself."""
+    sentence: str
+
+
+class LinkCut(StrictModel):
+    """Report that two machines of the job cannot reach each other any more."""
+
+    type: Literal["link-cut"] = "link-cut"
+    machines: tuple[str, str]
+    """Ids of the two contributors."""
+    sentence: str
+
+
+class Protection(StrictModel):
+    """Report whether the job can lose any one machine without losing a step. Each new epoch resets it to false."""
+
+    type: Literal["protection"] = "protection"
+    step: int
+    """Last committed step."""
+    is_protected: bool
+    """Whether each layer is on two machines; complete backups count."""
+
+
+class CheckpointSaved(StrictModel):
+    """Report that a checkpoint, from which the job can be resumed, is on disk."""
+
+    type: Literal["checkpoint"] = "checkpoint"
+    step: int
+    path: Path
+    size_bytes: int
+
+
+class ArtifactSaved(StrictModel):
+    """Report that a finished result is on disk."""
+
+    type: Literal["artifact"] = "artifact"
+    name: str
+    path: Path
+    size_bytes: int
+
+
+class RowsDone(StrictModel):
+    """Report that rows of a batch are answered and durably stored."""
+
+    type: Literal["rows"] = "rows"
+    done: int = Field(ge=0)
+    """Number of completed rows over all attempts."""
+    total: int = Field(ge=0)
+    failed: int = Field(ge=0)
+    """Number of completed rows that have an error in place of an answer."""
+    rows_per_s: float | None = None
+    """Rate over the last rows; None before the first ones of this attempt."""
+    tokens_per_s: float | None = None
+    """Rate of generated tokens, or of read tokens for embeddings, over the last rows."""
+
+
+class Note(StrictModel):
+    """A line for the job's log."""
+
+    type: Literal["note"] = "note"
+    level: Literal["info", "warning", "error"] = "info"
+    message: str
+
+
+class AttemptEnded(StrictModel):
+    """Report of the end of an attempt; always its last event."""
+
+    type: Literal["ended"] = "ended"
+    outcome: Literal["succeeded", "failed", "cancelled"]
+    reason: str
+    error: dict[str, Any] | None = None
+    """``code`` and facts of the `ShareComputeError`, if the attempt failed."""
+
+
+AttemptEvent: TypeAlias = Annotated[
+    Planned
+    | Reformed
+    | Started
+    | StepCommitted
+    | Validated
+    | Sampled
+    | Measured
+    | LayersTimed
+    | ReplanProposed
+    | ReplanAbandoned
+    | Offended
+    | LinkCut
+    | Protection
+    | CheckpointSaved
+    | ArtifactSaved
+    | RowsDone
+    | Note
+    | AttemptEnded,
+    Field(discriminator="type"),
+]
+
+attempt_events: TypeAdapter[list[AttemptEvent]] = TypeAdapter(list[AttemptEvent])
+"""Adapter that reads and writes lists of events as JSON."""

@@ -1,0 +1,114 @@
+"""Status of a deployment, as its server reports it to the control plane in JSON."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from share_compute.files.strict import StrictModel
+from share_compute.lifecycle.deployment_states import DeploymentState
+from share_compute.planning.report import ServingPrediction
+
+
+class StageStatus(StrictModel):
+    """One stage of a deployment, and the state of its machine."""
+
+    contributor_id: str
+    name: str
+    """Name of its machine."""
+    start: int
+    """First layer."""
+    stop: int
+    """One past the last layer."""
+    is_alive: bool
+    """Whether a heartbeat arrived recently."""
+    busy_fraction: float | None = None
+    """Share of the last seconds in which it computed, 0 to 1; None before it was measured."""
+    predicted_busy_fraction: float | None = None
+    """Predicted share with all sequences in flight."""
+    process_id: int | None = None
+    """Process id of its member on that machine."""
+    resident_bytes: int = 0
+    """Memory of that process."""
+    cache_bytes: int = 0
+    """Part of that memory in caches of sequences."""
+
+
+class LatencyStatus(StrictModel):
+    """Measured and predicted latency, in seconds; None where unknown."""
+
+    p50_s: float | None = None
+    p95_s: float | None = None
+    predicted_s: float | None = None
+    """Prediction for a single request with objective latency, for all sequences in flight with throughput."""
+
+
+class QueueStatus(StrictModel):
+    """Sequences of the scheduler, and its use of KV capacity."""
+
+    queued: int = 0
+    """Waiting sequences, including those that were interrupted by a loss or a lack of memory."""
+    running: int = 0
+    batch_size: float | None = None
+    """Mean number of sequences in the last engine steps; None before there were any."""
+    turns_in_flight: int = 0
+    kv_tokens: int = 0
+    """KV capacity: number of tokens whose caches fit."""
+    kv_tokens_used: int = 0
+    """Part of the KV capacity reserved for sequences that run."""
+    kv_tokens_cached: int = 0
+    """Part of the KV capacity that keeps ended sequences, for others with the same first tokens."""
+    prefix_hits: int = 0
+    """Sequences that started with a copy of another one's first tokens."""
+    emitted_tokens: int = 0
+    wasted_tokens: int = 0
+    """Tokens computed after an end that was not known yet."""
+    preempted: int = 0
+    """Preemptions: a sequence gave up its full KV slot because no larger one fitted."""
+
+
+class Interruption(StrictModel):
+    """A time in which a replica computed nothing because it lost a part. Requests waited; no token was lost."""
+
+    number: int
+    """Number of the interruption of one server, from 1."""
+    reason: str
+    """Cause, in a few words."""
+    machines: tuple[str, ...] = ()
+    """Names of the machines that were lost; empty if something else went wrong."""
+    ago_s: float
+    """Seconds since the interruption was noticed."""
+    seconds: float | None = None
+    """Duration until the stages were formed again; None while it lasts."""
+
+
+class ServingStatus(StrictModel):
+    """One replica of a deployment at one moment."""
+
+    state: DeploymentState
+    reason: str
+    """Reason for the state, in one sentence."""
+    is_looking: bool = False
+    """Whether it still reads its model, so that the machines it needs are unknown."""
+    epoch: int = 0
+    """Number of the present membership."""
+    window_tokens: int | None = None
+    """Longest sequence; None before the model was read."""
+    prediction: ServingPrediction | None = None
+    """The plan and its predicted performance; None while nothing is placed."""
+    stages: tuple[StageStatus, ...] = ()
+    queue: QueueStatus = QueueStatus()
+    tokens_per_s: float = 0.0
+    predicted_tokens_per_s: float | None = None
+    """Predicted rate with all sequences in flight."""
+    first_token: LatencyStatus = LatencyStatus()
+    next_token: LatencyStatus = LatencyStatus()
+    recoveries: int = 0
+    """Memberships that began because a machine was lost."""
+    last_gap_s: float | None = None
+    """Seconds from noticing the last loss until the next membership computed."""
+    interruptions: tuple[Interruption, ...] = ()
+    """The last interruptions, in order."""
+    holds: tuple[str, ...] = ()
+    """Ids of contributors on which members run, or are about to start."""
+    error: dict[str, Any] | None = None
+    """Code and facts of the error, if it failed."""

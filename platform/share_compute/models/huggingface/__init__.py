@@ -1,0 +1,1 @@
+"""Hugging Face models: stages of decoders and encoders, their configurations and weights."""

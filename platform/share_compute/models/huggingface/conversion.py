@@ -1,0 +1,106 @@
+"""Folders of pretrained models, read by the names that the model's code uses.
+
+Many architectures are stored under other names than their code uses, or in other pieces, such as one tensor for each
+expert. transformers has a conversion for each; here a conversion runs for one tensor at a time, when it is read.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from torch import Tensor
+from transformers import PreTrainedModel
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import (
+    WeightConverter,
+    WeightRenaming,
+    dot_natural_key,
+    rename_source_key,
+)
+
+from share_compute.errors import UserError
+from share_compute.models.huggingface.decoder import sketch
+from share_compute.models.storage.weights import WeightFolder
+
+
+class PretrainedWeights:
+    """The tensors of a pretrained folder, under the names of the model's code.
+
+    Args:
+        folder: folder of safetensors files.
+        config: configuration of the model.
+        model: sketch of the model; default: sketch of the configuration's causal language model.
+
+    Raises:
+        UserError: the weights do not belong to the configuration.
+    """
+
+    def __init__(
+        self, folder: WeightFolder, config: Mapping[str, Any], model: PreTrainedModel | None = None
+    ) -> None:
+        self._folder = folder
+        self._model = sketch(config) if model is None else model
+        self._recipes: dict[str, tuple[str, WeightConverter | WeightRenaming]] = {}
+        self._last: tuple[str, dict[str, Tensor]] = ("", {})
+        self._collect(self._model.state_dict())
+        tied = set(self._model.all_tied_weights_keys)
+        missing = sorted(set(self._model.state_dict()) - set(self._recipes) - tied)
+        if missing:
+            raise UserError(
+                f"{folder.folder} lacks {len(missing)} tensors that its config.json asks for, such as {missing[0]}",
+                hint="check that config.json and the weights belong together",
+            )
+
+    def _collect(self, wanted: Mapping[str, Tensor]) -> None:
+        mapping = get_model_conversion_mapping(self._model)
+        renamings = [entry for entry in mapping if isinstance(entry, WeightRenaming)]
+        converters = [entry for entry in mapping if isinstance(entry, WeightConverter)]
+        by_pattern = {pattern: entry for entry in converters for pattern in entry.source_patterns}
+        prefix = self._model.base_model_prefix
+        collected: dict[str, WeightConverter | WeightRenaming] = {}
+        for stored in sorted(self._folder.names(), key=dot_natural_key):
+            name, pattern = rename_source_key(stored, renamings, converters, prefix, wanted)
+            if name not in wanted and stored in wanted:
+                name, pattern = rename_source_key(stored, [], [], prefix, wanted)
+            if pattern is None:
+                recipe = collected.setdefault(name, WeightRenaming(stored, name))
+            else:
+                recipe = collected.setdefault(name, copy.deepcopy(by_pattern[pattern]))
+            recipe.add_tensor(name, stored, pattern or stored, partial(self._folder.read, stored))
+        for name, recipe in collected.items():
+            for target in recipe.target_patterns:
+                # A recipe with several targets is keyed by the name of its first one.
+                self._recipes[name.replace(recipe.target_patterns[0], target)] = (name, recipe)
+
+    def names(self) -> list[str]:
+        """Return the names of all tensors."""
+        return sorted(self._recipes)
+
+    def read(self, name: str, start: int = 0, stop: int | None = None) -> Tensor:
+        """Read rows [start, stop) of one tensor.
+
+        Raises:
+            UserError: there is no such tensor.
+        """
+        if name not in self._recipes:
+            return self._folder.read(name, start, stop)  # raises the error for a missing tensor
+        key, recipe = self._recipes[name]
+        if isinstance(recipe, WeightRenaming):
+            return self._folder.read(recipe.source_patterns[0], start, stop)
+        if self._last[0] != key:
+            self._last = (key, recipe_copy(recipe).convert(key, model=self._model, config=self._model.config))
+        value = self._last[1][name]
+        tensor: Tensor = value[0] if isinstance(value, list) else value
+        return tensor[start:stop]
+
+
+def recipe_copy(recipe: WeightConverter) -> WeightConverter:
+    """Return a copy of a recipe, since ``convert`` consumes it; tensors are read during the conversion."""
+    fresh = copy.copy(recipe)
+    fresh.collected_tensors = {
+        pattern: list(readers) for pattern, readers in recipe.collected_tensors.items()
+    }
+    return fresh

@@ -1,0 +1,428 @@
+"""Stages of Hugging Face causal language models, from the models' own code.
+
+A stage is a sketch of the whole model (large parameters on the meta device). The modules of other stages are replaced
+by pass-throughs; then the rest gets memory. The architecture's own pipeline plan (``base_model_pp_plan``) names the
+embedding, the repeated layers and the modules after them, so nothing here knows any architecture by name.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Set
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from huggingface_hub.errors import StrictDataclassError
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from share_compute.errors import UserError
+from share_compute.models.adapter_names import is_adapter, stored_name
+from share_compute.models.blueprint import Blueprint
+from share_compute.models.cells import derive_seed, run_by_cell
+from share_compute.models.freezing import BEFORE, Named, Places, freeze, require_sense, trains_before
+from share_compute.models.huggingface.hub_configuration import (
+    hub_configuration,
+    no_pipeline_plan,
+    on_one_line,
+)
+from share_compute.models.stage import Stage
+from share_compute.shard import Shard
+
+_SMALL = 2**14
+"""Largest parameter, in numbers, that has memory in a sketch."""
+_HUGE = 2**26
+"""Largest tensor, in numbers, that has memory while its module is constructed."""
+_INPUT_SCALES = ("embedding_multiplier",)
+"""Attributes by which some base models scale their embeddings: a later stage must not scale its inputs again."""
+
+
+class _HeldElsewhere(UserError, AttributeError):
+    """Error: a stage's code reads a module that another stage holds. An AttributeError, so that `hasattr` works."""
+
+
+class PassThrough(nn.Module):
+    """Placeholder for a module of another stage; it returns its first argument."""
+
+    def __init__(self, original: nn.Module | None = None) -> None:
+        super().__init__()
+        # Some models read plain attributes of a layer (its kind of attention) before they call it.
+        for name, value in vars(original).items() if original is not None else ():
+            if not name.startswith("_") and isinstance(value, str | int | float | bool):
+                setattr(self, name, value)
+
+    def forward(self, hidden: Tensor, *_: Any, **__: Any) -> Tensor:
+        """Return ``hidden`` unchanged."""
+        return hidden
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError as failure:
+            raise _HeldElsewhere(
+                f"this architecture cannot be cut here: a stage needs {name!r} of a module that another stage holds",
+                hint="set parallelism.stages: 1, or choose another architecture",
+            ) from failure
+
+
+class Outline:
+    """Names of a model's parts, from its pipeline plan."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.base = model.base_model
+        plan = getattr(self.base.config, "base_model_pp_plan", None)
+        layers = [name for name in plan or () if isinstance(getattr(self.base, name, None), nn.ModuleList)]
+        if not plan or not layers or self.base is model:
+            raise no_pipeline_plan(model.config.model_type)
+        self.embedding = next(name for name, (inputs, _) in plan.items() if "input_ids" in inputs)
+        self.layers = layers[0]
+        order = list(plan)
+        # Some plans omit the dropout after the embedding; all list the modules in the order of their use.
+        dropouts = [name for name, child in self.base.named_children() if isinstance(child, nn.Dropout)]
+        self.opening = list(dict.fromkeys(order[: order.index(self.layers)] + dropouts))
+        self.closing = [name for name in order if name not in (*self.opening, self.layers)]
+        self.heads = [name for name, _ in model.named_children() if getattr(model, name) is not self.base]
+        prefix = next(name for name, child in model.named_modules() if child is self.base)
+        self.places = Places(
+            stack=f"{prefix}.{self.layers}.",
+            num_layers=len(getattr(self.base, self.layers)),
+            opening=tuple(f"{prefix}.{name}." for name in self.opening),
+        )
+
+
+def hidden_size_of(config: Mapping[str, Any]) -> int | None:
+    """Return the size of a token's hidden state; None if the configuration has none."""
+    size = getattr(hub_configuration(config).get_text_config(), "hidden_size", None)
+    return size if isinstance(size, int) else None
+
+
+class _HugeOnMeta(TorchFunctionMode):
+    """Create huge empty tensors on the meta device, so that no memory is requested even briefly."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        options = kwargs or {}
+        if func is torch.empty:
+            sizes = args[0] if len(args) == 1 and not isinstance(args[0], int) else args
+            if math.prod(sizes) > _HUGE:
+                options = {**options, "device": "meta"}
+        return func(*args, **options)
+
+
+@contextmanager
+def _sketching() -> Iterator[None]:
+    """Build models inside this context with their large parameters on the meta device, where they take no memory.
+
+    Buffers and small parameters get real values. Constructors compute some of them (rotary frequencies, coefficients of
+    an activation), and neither an initialization rule nor a checkpoint may restore those. Random values among them are
+    the same on every machine.
+    """
+    register = nn.Module.register_parameter
+
+    def register_sketch(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+        register(module, name, parameter)
+        if parameter is not None and parameter.numel() > _SMALL:
+            module._parameters[name] = nn.Parameter(  # noqa: SLF001 - as accelerate's init_empty_weights does
+                parameter.to("meta"), requires_grad=parameter.requires_grad
+            )
+
+    with torch.random.fork_rng(devices=[]), _HugeOnMeta():
+        torch.manual_seed(0)
+        nn.Module.register_parameter = register_sketch  # type: ignore[assignment, method-assign]
+        try:
+            yield
+        finally:
+            nn.Module.register_parameter = register  # type: ignore[method-assign]
+
+
+def materialize(model: nn.Module, device: torch.device, *, is_filled_later: bool) -> None:
+    """Move real tensors to ``device``, and allocate the parameters on the meta device there.
+
+    Args:
+        model: sketch of a model.
+        device: target device.
+        is_filled_later: whether everything will be overwritten; then the memory stays uninitialized. Otherwise it is
+            zeroed, as constructors do with large parameters that no initialization rule covers (some expert routers).
+    """
+    fresh = torch.empty_like if is_filled_later else torch.zeros_like
+    for module in model.modules():
+        for name, parameter in module._parameters.items():  # noqa: SLF001
+            if parameter is not None and parameter.is_meta:
+                filled = nn.Parameter(fresh(parameter, device=device), parameter.requires_grad)
+                module._parameters[name] = filled  # noqa: SLF001
+    model.to(device)
+
+
+def sketch(
+    config: Mapping[str, Any], dtype: torch.dtype = torch.float32, kind: Any = AutoModelForCausalLM
+) -> PreTrainedModel:
+    """Return the whole model without memory for its large weights; see `_sketching`.
+
+    Args:
+        config: configuration of the model.
+        dtype: type of its weights; weights that the architecture keeps in float32 stay so.
+        kind: auto class of transformers that builds models from configurations.
+
+    Raises:
+        UserError: the configuration makes no such model.
+    """
+    try:
+        with _sketching():
+            model: PreTrainedModel = kind.from_config(
+                hub_configuration(config), dtype=dtype, trust_remote_code=False
+            )
+    except (
+        ValueError,
+        TypeError,
+        AttributeError,
+        RuntimeError,
+        ZeroDivisionError,
+        StrictDataclassError,
+    ) as failure:
+        wanted = "a causal language model" if kind is AutoModelForCausalLM else "an encoder"
+        raise UserError(
+            f"this configuration does not make {wanted}: {on_one_line(failure)}",
+            hint="check model.config against the architecture's documentation in transformers",
+        ) from failure
+    kept = model._get_dtype_plan(dtype)  # noqa: SLF001 - as from_pretrained asks for it
+    if kept:
+        exact = re.compile("|".join(pattern.replace("*", ".*") for pattern in kept))
+        for name, parameter in model.named_parameters():
+            if exact.search(name):
+                parameter.data = parameter.data.float()
+    return model
+
+
+def tied_names(model: PreTrainedModel) -> dict[str, str]:
+    """Return {name of a tied parameter: name under which it is stored}."""
+    return dict(getattr(model, "all_tied_weights_keys", None) or {})
+
+
+def trained_sketch(
+    blueprint: Blueprint, dtype: torch.dtype = torch.float32
+) -> tuple[PreTrainedModel, Outline]:
+    """Return the sketch of a whole model with its adapters, and its outline; frozen parameters take no gradient.
+
+    Args:
+        blueprint: blueprint of the model.
+        dtype: type of its weights.
+
+    Raises:
+        UserError: the configuration makes no causal language model that can be split, or a frozen or adapted parameter
+            does not exist.
+    """
+    model = sketch(blueprint.config or {}, dtype)
+    outline = Outline(model)
+    if blueprint.lora is not None:
+        from share_compute.models.adapters import adapt  # noqa: PLC0415 - takes time to import, and few need it
+
+        adapt(model, blueprint.lora, outline.places)
+    stored = list(_stored_parameters(model))
+    require_sense([name for name, _ in stored], blueprint.freeze, outline.places)
+    freeze(stored, blueprint.freeze, outline.places)
+    return model, outline
+
+
+def _stored_parameters(model: PreTrainedModel) -> Iterator[Named]:
+    tied = tied_names(model)
+    for name, parameter in model.named_parameters():
+        yield tied.get(name, name), parameter
+
+
+class HuggingFaceStage(Stage):
+    """One shard of a causal language model.
+
+    Args:
+        blueprint: blueprint of the whole model.
+        shard: part of the model that this stage holds.
+        device: device of the shard.
+        serves_in: type of the weights for inference only, without anything that training needs; None for training.
+        change: function applied to the sketch and the names of tied weights before the model gets memory.
+    """
+
+    def __init__(
+        self,
+        blueprint: Blueprint,
+        shard: Shard,
+        device: torch.device,
+        serves_in: torch.dtype | None = None,
+        *,
+        change: Callable[[PreTrainedModel, Set[str]], None] | None = None,
+    ) -> None:
+        super().__init__(blueprint, shard, device)
+        model, outline = trained_sketch(blueprint, serves_in or torch.float32)
+        tied = tied_names(model)
+        self.trains_before = not shard.is_first and trains_before(
+            _stored_parameters(model), shard.start, outline.places
+        )
+        self._is_adapted = blueprint.lora is not None
+        self._keep(model, outline)
+        if change is not None:
+            change(model, {*tied, *tied.values()})
+        materialize(model, device, is_filled_later=serves_in is not None)
+        present = set(model.state_dict())
+        for target, source in tied.items():
+            if target in present and source in present:  # `materialize` allocated each separately
+                owner, _, leaf = target.rpartition(".")
+                setattr(model.get_submodule(owner), leaf, model.get_parameter(source))
+        self.tied = {target: source for target, source in tied.items() if target in present}
+        self.module = model
+        self._model = model
+        self._base = outline.base
+        self._stack = outline.layers
+        if serves_in is None:
+            self._follow_cells(blueprint, outline)
+        else:
+            model.requires_grad_(requires_grad=False).eval()
+
+    def _follow_cells(self, blueprint: Blueprint, outline: Outline) -> None:
+        draws = any(
+            "drop" in name and isinstance(value, float) and value > 0
+            for name, value in vars(self._model.config).items()
+        ) or (blueprint.lora is not None and blueprint.lora.dropout > 0)
+        for place, layer in self.layers.items():
+            run_by_cell(
+                layer, place, lambda: self._cell, draws=draws, recomputes=blueprint.activation_checkpointing
+            )
+        if draws and self.shard.is_first:
+            self._seed_opening(outline)
+
+    def _keep(self, model: PreTrainedModel, outline: Outline) -> None:
+        layers = getattr(outline.base, outline.layers)
+        for index in range(len(layers)):
+            if not self.shard.start <= index < self.shard.stop:
+                layers[index] = PassThrough(layers[index])
+        if not self.shard.is_first:
+            for name in outline.opening:
+                setattr(outline.base, name, PassThrough())
+            for name in _INPUT_SCALES:
+                if hasattr(outline.base, name):
+                    setattr(outline.base, name, 1.0)
+        if not self.shard.is_last:
+            for name in outline.closing:
+                setattr(outline.base, name, PassThrough())
+            for name in outline.heads:
+                setattr(model, name, PassThrough())
+
+    def _seed_opening(self, outline: Outline) -> None:
+        def seed(module: nn.Module, _args: Any, _kwargs: Any) -> None:
+            if module.training:
+                torch.manual_seed(derive_seed(*self._cell, BEFORE))
+
+        for name in outline.opening:
+            getattr(outline.base, name).register_forward_pre_hook(seed, with_kwargs=True)
+
+    @property
+    def layers(self) -> dict[int, nn.Module]:
+        """The shard's layers, by their index in the whole model."""
+        stack = getattr(self._base, self._stack)
+        return {index: stack[index] for index in range(self.shard.start, self.shard.stop)}
+
+    def take_over(self, other: HuggingFaceStage) -> dict[str, Tensor]:
+        """Take the modules that both have from a stage of the same model, which must not be used afterwards.
+
+        Returns:
+            The tensors that are still to be filled, by stored name.
+        """
+        taken: set[int] = set()
+        for holder, others in zip(self._holders(), other._holders(), strict=True):
+            given = dict(others.named_children())
+            for name, child in list(holder.named_children()):
+                if child in self._holders() or not _is_whole(child) or not _is_whole(given[name]):
+                    continue
+                if self._is_tied_here(child):
+                    continue  # it gets the weights of its source below
+                holder.register_module(name, given[name])
+                taken |= {tensor.data_ptr() for tensor in given[name].state_dict().values()}
+        for target, source in self.tied.items():
+            owner, _, leaf = target.rpartition(".")
+            if self._holds(source) and self._is_tied_here(self._model.get_submodule(owner)):
+                setattr(self._model.get_submodule(owner), leaf, self._model.get_parameter(source))
+        return {name: tensor for name, tensor in self.persistent().items() if tensor.data_ptr() not in taken}
+
+    def _holders(self) -> tuple[nn.Module, nn.Module, nn.Module]:
+        """Return the modules between whose children a model is split."""
+        return self._model, self._base, getattr(self._base, self._stack)
+
+    def _holds(self, name: str) -> bool:
+        return not isinstance(self._model.get_submodule(name.rpartition(".")[0]), PassThrough)
+
+    def _is_tied_here(self, module: nn.Module) -> bool:
+        """Return whether a module's weights are tied to another module of this stage."""
+        names = {name for name, child in self._model.named_modules() if child is module}
+        return any(
+            target.rpartition(".")[0] in names and self._holds(source) for target, source in self.tied.items()
+        )
+
+    def compute(self, inputs: Tensor) -> Tensor:
+        """Take ids ``[batch, seq]`` or hidden ``[batch, seq, hidden]``; return hidden, or the last shard's logits."""
+        return self.run(inputs)
+
+    def run(self, inputs: Tensor, **options: Any) -> Tensor:
+        """Compute as `compute`, with further arguments for the model, or for its base on shards before the last."""
+        name = "input_ids" if self.shard.is_first else "inputs_embeds"
+        if self.shard.is_last:
+            logits: Tensor = self.module(
+                **{name: inputs}, use_cache=False, return_dict=True, **options
+            ).logits
+            return logits
+        hidden: Tensor = self._base(**{name: inputs}, use_cache=False, return_dict=True, **options)[0]
+        return hidden
+
+    @torch.no_grad()
+    def initialize(self, seed: int) -> None:
+        """Initialize by the architecture's own rule, each module from (seed, its name)."""
+        sources = {
+            target.rpartition(".")[0]: source.rpartition(".")[0] for target, source in self.tied.items()
+        }
+        whole = sketch(self._model.config.to_dict()) if sources and not self.shard.is_first else None
+        for name, module in self.module.named_modules():
+            own = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
+            if not own or isinstance(module, PassThrough):
+                continue
+            stored = self.stored_name(name)
+            torch.manual_seed(derive_seed(seed, stored))
+            if stored in sources:
+                if whole is None:
+                    continue  # the embedding is in this stage and is initialized already
+                # Initialize a tied head with the embedding's rule and seed, so that both have the same values.
+                twin = whole.get_submodule(sources[stored]).to_empty(device=own[0].device)
+                torch.manual_seed(derive_seed(seed, sources[stored]))
+                self._model._init_weights(twin)  # noqa: SLF001 - the architecture's rule has no public name
+                module.weight.copy_(twin.weight)
+            else:
+                self._model._init_weights(module)  # noqa: SLF001
+        self.initialize_added(seed)
+
+    def initialize_added(self, seed: int) -> None:
+        """Initialize the adapters."""
+        if self._is_adapted:
+            from share_compute.models.adapters import initialize_adapters  # noqa: PLC0415
+
+            initialize_adapters(self.module, seed)
+
+    @property
+    def added(self) -> frozenset[str]:
+        """Stored names of the tensors of adapters."""
+        return frozenset(filter(is_adapter, self.persistent())) if self._is_adapted else frozenset()
+
+    def stored_name(self, name: str) -> str:
+        """Return the name under which a tensor of `module` is stored: its name in the whole model without adapters."""
+        if self._is_adapted:
+            name = stored_name(name)
+        return super().stored_name(name)
+
+
+def _is_whole(module: nn.Module) -> bool:
+    return not isinstance(module, PassThrough)
+
+
+def published_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the config.json of a trained model: ``config`` with its class, and float32 as the type of weights."""
+    kind = AutoModelForCausalLM._model_mapping[type(hub_configuration(config))]  # noqa: SLF001 - the one place that knows
+    rest = {key: value for key, value in config.items() if key != "torch_dtype"}
+    return {**rest, "architectures": [kind.__name__], "dtype": "float32"}

@@ -1,0 +1,301 @@
+"""The profile of a Hugging Face causal language model, counted from its own code without memory for its weights.
+
+The code around the layers runs on real tensors, for samples of a few lengths. It makes positions and masks, which are
+small, and some code branches on their values. Layers run on fake tensors, with the arguments that this code passes to
+them; of identical layers only the first runs. `ShapeEstimate` estimates parts whose code does not run without data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_iter
+from transformers import PreTrainedModel
+from transformers.cache_utils import Cache
+
+from share_compute.models.blueprint import Blueprint
+from share_compute.models.huggingface.decoder import Outline, PassThrough, tied_names, trained_sketch
+from share_compute.models.profiles.profile import Growth, ModelProfile, forward_only_before_training
+from share_compute.models.profiles.profiling import (
+    LOSS_COPIES,
+    UNCOUNTABLE,
+    Count,
+    Misfit,
+    count,
+    empty_module,
+    empty_tensors,
+    fake_mode,
+    fit,
+)
+from share_compute.models.profiles.shape_estimate import ShapeEstimate
+from share_compute.models.stage import summed_cross_entropy
+
+_LENGTHS = (256, 512, 1024, 768)
+"""Lengths of the counted samples, in tokens: whole chunks of linear attention. The last one checks the fit."""
+_LONGER = (1280, 2048, 3072, 2560)
+"""Lengths used instead if an attention window lies within `_LENGTHS`: a mask is made only for longer samples."""
+_Call = tuple[tuple[Any, ...], dict[str, Any]]
+"""Positional and named arguments."""
+_Lengths = tuple[int, ...]
+_Found = dict[str, Growth | int]
+"""Fields of a `LayerProfile` that could be counted."""
+
+
+def profile_config(blueprint: Blueprint) -> ModelProfile:
+    """Count the cost of a causal language model, layer by layer; tied weights count once, with the embedding.
+
+    Raises:
+        UserError: the configuration makes no causal language model that can be split, or a frozen or adapted parameter
+            does not exist.
+    """
+    model, outline = trained_sketch(blueprint)
+    layers = list(getattr(outline.base, outline.layers))
+    embedding = getattr(outline.base, outline.embedding)
+    borrowed = tied_names(model)  # in a sketch these are separate parameters
+    tied = next(
+        (source for target, source in borrowed.items() if target.split(".")[0] in outline.heads), None
+    )
+    twin = model.get_parameter(tied).numel() if tied else 0
+    elsewhere = {parameter for part in (embedding, *layers) for parameter in part.parameters()}
+    rest = [
+        parameter
+        for name, parameter in model.named_parameters()
+        if name not in borrowed and parameter not in elsewhere
+    ]
+    trained = [parameter.numel() for parameter in rest if parameter.requires_grad]
+    size = sum(parameter.numel() for parameter in rest)
+    tied_trains = tied is not None and model.get_parameter(tied).requires_grad
+    estimate = ShapeEstimate(model.config.get_text_config())
+    guesses = [
+        estimate.embedding(embedding),
+        *map(estimate.layer, layers),
+        estimate.head(size, twin, size - sum(trained), max(trained, default=0)),
+    ]
+    parts = _Parts(model, outline)
+    found = [parts.embedding(), *parts.layers(), parts.head()]
+    first, *between, last = forward_only_before_training(
+        [guess.model_copy(update=better) for guess, better in zip(guesses, found, strict=True)]
+    )
+    return ModelProfile(
+        layers=tuple(between),
+        embedding=first,
+        head=last,
+        tied=twin,
+        tied_trains=tied_trains or not twin,
+        tied_name=tied if tied_trains else None,
+        counted=all("forward_flops" in better for better in found),
+    )
+
+
+class _Parts:
+    """Run a sketch part by part.
+
+    Args:
+        model: the sketch; it is taken apart.
+        outline: names of its parts.
+    """
+
+    def __init__(self, model: PreTrainedModel, outline: Outline) -> None:
+        self._model, self._base = model.train(), outline.base
+        text = model.config.get_text_config()
+        self._hidden_size = int(text.hidden_size)
+        self._stack: nn.ModuleList = getattr(outline.base, outline.layers)
+        self._layers = list(self._stack)
+        self._firsts = _first_alike(self._layers, getattr(text, "layer_types", None))
+        self._embedding: nn.Module = getattr(outline.base, outline.embedding)
+        closing = [getattr(outline.base, name) for name in outline.closing]
+        closing += [getattr(model, name) for name in outline.heads]
+        self._closing: nn.Module = closing[0]
+        self._mode = fake_mode()
+        for module in (self._embedding, *closing, *(self._layers[first] for first in set(self._firsts))):
+            empty_module(self._mode, module)
+        for index, layer in enumerate(self._layers):
+            self._stack[index] = PassThrough(layer)
+        for name in outline.opening:
+            setattr(outline.base, name, PassThrough())
+        self._tours: dict[tuple[int, bool], dict[int, _Call]] = {}
+
+    def layers(self) -> list[_Found]:
+        """Count all layers, in their order."""
+        found = {
+            first: _tried(self._train, first) | _tried(self._generate, first) for first in set(self._firsts)
+        }
+        return [found[first] for first in self._firsts]
+
+    def embedding(self) -> _Found:
+        """Count the embedding."""
+        return _tried(self._embed)
+
+    def head(self) -> _Found:
+        """Count the modules after the last layer, the loss, and the computations shared by all layers."""
+        return _tried(self._lose)
+
+    def _embed(self, lengths: _Lengths) -> _Found:
+        counts = []
+        for length in lengths:
+            with self._mode:
+                ids = torch.zeros(1, length, dtype=torch.int64)
+                counts.append(count(partial(self._embedding, ids), (), self._embedding))
+        return _growths(lengths, counts)
+
+    def _train(self, lengths: _Lengths, index: int) -> _Found:
+        layer, counts = self._layers[index], []
+        for length in lengths:
+            (hidden, *others), options = self._given(index, length, cached=False)
+            with self._mode, _GroupedProducts():
+                entering = hidden.detach().requires_grad_()
+                run = partial(_output, layer, entering, *others, **options)
+                counts.append(count(run, (hidden, others, options), layer))
+        return _growths(lengths, counts)
+
+    def _generate(self, lengths: _Lengths, index: int) -> _Found:
+        numbers = []
+        for length in lengths:
+            arguments, options = self._given(index, length, cached=True)
+            kept = [value for value in options.values() if isinstance(value, Cache)][0]  # noqa: RUF015 - IndexError
+            before = _numbers(kept)
+            with torch.no_grad(), self._mode, _GroupedProducts():
+                self._layers[index](*arguments, **options)
+            numbers.append(_numbers(kept) - before)
+        try:
+            return {"cache_numbers": fit(lengths, numbers)}
+        except Misfit:  # a window within these lengths: longer samples need no more
+            return {"cache_numbers": Growth(float(max(numbers)))}
+
+    def _lose(self, lengths: _Lengths) -> _Found:
+        return _growths(lengths, [self._follow(length) for length in lengths])
+
+    def _follow(self, length: int) -> Count:
+        """Count a run of the model without layers; the modules after the last layer get fake hidden states."""
+        entered: list[Tensor] = []
+        logits: list[Tensor] = []
+
+        def enter(_: nn.Module, arguments: tuple[Tensor, ...]) -> Tensor:
+            entered.append(self._mode.from_tensor(arguments[0]).requires_grad_())
+            return entered[0]
+
+        def run() -> Tensor:
+            hidden = torch.zeros(1, length, self._hidden_size)
+            logits.append(self._model(inputs_embeds=hidden, use_cache=False, return_dict=True).logits)
+            with self._mode:
+                return summed_cross_entropy(logits[0], torch.zeros(1, length, dtype=torch.int64))
+
+        with self._closing.register_forward_pre_hook(enter):
+            counted = count(run, entered, self._model)
+        copies = LOSS_COPIES * logits[0].untyped_storage().nbytes()
+        return replace(counted, kept_bytes=counted.kept_bytes + copies)
+
+    def _given(self, index: int, length: int, *, cached: bool) -> _Call:
+        """Return the arguments of a layer, with fake tensors."""
+        if (length, cached) not in self._tours:
+            self._tours[length, cached] = self._tour(length, cached=cached)
+        return self._tours[length, cached][index]
+
+    def _tour(self, length: int, *, cached: bool) -> dict[int, _Call]:
+        """Run the model without its layers, and record the arguments that each layer would get."""
+        calls: dict[int, _Call] = {}
+
+        def note(index: int, _: nn.Module, arguments: Any, options: Any) -> None:
+            calls[index] = empty_tensors(self._mode, (arguments, options))
+
+        with ExitStack() as hooks, torch.no_grad():
+            for index in set(self._firsts):
+                stand_in = self._stack[index]
+                hooks.enter_context(
+                    stand_in.register_forward_pre_hook(partial(note, index), with_kwargs=True)
+                )
+            hidden = torch.zeros(1, length, self._hidden_size)
+            self._base(inputs_embeds=hidden, use_cache=cached, return_dict=True)
+        return calls
+
+
+class _GroupedProducts(TorchFunctionMode):
+    """Send all rows to the first expert, which takes as many operations and kept tensors as sharing them.
+
+    The checks of the real kernel reject fake tensors of float32, though the kernel accepts float32.
+    """
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is torch._grouped_mm:  # noqa: SLF001
+            rows, experts = args
+            return rows @ experts[0]
+        return func(*args, **(kwargs or {}))
+
+
+def _tried(counting: Callable[..., _Found], *arguments: int) -> _Found:
+    """Return the counted fields; none if the code does not run without data, so that the estimate remains."""
+    try:
+        try:
+            return counting(_LENGTHS, *arguments)
+        except Misfit:
+            return counting(_LONGER, *arguments)
+    except UNCOUNTABLE:
+        return {}
+
+
+def _growths(lengths: _Lengths, counts: Sequence[Count]) -> _Found:
+    return {
+        "forward_flops": fit(lengths, [each.forward_flops for each in counts]),
+        "backward_flops": fit(lengths, [each.backward_flops for each in counts]),
+        "forward_operations": max(each.forward_operations for each in counts),
+        "backward_operations": max(each.backward_operations for each in counts),
+        "activation_bytes": fit(lengths, [each.kept_bytes for each in counts]),
+        "boundary_numbers": fit(lengths, [each.output.numel() for each in counts]),
+    }
+
+
+def _output(layer: nn.Module, *arguments: Any, **options: Any) -> Tensor:
+    outputs = layer(*arguments, **options)
+    hidden: Tensor = outputs[0] if isinstance(outputs, tuple) else outputs
+    return hidden
+
+
+def _numbers(kept: Cache) -> int:
+    """Return the number of keys, values and states in a cache."""
+    return sum(
+        value.numel()
+        for layer in kept.layers
+        for value in tree_iter(vars(layer))
+        if isinstance(value, Tensor) and value.is_floating_point()
+    )
+
+
+def _first_alike(layers: Sequence[nn.Module], kinds: Sequence[str] | None) -> list[int]:
+    """Return for each layer the index of the first one that computes the same on tensors of the same shapes."""
+    seen: dict[Hashable, int] = {}
+    kinds = kinds if kinds is not None and len(kinds) == len(layers) else [""] * len(layers)
+    return [
+        seen.setdefault((kind, _likeness(layer)), index)
+        for index, (kind, layer) in enumerate(zip(kinds, layers, strict=True))
+    ]
+
+
+def _likeness(layer: nn.Module) -> Hashable:
+    """Return all that distinguishes layers except their index: modules, plain attributes, shapes, trained or frozen."""
+    return tuple(
+        (
+            name,
+            type(module),
+            tuple(
+                (key, value)
+                for key, value in vars(module).items()
+                if isinstance(value, str | int | float | bool | None)
+                and "idx" not in key
+                and "index" not in key
+            ),
+            tuple(
+                (key, value.shape, value.requires_grad)
+                for key, value in module.named_parameters(recurse=False)
+            ),
+        )
+        for name, module in layer.named_modules()
+    )

@@ -1,0 +1,132 @@
+"""One shard of a Hugging Face encoder, from the model's own code; the module `encoder_types` lists the encoders.
+
+A shard is a sketch of the whole base model without the layers of other shards; then the rest gets memory. Modules keep
+their names in the whole model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoModel, PreTrainedModel
+
+from share_compute.models.huggingface.decoder import materialize, sketch
+from share_compute.models.huggingface.encoder_types import ENCODERS
+from share_compute.models.profiles.profile import NOTHING, LayerProfile, ModelProfile
+from share_compute.models.profiles.shape_estimate import ShapeEstimate, parameters_of
+from share_compute.shard import Shard
+
+_EMBEDDING = "embeddings"
+
+
+class Entrance(nn.Module):
+    """Replacement of a base model's embedding that returns hidden states which are embedded already."""
+
+    def forward(self, *given: Any, **named: Any) -> Tensor:
+        """Return the hidden states among the arguments of the embedding, ``[1, tokens, hidden]``."""
+        hidden: Tensor = next(
+            value
+            for value in (*given, *named.values())
+            if isinstance(value, Tensor) and value.is_floating_point()
+        )
+        return hidden
+
+
+def encoder_sketch(config: Mapping[str, Any], dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+    """Return the whole base model without memory for its weights, and without its pooler, which vectors do not need.
+
+    Raises:
+        UserError: the configuration makes no encoder.
+    """
+    model = sketch(config, dtype, AutoModel)
+    if hasattr(model, "pooler"):  # for classifiers
+        model.pooler = None
+    return model
+
+
+class EncoderShard:
+    """One shard of an encoder, for inference only.
+
+    Args:
+        config: Hugging Face configuration of the whole model, with ``model_type``.
+        shard: part of the model that this shard holds.
+        device: device of the shard.
+        dtype: type of its weights.
+
+    Raises:
+        UserError: the configuration makes no encoder.
+    """
+
+    def __init__(
+        self, config: Mapping[str, Any], shard: Shard, device: torch.device, dtype: torch.dtype
+    ) -> None:
+        parts = ENCODERS[config["model_type"]]
+        model = encoder_sketch(config, dtype)
+        layers = model.get_submodule(parts.layers)
+        assert isinstance(layers, nn.ModuleList)
+        for index in range(len(layers)):
+            if not shard.start <= index < shard.stop:
+                del layers._modules[str(index)]  # noqa: SLF001 - deleting an item would renumber the others
+        self.base = model
+        self.embedding: nn.Module | None = model.get_submodule(_EMBEDDING) if shard.is_first else None
+        """Embedding of the first shard, called with ``input_ids`` ``[1, tokens]`` of one text; None on later shards."""
+        setattr(model, _EMBEDDING, Entrance())
+        self._whole = [f"{parts.layers}.{index}" for index in range(shard.start, shard.stop)]
+        if shard.is_last:
+            self._whole += parts.closing
+        else:
+            for name in parts.closing:
+                setattr(model, name, nn.Identity())
+        for module in self.modules():
+            materialize(module, device, is_filled_later=True)
+            module.requires_grad_(requires_grad=False).eval()
+
+    def modules(self) -> Iterator[nn.Module]:
+        """Yield the embedding, on the first shard, and the base model with the layers of this shard."""
+        if self.embedding is not None:
+            yield self.embedding
+        yield self.base
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return all tensors by stored name."""
+        found: dict[str, Tensor] = dict(self.base.state_dict())
+        if self.embedding is not None:
+            found.update(self.embedding.state_dict(prefix=f"{_EMBEDDING}."))
+        return found
+
+    def take_over(self, other: EncoderShard) -> dict[str, Tensor]:
+        """Take the modules that both have from a shard of the same model, which must not be used afterwards.
+
+        Returns:
+            The tensors that are still to be filled, by stored name.
+        """
+        taken = [path for path in self._whole if path in other._whole]
+        for path in taken:
+            self.base.set_submodule(path, other.base.get_submodule(path))
+        if self.embedding is not None and other.embedding is not None:
+            self.embedding = other.embedding
+            taken.append(_EMBEDDING)
+        beginnings = tuple(f"{path}." for path in taken)
+        return {name: tensor for name, tensor in self.tensors().items() if not name.startswith(beginnings)}
+
+
+def profile_encoder(config: Mapping[str, Any]) -> ModelProfile:
+    """Estimate the cost profile of an encoder from the shapes of its parts; it keeps nothing of past tokens.
+
+    Raises:
+        UserError: the configuration makes no encoder.
+    """
+    model = encoder_sketch(config)
+    layers = list(model.get_submodule(ENCODERS[config["model_type"]].layers).children())
+    embedding = model.get_submodule(_EMBEDDING)
+    estimate = ShapeEstimate(model.config)
+    rest = parameters_of(model) - parameters_of(embedding) - sum(map(parameters_of, layers))
+    return ModelProfile(
+        layers=tuple(estimate.layer(layer).model_copy(update={"cache_numbers": NOTHING}) for layer in layers),
+        embedding=estimate.embedding(embedding),
+        head=LayerProfile(parameters=rest, forward_operations=1),
+        counted=False,
+    )

@@ -1,0 +1,152 @@
+"""Encoders: models with bidirectional attention that turn texts into vectors, and the pooling of these vectors.
+
+Unlike causal models, encoders of transformers declare no pipeline plan. So this module lists the supported
+architectures and their parts. Tests compare the vectors of each one, split into stages, with those of transformers.
+
+A folder in the format of sentence-transformers defines how the hidden states of a text become its vector. The steps are
+in ``modules.json``, and the folder of the pooling step names its mode. Without these files the mode is the mean.
+
+This module does not import torch, since the control plane uses it, too.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from share_compute.errors import UserError
+from share_compute.files.strict import StrictModel
+
+_WINDOW_KEY = "max_position_embeddings"
+_DEFAULT_PADDING_ID = 1
+"""Padding id of architectures with `counts_from_padding`, if the configuration has none."""
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderParts:
+    """Paths of an architecture's parts inside its base model."""
+
+    layers: str = "encoder.layer"
+    """Path of the list of its layers."""
+    closing: tuple[str, ...] = ()
+    """Paths of the modules after the last layer."""
+    counts_from_padding: bool = False
+    """Whether positions start after the padding token's id, so that fewer are left for tokens."""
+
+
+ENCODERS: Mapping[str, EncoderParts] = {
+    "bert": EncoderParts(),
+    "camembert": EncoderParts(counts_from_padding=True),
+    "distilbert": EncoderParts("transformer.layer"),
+    "modernbert": EncoderParts("layers", ("final_norm",)),
+    "mpnet": EncoderParts(counts_from_padding=True),
+    "roberta": EncoderParts(counts_from_padding=True),
+    "xlm-roberta": EncoderParts(counts_from_padding=True),
+}
+"""Encoders that can be served, by ``model_type``. Each embeds tokens in a module ``embeddings``."""
+
+
+class Pooling(StrictModel):
+    """Rule that turns the hidden states of a text's tokens into one vector."""
+
+    mode: Literal["mean", "cls"] = "mean"
+    """mean: average of all tokens; cls: the first token alone."""
+    is_normalized: bool = False
+    """Whether vectors are scaled to length 1."""
+
+
+def is_encoder(config: Mapping[str, Any]) -> bool:
+    """Return whether a configuration describes an encoder that can be served."""
+    return config.get("model_type") in ENCODERS and not config.get("is_decoder")
+
+
+def encoder_window(config: Mapping[str, Any]) -> int | None:
+    """Return the longest text of an encoder, in tokens; None if its configuration has no limit."""
+    window = config.get(_WINDOW_KEY)
+    if not isinstance(window, int):
+        return None
+    if not ENCODERS[config["model_type"]].counts_from_padding:
+        return window
+    padding = config.get("pad_token_id")
+    return window - 1 - (padding if isinstance(padding, int) else _DEFAULT_PADDING_ID)
+
+
+def pooling_of(folder: Path, config: Mapping[str, Any]) -> Pooling | None:
+    """Return the pooling of a folder's model; None if it is no encoder, but generates text.
+
+    Args:
+        folder: folder of the model.
+        config: content of its config.json.
+
+    Raises:
+        UserError: its pooling is not supported, or a model that is no supported encoder makes the vectors.
+    """
+    steps = _steps(folder)
+    if not is_encoder(config):
+        if steps:
+            raise _cannot(
+                f"{config.get('model_type')!r} is none of the encoders that can be served: {', '.join(ENCODERS)}"
+            )
+        return None
+    pooling = Pooling()
+    for kind, place in steps:
+        if kind == "Pooling":
+            pooling = Pooling(mode=_mode(_read(place / "config.json")), is_normalized=pooling.is_normalized)
+        elif kind == "Normalize":
+            pooling = pooling.model_copy(update={"is_normalized": True})
+        elif kind != "Transformer":
+            raise _cannot(f"modules.json asks for a {kind}")
+    if _read(folder / "sentence_bert_config.json").get("do_lower_case"):
+        raise _cannot("sentence_bert_config.json wants texts in lower case")
+    return pooling
+
+
+def trained_window(folder: Path) -> int | None:
+    """Return the number of tokens at which sentence-transformers truncates a text; None if the folder has no limit."""
+    found = _read(folder / "sentence_bert_config.json").get("max_seq_length")
+    return found if isinstance(found, int) and found > 0 else None
+
+
+def _steps(folder: Path) -> list[tuple[str, Path]]:
+    """Return the kind and the folder of each step in modules.json; [] if there is no such file."""
+    listed = _read(folder / "modules.json", list)
+    try:
+        return [(str(step["type"]).rpartition(".")[2], folder / str(step.get("path", ""))) for step in listed]
+    except (TypeError, KeyError, AttributeError) as failure:
+        raise _cannot("modules.json lists no steps with their types") from failure
+
+
+def _mode(config: Mapping[str, Any]) -> Literal["mean", "cls"]:
+    """Return the mode of a pooling step; older folders have one switch for each mode."""
+    switches = {name.removeprefix("pooling_mode_") for name, on in config.items() if on is True}
+    named = config.get("pooling_mode")
+    asked = switches - {"include_prompt"} if named is None else {named}
+    if asked <= {"mean_tokens", "mean"}:
+        return "mean"
+    if asked in ({"cls_token"}, {"cls"}):
+        return "cls"
+    raise _cannot(f"its vectors are made by {' and '.join(sorted(map(str, asked)))}")
+
+
+def _read(file: Path, kind: type = dict) -> Any:
+    """Return the content of a JSON file; an empty ``kind`` if there is no file."""
+    if not file.is_file():
+        return kind()
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as failure:
+        raise UserError(f"{file} cannot be read: {failure}", hint="fix or replace the file") from failure
+    if not isinstance(found, kind):
+        wanted = "an object" if kind is dict else "an array"
+        raise UserError(f"{file} is not {wanted} in JSON", hint="fix or replace the file")
+    return found
+
+
+def _cannot(reason: str) -> UserError:
+    return UserError(
+        f"this embedder cannot be served: {reason}",
+        hint="choose an encoder whose vectors are the mean of its tokens or its first token",
+    )

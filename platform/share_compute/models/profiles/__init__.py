@@ -1,0 +1,1 @@
+"""Cost profiles of models: FLOPs, parameters and bytes of each layer."""

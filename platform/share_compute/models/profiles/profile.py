@@ -1,0 +1,118 @@
+"""Cost profile of a model, layer by layer. It is counted from the model's code and does not depend on the machine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import NamedTuple
+
+from share_compute.files.strict import StrictModel
+from share_compute.shard import Shard
+
+FLOAT_BYTES = 4
+
+
+class Growth(NamedTuple):
+    """A quantity of one sample that grows with its tokens s: ``constant + linear * s + quadratic * s * s``."""
+
+    constant: float = 0.0
+    linear: float = 0.0
+    quadratic: float = 0.0
+
+    def at(self, tokens: int) -> float:
+        """Return the quantity for one sample of ``tokens`` tokens."""
+        return self.constant + (self.linear + self.quadratic * tokens) * tokens
+
+
+NOTHING = Growth()
+
+
+class LayerProfile(StrictModel):
+    """Cost profile of one layer, of the part before the first layer, or of the part after the last one."""
+
+    parameters: int
+    """Number of parameters."""
+    frozen: int = 0
+    """Number of parameters that are not trained: these have no gradient and no optimizer state."""
+    largest: int = 0
+    """Size, in numbers, of the largest trained parameter."""
+    forward_flops: Growth = NOTHING
+    """Floating point operations of one sample's forward pass; a multiply and an add are two."""
+    backward_flops: Growth = NOTHING
+    """Floating point operations of one sample's backward pass, for gradients of inputs and of parameters."""
+    forward_operations: int = 0
+    """Calls of kernels in a forward pass, whatever its size. Operations that only create a view are not counted."""
+    backward_operations: int = 0
+    """Calls of kernels in a backward pass, counted as in ``forward_operations``."""
+    activation_bytes: Growth = NOTHING
+    """Bytes that one sample's forward keeps for its backward, in float32.
+
+    They include the output, but not the input and the parameters. In the head they include the logits and two gradients
+    of the same size, which exist at the same time in the backward of the loss.
+    """
+    boundary_numbers: Growth = NOTHING
+    """Numbers that one sample passes to the next layer."""
+    cache_numbers: Growth = NOTHING
+    """Numbers in the key-value cache of one sequence in generation."""
+
+
+def joined(layers: Sequence[LayerProfile]) -> LayerProfile:
+    """Return several layers as one: their costs are added, except ``largest`` and the last layer's boundary."""
+    added: dict[str, int | Growth] = {}
+    for name in LayerProfile.model_fields:
+        values = [getattr(layer, name) for layer in layers]
+        added[name] = (
+            Growth(*map(sum, zip(*values, strict=True))) if isinstance(values[0], Growth) else sum(values)
+        )
+    added["largest"] = max(layer.largest for layer in layers)
+    return LayerProfile.model_validate({**added, "boundary_numbers": layers[-1].boundary_numbers})
+
+
+def forward_only_before_training(pieces: Sequence[LayerProfile]) -> tuple[LayerProfile, ...]:
+    """Return the pieces of a model without backward costs for the pieces before the first trained one.
+
+    These pieces keep only the input of the first trained piece. A model without frozen parameters is returned
+    unchanged, also if it begins with pieces without parameters.
+    """
+    trained = [place for place, piece in enumerate(pieces) if piece.parameters > piece.frozen]
+    first = trained[0] if trained and any(piece.frozen for piece in pieces) else 0
+    found = list(pieces)
+    for place, piece in enumerate(pieces[:first]):
+        entering = piece.boundary_numbers if place == first - 1 else NOTHING
+        kept = Growth(*(FLOAT_BYTES * number for number in entering))
+        found[place] = piece.model_copy(
+            update={"backward_flops": NOTHING, "backward_operations": 0, "activation_bytes": kept}
+        )
+    return tuple(found)
+
+
+class ModelProfile(StrictModel):
+    """Cost profiles of all parts of a model. Tied weights count once, in the embedding."""
+
+    layers: tuple[LayerProfile, ...]
+    embedding: LayerProfile = LayerProfile(parameters=0)
+    """Everything before the first layer; always in the same shard as layer 0."""
+    head: LayerProfile = LayerProfile(parameters=0)
+    """Everything after the last layer, without a tied head; always in the same shard as the last layer."""
+    tied: int = 0
+    """Number of parameters that the head shares with the embedding; the last shard holds a second copy of them."""
+    tied_trains: bool = True
+    """Whether the tied parameters are trained."""
+    tied_name: str | None = None
+    """Stored name of the tied parameter, if it is trained."""
+    counted: bool = True
+    """Whether operations and activations were counted from the model's code, not estimated from its parameters."""
+
+    @cached_property
+    def parameters(self) -> int:
+        """Number of parameters of the whole model."""
+        return sum(layer.parameters for layer in (self.embedding, *self.layers, self.head))
+
+    def parameters_of(self, shard: Shard) -> int:
+        """Return the number of parameters that a member with ``shard`` has in memory."""
+        held = sum(layer.parameters for layer in self.layers[shard.start : shard.stop])
+        if shard.is_first:
+            held += self.embedding.parameters
+        if shard.is_last:
+            held += self.head.parameters + (0 if shard.is_first else self.tied)
+        return held

@@ -1,0 +1,195 @@
+"""Count the operations and memory of code without data: tensors have shapes, but no memory and no values.
+
+Tensors are fake CPU tensors (torch's `FakeTensorMode`), not meta tensors, so that attention takes the same fused kernel
+as on real ones. If code reads a value that was never computed, torch raises, and the caller has to estimate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter, tree_map_only
+from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
+
+from share_compute.models.profiles.profile import Growth
+
+UNCOUNTABLE = (
+    RuntimeError, ValueError, TypeError, AttributeError, LookupError, AssertionError, ArithmeticError
+)  # fmt: skip
+"""Exceptions that a model's code raises when it cannot run without data."""
+LOSS_COPIES = 3
+"""Tensors of the size of the logits in the loss's backward pass, beside the tensors that autograd saved.
+
+These are the logits themselves, and the gradients before and after the softmax.
+"""
+_TOLERANCE = 0.01
+"""Largest relative deviation of a quantity from its fitted growth."""
+
+
+class Misfit(ValueError):
+    """Error: a quantity does not grow as a parabola over these lengths."""
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    """Cost of one forward and one backward pass."""
+
+    forward_flops: int
+    backward_flops: int
+    forward_operations: int
+    """Kernel calls, without views."""
+    backward_operations: int
+    kept_bytes: int
+    """Memory kept between the two passes: tensors saved by autograd, and the output; without inputs and parameters."""
+    saved: Mapping[StorageWeakRef, torch.UntypedStorage]
+    """Storages saved by autograd, those of inputs included; without parameters."""
+    output: Tensor
+
+
+def fake_mode() -> FakeTensorMode:
+    """Return a mode in which new tensors are fake; tensors of different modes cannot be mixed."""
+    return FakeTensorMode(allow_non_fake_inputs=True)
+
+
+def empty_module(mode: FakeTensorMode, module: nn.Module) -> None:
+    """Replace all parameters and buffers of a module, on any device, by fake CPU tensors."""
+    for part in module.modules():
+        for name, parameter in part._parameters.items():  # noqa: SLF001 - there is no public way to replace them in place
+            if parameter is not None:
+                with mode:
+                    value = torch.empty(parameter.shape, dtype=parameter.dtype)
+                part._parameters[name] = nn.Parameter(value, parameter.requires_grad)  # noqa: SLF001
+        for name, buffer in part._buffers.items():  # noqa: SLF001
+            if buffer is not None:
+                with mode:
+                    part._buffers[name] = torch.empty(buffer.shape, dtype=buffer.dtype)  # noqa: SLF001
+
+
+def empty_tensors(mode: FakeTensorMode, values: Any) -> Any:
+    """Return nested tuples, lists and mappings with all tensors replaced by fake ones of the same shapes."""
+    return tree_map_only(Tensor, mode.from_tensor, values)
+
+
+def count(run: Callable[[], Tensor], inputs: Any, module: nn.Module) -> Count:
+    """Run forward and backward once and return their cost, for fake or real tensors.
+
+    Args:
+        run: forward function; its output is the input of the next layer.
+        inputs: tensors kept elsewhere, nested in any way; they are not counted as kept.
+        module: module whose parameters and buffers are not counted as kept.
+    """
+    saved: dict[StorageWeakRef, torch.UntypedStorage] = {}
+
+    def save(tensor: Tensor) -> Tensor:
+        saved[storage_of(tensor)] = tensor.untyped_storage()
+        return tensor
+
+    saving = torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor)
+    with torch.enable_grad(), flop_counter() as forward, Operations() as forward_operations, saving:
+        output = run()
+    for parameter in module.parameters():
+        parameter.grad = torch.zeros_like(parameter)  # as in training: gradients are added to what is there
+    gradient = torch.ones_like(output)
+    with flop_counter() as backward, Operations() as backward_operations:
+        if output.requires_grad:
+            output.backward(gradient)  # type: ignore[no-untyped-call]
+    for tensor in (*module.parameters(), *module.buffers()):
+        saved.pop(storage_of(tensor), None)
+    kept = {**saved, storage_of(output): output.untyped_storage()}
+    for tensor in tree_iter(inputs):
+        if isinstance(tensor, Tensor):
+            kept.pop(storage_of(tensor), None)
+    kept_bytes = sum(storage.nbytes() for storage in kept.values())
+    return Count(
+        forward_flops=forward.get_total_flops(),
+        backward_flops=backward.get_total_flops(),
+        forward_operations=forward_operations.count,
+        backward_operations=backward_operations.count,
+        kept_bytes=kept_bytes,
+        saved=saved,
+        output=output,
+    )
+
+
+class Operations(TorchDispatchMode):
+    """Count kernel calls; views of a tensor do not count."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.count = 0
+
+    def __torch_dispatch__(
+        self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run an operation, and count it."""
+        del types
+        # Skip prim: fake tensors look up their device through the dispatcher.
+        self.count += not func.is_view and func.namespace != "prim"
+        return func(*args, **(kwargs or {}))
+
+
+def storage_of(tensor: Tensor) -> StorageWeakRef:
+    """Return a key of a tensor's storage, equal for tensors that share memory."""
+    return StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
+
+
+def fit(lengths: Sequence[int], values: Sequence[int]) -> Growth:
+    """Return the parabola through the first three points.
+
+    Raises:
+        Misfit: a further point is not on the parabola.
+    """
+    (a, b, c), (at_a, at_b, at_c) = lengths[:3], values[:3]
+    rise = Fraction(at_b - at_a, b - a)
+    quadratic = (Fraction(at_c - at_b, c - b) - rise) / (c - a)
+    linear = rise - quadratic * (a + b)
+    growth = Growth(float(at_a - linear * a - quadratic * a * a), float(linear), float(quadratic))
+    for length, value in zip(lengths[3:], values[3:], strict=True):
+        if abs(growth.at(length) - value) > _TOLERANCE * max(abs(value), 1):
+            raise Misfit(f"{value} at {length} tokens, not {growth.at(length):.0f} as {growth} says")
+    return growth
+
+
+def flop_counter() -> FlopCounterMode:
+    """Return torch's counter, extended by kernels that it does not know."""
+    return FlopCounterMode(display=False, custom_mapping=_FORMULAS)
+
+
+def _grouped_flops(first: Sequence[int], second: Sequence[int], *_: Any, **__: Any) -> int:
+    """Count ``[rows, k] @ [groups, k, n]`` and ``[m, rows] @ [rows, n]``, grouped by rows, each in one group."""
+    return 2 * first[0] * first[1] * second[-1]
+
+
+def _attention_flops(
+    query: Sequence[int], key: Sequence[int], value: Sequence[int], *_: Any, **__: Any
+) -> int:
+    flops: int = sdpa_flop_count(query, key, value)  # type: ignore[no-untyped-call]
+    return flops
+
+
+def _attention_backward_flops(
+    gradient: Sequence[int],
+    query: Sequence[int],
+    key: Sequence[int],
+    value: Sequence[int],
+    *_: Any,
+    **__: Any,
+) -> int:
+    flops: int = sdpa_backward_flop_count(gradient, query, key, value)  # type: ignore[no-untyped-call]
+    return flops
+
+
+_FORMULAS = {
+    torch.ops.aten._grouped_mm: _grouped_flops,  # noqa: SLF001 - operators have such names
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops,  # noqa: SLF001
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward_flops,  # noqa: SLF001
+}

@@ -1,0 +1,1 @@
+"""Weights on disk: safetensors folders, checksums and checkpoints."""

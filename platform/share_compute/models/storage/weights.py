@@ -1,0 +1,362 @@
+"""Safetensors folders in the Hugging Face layout: read single tensors, write in pieces, publish atomically."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file
+from torch import Tensor
+
+from share_compute.errors import Unavailable, UserError
+from share_compute.files.durable import sync
+from share_compute.models.storage.checksums import CHECKSUMS, Checksums
+
+CHUNK_BYTES = 2 * 2**20
+"""Approximate size of the pieces in which tensors travel: so no process needs memory for a second shard, and Ray sends
+the pieces inline."""
+FILE_BYTES = 2**30
+"""Size at which a folder's next file begins."""
+_DTYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+
+
+class WeightFolder:
+    """The tensors of a local folder of safetensors files.
+
+    Args:
+        folder: folder with ``<stem>.safetensors``, or several files with an index.
+        stem: first part of the files' names.
+
+    Raises:
+        UserError: the folder has no such safetensors file, or a file is damaged.
+    """
+
+    def __init__(self, folder: Path, stem: str = "model") -> None:
+        self.folder = folder
+        files = sorted(folder.glob(f"{stem}*.safetensors"))
+        if not files:
+            raise UserError(
+                f"{folder} has no {stem}*.safetensors file",
+                hint="save the model with save_pretrained, which writes safetensors",
+            )
+        self._places: dict[str, Path] = {}
+        for file in files:
+            try:
+                with safe_open(file, framework="pt") as opened:
+                    self._places.update(dict.fromkeys(opened.keys(), file))
+            except SafetensorError as failure:
+                raise UserError(
+                    f"{file} is damaged: {failure}", hint="copy or download it again"
+                ) from failure
+
+    def names(self) -> list[str]:
+        """Return the names of all tensors."""
+        return sorted(self._places)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._places
+
+    def groups(self) -> list[list[str]]:
+        """Return the names of the tensors of each file, in the order of the files."""
+        found: dict[Path, list[str]] = {}
+        for name, file in self._places.items():
+            found.setdefault(file, []).append(name)
+        return [found[file] for file in sorted(found)]
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of all tensors, by name."""
+        found: dict[str, tuple[int, ...]] = {}
+        for file in set(self._places.values()):
+            with safe_open(file, framework="pt") as opened:
+                found.update({name: tuple(opened.get_slice(name).get_shape()) for name in opened.keys()})  # noqa: SIM118
+        return found
+
+    def read(self, name: str, start: int = 0, stop: int | None = None) -> Tensor:
+        """Read rows [start, stop) of one tensor; nothing else of its file is loaded.
+
+        Raises:
+            UserError: there is no such tensor.
+        """
+        if name not in self._places:
+            raise UserError(
+                f"{self.folder} has no tensor {name!r}",
+                hint="check that config.json and the weights belong together",
+            )
+        with safe_open(self._places[name], framework="pt") as opened:
+            rows = opened.get_slice(name)
+            tensor: Tensor = rows[start:stop] if rows.get_shape() else opened.get_tensor(name)
+        return tensor
+
+    def digest(self) -> str:
+        """Return the SHA-256 of all tensors in order of name; it does not depend on the split into files."""
+        whole = hashlib.sha256()
+        for name in self.names():
+            whole.update(name.encode())
+            whole.update(self.read(name).contiguous().view(torch.uint8).numpy().tobytes())
+        return whole.hexdigest()
+
+
+def row_ranges(
+    shape: Sequence[int], itemsize: int, limit_bytes: int = CHUNK_BYTES
+) -> list[tuple[int, int | None]]:
+    """Split a tensor into ranges of rows of at most ``limit_bytes`` (at least one row each)."""
+    if not shape or shape[0] == 0:
+        return [(0, None)]
+    row_bytes = math.prod(shape[1:]) * itemsize
+    rows = max(1, limit_bytes // max(1, row_bytes))
+    return [(start, min(start + rows, shape[0])) for start in range(0, shape[0], rows)]
+
+
+def rows_of(tensor: Tensor, start: int, stop: int | None) -> Tensor:
+    """Return rows [start, stop), as given by `row_ranges`; a scalar has no rows and is returned whole."""
+    return tensor[start:stop] if tensor.dim() else tensor
+
+
+def batches(sizes: Mapping[str, int], limit_bytes: int) -> Iterator[list[str]]:
+    """Yield names in batches of at most ``limit_bytes``; a larger tensor is a batch of its own."""
+    names: list[str] = []
+    size = 0
+    for name, nbytes in sizes.items():
+        if names and size + nbytes > limit_bytes:
+            yield names
+            names, size = [], 0
+        names.append(name)
+        size += nbytes
+    if names:
+        yield names
+
+
+def files(tensors: Mapping[str, Tensor], limit_bytes: int = FILE_BYTES) -> Iterator[dict[str, Tensor]]:
+    """Yield named tensors in groups for files of at most ``limit_bytes``, as `batches` does."""
+    for names in batches({name: tensor.nbytes for name, tensor in tensors.items()}, limit_bytes):
+        yield {name: tensors[name] for name in names}
+
+
+def stream_file(tensors: Mapping[str, Tensor]) -> Iterator[bytes]:
+    """Yield a safetensors file in pieces: its header, then rows of about 2 MiB, so that no whole copy is in memory.
+
+    The format (https://github.com/huggingface/safetensors#format): length of the header as 8 bytes, the header as
+    JSON, then the tensors' bytes one after the other.
+    """
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, tensor in tensors.items():
+        begin, end = end, end + tensor.nbytes
+        header[name] = {
+            "dtype": _DTYPES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [begin, end],
+        }
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    yield len(text).to_bytes(8, "little") + text
+    for tensor in tensors.values():
+        for start, stop in row_ranges(tensor.shape, tensor.element_size()):
+            rows = rows_of(tensor.detach(), start, stop)
+            yield rows.to("cpu").contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+class FolderWriter:
+    """Write a folder under a hidden name, and rename it to its own, with checksums, only when it is complete.
+
+    Args:
+        target: the finished folder; replaced if it exists.
+
+    Raises:
+        Unavailable: the disk is full or cannot be written; the incomplete folder is removed.
+    """
+
+    def __init__(self, target: Path) -> None:
+        self.target = target
+        self._staging = target.with_name(f".{target.name}.partial")
+        self._failure: Unavailable | None = None
+        self._checksums = Checksums()
+        shutil.rmtree(self._staging, ignore_errors=True)
+        self._guard(lambda: self._staging.mkdir(parents=True))
+
+    def _guard(self, write: Callable[[], object]) -> None:
+        if self._failure is not None:
+            raise self._failure
+        try:
+            write()
+        except OSError as failure:
+            self.discard()
+            self._failure = Unavailable(
+                f"cannot write {self.target}: {failure.strerror or failure}",
+                hint="free disk space on the server, then resume the job from its last checkpoint",
+            )
+            raise self._failure from failure
+
+    def write(self, name: str, content: bytes) -> None:
+        """Append to one file of the folder."""
+
+        def append() -> None:
+            with (self._staging / name).open("ab") as file:
+                file.write(content)
+
+        self._guard(append)
+        self._checksums.add(name, content)
+
+    def write_json(self, name: str, content: object) -> None:
+        """Write one JSON file of the folder."""
+        self.write(name, (json.dumps(content, indent=2) + "\n").encode())
+
+    def copy(self, files: Iterable[Path]) -> None:
+        """Copy files into the folder; they replace files of the same names."""
+
+        def copy(file: Path) -> None:
+            self._remove(file.name)
+            self.write(file.name, b"")
+            with file.open("rb") as opened:
+                while block := opened.read(CHUNK_BYTES):
+                    self.write(file.name, block)
+
+        for file in files:
+            self._guard(partial(copy, file))
+
+    def link(self, files: Iterable[Path]) -> None:
+        """Hard-link files of another folder, which must never change any more; copy them if linking fails."""
+
+        def link(file: Path) -> None:
+            place = self._staging / file.name
+            try:
+                os.link(file, place)
+            except OSError:  # another disk, or a file system without hard links
+                shutil.copyfile(file, place)
+            self._checksums.add_file(place)
+
+        for file in files:
+            self._guard(partial(link, file))
+
+    def finish(self) -> int:
+        """Number the weight files as Hugging Face does, write their index and publish the folder.
+
+        Files are not read again for checksums: these were computed from the content to be written.
+
+        Returns:
+            Size of the folder in bytes.
+        """
+
+        def publish() -> None:
+            for stem in ("model", "optimizer"):
+                self._number(stem)
+            self._join("adapter_model")
+            self.write_json(CHECKSUMS, self._checksums.document())
+            for path in (*self._staging.iterdir(), self._staging):
+                sync(path)
+            old = self.target.with_name(f".{self.target.name}.old")
+            shutil.rmtree(old, ignore_errors=True)
+            if self.target.exists():
+                self.target.rename(old)
+            self._staging.rename(self.target)
+            sync(self.target.parent)
+            shutil.rmtree(old, ignore_errors=True)
+
+        self._guard(publish)
+        return sum(file.stat().st_size for file in self.target.iterdir())
+
+    def _number(self, stem: str) -> None:
+        files = sorted(self._staging.glob(f"{stem}-*.part"))
+        places: dict[str, str] = {}
+        total = 0
+        for number, file in enumerate(files, start=1):
+            suffix = f"-{number:05}-of-{len(files):05}" if len(files) > 1 else ""
+            final = file.rename(self._staging / f"{stem}{suffix}.safetensors")
+            self._checksums.rename(file.name, final.name)
+            with safe_open(final, framework="pt") as opened:
+                places.update(dict.fromkeys(opened.keys(), final.name))
+            with final.open("rb") as opened:
+                total += final.stat().st_size - 8 - int.from_bytes(opened.read(8), "little")
+        if len(files) > 1:
+            self.write_json(
+                f"{stem}.safetensors.index.json",
+                {"metadata": {"total_size": total}, "weight_map": places},
+            )
+
+    def _join(self, stem: str) -> None:
+        """Join all pieces in one file, since ``peft`` does not read several."""
+        pieces = sorted(self._staging.glob(f"{stem}-*.part"))
+        tensors: dict[str, Tensor] = {}
+        for piece in pieces:
+            tensors.update(load_file(piece))
+        for content in stream_file(tensors) if pieces else ():
+            self.write(f"{stem}.safetensors", content)
+        for piece in pieces:
+            self._remove(piece.name)
+
+    def _remove(self, name: str) -> None:
+        (self._staging / name).unlink(missing_ok=True)
+        self._checksums.remove(name)
+
+    def discard(self) -> None:
+        """Remove the incomplete folder."""
+        shutil.rmtree(self._staging, ignore_errors=True)
+
+
+def copy_into(
+    tensor: Tensor,
+    start: int,
+    stop: int | None,
+    content: NDArray[np.uint8],
+    dtype: torch.dtype = torch.float32,
+) -> None:
+    """Copy ``content``, numbers of ``dtype``, into rows [start, stop) of ``tensor``.
+
+    Raises:
+        UserError: ``content`` and these rows differ in their number of scalars.
+    """
+    rows = rows_of(tensor, start, stop)
+    value = torch.from_numpy(content.copy()).view(dtype)
+    if value.numel() != rows.numel():
+        raise UserError(
+            f"the weights have {value.numel()} numbers where the configuration wants {list(rows.shape)}",
+            hint="check that config.json and the weights belong together",
+        )
+    with torch.no_grad():
+        rows.copy_(value.reshape(rows.shape))
+
+
+def sweep_partial(parent: Path) -> None:
+    """Remove the unfinished folders that a killed attempt left below ``parent``."""
+    for folder in (*parent.glob("*/.*.partial"), *parent.glob("*/.*.old")):
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def finished_folders(parent: Path) -> list[Path]:
+    """Return the finished folders in ``parent`` by name; [] if there is no ``parent``."""
+    return sorted(folder for folder in parent.glob("[!.]*") if folder.is_dir())
+
+
+def prune_folders(parent: Path, kept: int) -> None:
+    """Remove all finished folders in ``parent`` except the ``kept`` ones whose names sort last."""
+    for folder in finished_folders(parent)[:-kept]:
+        shutil.rmtree(folder)
+
+
+def set_aside(folder: Path) -> Path:
+    """Rename a damaged folder so that it no longer counts as finished; return its new path."""
+    aside = folder.with_name(f".{folder.name}.damaged")
+    shutil.rmtree(aside, ignore_errors=True)
+    return folder.rename(aside)

@@ -1,0 +1,1 @@
+"""The cost model of a plan: compute, transfers, memory, and the schedule of a step."""

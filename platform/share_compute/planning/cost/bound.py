@@ -1,0 +1,166 @@
+"""Lower bound on the step of any layout on these machines, by the formula of `share_compute.planning.cost.cost`.
+
+A layout has a number of stages, on machines of a set of regions. Each number of stages, and each set of regions that
+links above some speed connect, has the bounds below, and the largest of them counts. The result is the smallest value
+over all numbers and sets.
+
+- Work: all machines together do the work of all layers and microbatches, with layers cut anywhere and full overlap. A
+  machine in use computes at least one microbatch of one layer, and does its fixed work once.
+- Fill: one microbatch passes all layers, each on the machine that is fastest for it, and a link between each two
+  stages, there and back. A layout on two regions uses a link no faster than the slowest link on the best path between
+  them.
+- Gradient sums: a stage is one machine, or it sums gradients, so it holds no more than its links carry in the time.
+- If no two machines can share a stage: each machine begins after one microbatch has passed the machines before it, the
+  microbatches in flight are at most as many as the stages, and each link carries all microbatches.
+- Memory: the number of stages is at least the number of machines, largest memory first, that can hold the state.
+
+Each machine alone is evaluated exactly.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from share_compute.models.profiles.profile import FLOAT_BYTES
+from share_compute.planning.cost.cost import TrainingCost
+from share_compute.planning.cost.layout import solo
+from share_compute.planning.cost.options import Ints, Options
+from share_compute.planning.network.network import Floats
+
+
+class _Group(NamedTuple):
+    """A set of regions joined by links."""
+
+    regions: frozenset[int]
+    links_s: tuple[float, ...]
+    """One-way times of a microbatch over the links of a minimum spanning tree of the regions, in rising order."""
+
+
+def lower_bound_s(cost: TrainingCost) -> float:
+    """Return a lower bound in seconds on the step of any layout; infinite if no machine can compute."""
+    usable = np.array(Options(cost).usable, dtype=np.int64)
+    if not len(usable):
+        return math.inf
+    relaxation = _Relaxation(cost, usable)
+    return min(relaxation.bound_s(group) for group in _groups(cost, usable))
+
+
+class _Relaxation:
+    def __init__(self, cost: TrainingCost, usable: Ints) -> None:
+        self._cost, self._usable = cost, usable
+        self._count = cost.workload.microbatches
+        cells = np.diff(cost.forward_s[usable] + cost.backward_s[usable], axis=1)
+        least = cells.min(axis=0)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            fastest = np.where((cells > 0) & (least > 0), least / cells, 0.0).max(axis=1)
+            # Maximum work that a stage takes over with each trained parameter that it holds.
+            per_parameter = np.where(least > 0, least / np.diff(cost.trained), 0.0).max()
+        self._rates: Floats = np.where(fastest > 0, fastest, 1.0)
+        self._smallest_s = cells.min(axis=1)
+        self._held_s = self._count * float(per_parameter) / FLOAT_BYTES
+        update = (self._rates * cost.update_s_per_parameter[usable]).min()
+        self._pass_s = float(least.sum())
+        self._work_s = self._count * self._pass_s + float(cost.trained[-1] * update)
+        self._call_s = float(cost.call_s[usable].min())
+        state = float(cost.state_bytes(cost.parameters[-1], cost.trained[-1]))
+        largest = np.cumsum(np.sort(cost.memory_bytes[usable])[::-1])
+        self._fewest_stages = int((largest < state).sum()) + 1
+
+    def bound_s(self, group: _Group) -> float:
+        """Return the bound for layouts that use exactly the regions of a group, or one machine in it."""
+        inside = np.isin(self._cost.network.region[self._usable], list(group.regions))
+        machines = self._usable[inside]
+        bound = min(self._alone_s(int(machine)) for machine in machines)
+        if len(machines) > 1:
+            bound = min(bound, self._together_s(machines, inside, group))
+        return bound
+
+    def _alone_s(self, machine: int) -> float:
+        layout = solo(machine, self._cost.num_layers, self._count)
+        return self._cost.step_s(layout) if self._cost.fits(layout) else math.inf
+
+    def _together_s(self, machines: Ints, inside: np.ndarray, group: _Group) -> float:
+        """Return the bound for several machines: the smallest over all numbers of stages."""
+        most = min(len(machines), self._cost.num_layers)
+        stages = np.arange(1, most + 1)
+        order = np.lexsort((-self._rates[inside], self._smallest_s[inside]))
+        rates, smallest = self._rates[inside][order], self._smallest_s[inside][order]
+        perfect_s = float(np.maximum(self._work_s / np.cumsum(rates), smallest).min())
+        fastest = np.sort(rates)[::-1][:most]
+        fill_s = self._pass_s + 2 * self._links_s(machines, group, most)
+        needed_s = np.maximum(fill_s, perfect_s)
+        network = self._cost.network
+        if self._may_share(machines):
+            regions = sorted(group.regions)
+            rate = float(network.bytes_per_s[regions, regions].max())
+            carried = self._held_s * rate if rate > 0 else 0.0
+            speed = np.cumsum(np.maximum(fastest, carried))
+            needed_s = np.maximum(needed_s, self._count * self._pass_s / speed) + self._call_s
+        else:
+            staggered = np.cumsum(fastest * (1 - 1 / self._count) ** np.arange(most))
+            carry_s = _hops(self._cost, np.array(sorted(group.regions)), latency=False).min()
+            carried_s = np.where(stages > 1, (self._count - 1) * carry_s if self._count > 1 else 0.0, 0.0)
+            turns = (self._count - 1) // stages
+            waits_s = np.maximum(np.where(turns > 0, np.maximum(turns, 1) * fill_s, 0.0), carried_s)
+            work_s = self._count * self._pass_s / staggered
+            needed_s = np.maximum(np.maximum(needed_s, work_s) + self._call_s, fill_s + waits_s)
+        needed_s[: self._fewest_stages - 1] = math.inf
+        return float(needed_s.min())
+
+    def _links_s(self, machines: Ints, group: _Group, most: int) -> Floats:
+        """Return the time of a microbatch on links on its way forward, for 1 to ``most`` stages ``[most]``."""
+        regions, counts = np.unique(self._cost.network.region[machines], return_counts=True)
+        links = list(group.links_s)
+        if counts.max() > 1:
+            near = _hops(self._cost, regions)
+            shortest = min([*links[:1], *near.diagonal()[counts > 1]])
+            # All links but the slowest one between regions may be as short as the shortest link.
+            links = sorted([shortest] * (most - 1) + links[-1:])
+        crossed = np.concatenate([[0.0], np.cumsum(links)])[:most]
+        # Every layout crosses a link as slow as the slowest link between the group's regions.
+        times: Floats = np.maximum(crossed, max(group.links_s, default=0.0))
+        return times
+
+    def _may_share(self, machines: Ints) -> bool:
+        seen = {(self._cost.kinds[one], int(self._cost.network.region[one])) for one in machines}
+        return self._count > 1 and len(seen) < len(machines)
+
+
+def _hops(cost: TrainingCost, regions: Ints, *, latency: bool = True) -> Floats:
+    """Return the least time of a microbatch between any two regions, ``[regions, regions]``; infinite on dead links."""
+    size = float(cost.boundary_bytes[1:-1].min()) if cost.num_layers > 1 else math.inf
+    rates = cost.network.bytes_per_s[np.ix_(regions, regions)]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        times: Floats = np.where(rates > 0, size / rates, np.inf)
+    return times + cost.network.latency_s[np.ix_(regions, regions)] if latency else times
+
+
+def _groups(cost: TrainingCost, usable: Ints) -> list[_Group]:
+    """Return each region alone, and the regions that each link of a minimum spanning tree joins, fastest link first."""
+    regions = np.unique(cost.network.region[usable])
+    groups = [_Group(frozenset({int(region)}), ()) for region in regions]
+    member = {int(region): group for region, group in zip(regions, groups, strict=True)}
+    for hop_s, one, other in sorted(_spanning_tree(_hops(cost, regions))):
+        left, right = member[int(regions[one])], member[int(regions[other])]
+        joined = _Group(left.regions | right.regions, (*sorted(left.links_s + right.links_s), hop_s))
+        groups.append(joined)
+        member.update(dict.fromkeys(joined.regions, joined))
+    return groups
+
+
+def _spanning_tree(hops: Floats) -> list[tuple[float, int, int]]:
+    """Return the edges (time, one region, other region) of a minimum spanning tree (Prim's algorithm)."""
+    count = len(hops)
+    nearest, origin, edges = hops[0].copy(), np.zeros(count, dtype=np.int64), []
+    outside = np.ones(count, dtype=bool)
+    outside[0] = False
+    for _ in range(count - 1):
+        chosen = int(np.flatnonzero(outside)[np.argmin(nearest[outside])])
+        edges.append((float(nearest[chosen]), int(origin[chosen]), chosen))
+        outside[chosen] = False
+        closer = hops[chosen] < nearest
+        nearest, origin = np.where(closer, hops[chosen], nearest), np.where(closer, chosen, origin)
+    return edges

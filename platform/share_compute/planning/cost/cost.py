@@ -1,0 +1,271 @@
+"""The cost model of training: one formula, and the tables that the search and the simulator read.
+
+For microbatches 1..M that flow through ordered stages p, the predicted time of a step is ::
+
+    step = max over p of  before(p) + busy(p) + tail(p)                  limit of the stage's members
+                          fill + (most(p) - 1) * boundary / bandwidth    limit of the link behind the stage
+                          fill + floor((M - 1) / flight(p)) * trip(p)    limit of the microbatches in flight
+
+    fill       = sum of first(p) over all stages + 2 * sum of hop(p) over all links between neighbours
+    first(p)   = forward and backward of one microbatch on the fastest member
+    busy(p)    = max over members of (its microbatches * its forward and backward of one)
+    hop(p)     = latency + boundary bytes / bandwidth, from stage p to stage p + 1, over the best link
+    before(p)  = sum of first(q) for q < p + 2 * sum of hop(q) for q < p: the way of the first microbatch to the stage,
+                 and of the last one back
+    most(p)    = M / (members(p) + members(p + 1) - 1), rounded up: shares are contiguous blocks, so microbatches use at
+                 most that many pairs of members, and at least one pair carries most(p)
+    trip(p)    = sum of first(q) for q >= p + 2 * sum of hop(q) for q >= p
+    flight(p)  = microbatches that stage p keeps in flight: window(p) + members(p), of the schedule (1F1B)
+    tail(p)    = gradient sums that are not hidden behind the last backward + the optimizer's update
+                 + the transfer of the gradient to a backup member
+               = max(ring(p) - backward(p), ring(p) / buckets(p)) + log(p) + update(p)
+    update(p)  = max over members of (bytes that the optimizer reads and writes / measured memory bandwidth + call)
+    call       = STEP_OPERATIONS * measured overhead of an operation: the fixed work of a member in each step
+    ring(p)    = 2 * (n - 1) / n * gradient bytes / bandwidth + 2 * (n - 1) * latency, among the stage's n members
+    log(p)     = 2 * latency + gradient bytes / bandwidth, over the best link of its machine; only for a stage of one
+                 member, whose step counts when its gradient is on another machine, too
+    forward    = max(FLOPs / measured FLOP/s, weight bytes / measured memory bandwidth)
+                 + operations * measured overhead of one
+
+An operation is a call of a kernel. Its overhead does not depend on the size of its tensors, and dominates in small
+models. If a profiler timed a layer on a machine, the measured time replaces the estimate. Every term is a wait that no
+schedule avoids. Therefore the event simulator (`share_compute.planning.cost.schedule_simulator`), which knows the order
+of all cells, does not predict less. There is one exception: summing and backing up the gradient of a stage after the
+first may be hidden behind the backwards of the stages before it.
+
+Memory is in `share_compute.planning.cost.memory`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from heapq import heapify, heapreplace
+from typing import Literal
+
+import numpy as np
+
+from share_compute.models.profiles.profile import FLOAT_BYTES, NOTHING, LayerProfile
+from share_compute.planning.cost.layout import Layout, StageLayout
+from share_compute.planning.cost.memory import TrainingMemory
+from share_compute.planning.network.network import Floats, transfer_s
+from share_compute.protocol.schedule import windows
+from share_compute.specification.workload import BYTES, GRADIENT_BUCKET_BYTES
+
+STEP_OPERATIONS = 400
+"""Fixed work of a member in each step beside its cells, as a number of small operations.
+
+The member is called, gets its samples, computes the norm of gradients, runs the optimizer and answers. Measured with a
+small CNN on a CPU.
+"""
+_UPDATE_PASSES = 3
+"""Passes of an update over the weights: gradient and weight read, weight written. Each optimizer tensor adds two."""
+
+
+@dataclass(frozen=True, eq=False)
+class TrainingCost(TrainingMemory):
+    """Tables and formula of one training job on one topology."""
+
+    # -- tables --------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def forward_s(self) -> Floats:
+        """Forward time of the first l layers for one microbatch ``[machines, layers + 1]``; infinite without speed."""
+        return self._seconds("forward")
+
+    @cached_property
+    def backward_s(self) -> Floats:
+        """Backward time of the first l layers for one microbatch, shaped as `forward_s`."""
+        return self._seconds("backward")
+
+    @cached_property
+    def update_s_per_parameter(self) -> Floats:
+        """Seconds of the optimizer for one parameter ``[machines]``."""
+        passes = _UPDATE_PASSES + 2 * self.workload.optimizer_tensors
+        return passes * FLOAT_BYTES / self.memory_bytes_per_s
+
+    @cached_property
+    def call_s(self) -> Floats:
+        """Seconds of a member's fixed work in each step, whatever its layers ``[machines]``."""
+        return STEP_OPERATIONS * self.overhead_s
+
+    def _seconds(self, way: Literal["forward", "backward"]) -> Floats:
+        estimated = self._estimated_s(self._pieces, way)
+        if way == "backward" and self.workload.activation_checkpointing:
+            layers = self.profile.layers
+            again = [layer.backward_flops != NOTHING or layer.backward_operations > 0 for layer in layers]
+            estimated = estimated + np.where(again, self._estimated_s(layers, "forward"), 0.0)
+        return self.corrected_s(estimated, self.timed(way))
+
+    def _estimated_s(self, pieces: Sequence[LayerProfile], way: Literal["forward", "backward"]) -> Floats:
+        tokens, size = self.workload.sequence_length, self.workload.microbatch_size
+        flops = [getattr(piece, f"{way}_flops").at(tokens) * size for piece in pieces]
+        passes = BYTES[self.workload.dtype] * (1 if way == "forward" else 2)
+        weights = [float(piece.parameters * passes) for piece in pieces]
+        operations = [float(getattr(piece, f"{way}_operations")) for piece in pieces]
+        return self.estimated_s(np.array(flops), np.array(weights), np.array(operations))
+
+    # -- the formula ---------------------------------------------------------------------------------------------
+
+    def cell_s(self, machine: int, start: int, stop: int) -> float:
+        """Return forward plus backward time of one microbatch in layers [start, stop); infinite without a speed."""
+        forward, backward = self.forward_s[machine], self.backward_s[machine]
+        if not math.isfinite(forward[stop] + backward[stop]):
+            return math.inf
+        return float(forward[stop] - forward[start] + backward[stop] - backward[start])
+
+    def shares(self, members: Sequence[int], start: int, stop: int) -> tuple[int, ...] | None:
+        """Return the microbatches of each member, so that the last member is done soonest; None if one gets none."""
+        return fill_shares(
+            [self.cell_s(member, start, stop) for member in members], self.workload.microbatches
+        )
+
+    def first_s(self, stage: StageLayout) -> float:
+        """Return forward plus backward time of one microbatch on the fastest member."""
+        return min(self.cell_s(member, stage.start, stage.stop) for member in stage.members)
+
+    def busy_s(self, stage: StageLayout) -> float:
+        """Return the time that the busiest member computes in a step."""
+        return max(
+            share * self.cell_s(member, stage.start, stage.stop)
+            for member, share in zip(stage.members, stage.shares, strict=True)
+        )
+
+    def hop_s(self, before: StageLayout, after: StageLayout) -> float:
+        """Return the time of one microbatch over the best link between two neighbours, one way."""
+        size = float(self.boundary_bytes[after.start])
+        return min(
+            transfer_s(*link, size)
+            for link in {self.network.link(a, b) for a in before.members for b in after.members}
+        )
+
+    def carry_s(self, before: StageLayout, after: StageLayout) -> float:
+        """Return the time in which the busiest link between neighbours carries all microbatches after its first one."""
+        size = float(self.boundary_bytes[after.start])
+        following = most_carried(self.workload.microbatches, len(before.members), len(after.members)) - 1
+        if following <= 0:
+            return 0.0
+        return following * min(
+            transfer_s(0.0, link[1], size)
+            for link in {self.network.link(a, b) for a in before.members for b in after.members}
+        )
+
+    def ring_s(self, stage: StageLayout) -> float:
+        """Return the time to sum the gradients of a stage's members over a ring; 0.0 for one member."""
+        count = len(stage.members)
+        if count == 1:
+            return 0.0
+        size = self.trained_parameters(stage.start, stage.stop) * FLOAT_BYTES * 2 * (count - 1) / count
+        links = {self.network.link(a, b) for a in stage.members for b in stage.members if a != b}
+        return max(transfer_s(2 * (count - 1) * latency, rate, size) for latency, rate in links)
+
+    def log_s(self, stage: StageLayout, others: Sequence[int] | None = None) -> float:
+        """Return the time in which a stage of one sends its gradient to a backup member; 0.0 if it needs no backup.
+
+        Args:
+            stage: the stage.
+            others: machines that may be the backup member, of which the fastest to reach is chosen; None allows all.
+        """
+        is_alone = len(stage.members) == 1 and stage.stop - stage.start < self.num_layers
+        if not self.workload.buddies or not is_alone:
+            return 0.0
+        (owner,) = stage.members
+        size = self.trained_parameters(stage.start, stage.stop) * FLOAT_BYTES
+        if others is None:
+            links = self.ways_out[int(self.network.region[owner])]
+        else:
+            there = np.unique(self.network.region[[other for other in others if other != owner]])
+            here = int(self.network.region[owner])
+            links = tuple(self.network.between(here, int(region)) for region in there)
+        return min((transfer_s(2 * latency, rate, size) for latency, rate in links), default=math.inf)
+
+    @cached_property
+    def ways_out(self) -> tuple[tuple[tuple[float, float], ...], ...]:
+        """Links (latency in s, bytes/s) from a machine of each region to any other machine."""
+        network = self.network
+        regions, counts = np.unique(network.region, return_counts=True)
+        return tuple(
+            tuple(
+                network.between(here, int(there))
+                for there, count in zip(regions, counts, strict=True)
+                if there != here or count > 1
+            )
+            for here in range(len(network.latency_s))
+        )
+
+    def tail_s(self, stage: StageLayout) -> float:
+        """Return the time after the last backward: gradient sums that it did not hide, backup, and update."""
+        return self.log_s(stage) + self.end_s(stage)
+
+    def end_s(self, stage: StageLayout) -> float:
+        """Return the time after the last backward without the backup of the gradient."""
+        trained = self.trained_parameters(stage.start, stage.stop)
+        ring = self.ring_s(stage)
+        hidden = max(
+            float(self.backward_s[member, stage.stop] - self.backward_s[member, stage.start])
+            for member in stage.members
+        )
+        update = max(
+            trained * float(self.update_s_per_parameter[member]) + float(self.call_s[member])
+            for member in stage.members
+        )
+        return max(ring - hidden, ring / self.buckets(stage)) + update
+
+    def buckets(self, stage: StageLayout) -> int:
+        """Return the number of buckets in which the members of a stage sum their gradients."""
+        size = self.trained_parameters(stage.start, stage.stop) * FLOAT_BYTES
+        return max(1, math.ceil(size / GRADIENT_BUCKET_BYTES))
+
+    def step_s(self, layout: Layout) -> float:
+        """Return the predicted time of a step, by the formula of this module."""
+        stages, count = layout.stages, self.workload.microbatches
+        ahead = windows([len(stage.members) for stage in stages])
+        # From the last stage to the first: trip(p) of the formula, and the step of the stages so far.
+        trip, step = 0.0, 0.0
+        for place in range(len(stages) - 1, -1, -1):
+            stage, carry = stages[place], 0.0
+            enter = self.first_s(stage)
+            if place + 1 < len(stages):
+                enter += 2 * self.hop_s(stage, stages[place + 1])
+                carry = self.carry_s(stage, stages[place + 1])
+            trip += enter
+            flight = ahead[place] + len(stage.members)
+            waits = max(carry, (count - 1) // flight * trip)
+            step = max(enter + step, self.busy_s(stage) + self.tail_s(stage), trip + waits)
+        return step
+
+    def may_share(self, machines: Sequence[int]) -> bool:
+        """Return whether machines can be members of one stage: they need one kind of device and one region."""
+        return (
+            len({self.kinds[machine] for machine in machines}) == 1
+            and len({int(self.network.region[machine]) for machine in machines}) == 1
+        )
+
+
+def fill_shares(cell_s: Sequence[float], microbatches: int, *, least: int = 0) -> tuple[int, ...] | None:
+    """Return each member's number of microbatches, so that the busiest is done soonest; None if a member gets none.
+
+    Each microbatch goes to the member that would finish it first, which is optimal for equal pieces.
+
+    Args:
+        cell_s: time of one microbatch on each member.
+        microbatches: number of microbatches to distribute.
+        least: number of microbatches that every member gets in advance.
+    """
+    if microbatches < len(cell_s) or not all(map(math.isfinite, cell_s)):
+        return None
+    shares = [least] * len(cell_s)
+    done = [((least + 1) * cell, member) for member, cell in enumerate(cell_s)]
+    heapify(done)
+    for _ in range(microbatches - sum(shares)):
+        member = done[0][1]
+        shares[member] += 1
+        heapreplace(done, ((shares[member] + 1) * cell_s[member], member))
+    return tuple(shares) if all(shares) else None
+
+
+def most_carried(microbatches: int, before: int, after: int) -> int:
+    """Return the minimum of microbatches on the busiest pair of members, between stages of these numbers of members."""
+    return -(-microbatches // (before + after - 1))

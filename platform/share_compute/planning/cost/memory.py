@@ -1,0 +1,264 @@
+"""Memory that a member of a training job needs on its machine.
+
+The need in bytes of a member of stage p with layers [start, stop) is the sum of ::
+
+    state      = parameters * 4 + trained parameters * 4 * (sets + optimizer tensors)
+    in flight  = min(window(p) + 1, share) * activation bytes
+    kept       = 2 * share * (boundary bytes before start + boundary bytes after stop)
+    transient  = the inside of one layer, if it is recomputed
+                 + max(4 * largest trained parameter, 8 * tied parameters if another stage holds them, too)
+
+    share      = microbatches of the member after the loss of the other member with the most microbatches
+    sets       = gradients of all trained parameters that the member accumulates at the same time
+
+Both sides of a boundary keep the tensors that crossed it, activations one way and gradients the other, until the step
+is committed. A member that replaces a lost one is sent these tensors again.
+
+A member holds one gradient set if its microbatches are a run of the job's order of sums
+(`share_compute.protocol.tree`), as in the widest stage. Members of other stages may hold several sets.
+Autograd allocates the gradient of a parameter before it is added to a set. Stages that share a tied parameter keep
+their own sum of its gradient and the sum that the other stage sent.
+
+In two-byte precision, each microbatch in flight also keeps a copy of the weights in that type. With activation
+checkpointing, only the input of a layer counts as activation. The inside of a layer then exists for one layer and
+microbatch at a time, and the layer's backward takes the time of a forward in addition.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property
+
+import numpy as np
+
+from share_compute.models.profiles.profile import FLOAT_BYTES, LayerProfile, joined
+from share_compute.planning.cost.layout import Layout
+from share_compute.planning.cost.tables import CostTables, sums
+from share_compute.planning.network.network import Floats
+from share_compute.protocol.schedule import one_forward_one_backward, windows
+from share_compute.protocol.tree import SummationTree
+from share_compute.specification.workload import AUTOCAST_KEPT, BYTES, TrainingWorkload
+
+
+@dataclass(frozen=True, eq=False)
+class TrainingMemory(CostTables):
+    """Memory tables and memory formula of one training job."""
+
+    workload: TrainingWorkload
+
+    # -- tables --------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def parameters(self) -> Floats:
+        """Number of parameters of the first l layers ``[layers + 1]``; without the second copy of a tied head."""
+        return sums(np.array([float(piece.parameters) for piece in self._pieces]))
+
+    @cached_property
+    def trained(self) -> Floats:
+        """Number of trained parameters of the first l layers ``[layers + 1]``.
+
+        These have gradients and optimizer state.
+        """
+        return sums(np.array([float(piece.parameters - piece.frozen) for piece in self._pieces]))
+
+    @cached_property
+    def activation_bytes(self) -> Floats:
+        """Bytes that the first l layers keep of one microbatch for the backward ``[layers + 1]``."""
+        layers = self.profile.layers
+        kept = [self._inside_bytes(layer) for layer in layers]
+        if self.workload.activation_checkpointing:
+            kept = [min(each, self._leaving_bytes(layer)) for each, layer in zip(kept, layers, strict=True)]
+        kept[0] += self._inside_bytes(self.profile.embedding)
+        kept[-1] += self._inside_bytes(self.profile.head)
+        return sums(np.array(kept))
+
+    @cached_property
+    def recomputed_bytes(self) -> float:
+        """Bytes of the largest layer's inside while it is recomputed; 0.0 without activation checkpointing."""
+        if not self.workload.activation_checkpointing:
+            return 0.0
+        return max(map(self._inside_bytes, self.profile.layers))
+
+    @cached_property
+    def boundary_bytes(self) -> Floats:
+        """Bytes of one microbatch over the cut before layer l, ``[layers + 1]``; 0 at both ends."""
+        return np.array([0.0, *map(self._leaving_bytes, self.profile.layers[:-1]), 0.0])
+
+    @cached_property
+    def largest(self) -> Floats:
+        """Size, in numbers, of each layer's largest trained parameter ``[layers]``; without the copy of a tied head."""
+        return np.array([float(piece.largest) for piece in self._pieces])
+
+    @cached_property
+    def _pieces(self) -> list[LayerProfile]:
+        """Layers, with the embedding added to the first and the head added to the last."""
+        pieces = list(self.profile.layers)
+        pieces[0] = joined([self.profile.embedding, pieces[0]])
+        pieces[-1] = joined([pieces[-1], self.profile.head])
+        return pieces
+
+    def _inside_bytes(self, piece: LayerProfile) -> float:
+        """Return the bytes that a layer keeps of one microbatch for its backward, with its output."""
+        size, tokens = self.workload.microbatch_size, self.workload.sequence_length
+        if self.workload.dtype == "float32":
+            return size * piece.activation_bytes.at(tokens)
+        copies = piece.parameters * BYTES[self.workload.dtype] if piece is not self.profile.embedding else 0
+        return AUTOCAST_KEPT * size * piece.activation_bytes.at(tokens) + copies
+
+    def _leaving_bytes(self, layer: LayerProfile) -> float:
+        """Return the bytes of a layer's output for one microbatch."""
+        return (
+            self.workload.microbatch_size
+            * FLOAT_BYTES
+            * layer.boundary_numbers.at(self.workload.sequence_length)
+        )
+
+    @cached_property
+    def least_bytes(self) -> float:
+        """Lower bound in bytes for any stage: state and one microbatch of the layer that needs least.
+
+        Tensors that cross boundaries are not included: a stage with more layers may have fewer boundaries.
+        """
+        state = self.state_bytes(np.diff(self.parameters), np.diff(self.trained))
+        return float(np.min(state + np.diff(self.activation_bytes)))
+
+    # -- the formula ---------------------------------------------------------------------------------------------
+
+    def held_parameters(self, start: int, stop: int) -> float:
+        """Return the number of parameters that a member with layers [start, stop) holds."""
+        copy = self.profile.tied if stop == self.num_layers and start > 0 else 0
+        return float(self.parameters[stop] - self.parameters[start]) + copy
+
+    def trained_parameters(self, start: int, stop: int) -> float:
+        """Return the number of trained parameters that a member with layers [start, stop) holds."""
+        has_copy = self.profile.tied_trains and stop == self.num_layers and start > 0
+        return float(self.trained[stop] - self.trained[start]) + (self.profile.tied if has_copy else 0)
+
+    def state_bytes(self, held: Floats | float, trained: Floats | float) -> Floats | float:
+        """Return the bytes of weights, one gradient set and optimizer state.
+
+        Args:
+            held: number of parameters.
+            trained: number of these parameters that are trained.
+        """
+        return FLOAT_BYTES * (held + trained * (1 + self.workload.optimizer_tensors))
+
+    def carried_bytes(self, start: int, stop: int) -> float:
+        """Return the bytes that a new member fetches: weights and optimizer state, without gradients."""
+        held, trained = self.held_parameters(start, stop), self.trained_parameters(start, stop)
+        return FLOAT_BYTES * (held + trained * self.workload.optimizer_tensors)
+
+    def member_bytes(self, layout: Layout, place: int, member: int) -> float:
+        """Return the bytes that one member of one stage needs.
+
+        Args:
+            layout: all stages.
+            place: index of the stage.
+            member: place of the member in the stage.
+        """
+        stage = layout.stages[place]
+        further = gradient_sets(tuple(each.shares for each in layout.stages), place, member) - 1
+        return self._one_set_bytes(layout, place, member) + further * FLOAT_BYTES * self.trained_parameters(
+            stage.start, stage.stop
+        )
+
+    def _one_set_bytes(self, layout: Layout, place: int, member: int) -> float:
+        """Return the bytes that a member needs with one gradient set: the part that its own stage determines."""
+        stage = layout.stages[place]
+        ahead = windows([len(each.members) for each in layout.stages])[place]
+        return self.bytes_needed(stage.start, stage.stop, after_a_loss(stage.shares)[member], ahead)
+
+    def bytes_needed(self, start: int, stop: int, share: int, window: int) -> float:
+        """Return the bytes that a member with one gradient set needs.
+
+        Args:
+            start: first layer of the member.
+            stop: one past the last layer of the member.
+            share: number of microbatches of the member in a step.
+            window: number of ranks by which the stage's forwards may run ahead of its backwards.
+        """
+        held, trained = self.held_parameters(start, stop), self.trained_parameters(start, stop)
+        fixed = float(self.state_bytes(held, trained)) + self.for_a_time_bytes(start, stop)
+        # If another stage is wider, all of `window + 1` consecutive ranks may belong to one member.
+        in_flight = min(share, window + 1)
+        inside = float(self.activation_bytes[stop] - self.activation_bytes[start])
+        return fixed + in_flight * inside + share * self.kept_bytes(start, stop)
+
+    def for_a_time_bytes(self, start: int, stop: int) -> float:
+        """Return the transient bytes of layers [start, stop): held for a part of a step, whatever the microbatches."""
+        return float(self.for_a_time_from(start)[stop - start - 1])
+
+    def for_a_time_from(self, start: int) -> Floats:
+        """Return the transient bytes of all layer ranges from ``start`` on ``[layers - start]``, the shortest first."""
+        largest, exchanged = np.maximum.accumulate(self.largest[start:]), np.zeros(self.num_layers - start)
+        twin = self.profile.tied if self.profile.tied_trains else 0
+        if start == 0:
+            exchanged[:-1] = 2 * twin
+        else:
+            largest[-1], exchanged[-1] = max(largest[-1], twin), 2 * twin
+        sizes: Floats = self.recomputed_bytes + FLOAT_BYTES * np.maximum(largest, exchanged)
+        return sizes
+
+    def kept_bytes(self, start: int, stop: int) -> float:
+        """Return the bytes of one microbatch at the boundaries that are kept until the step is committed."""
+        return 2.0 * float(self.boundary_bytes[start] + self.boundary_bytes[stop])
+
+    def fits(self, layout: Layout) -> bool:
+        """Return whether no member needs more memory than a plan may fill of its machine."""
+        return self.may_fit(layout) and all(
+            self._holds_sets(layout, place, member)
+            for place, stage in enumerate(layout.stages)
+            for member in range(len(stage.members))
+        )
+
+    def _holds_sets(self, layout: Layout, place: int, member: int) -> bool:
+        stage = layout.stages[place]
+        room = self.memory_bytes[stage.members[member]]
+        most = self._one_set_bytes(layout, place, member) + (
+            stage.shares[member] - 1
+        ) * FLOAT_BYTES * self.trained_parameters(stage.start, stage.stop)
+        return bool(most <= room or self.member_bytes(layout, place, member) <= room)
+
+    def may_fit(self, layout: Layout) -> bool:
+        """Return whether each member has memory for one gradient set, which each stage by itself determines.
+
+        The search considers one stage at a time. Its results must also pass `fits` before they become plans.
+        """
+        return all(
+            self._one_set_bytes(layout, place, member) <= self.memory_bytes[machine]
+            for place, stage in enumerate(layout.stages)
+            for member, machine in enumerate(stage.members)
+        )
+
+
+def after_a_loss(shares: Sequence[int]) -> tuple[int, ...]:
+    """Return about how many microbatches each member computes after the loss of the other member with the most."""
+    if len(shares) == 1:
+        return tuple(shares)
+    count = sum(shares)
+    others = [max([*shares[:place], *shares[place + 1 :]]) for place in range(len(shares))]
+    return tuple(-(-share * count // (count - other)) for share, other in zip(shares, others, strict=True))
+
+
+@cache
+def _tree(runs: tuple[int, ...]) -> SummationTree:
+    return SummationTree(runs)
+
+
+@cache
+def gradient_sets(shares: tuple[tuple[int, ...], ...], stage: int, member: int) -> int:
+    """Return the maximum number of gradient sets that a member holds, in a job that begins with this plan.
+
+    Args:
+        shares: number of microbatches of each member of each stage.
+        stage: index of the member's stage.
+        member: place of the member in the stage.
+    """
+    runs = max(shares, key=len)
+    if shares[stage] == runs:
+        return 1
+    order = [
+        action.microbatch for action in one_forward_one_backward(shares, stage, member) if action.kind == "B"
+    ]
+    return _tree(runs).buffers(order)

@@ -1,0 +1,237 @@
+"""Tables of a stage's cost over any range of layers, which the search reads instead of the formula."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from share_compute.models.profiles.profile import FLOAT_BYTES
+from share_compute.planning.cost.cost import TrainingCost
+from share_compute.planning.network.network import Floats
+from share_compute.specification.workload import GRADIENT_BUCKET_BYTES
+
+Ints = NDArray[np.int64]
+_MOST_BYTES: Final = 128 * 2**20
+"""Maximum size of the cached tables; beyond it the cache is cleared."""
+ANY_WINDOW: Final = 2**31
+"""Window of a range of layers that fits with any number of microbatches in flight."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Option:
+    """Machines that may be one stage.
+
+    The tables have the shape ``[stop, stop - 1 - start]``, so that short ranges of layers are at the front of each row.
+    Times are infinite if a member would get no microbatch, or if there is no such range. The number of columns is the
+    maximum number of layers that the search asked for, or less.
+    """
+
+    members: tuple[int, ...]
+    region: int
+    first_s: Floats
+    """Forward plus backward time of one microbatch on the fastest member."""
+    own_s: Floats
+    """Compute time of the busiest member in a step, plus the time after the last backward."""
+    window: Ints
+    """Largest window of the schedule with which every member has enough memory; -1 if no window fits."""
+
+    def reach(self, ceiling_s: float) -> int:
+        """Return the maximum number of layers that the stage can hold in a step below the ceiling."""
+        held = np.flatnonzero(((self.own_s < ceiling_s) & (self.window >= 0)).any(axis=0))
+        return int(held[-1]) + 1 if len(held) else 0
+
+
+class Options:
+    """Builds options and caches them."""
+
+    def __init__(self, cost: TrainingCost) -> None:
+        self._cost = cost
+        self._known: dict[tuple[int, ...], tuple[Option, int, float]] = {}
+        self._bytes = 0
+
+    @cached_property
+    def usable(self) -> tuple[int, ...]:
+        """Machines with a known speed and with memory for at least one layer."""
+        cost = self._cost
+        times = cost.forward_s[:, -1] + cost.backward_s[:, -1]
+        able = np.isfinite(times) & (cost.memory_bytes > 0) & (cost.memory_bytes >= cost.least_bytes)
+        return tuple(int(machine) for machine in np.flatnonzero(able))
+
+    def of(self, machines: Sequence[int], most_layers: int, ceiling_s: float = math.inf) -> Option:
+        """Return the option of usable machines that may share a stage.
+
+        Args:
+            machines: members of the stage.
+            most_layers: maximum number of layers in a range.
+            ceiling_s: step time; longer ranges may be left out if no step below this time can compute them.
+        """
+        members = tuple(sorted(machines))
+        if self._bytes > _MOST_BYTES:
+            self._known.clear()
+            self._bytes = 0
+        option, layers, until_s = self._known.get(members, (None, 0, 0.0))
+        if option is None or layers < most_layers or until_s < ceiling_s:
+            option = self._build(members, most_layers, ceiling_s)
+            self._known[members] = option, most_layers, ceiling_s
+            self._bytes += 3 * option.own_s.nbytes
+        return option
+
+    def _build(self, members: tuple[int, ...], most_layers: int, ceiling_s: float) -> Option:
+        cost, rows = self._cost, np.array(members)
+        stop, more = np.nonzero(
+            np.arange(cost.num_layers + 1)[:, None] > np.arange(min(most_layers, cost.num_layers))
+        )
+        if len(members) > 1 and math.isfinite(ceiling_s):
+            # Most stages of several members have time for few layers, and sharing microbatches out is the slow part.
+            hopeful = self._rough_s(members, stop - 1 - more, stop) <= ceiling_s * (1 + 1e-9)
+            most_layers = int(more[hopeful].max(initial=0)) + 1
+            stop, more = stop[more < most_layers], more[more < most_layers]
+        start = stop - 1 - more
+
+        def table(values: Floats, elsewhere: float) -> Floats:
+            filled = np.full((cost.num_layers + 1, most_layers), elsewhere)
+            filled[stop, more] = values
+            return filled
+
+        cells = self._cells_s(rows, start, stop)
+        shares = _shares(cells, cost.workload.microbatches)
+        fixed = self._fixed_bytes(start, stop)
+        tail = self._tail_s(members, start, stop)
+        valid = (shares > 0).all(axis=0)
+        return Option(
+            members=members,
+            region=int(cost.network.region[members[0]]),
+            first_s=table(np.where(valid, cells.min(axis=0), np.inf), np.inf),
+            own_s=table(np.where(valid, (shares * cells).max(axis=0) + tail, np.inf), np.inf),
+            window=table(np.where(valid, self._windows(rows, start, stop, fixed, shares), -1), -1).astype(
+                np.int64
+            ),
+        )
+
+    def _cells_s(self, rows: Ints, start: Ints, stop: Ints) -> Floats:
+        """Return forward plus backward time of one microbatch ``[members, ranges]``."""
+        forward, backward = self._cost.forward_s[rows], self._cost.backward_s[rows]
+        times: Floats = forward[:, stop] - forward[:, start] + backward[:, stop] - backward[:, start]
+        return times
+
+    def _rough_s(self, members: tuple[int, ...], start: Ints, stop: Ints) -> Floats:
+        """Return a lower bound on a stage's time in a step: its members share fractions of microbatches, too."""
+        with np.errstate(divide="ignore"):
+            speed = (1 / self._cells_s(np.array(members), start, stop)).sum(axis=0)
+        times: Floats = self._cost.workload.microbatches / speed + self._tail_s(members, start, stop)
+        return times
+
+    def _trained(self, start: Ints, stop: Ints) -> Floats:
+        cost = self._cost
+        tied = cost.profile.tied if cost.profile.tied_trains else 0
+        trained: Floats = cost.trained[stop] - cost.trained[start] + self._copies(start, stop, tied)
+        return trained
+
+    def _copies(self, start: Ints, stop: Ints, tied: int) -> Ints:
+        return np.where((stop == self._cost.num_layers) & (start > 0), tied, 0)
+
+    def _fixed_bytes(self, start: Ints, stop: Ints) -> Floats:
+        """Return the bytes that each range of layers needs, whatever its microbatches ``[ranges]``."""
+        cost = self._cost
+        held = cost.parameters[stop] - cost.parameters[start] + self._copies(start, stop, cost.profile.tied)
+        return np.asarray(cost.state_bytes(held, self._trained(start, stop)) + self._for_a_time[start, stop])
+
+    @cached_property
+    def _for_a_time(self) -> Floats:
+        """`TrainingCost.for_a_time_bytes` of all ranges of layers ``[layers, layers + 1]``."""
+        cost = self._cost
+        table = np.zeros((cost.num_layers, cost.num_layers + 1))
+        for start in range(cost.num_layers):
+            table[start, start + 1 :] = cost.for_a_time_from(start)
+        return table
+
+    def _tail_s(self, members: tuple[int, ...], start: Ints, stop: Ints) -> Floats:
+        cost, rows, trained = self._cost, np.array(members), self._trained(start, stop)
+        backward = cost.backward_s[rows]
+        hidden = (backward[:, stop] - backward[:, start]).max(axis=0)
+        ring = self._ring(members, trained)
+        log = self._log(members, trained, stop - start < cost.num_layers)
+        buckets = np.maximum(1, np.ceil(trained * FLOAT_BYTES / GRADIENT_BUCKET_BYTES))
+        update = np.multiply.outer(cost.update_s_per_parameter[rows], trained) + cost.call_s[rows, None]
+        times: Floats = np.maximum(ring - hidden, ring / buckets) + log + update.max(axis=0)
+        return times
+
+    def _ring(self, members: tuple[int, ...], trained: Floats) -> Floats:
+        count = len(members)
+        if count == 1:
+            return np.zeros(len(trained))
+        latency, rate = self._cost.network.link(members[0], members[1])
+        moved = trained * FLOAT_BYTES * 2 * (count - 1) / count
+        if rate <= 0:
+            return np.full(len(trained), np.inf)
+        times: Floats = 2 * (count - 1) * latency + moved / rate
+        return times
+
+    def _log(self, members: tuple[int, ...], trained: Floats, is_part: NDArray[np.bool_]) -> Floats:
+        """Return `TrainingCost.log_s` for each range of layers ``[ranges]``."""
+        cost, none = self._cost, np.zeros(len(trained))
+        if len(members) > 1 or not cost.workload.buddies:
+            return none
+        times = [
+            2 * latency + trained * FLOAT_BYTES / rate
+            for latency, rate in cost.ways_out[int(cost.network.region[members[0]])]
+            if rate > 0
+        ]
+        soonest = np.min(times, axis=0) if times else np.full(len(trained), np.inf)
+        return np.where(is_part, soonest, none)
+
+    def _windows(self, rows: Ints, start: Ints, stop: Ints, fixed: Floats, shares: Floats) -> Floats:
+        """Solve ``bytes_needed(window) <= memory`` for the window, for each range of layers."""
+        cost = self._cost
+        memory = cost.memory_bytes[rows, None]
+        most = _after_a_loss(shares)
+        fixed = fixed + most * 2 * (cost.boundary_bytes[start] + cost.boundary_bytes[stop])
+        each = cost.activation_bytes[stop] - cost.activation_bytes[start]
+        kept = np.minimum(np.floor((memory - fixed) / np.maximum(each, 1e-9)), ANY_WINDOW)
+        # Division rounds, so the sum decides, as in the memory formula.
+        kept = kept - (fixed + kept * each > memory)
+        kept = kept + (fixed + (kept + 1) * each <= memory)
+        windows: Floats = np.where(kept >= most, ANY_WINDOW, np.maximum(kept, 0) - 1).min(axis=0)
+        return windows
+
+
+def _after_a_loss(shares: Floats) -> Floats:
+    """Return `share_compute.planning.cost.memory.after_a_loss` for many stages ``[members, ranges]`` at once."""
+    if len(shares) == 1:
+        return shares
+    count = shares.sum(axis=0)
+    others = np.array([np.delete(shares, place, axis=0).max(axis=0) for place in range(len(shares))])
+    left = np.maximum(count - others, 1)  # ranges without a share for one member have no shares at all
+    most: Floats = np.ceil(shares * count / left)
+    return most
+
+
+def _shares(cells: Floats, microbatches: int) -> Floats:
+    """Return `fill_shares` for many stages ``[members, ranges]`` at once; all shares are 0 if one member gets none.
+
+    `fill_shares` assigns microbatches in the order of their finishing times. Here the ones that finish before a safe
+    time are assigned at once, and only the rest one by one.
+    """
+    count, ranges = cells.shape
+    if count == 1:
+        return np.full(cells.shape, float(microbatches))
+    shares = np.zeros(cells.shape)
+    if count > microbatches:
+        return shares
+    free = (cells <= 0).any(axis=0)
+    safe = np.where(free, 1.0, cells)
+    early = (1 - 1e-9) * (microbatches - count) / (1 / safe).sum(axis=0)
+    shares = np.where(free, 0.0, np.floor(early / safe))
+    columns = np.arange(ranges)
+    left = microbatches - shares.sum(axis=0)
+    while (open_ := columns[left > 0]).size:
+        chosen = ((shares[:, open_] + 1) * cells[:, open_]).argmin(axis=0)
+        shares[chosen, open_] += 1
+        left[open_] -= 1
+    return shares

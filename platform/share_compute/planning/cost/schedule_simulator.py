@@ -1,0 +1,373 @@
+"""Event simulation of one training step: the real schedule, cell by cell, with links that carry one tensor at a time.
+
+The formula of `share_compute.planning.cost.cost` bounds a step by waits that it must contain. This module simulates all
+waits: each member runs its actions in the order of `share_compute.protocol.schedule`, as early as its inputs arrive.
+The order of a member's actions is fixed, and so is the order of tensors on a link. Every cell's time therefore follows
+from times that are already known, and one pass over the cells is enough.
+
+- A link carries one tensor after the other in each direction. A tensor occupies it for size / bandwidth; latency does
+  not occupy it. Both directions work at the same time, and sending does not delay computing.
+- Machines of one host that use more threads than it has cores share the cores evenly among the ones that compute at a
+  moment (processor sharing, Kleinrock 1967). Cells then take longer than alone, and an event queue orders them by time.
+- Members of a stage start to sum gradients when all of them are in their last backward; a last bucket follows it.
+- The member of a stage of one sends its gradient to its backup member, over the best link, before the step counts.
+- The first and the last stage exchange the gradients of tied weights.
+- The update waits for messages from all stages (the gradient's norm; the commit), which takes one latency. The fixed
+  work of a member in each step (`call` in the formula) follows the update and does not count as computing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from itertools import count
+from typing import Literal, NamedTuple
+
+from share_compute.models.profiles.profile import FLOAT_BYTES
+from share_compute.planning.cost.cost import TrainingCost
+from share_compute.planning.cost.layout import Layout, StageLayout
+from share_compute.planning.network.network import transfer_s
+from share_compute.protocol.schedule import Action, one_forward_one_backward
+
+
+class SimulatedCell(NamedTuple):
+    """One cell (a forward or a backward of one microbatch) and the time in which a member computes it."""
+
+    stage: int
+    member: int
+    """Place of the member in the stage."""
+    microbatch: int
+    kind: Literal["F", "B"]
+    start_s: float
+    stop_s: float
+
+
+class SimulatedTransfer(NamedTuple):
+    """One tensor between two members, and the time of its transfer."""
+
+    microbatch: int
+    kind: Literal["F", "B"]
+    """F: an activation; B: the gradient of one."""
+    source: tuple[int, int]
+    """(stage, place of the member in it)."""
+    target: tuple[int, int]
+    """(stage, place of the member in it)."""
+    start_s: float
+    """Time when the link begins to carry the tensor."""
+    stop_s: float
+    """Time of arrival."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimeline:
+    """One simulated step. All times are in seconds from its start."""
+
+    step_s: float
+    """Time until the last member has updated its weights; infinite if a tensor or message never arrives."""
+    cells: tuple[SimulatedCell, ...]
+    """Cells, ordered by stage, member and time."""
+    busy_fractions: dict[int, float]
+    """Share of the step in which a machine computes, by its index in the topology."""
+    updates: dict[int, tuple[float, float]] = field(default_factory=dict)
+    """(begin, end) of each machine's weight update, by its index in the topology."""
+    transfers: tuple[SimulatedTransfer, ...] = ()
+    """Transfers between stages; empty unless requested."""
+    slowdowns: dict[int, float] = field(default_factory=dict)
+    """Ratio of a machine's cell times to those on cores of its own, by its index in the topology.
+
+    Empty if no cores are shared.
+    """
+
+
+def simulate_step(cost: TrainingCost, layout: Layout, *, with_transfers: bool = False) -> StepTimeline:
+    """Simulate one step of a layout.
+
+    Args:
+        cost: tables of the job on its machines.
+        layout: stages in pipeline order; each stage's shares add up to the step's microbatches.
+        with_transfers: whether to record transfers, too; searches do not need them.
+    """
+    transfers: list[SimulatedTransfer] | None = [] if with_transfers else None
+    pipeline = _Pipeline(cost, layout, transfers)
+    hosts = _crowded_hosts(cost, layout)
+    if hosts:
+        pipeline.run_on(hosts)
+    else:
+        pipeline.run()
+    prepared = [
+        _prepared_s(cost, stage, members) + cost.log_s(stage, layout.machines)
+        for stage, members in zip(layout.stages, pipeline.members, strict=True)
+    ]
+    updates = _update_s(cost, layout, _exchange_tied(cost, layout, prepared))
+    step_s = max(stop for stop, _ in updates.values())
+    busy = {
+        member.machine: (
+            sum(cell.stop_s - cell.start_s for cell in member.cells) + updates[member.machine][1]
+        )
+        for members in pipeline.members
+        for member in members
+    }
+    return StepTimeline(
+        step_s=step_s,
+        cells=tuple(cell for members in pipeline.members for member in members for cell in member.cells),
+        busy_fractions={
+            machine: time / step_s if 0 < step_s < math.inf else 0.0 for machine, time in busy.items()
+        },
+        updates={
+            machine: (done_s - takes_s - float(cost.call_s[machine]), done_s)
+            for machine, (done_s, takes_s) in updates.items()
+        },
+        transfers=tuple(transfers or ()),
+        slowdowns={
+            member.machine: sum(cell.stop_s - cell.start_s for cell in member.cells) / alone_s
+            for members in pipeline.members
+            for member in members
+            if hosts and 0 < (alone_s := sum(map(member.takes_s, member.actions))) < math.inf
+        },
+    )
+
+
+@dataclass(slots=True)
+class _Member:
+    """State of one member in the simulation."""
+
+    stage: int
+    place: int
+    machine: int
+    forward_s: float
+    backward_s: float
+    actions: list[Action]
+    free_s: float = 0.0
+    """Time when the member has finished the cells that it has begun."""
+    cells: list[SimulatedCell] = field(default_factory=list)
+
+    @property
+    def next(self) -> Action | None:
+        """The action that the member computes now or next; None after the last one."""
+        return self.actions[len(self.cells)] if len(self.cells) < len(self.actions) else None
+
+    def takes_s(self, action: Action) -> float:
+        """Return the time in seconds of an action on cores of its own."""
+        return self.forward_s if action.kind == "F" else self.backward_s
+
+
+@dataclass(slots=True)
+class _Host:
+    """Cores that members share; each computing member gets the same fraction of the threads that it uses alone."""
+
+    threads: float
+    wants: dict[int, int] = field(default_factory=dict)
+    """Threads that each machine uses alone, by machine."""
+    left_s: dict[int, float] = field(default_factory=dict)
+    """Remaining seconds of the current cell on cores of its own, by computing machine."""
+    at_s: float = 0.0
+
+    @property
+    def rate(self) -> float:
+        """Current speed of the computing members, as a share of their speed on cores of their own."""
+        wanted = sum(self.wants[machine] for machine in self.left_s)
+        return min(1.0, self.threads / wanted) if wanted else 1.0
+
+    def advance(self, now_s: float) -> None:
+        """Advance the cells in progress to the time ``now_s``."""
+        done_s = (now_s - self.at_s) * self.rate
+        self.left_s = {machine: left_s - done_s for machine, left_s in self.left_s.items()}
+        self.at_s = now_s
+
+
+class _Pipeline:
+    """Simulates all cells of a step."""
+
+    def __init__(self, cost: TrainingCost, layout: Layout, transfers: list[SimulatedTransfer] | None) -> None:
+        self._cost = cost
+        self._transfers = transfers
+        self._count = cost.workload.microbatches
+        self.members = [list(_members(cost, layout, index)) for index in range(len(layout.stages))]
+        self._starts = [stage.start for stage in layout.stages]
+        # For each stage and microbatch: the member that computes it, and the arrival times of its input and gradient.
+        self._owners = [
+            [member for member, share in zip(members, stage.shares, strict=True) for _ in range(share)]
+            for members, stage in zip(self.members, layout.stages, strict=True)
+        ]
+        blank = [[math.nan] * self._count for _ in layout.stages]
+        self._arrived = {"F": blank, "B": [list(row) for row in blank]}
+        self._arrived["F"][0] = [0.0] * self._count
+        self._arrived["B"][-1] = [0.0] * self._count  # stage of the loss: a backward follows its own forward
+        self._link_free_s: dict[tuple[int, int], float] = {}
+
+    def run(self) -> None:
+        """Compute every cell as early as its input allows."""
+        waiting = deque(member for members in self.members for member in members)
+        while waiting:
+            member = waiting.popleft()
+            while (action := member.next) is not None and (begin_s := self._begin_s(member)) is not None:
+                woken = self._complete(member, action, begin_s, begin_s + member.takes_s(action))
+                if woken is not None:
+                    waiting.append(woken)
+        assert all(member.next is None for members in self.members for member in members)
+
+    def run_on(self, hosts: Sequence[_Host]) -> None:
+        """Compute every cell as early as its input allows, and as fast as shared cores allow."""
+        host_of = {machine: host for host in hosts for machine in host.wants}
+        by_machine = {member.machine: member for members in self.members for member in members}
+        events: list[tuple[float, int, _Member]] = []
+        numbers = count()
+        current: dict[int, int] = {}  # number of the valid event, by machine; earlier events are outdated
+
+        def plan(at_s: float, member: _Member) -> None:
+            current[member.machine] = number = next(numbers)
+            heappush(events, (at_s, number, member))
+
+        def plan_host(host: _Host) -> None:
+            for machine, left_s in host.left_s.items():
+                plan(host.at_s + max(0.0, left_s) / host.rate, by_machine[machine])
+
+        def plan_begin(member: _Member) -> None:
+            if (begin_s := self._begin_s(member)) is not None:
+                plan(begin_s, member)
+
+        began_s: dict[int, float] = {}
+        for member in by_machine.values():
+            plan_begin(member)
+        while events:
+            now_s, number, member = heappop(events)
+            if current[member.machine] != number:
+                continue
+            host, action = host_of[member.machine], member.next
+            assert action is not None
+            host.advance(now_s)
+            if member.machine not in host.left_s:
+                began_s[member.machine] = now_s
+                host.left_s[member.machine] = member.takes_s(action)
+            else:
+                del host.left_s[member.machine]
+                woken = self._complete(member, action, began_s[member.machine], now_s)
+                plan_begin(member)
+                if woken is not None:
+                    plan_begin(woken)
+            plan_host(host)
+        assert all(member.next is None for member in by_machine.values())
+
+    def _begin_s(self, member: _Member) -> float | None:
+        """Return the time when a member can begin its next cell; None while the arrival of its input is unknown."""
+        action = member.next
+        if action is None:
+            return None
+        arrived_s = self._arrived[action.kind][member.stage][action.microbatch]
+        return None if math.isnan(arrived_s) else max(member.free_s, arrived_s)
+
+    def _complete(self, member: _Member, action: Action, start_s: float, stop_s: float) -> _Member | None:
+        """Record one cell and send its output; return the member that was waiting for this output, or None."""
+        forward = action.kind == "F"
+        member.free_s = stop_s
+        cell = SimulatedCell(member.stage, member.place, action.microbatch, action.kind, start_s, stop_s)
+        member.cells.append(cell)
+        target_stage = member.stage + (1 if forward else -1)
+        if not 0 <= target_stage < len(self.members):
+            return None
+        target = self._owners[target_stage][action.microbatch]
+        cut = self._starts[target_stage if forward else member.stage]
+        sent_s, arrival_s = self._send(member.machine, target.machine, cut, member.free_s)
+        if self._transfers is not None:
+            ends = (member.stage, member.place), (target.stage, target.place)
+            self._transfers.append(
+                SimulatedTransfer(action.microbatch, action.kind, *ends, sent_s, arrival_s)
+            )
+        self._arrived[action.kind][target_stage][action.microbatch] = arrival_s
+        return target if target.next == action else None
+
+    def _send(self, source: int, target: int, cut: int, at_s: float) -> tuple[float, float]:
+        """Return (time when the link begins to carry a tensor, time of arrival)."""
+        latency_s, bytes_per_s = self._cost.network.link(source, target)
+        carried_s = transfer_s(0.0, bytes_per_s, float(self._cost.boundary_bytes[cut]))
+        start_s = max(at_s, self._link_free_s.get((source, target), 0.0))
+        free_s = start_s + carried_s
+        self._link_free_s[source, target] = free_s
+        return start_s, free_s + latency_s
+
+
+def _crowded_hosts(cost: TrainingCost, layout: Layout) -> list[_Host]:
+    """Return the cores of all machines of a layout; an empty list if no host's cores are overcommitted."""
+    if not cost.host_threads:
+        return []
+    shared: dict[str, _Host] = {host: _Host(threads) for host, threads in cost.host_threads.items()}
+    hosts: list[_Host] = []
+    for machine in layout.machines:
+        contributor = cost.topology.contributors[machine]
+        threads = contributor.cpu_threads
+        if cost.kinds[machine] == "cpu" and contributor.host in shared:
+            shared[contributor.host].wants[machine] = threads
+        else:
+            hosts.append(_Host(threads, {machine: threads}))
+    used = [host for host in shared.values() if host.wants]
+    is_crowded = any(sum(host.wants.values()) > host.threads for host in used)
+    return [*used, *hosts] if is_crowded else []
+
+
+def _members(cost: TrainingCost, layout: Layout, index: int) -> Iterator[_Member]:
+    shares = [stage.shares for stage in layout.stages]
+    stage = layout.stages[index]
+    for place, machine in enumerate(stage.members):
+        yield _Member(
+            stage=index,
+            place=place,
+            machine=machine,
+            forward_s=float(cost.forward_s[machine, stage.stop] - cost.forward_s[machine, stage.start]),
+            backward_s=float(cost.backward_s[machine, stage.stop] - cost.backward_s[machine, stage.start]),
+            actions=one_forward_one_backward(shares, index, place),
+        )
+
+
+def _prepared_s(cost: TrainingCost, stage: StageLayout, members: list[_Member]) -> float:
+    """Return the time when the gradients of a stage are summed."""
+    done_s = max(member.free_s for member in members)
+    ring_s = cost.ring_s(stage)
+    if ring_s == 0:
+        return done_s
+    started_s = max(member.cells[-1].start_s for member in members)
+    return max(started_s + ring_s, done_s + ring_s / cost.buckets(stage))
+
+
+def _exchange_tied(cost: TrainingCost, layout: Layout, prepared: list[float]) -> list[float]:
+    """Return when each stage's gradients are ready, after the first and the last exchanged those of tied weights."""
+    if not cost.profile.tied or len(prepared) == 1:
+        return prepared
+    size = cost.profile.tied * FLOAT_BYTES
+    # The first member of each of the two stages sends to all members of the other one; each transfer has its own link.
+    ends = ((layout.stages[0], layout.stages[-1]), (layout.stages[-1], layout.stages[0]))
+    sent_s = [
+        max(cost.network.transfer_s(source.members[0], target, size) for target in other.members)
+        for source, other in ends
+    ]
+    first, last = prepared[0], prepared[-1]
+    return [max(first, last + sent_s[1]), *prepared[1:-1], max(last, first + sent_s[0])]
+
+
+def _update_s(cost: TrainingCost, layout: Layout, prepared: list[float]) -> dict[int, tuple[float, float]]:
+    """Return (time when its weights are updated, seconds that the update takes) for each machine.
+
+    A message from a stage takes the latency from its first member. The latest stage of each region decides; for the
+    members of that stage itself, the second latest of its region does.
+    """
+    latest: dict[int, list[tuple[float, int]]] = {}
+    for index, stage in enumerate(layout.stages):
+        latest.setdefault(int(cost.network.region[stage.members[0]]), []).append((prepared[index], index))
+    latest = {region: sorted(times)[-2:] for region, times in latest.items()}
+    updates: dict[int, tuple[float, float]] = {}
+    for index, stage in enumerate(layout.stages):
+        trained = cost.trained_parameters(stage.start, stage.stop)
+        for machine in stage.members:
+            here = int(cost.network.region[machine])
+            heard_s = [
+                time + float(cost.network.latency_s[there, here])
+                for there, times in latest.items()
+                for time, other in times
+                if other != index
+            ]
+            takes_s = trained * float(cost.update_s_per_parameter[machine])
+            done_s = max(prepared[index], *heard_s, 0.0) + takes_s + float(cost.call_s[machine])
+            updates[machine] = (done_s, takes_s)
+    return updates

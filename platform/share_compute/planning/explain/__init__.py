@@ -1,0 +1,1 @@
+"""Reasons for a plan, and for its absence."""

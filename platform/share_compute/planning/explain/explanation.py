@@ -1,0 +1,278 @@
+"""Explanations of plans: the bottleneck, and for each machine one sentence that its owner understands."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+
+from share_compute.planning.cost.cost import TrainingCost
+from share_compute.planning.cost.layout import Layout, StageLayout
+from share_compute.planning.cost.schedule_simulator import StepTimeline
+from share_compute.planning.explain.cause_words import blamed, speed_text, worded
+from share_compute.planning.explain.causes import Cause, causes
+from share_compute.planning.plan import Bottleneck, layer_span
+from share_compute.planning.search.additions import Addition, Additions, worth_trying
+from share_compute.planning.search.problem import Problem
+from share_compute.quantities import bytes_text, listed, percent_text, seconds_text
+
+_SIMPLE = {
+    "uniform": "every machine gets the same share",
+    "memory_weighted": "shares follow the memory that machines lend",
+    "compute_weighted": "shares follow the speed that machines measured",
+}
+_NOTICEABLE = 1.001
+_ALIKE = 1.05
+"""Ratio below which two machines count as equal: a second measurement could reverse their order."""
+
+
+class Explanation:
+    """Explains one plan.
+
+    Args:
+        cost: tables of the job on its machines.
+        layout: the layout of the plan.
+        timeline: one simulated step of the plan; None if no machine's speed was measured.
+        asked: numbers of stages and of members per stage that the job requires; None leaves a number to the planner.
+        strategy: name of the strategy.
+        exact: whether the search proved that no layout has a smaller predicted step by the formula.
+        additions: layouts with one more machine, and their step times.
+    """
+
+    def __init__(
+        self,
+        cost: TrainingCost,
+        layout: Layout,
+        timeline: StepTimeline | None,
+        *,
+        asked: tuple[int | None, int | None],
+        strategy: str,
+        exact: bool,
+        additions: Additions,
+    ) -> None:
+        self._cost = cost
+        self._layout = layout
+        self._timeline = timeline
+        self._stages, self._members = asked
+        self._strategy = strategy
+        self._exact = exact
+        self._additions = additions
+
+    # -- the plan ------------------------------------------------------------------------------------------------
+
+    def bottleneck(self) -> Bottleneck:
+        """Return the cause whose removal would shorten the step most."""
+        assert self._timeline is not None
+        step_s = self._timeline.step_s
+        worst = causes(self._cost, self._layout, step_s)[0]
+        where, what = worded(self._cost, worst.kind, worst.machines)
+        without = seconds_text(max(step_s - worst.saved_s, 0.0))
+        if len(self._layout.machines) == 1:
+            return Bottleneck(
+                kind=worst.kind, where=where, sentence=f"{what}, and does all of the work alone"
+            )
+        if worst.kind in ("compute", "memory"):
+            hint = (
+                f"a step takes {seconds_text(step_s)}; with a faster machine in its place down to {without}"
+            )
+        else:
+            hint = f"without that a step would take {without} instead of {seconds_text(step_s)}"
+        return Bottleneck(kind=worst.kind, where=where, sentence=f"{what}: {hint}")
+
+    # -- machines of the plan ------------------------------------------------------------------------------------
+
+    def why_in(self, place: int, seat: int) -> str:
+        """Return why a member holds its layers.
+
+        Args:
+            place: index of the member's stage.
+            seat: place of the member in the stage.
+        """
+        stage = self._layout.stages[place]
+        machine = stage.members[seat]
+        contributor = self._cost.topology.contributors[machine]
+        facts = [self._standing(machine)]
+        if self._timeline is not None:
+            facts.append(f"{percent_text(self._timeline.busy_fractions[machine])} busy")
+        need = self._cost.member_bytes(self._layout, place, seat)
+        facts.append(f"{bytes_text(need)} of {bytes_text(contributor.memory_bytes)} used")
+        facts += self._sharing(stage, seat)
+        return f"holds {layer_span(stage.start, stage.stop)}: {', '.join(facts)}"
+
+    def standing(self, place: int, seat: int) -> str:
+        """Return the part of `why_in` without figures: the reason for this machine, and the members it shares with."""
+        stage = self._layout.stages[place]
+        return ", ".join([self._standing(stage.members[seat]), *self._sharing(stage, seat)])
+
+    def _sharing(self, stage: StageLayout, seat: int) -> list[str]:
+        if len(stage.members) == 1:
+            return []
+        count = f"{stage.shares[seat]} of {sum(stage.shares)} microbatches"
+        others = [self._name(member) for place, member in enumerate(stage.members) if place != seat]
+        return [f"{count}, the rest with {listed(others)}"]
+
+    def _standing(self, machine: int) -> str:
+        if self._strategy in _SIMPLE:
+            return _SIMPLE[self._strategy]
+        if self._timeline is None:
+            return "no machine's speed was measured, so all count as alike"
+        if len(self._layout.machines) == 1:
+            return speed_text(self._cost, machine) + self._alone(machine)
+        others = [other for other in range(self._cost.num_machines) if other != machine]
+        faster = sum(self._is_slower(machine, other) for other in others)
+        alike = any(not self._is_slower(other, machine) for other in others)
+        if faster == 0:
+            return (
+                f"as fast as any here ({speed_text(self._cost, machine)})"
+                if alike
+                else f"the fastest machine here ({speed_text(self._cost, machine)})"
+            )
+        return f"{speed_text(self._cost, machine)}, {self._ordinal(faster + 1)} fastest here"
+
+    def _alone(self, machine: int) -> str:
+        """Return how a plan on one machine compares with plans on several."""
+        others = [other for other in range(self._cost.num_machines) if other != machine]
+        if not others or self._stages is not None:
+            return ""
+        if not any(self._reached(machine, other) for other in others):
+            return "; no usable link joins it to another machine"
+        if self._exact:
+            return "; alone it is faster than any split"
+        return "; alone it is faster than every split that was tried" if self._strategy == "auto" else ""
+
+    def _reached(self, one: int, other: int) -> bool:
+        return math.isfinite(self._cost.network.transfer_s(one, other, 1.0))
+
+    @staticmethod
+    def _ordinal(number: int) -> str:
+        ending = "th" if number % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+        return f"{number}{ending}"
+
+    # -- machines without work -----------------------------------------------------------------------------------
+
+    def why_out(self, machines: Sequence[int]) -> dict[int, str]:
+        """Return the reason why each machine without work has none."""
+        if self._timeline is None or self._strategy in _SIMPLE:
+            return {machine: self._without_search(machine) for machine in machines}
+        tried = worth_trying(self._cost, self._layout)
+        reasons = {machine: self._why_out(machine) for machine in tried if machine in machines}
+        return reasons | {machine: self._not_tried(machine) for machine in machines if machine not in reasons}
+
+    def _without_search(self, machine: int) -> str:
+        """Return why a machine has no work if no predicted steps were compared."""
+        count = len(self._layout.machines)
+        if self._timeline is None:
+            return f"no machine's speed was measured, and the plan has work for {count} of them"
+        slower = self._is_slower(machine, self._slowest)
+        scarce = (
+            f"there is no work for more than {_machines(count)}"
+            if self._stages is None
+            else f"the job asks for {self._asked()}"
+        )
+        return f"{scarce}, and {'the others are faster' if slower else 'it is no faster than the others'}"
+
+    def _not_tried(self, machine: int) -> str:
+        """Return a reason without the machine's own figures, so that machines with one cause can be grouped."""
+        used = self._layout.machines
+        if float(self._cost.memory_bytes[machine]) < self._cost.least_bytes:
+            return "the memory that it lends does not hold a single layer"
+        if not any(self._reached(machine, other) for other in used):
+            return "no usable link joins it to the machines of the plan"
+        return self._others(machine)
+
+    def _others(self, machine: int) -> str:
+        """Return that other machines have the work, and in which figures this machine is behind all of them."""
+        count = len(self._layout.machines)
+        behind = [f"{_machines(count)} make{'s' if count == 1 else ''} the shortest step that was found"]
+        if self._is_slower(machine, self._slowest):
+            behind.append("it is slower than each of them")
+        if self._nearest_s(machine) > _ALIKE * self._farthest_s:
+            behind.append("its links to them are slower than theirs")
+        if _ALIKE * self._cost.memory_bytes[machine] < self._least_bytes:
+            behind.append("it lends less memory than each of them")
+        return ", and ".join(behind)
+
+    def _is_slower(self, machine: int, other: int) -> bool:
+        return _ALIKE * self._flops(machine) < self._flops(other)
+
+    @cached_property
+    def _slowest(self) -> int:
+        """The slowest machine of the plan."""
+        return min(self._layout.machines, key=self._flops)
+
+    @cached_property
+    def _least_bytes(self) -> float:
+        """Least memory of any machine of the plan, in bytes that a plan may fill."""
+        return min(float(self._cost.memory_bytes[machine]) for machine in self._layout.machines)
+
+    @cached_property
+    def _farthest_s(self) -> float:
+        """Longest time of one microbatch from a machine of the plan to its nearest other machine of the plan."""
+        used = self._layout.machines
+        return max(map(self._nearest_s, used)) if len(used) > 1 else math.inf
+
+    def _nearest_s(self, machine: int) -> float:
+        """Return the time of one microbatch to the nearest other machine of the plan."""
+        size = float(self._cost.boundary_bytes.max())
+        others = [other for other in self._layout.machines if other != machine]
+        return min(self._cost.network.transfer_s(machine, other, size) for other in others)
+
+    def _why_out(self, machine: int) -> str:
+        problem = Problem(self._cost, self._stages, self._members)
+        with_it = self._additions.of(problem, self._layout)[machine]
+        return self._no_room(machine) if with_it is None else self._not_worth_it(machine, with_it)
+
+    def _no_room(self, machine: int) -> str:
+        lent = self._cost.topology.contributors[machine].memory_bytes
+        if float(self._cost.memory_bytes[machine]) < self._cost.least_bytes:
+            return f"the {bytes_text(lent)} that it lends do not hold a single layer"
+        if self._stages is not None:
+            return f"the job asks for {self._asked()}, and {self._others(machine)}"
+        return f"no place is left for it, and {self._others(machine)}"
+
+    def _not_worth_it(self, machine: int, with_it: Addition) -> str:
+        assert self._timeline is not None
+        step_s, now_s = with_it.step_s, self._timeline.step_s
+        if math.isinf(step_s):
+            return "no usable link joins it to the machines of the plan"
+        if step_s * _NOTICEABLE < now_s:
+            return (
+                "this strategy found no place for it; "
+                f"with it a step would take {seconds_text(step_s)} instead of {seconds_text(now_s)}"
+            )
+        if step_s < now_s * _NOTICEABLE:
+            return f"with it a step would be no shorter than {seconds_text(now_s)}, so it stays free for other jobs"
+        longer = f"with it a step would take {seconds_text(step_s)} instead of {seconds_text(now_s)}"
+        cause = next(iter(self._own_causes(machine, with_it.layout, step_s)), None)
+        return (
+            longer
+            if cause is None
+            else f"{longer}, because {blamed(self._cost, cause.kind, cause.machines, machine)}"
+        )
+
+    def _own_causes(self, machine: int, with_it: Layout, step_s: float) -> Iterator[Cause]:
+        """Yield the causes of a longer step; the machine's speed is no cause if the plan's machines are no faster."""
+        whole_s = [self._cost.cell_s(other, 0, self._cost.num_layers) for other in self._layout.machines]
+        is_slow = self._cost.cell_s(machine, 0, self._cost.num_layers) > _ALIKE * min(whole_s)
+        for cause in causes(self._cost, with_it, step_s, of=machine):
+            if cause.saved_s > 0 and (is_slow or cause.kind not in ("compute", "memory")):
+                yield cause
+
+    # -- words ---------------------------------------------------------------------------------------------------
+
+    def _asked(self) -> str:
+        count = self._stages if self._stages is not None else len(self._layout.stages)
+        stages = "1 stage" if count == 1 else f"{count} stages"
+        if self._members is None and self._strategy not in _SIMPLE:
+            return stages
+        return f"{stages} of {_machines(self._members or 1)}"
+
+    def _name(self, machine: int) -> str:
+        return self._cost.topology.contributors[machine].name
+
+    def _flops(self, machine: int) -> float:
+        return self._cost.topology.contributors[machine].flops_per_s()
+
+
+def _machines(count: int) -> str:
+    return "1 machine" if count == 1 else f"{count} machines"

@@ -1,0 +1,176 @@
+"""Errors for jobs without a plan: the missing bytes, and remedies. Each remedy was tried in the cost model."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import chain, combinations, pairwise, product
+
+from share_compute.errors import PlanInfeasible
+from share_compute.planning.cost.layout import Layout, solo
+from share_compute.planning.explain.remedies import cut_off_text, more_machines, more_memory, to_lend
+from share_compute.planning.network.network import Network
+from share_compute.planning.search.partitioning import PartitioningStrategy
+from share_compute.planning.search.problem import Problem
+from share_compute.planning.search.strategies import AutoPartitioning, RecursivePartitioning
+from share_compute.quantities import bytes_text, exact_bytes_text, listed
+
+_SMALL = 8
+"""Maximum number of machines for which `auto` itself tries remedies.
+
+With more machines, recursive bisection stands in for it: `auto` considers its placements as well.
+"""
+
+
+def infeasible(strategy: PartitioningStrategy, problem: Problem, tried: Layout | None) -> PlanInfeasible:
+    """Return the error that explains why ``strategy`` has no plan.
+
+    Args:
+        strategy: the strategy that found no plan.
+        problem: the problem given to it.
+        tried: a layout of the strategy that does not fit or needs a dead link; None if it proposed none.
+    """
+    cost = problem.cost
+    if tried is not None and cost.fits(tried):
+        return _unreachable(strategy, problem, tried)
+    machines = range(cost.num_machines) if tried is None else tried.machines
+    lent = sum(cost.topology.contributors[machine].memory_bytes for machine in machines)
+    needed = (
+        to_lend(cost.bytes_needed(0, cost.num_layers, 1, 0)) if tried is None else _needed(problem, tried)
+    )
+    missing = {} if tried is None else _missing(problem, tried)
+    remedies = list(_remedies(strategy, problem))
+    details = {
+        "needed_bytes": needed,
+        "lent_bytes": lent,
+        "missing_bytes": max(needed - lent, 0),
+        "missing_by_machine": missing,
+        "would_fit": remedies,
+    }
+    hint = remedies[0] if remedies else "let more machines join, lend more memory, or use a smaller model"
+    if needed > lent:
+        message = (
+            f"the job needs {exact_bytes_text(needed)} of lent memory and these machines lend "
+            f"{exact_bytes_text(lent)}: {exact_bytes_text(needed - lent)} are missing"
+        )
+        return PlanInfeasible(message, hint=hint, details=details)
+    if missing:
+        worst = max(missing, key=missing.__getitem__)
+        message = (
+            f"{worst} lacks {exact_bytes_text(missing[worst])} for the layers that this strategy gives it"
+        )
+        return PlanInfeasible(message, machine=worst, hint=hint, details=details)
+    if _feasible(strategy, _with_links(problem)):
+        message = "no usable links join machines that could hold the job together"
+        message += cut_off_text(problem.cost.topology)
+        return PlanInfeasible(
+            message, hint=remedies[0] if remedies else "look at share-compute topology", details=details
+        )
+    message = (
+        f"the machines lend {bytes_text(lent)}, the job needs {bytes_text(needed)}, but no cut between layers gives "
+        f"each machine a part that it can hold; the largest layer needs {exact_bytes_text(_largest_layer(problem))}"
+    )
+    return PlanInfeasible(message, hint=hint, details=details)
+
+
+def _unreachable(strategy: PartitioningStrategy, problem: Problem, tried: Layout) -> PlanInfeasible:
+    """Return the error for a layout that fits into memory but needs links that carry nothing."""
+    machines, network = problem.cost.topology.contributors, problem.cost.network
+    between = chain.from_iterable(
+        product(one.members, other.members) for one, other in pairwise(tried.stages)
+    )
+    within = chain.from_iterable(combinations(stage.members, 2) for stage in tried.stages)
+    dead = [
+        (machines[one].name, machines[other].name)
+        for one, other in chain(between, within)
+        if math.isinf(network.transfer_s(one, other, 1.0))
+    ]
+    around = not isinstance(strategy, AutoPartitioning) and _feasible(AutoPartitioning(), problem)
+    pairs = listed([f"{one} to {other}" for one, other in dead])
+    return PlanInfeasible(
+        f"this strategy puts neighbours on machines without a usable link: {pairs}",
+        hint=("use parallelism.strategy: auto, which goes around dead links, or " if around else "")
+        + "fix the link",
+        details={"dead_links": [list(pair) for pair in dead]},
+    )
+
+
+def _needed(problem: Problem, tried: Layout) -> int:
+    """Return the bytes that the machines of a layout would have to lend together."""
+    return sum(
+        to_lend(problem.cost.member_bytes(tried, place, seat))
+        for place, stage in enumerate(tried.stages)
+        for seat in range(len(stage.members))
+    )
+
+
+def _missing(problem: Problem, tried: Layout) -> dict[str, int]:
+    """Return the bytes that machines would have to lend in addition, by name; only machines that lack memory."""
+    cost, machines = problem.cost, problem.cost.topology.contributors
+    short = {
+        machines[machine].name: to_lend(cost.member_bytes(tried, place, seat))
+        - machines[machine].memory_bytes
+        for place, stage in enumerate(tried.stages)
+        for seat, machine in enumerate(stage.members)
+    }
+    return {name: size for name, size in short.items() if size > 0}
+
+
+def _largest_layer(problem: Problem) -> int:
+    cost = problem.cost
+    return to_lend(max(cost.bytes_needed(layer, layer + 1, 1, 0) for layer in range(cost.num_layers)))
+
+
+def _remedies(strategy: PartitioningStrategy, problem: Problem) -> Iterator[str]:
+    """Yield changes by the submitter or the operator that make the job fit, the smallest change first."""
+    workload = problem.cost.workload
+    if (problem.stages, problem.members_per_stage) != (None, None) and _feasible(
+        strategy, replace(problem, stages=None, members_per_stage=None)
+    ):
+        yield "leave parallelism.stages and parallelism.members_per_stage to the planner"
+    finest = workload.batch_size
+    if workload.microbatches < finest and _feasible(
+        strategy, _changed(problem, workload=replace(workload, microbatches=finest))
+    ):
+        yield f"cut the batch finer: set training.microbatches to {finest}"
+    if not workload.activation_checkpointing and _feasible(
+        strategy, _changed(problem, workload=replace(workload, activation_checkpointing=True))
+    ):
+        yield "set training.activation_checkpointing: true, which keeps less of each layer and computes it again"
+    if workload.optimizer_tensors and _feasible(
+        strategy, _changed(problem, workload=replace(workload, optimizer_tensors=0))
+    ):
+        yield "use training.optimizer.name: sgd, which keeps no state beside the weights"
+    yield from more_memory(
+        problem.cost.topology,
+        problem.cost.member_bytes(solo(0, problem.cost.num_layers, workload.microbatches), 0, 0),
+        lambda topology: _feasible(strategy, _changed(problem, topology=topology)),
+    )
+    yield from more_machines(
+        problem.cost.topology,
+        problem.cost.network,
+        lambda topology, network: _feasible(strategy, _changed(problem, topology=topology, network=network)),
+    )
+
+
+def _feasible(strategy: PartitioningStrategy, problem: Problem) -> bool:
+    if isinstance(strategy, AutoPartitioning) and problem.cost.num_machines > _SMALL:
+        strategy = RecursivePartitioning()
+    try:
+        candidates = strategy.place(problem)
+    except PlanInfeasible:
+        return False
+    return any(
+        problem.cost.fits(candidate.layout) and math.isfinite(problem.cost.step_s(candidate.layout))
+        for candidate in candidates
+    )
+
+
+def _changed(problem: Problem, **changes: object) -> Problem:
+    return replace(problem, cost=replace(problem.cost, **changes))  # type: ignore[arg-type]
+
+
+def _with_links(problem: Problem) -> Problem:
+    """Return the problem with all machines on one fast network."""
+    return _changed(problem, network=Network.alike(problem.cost.num_machines))

@@ -1,0 +1,138 @@
+"""Remedies for infeasible jobs: more memory or more machines. Each is tried in the cost model before it is shown."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from share_compute.planning.cost.tables import MEMORY_SHARE
+from share_compute.planning.network.network import Network
+from share_compute.quantities import bytes_text, exact_bytes_text, listed
+from share_compute.topology import Contributor, Topology
+
+_MOST_FACTOR = 64
+_NEWCOMERS = (1, 2, 4, 8, 16)
+_PARTS = 100
+"""Factors are searched and reported in hundredths."""
+
+
+def to_lend(needed_bytes: float) -> int:
+    """Return the least memory to lend, in bytes, of which a plan may fill ``needed_bytes``."""
+    lent = math.ceil(needed_bytes / MEMORY_SHARE)
+    return lent if MEMORY_SHARE * lent >= needed_bytes else lent + 1  # the division may round down
+
+
+def lent_bytes(topology: Topology) -> int:
+    """Return the bytes that all machines lend together."""
+    return sum(machine.memory_bytes for machine in topology.contributors)
+
+
+def cut_off_text(topology: Topology) -> str:
+    """Return the end of a sentence that names the pairs of machines with dead links; "" if there are none."""
+    pairs = [" - ".join(sorted(topology[end].name for end in pair)) for pair in topology.cut_off]
+    return f"; these do not reach each other: {listed(pairs)}" if pairs else ""
+
+
+def largest(topology: Topology) -> int:
+    """Return the index of the machine that lends most memory; ties go to the fastest."""
+    machines = topology.contributors
+    return max(
+        range(len(machines)),
+        key=lambda index: (machines[index].memory_bytes, machines[index].flops_per_s(), -index),
+    )
+
+
+def more_memory(topology: Topology, whole_bytes: float, fits: Callable[[Topology], bool]) -> list[str]:
+    """Return ways of lending more memory that make the work fit, the fewest bytes first.
+
+    Args:
+        topology: the machines as they are; at least one.
+        whole_bytes: memory that one machine fills if it does all of the work alone.
+        fits: predicate that says whether the work fits on given machines.
+    """
+    ways = []
+    index, before = largest(topology), lent_bytes(topology)
+    alone = _with_memory(topology, index, to_lend(whole_bytes))
+    more = lent_bytes(alone) - before
+    if more > 0 and fits(alone):
+        ways.append((more, f"lend {exact_bytes_text(more)} more on {topology.contributors[index].name}"))
+    factor = _least_factor(lambda factor: fits(_times(topology, factor)))
+    if factor is not None:
+        more = lent_bytes(_times(topology, factor)) - before
+        told = f"lend {factor:g} times the memory on every machine: {exact_bytes_text(more)} more in all"
+        ways.append((more, told))
+    return [told for _, told in sorted(ways)]
+
+
+def more_machines(
+    topology: Topology, network: Network, fits: Callable[[Topology, Network], bool]
+) -> Iterator[str]:
+    """Yield the fewest additional machines that make the work fit, as a sentence; nothing if no tried number does.
+
+    Each additional machine is a copy of the machine that lends most, in the same region.
+
+    Args:
+        topology: the machines as they are; at least one.
+        network: links between the machines.
+        fits: predicate that says whether the work fits on given machines.
+    """
+    index = largest(topology)
+    model = topology.contributors[index]
+    for count in _NEWCOMERS:
+        copies = tuple(
+            replace(model, id=f"{model.id}+{number}", name=f"{model.name}+{number}")
+            for number in range(count)
+        )
+        region = np.append(network.region, [network.region[index]] * count)
+        grown = replace(topology, contributors=(*topology.contributors, *copies))
+        if fits(grown, replace(network, region=region)):
+            machines = "one more machine" if count == 1 else f"{count} more machines"
+            yield f"let {machines} like {model.name} ({bytes_text(model.memory_bytes)}) join"
+            return
+
+
+def most(limit: int, holds: Callable[[int], bool]) -> int:
+    """Return the largest number up to ``limit`` that ``holds``, by bisection; 0 if none does.
+
+    All numbers below one that holds must hold, too.
+    """
+    low, high = 0, limit
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if holds(middle) else (low, middle - 1)
+    return low
+
+
+def _least_factor(fits: Callable[[float], bool]) -> float | None:
+    """Return the least factor above 1 that fits, in hundredths; None if none up to `_MOST_FACTOR` does."""
+    if not fits(_MOST_FACTOR):
+        return None
+    too_small = most(_MOST_FACTOR * _PARTS - 1, lambda part: part <= _PARTS or not fits(part / _PARTS))
+    return (too_small + 1) / _PARTS
+
+
+def _times(topology: Topology, factor: float) -> Topology:
+    return replace(
+        topology,
+        contributors=tuple(
+            _lending(machine, math.floor(machine.memory_bytes * factor)) for machine in topology.contributors
+        ),
+    )
+
+
+def _with_memory(topology: Topology, index: int, memory_bytes: int) -> Topology:
+    machines = list(topology.contributors)
+    machines[index] = _lending(machines[index], memory_bytes)
+    return replace(topology, contributors=tuple(machines))
+
+
+def _lending(machine: Contributor, memory_bytes: int) -> Contributor:
+    """Return the machine with another memory size on the device that a member works on."""
+    devices = tuple(
+        replace(device, memory_bytes=memory_bytes) if device is machine.device else device
+        for device in machine.devices
+    )
+    return replace(machine, devices=devices)

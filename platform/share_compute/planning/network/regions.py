@@ -1,0 +1,229 @@
+"""Estimates all links from the few that were measured: machines with similar links form a region.
+
+Each contributor is measured to the head and to a few other machines only. The other links are estimated in these steps:
+
+1. The two directions of a link, and repeated measurements of it, count as the worst of them.
+2. Machines at one address are one host. Hosts are joined to regions, best links first. Hosts stay joined as long as
+   their links inside the region, and to the same third place (the head, another host or region), are alike: on average
+   within a factor of `ALIKE`, in latency and in bandwidth. A host joins a region if no measurement contradicts it;
+   other hosts stay alone.
+3. The median of the measurements inside a region, or between two regions, holds for all pairs of machines there.
+4. Two regions without a measured link reach each other over the best path through other regions or the head. The
+   path's latency is the sum of its latencies, and its bandwidth is the smallest on it. Without such a path the link has
+   0 bytes/s. A machine without any measured link also has 0 bytes/s, if other machines have measured links.
+5. If no link was measured at all, all machines are assumed to share a LAN, and the network is marked as `assumed`.
+
+A measured link of 0 bytes/s is dead. No path around it is assumed, since members send to each other directly.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable
+from statistics import median
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from share_compute.planning.network.blocks import fit
+from share_compute.planning.network.clustering import Clusters
+from share_compute.planning.network.network import Floats, Network
+from share_compute.topology import HEAD, Topology, absurdities
+
+ALIKE = 2.0
+"""Links are alike if their latencies and bandwidths differ at most by this factor."""
+MOST_REGIONS = 256
+"""Maximum number of regions: beyond it, hosts are clustered again with twice the factor.
+
+Tables grow with the square of the number of regions.
+"""
+ASSUMED_LATENCY_S = 1e-3
+ASSUMED_BYTES_PER_S = 1e8
+"""Assumption where no link was measured: a LAN of about 1 Gbit/s."""
+HOST_LATENCY_S = 2e-4
+HOST_BYTES_PER_S = 1e9
+"""Assumed bandwidth between processes of one host, where none was measured."""
+_MESSAGE_BYTES = 1e6
+"""Size of the message whose transfer time compares paths."""
+_HEAD = -1
+_COARSEST = 2.0**10
+"""Factor with which all working links count as alike."""
+
+
+class _Measured(NamedTuple):
+    """A link between two places: machines by index, -1 for the head; the smaller index first."""
+
+    latency_s: float
+    bytes_per_s: float
+    one: int
+    other: int
+
+
+def complete(topology: Topology) -> Network:
+    """Return all links of a topology: measured ones, and estimates for the others.
+
+    Measurements with absurd figures, and links to machines that are not in the topology, are ignored.
+
+    Args:
+        topology: machines, and the links that were measured.
+    """
+    links = _merged(topology)
+    count = len(topology.contributors)
+    if not links:
+        return Network(
+            region=np.zeros(count, dtype=np.int64),
+            latency_s=np.full((1, 1), ASSUMED_LATENCY_S),
+            bytes_per_s=np.full((1, 1), ASSUMED_BYTES_PER_S),
+            assumed=count > 1,
+        )
+    hosts = _hosts(topology)
+    region, lost = _regions(hosts, links)
+    latency_s, bytes_per_s = _tables(
+        region, hosts, [link for link in links if link.one == _HEAD or region[link.one] != lost]
+    )
+    return Network(region=region, latency_s=latency_s, bytes_per_s=bytes_per_s)
+
+
+def _merged(topology: Topology) -> list[_Measured]:
+    """Return each measured pair once, with the worst of its measurements; best links first."""
+    places = {machine.id: index for index, machine in enumerate(topology.contributors)} | {HEAD: _HEAD}
+    worst: dict[tuple[int, int], tuple[float, float]] = {}
+    for link in topology.links:
+        ends = places.get(link.source), places.get(link.target)
+        if ends[0] is None or ends[1] is None or any(absurdities(link)):
+            continue
+        pair = min(ends[0], ends[1]), max(ends[0], ends[1])
+        latency_s, bytes_per_s = worst.get(pair, (0.0, math.inf))
+        worst[pair] = max(latency_s, link.latency_s), min(bytes_per_s, link.bytes_per_s)
+    found = [_Measured(latency_s, rate, *pair) for pair, (latency_s, rate) in worst.items()]
+    return sorted(found, key=lambda link: (link.latency_s, -link.bytes_per_s, link.one, link.other))
+
+
+def _hosts(topology: Topology) -> list[int]:
+    """Return for each machine the index of the first machine at its address; its own index if it has no address."""
+    first: dict[str, int] = {}
+    return [
+        first.setdefault(machine.address, index) if machine.address else index
+        for index, machine in enumerate(topology.contributors)
+    ]
+
+
+def _regions(hosts: list[int], links: list[_Measured]) -> tuple[NDArray[np.int64], int]:
+    """Return the region of each machine, and the region of unreachable machines (-1 if there are none).
+
+    Regions are numbered in the order of their first machines.
+    """
+    between = [
+        _Measured(latency_s, rate, *sorted((hosts[one] if one >= 0 else _HEAD, hosts[other])))
+        for latency_s, rate, one, other in links
+    ]
+    between = [link for link in between if link.one != link.other]
+    home = _home_of_head(between)
+    evidence = [link for link in between if (link.one, link.other) != (_HEAD, home)]
+    linked = {end for link in between for end in (link.one, link.other)}
+    linked |= {host for machine, host in enumerate(hosts) if machine != host}
+    factor, least_evidence = ALIKE, 2
+    while True:
+        clusters = Clusters(sorted(linked - {_HEAD}), factor)
+        for latency_s, rate, one, other in evidence:
+            clusters.add(one, other, latency_s, rate)
+        groups = clusters.join(
+            (link.one, link.other, link.latency_s) for link in evidence if link.one != _HEAD
+        )
+        label = fit(groups, evidence, factor, least_evidence, MOST_REGIONS)
+        roots = [label.get(host) for host in hosts]
+        if len(set(roots)) <= MOST_REGIONS or factor > _COARSEST:
+            break
+        factor, least_evidence = factor * ALIKE, 1
+    # Unreachable hosts have no label. They and all groups beyond `MOST_REGIONS` - 1 share one region.
+    sensible = dict.fromkeys(root for root in roots if root is not None)
+    kept = set(list(sensible)[: MOST_REGIONS - 1])
+    numbers: dict[int | None, int] = {}
+    for root in roots:
+        numbers.setdefault(root if root in kept else None, len(numbers))
+    region = np.array([numbers[root if root in kept else None] for root in roots], dtype=np.int64)
+    return region, numbers.get(None, -1)
+
+
+def _home_of_head(between: Iterable[_Measured]) -> int | None:
+    """Return the host that the head runs on; None if the links do not show it.
+
+    Its path to the head is far better than that of all other hosts. This path crosses no network, so it must not
+    separate the host from its neighbours.
+    """
+    paths = [link for link in between if link.one == _HEAD]
+    if len(paths) < 2:
+        return None
+    best, second = paths[:2]
+    is_far_better = (
+        best.bytes_per_s > 0
+        and best.bytes_per_s >= second.bytes_per_s
+        and (second.latency_s > ALIKE * best.latency_s or best.bytes_per_s > ALIKE * second.bytes_per_s)
+    )
+    return best.other if is_far_better else None
+
+
+def _tables(region: NDArray[np.int64], hosts: list[int], links: list[_Measured]) -> tuple[Floats, Floats]:
+    """Return latency and bandwidth ``[regions, regions]``."""
+    count = int(region.max()) + 1
+    found: dict[tuple[int, int], list[_Measured]] = defaultdict(list)
+    inside_host: dict[int, list[_Measured]] = defaultdict(list)
+    for link in links:
+        one = count if link.one == _HEAD else int(region[link.one])
+        other = int(region[link.other])
+        if link.one != _HEAD and hosts[link.one] == hosts[link.other]:
+            inside_host[one].append(link)
+        else:
+            found[min(one, other), max(one, other)].append(link)
+    hosts_of: dict[int, set[int]] = defaultdict(set)
+    for machine, host in enumerate(hosts):
+        hosts_of[int(region[machine])].add(host)
+    # The head is one additional region in the tables while paths are searched.
+    latency_s = np.full((count + 1, count + 1), np.inf)
+    bytes_per_s = np.zeros((count + 1, count + 1))
+    is_measured = np.zeros((count + 1, count + 1), dtype=bool)
+    for (one, other), seen in found.items():
+        for pair in ((one, other), (other, one)):
+            latency_s[pair], bytes_per_s[pair] = _median(seen)
+            is_measured[pair] = True
+    for number, within in hosts_of.items():
+        if len(within) == 1:
+            seen = inside_host[number]
+            latency_s[number, number], bytes_per_s[number, number] = (
+                _median(seen) if seen else (HOST_LATENCY_S, HOST_BYTES_PER_S)
+            )
+            is_measured[number, number] = True
+    _fill_by_paths(latency_s, bytes_per_s, is_measured)
+    latency_s[~np.isfinite(latency_s)] = 0.0
+    return latency_s[:count, :count].copy(), bytes_per_s[:count, :count].copy()
+
+
+def _median(links: Iterable[_Measured]) -> tuple[float, float]:
+    latencies, rates, _, _ = zip(*links, strict=True)
+    return float(median(latencies)), float(median(rates))
+
+
+def _fill_by_paths(latency_s: Floats, bytes_per_s: Floats, is_measured: NDArray[np.bool_]) -> None:
+    """Give each unmeasured pair of regions its best path over other regions (Floyd-Warshall algorithm)."""
+    cost_s = _message_s(latency_s, bytes_per_s)
+    for via in range(len(cost_s)):
+        latency = latency_s[:, via, None] + latency_s[None, via, :]
+        rate = np.minimum(bytes_per_s[:, via, None], bytes_per_s[None, via, :])
+        cost = _message_s(latency, rate)
+        better = (cost < cost_s) & ~is_measured
+        latency_s[better], bytes_per_s[better], cost_s[better] = (
+            latency[better],
+            rate[better],
+            cost[better],
+        )
+
+
+def _message_s(latency_s: Floats, bytes_per_s: Floats) -> Floats:
+    """Return the time in seconds of a message; infinite for a bandwidth of 0, also if it was measured as -0.0."""
+    with np.errstate(over="ignore"):
+        carried_s = np.divide(
+            _MESSAGE_BYTES, bytes_per_s, out=np.full_like(bytes_per_s, np.inf), where=bytes_per_s > 0
+        )
+    return latency_s + carried_s

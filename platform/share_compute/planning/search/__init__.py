@@ -1,0 +1,1 @@
+"""The search for a plan, and the pluggable partitioning strategies."""

@@ -1,0 +1,292 @@
+"""Suffixes of a pipeline as labels: the step from a stage to the last one, and the extension by one stage.
+
+The formula of `share_compute.planning.cost.cost` runs from the last stage to the first. It needs two numbers of the
+stages behind: the step and the trip. Two labels are comparable if they have the same first layer and are the same to
+all stages that can come before. A label is dropped only if it is worse than a comparable one in both numbers. This
+keeps the search exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Final, Self
+
+import numpy as np
+
+from share_compute.planning.cost.cost import TrainingCost
+from share_compute.planning.cost.layout import Layout, StageLayout
+from share_compute.planning.cost.options import Ints, Option, Options
+from share_compute.planning.network.network import Floats
+
+BETTER: Final = 1 - 1e-12
+"""Maximum ratio of a step to the best known one at which it counts as faster; covers rounding."""
+_CHUNK: Final = 1 << 17
+"""Number of candidates that are examined in one piece; bounds the memory."""
+
+
+@dataclass(slots=True, eq=False)
+class Labels:
+    """Many suffixes, one in each row."""
+
+    slot: Ints
+    """Machines in use, in the form of the search: a set as bits, or a position in the order."""
+    start: Ints
+    """First layer."""
+    option: Ints
+    """Number of the first stage's option; -1 for the empty suffix."""
+    window: Ints
+    """Window of the first stage in the schedule; at most microbatches - 1, since larger ones change nothing."""
+    stages: Ints
+    step_s: Floats
+    trip_s: Floats
+    parent: Ints
+    """Id of the suffix behind the first stage."""
+    id: Ints
+
+    def take(self, rows: Ints | slice | np.ndarray[tuple[int], np.dtype[np.bool_]]) -> Self:
+        """Return the labels in some of the rows."""
+        return type(self)(*(getattr(self, name)[rows] for name in _COLUMNS))
+
+    def best(self, width: int, promised: Floats) -> Self:
+        """Return for each first layer the ``width`` most promising labels, and as many of least step and least trip."""
+        kept = np.zeros(len(self), dtype=bool)
+        for first, second in (
+            (promised, self.trip_s),
+            (self.step_s, self.trip_s),
+            (self.trip_s, self.step_s),
+        ):
+            order = np.lexsort((second, first, self.start))
+            begins = np.searchsorted(self.start[order], self.start[order])
+            kept[order[np.arange(len(order)) - begins < width]] = True
+        return self.take(kept)
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+
+_COLUMNS: Final = tuple(each.name for each in fields(Labels))
+
+
+def join(parts: Sequence[Labels]) -> Labels:
+    """Return the labels of all parts, in the order of the parts."""
+    return Labels(*(np.concatenate([getattr(part, name) for part in parts]) for name in _COLUMNS))
+
+
+class Suffixes:
+    """Extends suffixes of pipelines, and remembers all that were kept.
+
+    Args:
+        cost: the cost model.
+        options: tables of the stages.
+        ceiling_s: step time that plans must be below; the search lowers it as it finds plans.
+    """
+
+    def __init__(self, cost: TrainingCost, options: Options, ceiling_s: float) -> None:
+        self.cost, self.options, self.ceiling_s = cost, options, ceiling_s
+        self.layers, self.count = cost.num_layers, cost.workload.microbatches
+        self.looked_at = 0
+        """Number of candidates examined so far: a measure of the search effort that no computer's speed affects."""
+        self._used: list[Option] = []
+        self._sizes, self._regions = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
+        self._numbers: dict[tuple[int, ...], int] = {}
+        self._archive: list[Labels] = []
+        self._next_id = 1
+        usable = list(options.usable)
+        cells = np.diff(cost.forward_s[usable] + cost.backward_s[usable], axis=1)
+        least = cells.min(axis=0)
+        self._prefix_s = np.concatenate([[0.0], np.cumsum(least)])
+        """Lower bound on the time of a microbatch through the layers before l ``[layers + 1]``."""
+        self._state_bytes = np.asarray(cost.state_bytes(cost.parameters, cost.trained))
+        starts = np.arange(self.layers + 1)[:, None] - 1 - np.arange(self.layers)
+        self._ahead_s = np.where(starts >= 0, self._prefix_s[np.maximum(starts, 0)], np.inf)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            relative = np.where((cells > 0) & (least > 0), least / cells, 0.0).max(axis=1)
+        self.rates = dict(zip(usable, np.where(relative > 0, relative, 1.0), strict=True))
+        """Relative speed of each usable machine; 1 if it is the fastest for some layer."""
+
+    def root(self, slot: int) -> Labels:
+        """Return the empty suffix."""
+
+        def whole(value: int) -> Ints:
+            return np.array([value], dtype=np.int64)
+
+        zero = np.zeros(1)
+        return Labels(
+            whole(slot), whole(self.layers), whole(-1), whole(0), whole(0), zero, zero, whole(-1), whole(0)
+        )
+
+    def number(self, members: tuple[int, ...]) -> int:
+        """Return the number that stands for a stage with these members in labels."""
+        members = tuple(sorted(members))
+        if members not in self._numbers:
+            self._numbers[members] = len(self._used)
+            self._used.append(self.options.of(members, self._most_layers(members), self.ceiling_s))
+            self._sizes = np.append(self._sizes, len(members))
+            self._regions = np.append(self._regions, self._used[-1].region)
+        return self._numbers[members]
+
+    def _most_layers(self, members: tuple[int, ...]) -> int:
+        """Return the maximum number of layers that a stage can compute if it is busy for the whole ceiling."""
+        if not np.isfinite(self.ceiling_s):
+            return self.layers
+        work = self.ceiling_s * sum(self.rates[member] for member in members) / self.count * (1 + 1e-9)
+        fewest = np.where(np.isfinite(self._ahead_s), self._prefix_s[:, None] - self._ahead_s, np.inf).min(
+            axis=0
+        )
+        return max(1, int((fewest <= work).sum()))
+
+    def signature(self, labels: Labels, *, stages: bool, coarse: bool) -> Ints:
+        """Return the key that two labels must share for one to replace the other; callers add the slot."""
+        key = np.where(labels.option >= 0, self._regions[labels.option], -1) + 1
+        if not coarse:
+            key = key * (self.count + 1) + np.where(labels.option >= 0, self._sizes[labels.option], 0)
+            key = key * (self.count + 1) + labels.window
+        if stages:
+            key = key * (self.layers + 1) + labels.stages
+        return key * (self.layers + 1) + labels.start
+
+    def before(self, labels: Labels, number: int, slots: Ints, spare_rate: Floats) -> list[Labels]:
+        """Return each label extended by one stage, for every first layer that may lead to a step below the ceiling.
+
+        Args:
+            labels: suffixes that leave the stage's machines free.
+            number: number of the stage.
+            slots: slot of each extended suffix.
+            spare_rate: sum of speeds of all machines that are then still free.
+        """
+        grown = []
+        reach = self._used[number].reach(self.ceiling_s)
+        if not reach:
+            return []
+        rows = max(1, _CHUNK // reach)
+        for at in range(0, len(labels), rows):
+            piece = np.arange(at, min(at + rows, len(labels)))
+            found = self._before(labels.take(piece), number, slots[piece], spare_rate[piece], reach)
+            if found is not None:
+                grown.append(found)
+        return grown
+
+    def _before(
+        self, labels: Labels, number: int, slots: Ints, spare_rate: Floats, reach: int
+    ) -> Labels | None:
+        option, network = self._used[number], self.cost.network
+        size, stop, behind = len(option.members), labels.start, labels.option
+        last = behind < 0
+        behind_size = np.where(last, 1, self._sizes[behind]) if len(self._sizes) else np.ones(len(stop))
+        window = np.where(last, 0, np.minimum(labels.window + np.maximum(size, behind_size), self.count - 1))
+        turns = (self.count - 1) // (window + size)
+        hop, carry = np.zeros(len(stop)), np.zeros(len(stop))
+        if not last.all():
+            links = option.region, self._regions[behind]
+            rate, data = network.bytes_per_s[links], self.cost.boundary_bytes[stop]
+            with np.errstate(divide="ignore", invalid="ignore"):
+                carried = np.where(rate > 0, data / rate, np.inf)
+            following = -(-self.count // (size + behind_size - 1)) - 1
+            hop = np.where(last, 0.0, network.latency_s[links] + carried)
+            carry = np.where(last | (following <= 0), 0.0, np.where(following > 0, following, 1) * carried)
+        enter = option.first_s[:, :reach][stop] + (2 * hop)[:, None]
+        trip = enter + labels.trip_s[:, None]
+        with np.errstate(invalid="ignore", divide="ignore"):
+            waits = np.maximum(carry[:, None], turns[:, None] * trip)
+            own = option.own_s[:, :reach][stop]
+            step = np.maximum(np.maximum(enter + labels.step_s[:, None], own), trip + waits)
+            # The layers before add at least their time for one microbatch, and the free machines must do their work.
+            ahead = self._ahead_s[:, :reach][stop]
+            work = self.count * ahead / spare_rate[:, None]
+        limit = self.ceiling_s * BETTER
+        useful = (step + ahead < limit) & (option.window[:, :reach][stop] >= window[:, None])
+        useful &= np.isnan(work) | (work <= limit * (1 + 1e-9))
+        row, more = np.nonzero(useful)
+        self.looked_at += useful.size
+        if not len(row):
+            return None
+        return Labels(
+            slot=slots[row],
+            start=stop[row] - 1 - more,
+            option=np.full(len(row), number, dtype=np.int64),
+            window=window[row].astype(np.int64),
+            stages=labels.stages[row] + 1,
+            step_s=step[row, more],
+            trip_s=trip[row, more],
+            parent=labels.id[row],
+            id=np.zeros(len(row), dtype=np.int64),
+        )
+
+    def keep(self, labels: Labels) -> Labels:
+        """Assign ids to labels, and store the labels for `layout`."""
+        labels.id = np.arange(self._next_id, self._next_id + len(labels))
+        self._next_id += len(labels)
+        if len(labels):
+            self._archive.append(labels)
+        return labels
+
+    def promise(self, labels: Labels, spare_rate: Floats, spare_bytes: Floats) -> Floats:
+        """Return a lower bound on the step of all plans with this suffix ``[labels]``; infinite if there is none.
+
+        Args:
+            labels: suffixes.
+            spare_rate: sum of speeds of all machines that each suffix leaves free.
+            spare_bytes: sum of memory of these machines.
+        """
+        ahead = self._prefix_s[labels.start]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            work = np.where(ahead > 0, self.count * ahead / spare_rate, 0.0)
+        fits = self._state_bytes[labels.start] <= spare_bytes * (1 + 1e-9)
+        promised: Floats = np.where(fits, np.maximum(labels.step_s + ahead, work), np.inf)
+        return promised
+
+    def layout(self, label_id: int) -> Layout:
+        """Return the layout of a label that starts at layer 0."""
+        offsets = [int(part.id[0]) for part in self._archive]
+        stages = []
+        while label_id > 0:
+            part = self._archive[int(np.searchsorted(offsets, label_id, side="right")) - 1]
+            row = label_id - int(part.id[0])
+            members = self._used[int(part.option[row])].members
+            stages.append((int(part.start[row]), members))
+            label_id = int(part.parent[row])
+        built = []
+        for place, (start, members) in enumerate(stages):
+            stop = stages[place + 1][0] if place + 1 < len(stages) else self.layers
+            shares = self.cost.shares(members, start, stop)
+            assert shares is not None  # an option's times are infinite if a member gets no microbatch
+            built.append(StageLayout(start, stop, members, shares))
+        return Layout(tuple(built))
+
+
+def undominated(key: Ints, step_s: Floats, trip_s: Floats) -> Ints:
+    """Return the rows that no other row of the same key dominates in both times, ordered by key and step."""
+    if not len(key):
+        return np.zeros(0, dtype=np.int64)
+    rows = _unbeaten(key, step_s, trip_s)
+    key, step_s, trip_s = key[rows], step_s[rows], trip_s[rows]
+    order = np.lexsort((trip_s, step_s, key))
+    key, trip = key[order], np.unique(trip_s[order], return_inverse=True)[1].astype(np.int64)
+    group = np.cumsum(np.concatenate([[0], key[1:] != key[:-1]]))
+    # Later groups have lower values, so that the running minimum restarts with each group.
+    height = trip - group * (len(trip) + 1)
+    lowest = np.minimum.accumulate(height)
+    fresh = np.concatenate([[True], height[1:] < lowest[:-1]])
+    kept: Ints = rows[order[fresh]]
+    return kept
+
+
+def _unbeaten(key: Ints, step_s: Floats, trip_s: Floats) -> Ints:
+    """Return the rows that are not dominated by the row of the same key with the least sum of both times.
+
+    This drops most rows without sorting.
+    """
+    keys = int(key.max()) + 1
+    if keys > _CHUNK:
+        return np.arange(len(key))
+    both = step_s + trip_s
+    least = np.full(keys, np.inf)
+    np.minimum.at(least, key, both)
+    first = np.flatnonzero(both == least[key])
+    step, trip = np.full(keys, np.inf), np.full(keys, np.inf)
+    step[key[first]], trip[key[first]] = step_s[first], trip_s[first]
+    step, trip = step[key], trip[key]
+    beaten = (step_s >= step) & (trip_s >= trip) & ((step_s > step) | (trip_s > trip))
+    rows: Ints = np.flatnonzero(~beaten)
+    return rows

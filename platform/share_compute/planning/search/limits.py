@@ -1,0 +1,47 @@
+"""Limits that keep a search within seconds, by the number of machines."""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from share_compute.planning.cost.cost import TrainingCost
+
+
+class Limits(NamedTuple):
+    """Limits of a search that cannot go through all orders of machines."""
+
+    width: int
+    """Suffixes kept for each first layer, in an order that is not searched exactly."""
+    exact_order: int
+    """Maximum of machines times layers up to which an order is searched exactly."""
+    orders: int
+    """Number of orders that are searched."""
+    beam: int
+    """Suffixes kept for each first layer and number of machines, in the search over all orders."""
+    beam_machines: int
+    """Number of machines in the search over all orders: the fastest ones.
+
+    At most `share_compute.planning.search.all_orders.MOST_IN_BEAM`.
+    """
+    starts: int
+    """Number of layouts that local moves begin with."""
+
+    def width_of(self, cost: TrainingCost, machines: int) -> int | None:
+        """Return the beam width for an order of ``machines`` machines; None if the order is searched exactly."""
+        return None if machines * cost.num_layers <= self.exact_order else self.width
+
+
+MANY: Final = 64
+SOME: Final = 24
+LIMITS: Final = {
+    SOME: Limits(width=24, exact_order=800, orders=7, beam=100, beam_machines=24, starts=3),
+    MANY: Limits(width=24, exact_order=800, orders=7, beam=30, beam_machines=48, starts=3),
+}
+"""Limits, by the maximum number of machines that they apply to."""
+LIMITS_BEYOND: Final = Limits(width=6, exact_order=800, orders=4, beam=6, beam_machines=16, starts=1)
+"""Limits for more than `MANY` machines."""
+
+
+def limits_for(machines: int) -> Limits:
+    """Return the limits for a cluster, or an order, of ``machines`` machines."""
+    return next((limits for most, limits in LIMITS.items() if machines <= most), LIMITS_BEYOND)

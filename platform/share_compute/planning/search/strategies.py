@@ -1,0 +1,178 @@
+"""Strategies that search placements by predicted time. Simple strategies use only one figure of each machine."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import ClassVar, Literal
+
+from share_compute.errors import PlanInfeasible
+from share_compute.models.profiles.profile import Growth, LayerProfile, ModelProfile
+from share_compute.planning.cost.cost import TrainingCost
+from share_compute.planning.cost.layout import Layout
+from share_compute.planning.network.regions import complete
+from share_compute.planning.search.partitioning import (
+    Candidate,
+    ComputeWeightedPartitioning,
+    MemoryWeightedPartitioning,
+    Partition,
+    PartitioningStrategy,
+    UniformPartitioning,
+    check_counts,
+)
+from share_compute.planning.search.problem import Problem
+from share_compute.planning.search.search import search
+from share_compute.specification.workload import TrainingWorkload
+from share_compute.topology import MOST_BYTES, Contributor, Topology
+
+NOMINAL_FLOPS_PER_S = 1e9
+"""Assumed FLOP/s of every machine if no machine's speed was measured."""
+_FINALISTS = 16
+_NAMELESS_LAYERS = 64
+_NAMELESS = LayerProfile(
+    parameters=0,
+    forward_flops=Growth(linear=1e8),
+    backward_flops=Growth(linear=2e8),
+    boundary_numbers=Growth(linear=4096),
+)
+"""Roughly a layer of a model with 3 billion parameters. It has no parameters, so only speeds and links decide cuts."""
+
+
+class SearchingStrategy(PartitioningStrategy):
+    """Minimises the predicted time of a step among layouts that fit into memory."""
+
+    method: ClassVar[Literal["auto", "dynamic_programming", "recursive"]]
+
+    def place(self, problem: Problem) -> list[Candidate]:
+        """Return the best layouts of the search, best by the formula first; an empty list if nothing fits."""
+        cost = problem.cost
+        check_counts(
+            cost.num_machines,
+            cost.num_layers,
+            cost.workload.microbatches,
+            problem.stages or 1,
+            problem.members_per_stage or 1,
+        )
+        found = search(
+            cost,
+            stages=problem.stages,
+            members_per_stage=problem.members_per_stage,
+            method=self.method,
+            finalists=_FINALISTS,
+        )
+        return [Candidate(layout, exact) for layout, _, exact in found]
+
+    def partition(self, topology: Topology) -> list[Partition]:
+        """Return partitions for a generic model of equal layers, with one machine in each stage."""
+        if not topology.contributors:
+            return []
+        topology = _with_boundless_memory(with_nominal_speeds(topology))
+        profile = ModelProfile(layers=(_NAMELESS,) * _NAMELESS_LAYERS)
+        workload = TrainingWorkload(batch_size=16, microbatches=16, sequence_length=512)
+        cost = TrainingCost(profile, topology, complete(topology), workload)
+        best = search(cost, members_per_stage=1, method=self.method, finalists=1)[0].layout
+        return [
+            Partition(
+                topology.contributors[stage.members[0]].id,
+                stage.start / _NAMELESS_LAYERS,
+                stage.stop / _NAMELESS_LAYERS,
+            )
+            for stage in best.stages
+        ]
+
+
+class DynamicProgrammingPartitioning(SearchingStrategy):
+    """Optimal cuts for the machines in the order in which they joined; some machines may get no layers."""
+
+    method = "dynamic_programming"
+
+
+class RecursivePartitioning(SearchingStrategy):
+    """Halves machines and layers together, recursively."""
+
+    method = "recursive"
+
+
+class AutoPartitioning(SearchingStrategy):
+    """Searches all orders and all numbers of stages and members: exactly for few machines, by local search for many.
+
+    The proposals of the other strategies are candidates, too. The formula that the search minimises is only a bound, so
+    without them a choice by simulation could be slower than a simpler strategy.
+    """
+
+    method = "auto"
+
+    def place(self, problem: Problem) -> list[Candidate]:
+        """Return the layouts of the search, followed by further layouts that the other strategies propose."""
+        candidates = self.search(problem)
+        known = {candidate.layout for candidate in candidates}
+        return candidates + [each for each in self.simpler(problem) if each.layout not in known]
+
+    def search(self, problem: Problem) -> list[Candidate]:
+        """Return the layouts of the search, without those of other strategies."""
+        return super().place(problem)
+
+    def simpler(self, problem: Problem, *, in_order: bool = True) -> list[Candidate]:
+        """Return the layouts that the other strategies propose, each layout once.
+
+        Args:
+            problem: the job on its machines.
+            in_order: whether to include dynamic programming, which takes seconds for many machines.
+        """
+        layouts = dict.fromkeys(
+            layout
+            for rival in _RIVALS
+            if in_order or not isinstance(rival, DynamicProgrammingPartitioning)
+            for layout in _proposed(rival, problem)
+        )
+        return [Candidate(layout) for layout in layouts]
+
+
+def _proposed(rival: PartitioningStrategy, problem: Problem) -> list[Layout]:
+    """Return a strategy's proposals that fit into memory and need no dead link."""
+    cost = problem.cost
+    try:
+        layouts = [candidate.layout for candidate in rival.place(problem)]
+    except PlanInfeasible:
+        return []  # the strategy must use all machines, but a search may leave some out
+    return [layout for layout in layouts if cost.fits(layout) and math.isfinite(cost.step_s(layout))]
+
+
+_RIVALS: tuple[PartitioningStrategy, ...] = (
+    DynamicProgrammingPartitioning(),
+    RecursivePartitioning(),
+    ComputeWeightedPartitioning(),
+    MemoryWeightedPartitioning(),
+    UniformPartitioning(),
+)
+
+
+def is_measured(machine: Contributor) -> bool:
+    """Return whether the machine has a measured, usable speed."""
+    return 0 < machine.flops_per_s() < math.inf
+
+
+def with_nominal_speeds(topology: Topology) -> Topology:
+    """Return the topology without machines of unknown speed; with `NOMINAL_FLOPS_PER_S` for all if none is known."""
+    measured = tuple(machine for machine in topology.contributors if is_measured(machine))
+    if measured:
+        return replace(topology, contributors=measured)
+    return replace(topology, contributors=tuple(map(_nominal, topology.contributors)))
+
+
+def _with_boundless_memory(topology: Topology) -> Topology:
+    machines = (
+        replace(
+            machine, devices=tuple(replace(device, memory_bytes=MOST_BYTES) for device in machine.devices)
+        )
+        for machine in topology.contributors
+    )
+    return replace(topology, contributors=tuple(machines))
+
+
+def _nominal(machine: Contributor) -> Contributor:
+    devices = tuple(
+        replace(device, flops_per_s={"float32": NOMINAL_FLOPS_PER_S}, memory_bytes_per_s=0.0)
+        for device in machine.devices
+    )
+    return replace(machine, devices=devices)

@@ -1,0 +1,137 @@
+"""The complete search of `auto`: finds the layout with the shortest simulated step.
+
+The formula bounds the simulation from below and is close to it. Still, the layout with the smallest formula may be some
+percent slower than another. Therefore all layouts that the formula cannot rule out are simulated, within the budgets:
+
+1. Proposals of the simpler strategies, at all numbers of microbatches. No plan is then slower than one of theirs.
+2. Results of the search, at the most promising numbers of microbatches.
+3. For up to `MOST_MACHINES` machines: the layouts of each set of machines that no other layout of the set dominates and
+   whose formula is below the best step so far.
+4. Layouts near the best ones, repeatedly.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from share_compute.planning.cost.bound import lower_bound_s
+from share_compute.planning.cost.layout import Layout
+from share_compute.planning.search.additions import Additions
+from share_compute.planning.search.all_orders import MOST_MACHINES
+from share_compute.planning.search.choice import Choice, Proposal, rounded
+from share_compute.planning.search.counts import worth_searching
+from share_compute.planning.search.limits import MANY
+from share_compute.planning.search.nearby import nearby
+from share_compute.planning.search.partitioning import Candidate
+from share_compute.planning.search.problem import Problem
+from share_compute.planning.search.search import all_below
+from share_compute.planning.search.strategies import AutoPartitioning
+
+_LOOKED_AT = 6_000_000
+"""Budget of candidates in the search for layouts that the formula does not rule out, over all microbatch numbers."""
+_CELLS = 1_000_000
+"""Budget of simulated cells for these layouts, and for each search near the best ones; takes two or three seconds."""
+_PATIENCE = 8
+"""Number of consecutive layouts without a faster neighbour after which the local search stops."""
+
+
+def thorough(problems: Sequence[Problem], additions: Additions) -> Choice:
+    """Return the choice among all layouts that `auto` considers; empty if nothing fits.
+
+    Args:
+        problems: the job at each number of microbatches that may be chosen.
+        additions: cache of layouts with one more machine.
+
+    Raises:
+        PlanInfeasible: the requested numbers are impossible, whatever memory and links there are.
+    """
+    auto, choice = AutoPartitioning(), Choice()
+    quickly = worth_searching(problems)
+    every = problems if problems[0].cost.num_machines <= MANY else quickly
+    for problem in problems:
+        choice.offer(proposed(problem, auto.simpler(problem, in_order=problem in every)))
+    for problem in _promising(problems, quickly, choice):
+        choice.offer(proposed(problem, auto.search(problem)))
+    if choice:
+        seen: set[Layout] = set()
+        _polish(problems, choice, additions, seen)
+        _all_that_is_left(problems, choice)
+        _polish(problems, choice, additions, seen)
+    return choice
+
+
+def proposed(problem: Problem, candidates: Iterable[Candidate]) -> list[Proposal]:
+    """Return the candidates that fit into memory and need no dead link, with their step time by the formula."""
+    cost = problem.cost
+    found = []
+    for candidate in candidates:
+        formula_s = cost.step_s(candidate.layout)
+        if math.isfinite(formula_s) and cost.fits(candidate.layout):
+            found.append(Proposal(cost, candidate, formula_s))
+    return found
+
+
+def _promising(problems: Sequence[Problem], quickly: Sequence[Problem], choice: Choice) -> list[Problem]:
+    """Return the problems with the best layouts so far, as many as ``quickly`` has; ``quickly`` if there are none."""
+    least: dict[int, float] = {}
+    for proposal in choice.proposals:
+        count = proposal.cost.workload.microbatches
+        least[count] = min(least.get(count, math.inf), rounded(proposal.formula_s))
+    if not least:
+        return list(quickly)
+    chosen = choice.best[0].cost.workload.microbatches
+    order = sorted(least, key=lambda count: (count != chosen, least[count], count))[: len(quickly)]
+    return [problem for problem in problems if problem.cost.workload.microbatches in order]
+
+
+def _all_that_is_left(problems: Sequence[Problem], choice: Choice) -> None:
+    """Simulate all layouts that the formula does not rule out, the most promising numbers of microbatches first."""
+    if problems[0].cost.num_machines > MOST_MACHINES:
+        return
+    left, cells = _LOOKED_AT, _CELLS
+    bounds = [(lower_bound_s(problem.cost), place) for place, problem in enumerate(problems)]
+    for bound_s, place in sorted(bounds):
+        problem = problems[place]
+        if bound_s >= choice.step_s or left <= 0 or cells <= 0:
+            return
+        layouts, looked_at = all_below(
+            problem.cost,
+            choice.step_s,
+            stages=problem.stages,
+            members_per_stage=problem.members_per_stage,
+            budget=left,
+        )
+        before = choice.cells
+        choice.offer(proposed(problem, map(Candidate, layouts)), most_cells=cells)
+        left, cells = left - looked_at, cells - (choice.cells - before)
+
+
+def _polish(problems: Sequence[Problem], choice: Choice, additions: Additions, seen: set[Layout]) -> None:
+    """Simulate layouts near the best ones until `_PATIENCE` layouts in a row have no faster neighbour.
+
+    Args:
+        problems: the job, once for each number of microbatches.
+        choice: the choice that new layouts are offered to.
+        additions: cache of layouts with one more machine.
+        seen: layouts whose neighbours were tried; grows.
+    """
+    until, patience = choice.cells + _CELLS, _PATIENCE
+    while patience and choice.cells < until:
+        proposal = next((each for each in choice.ranked if each.candidate.layout not in seen), None)
+        if proposal is None:
+            return
+        layout, before_s = proposal.candidate.layout, choice.step_s
+        seen.add(layout)
+        problem = replace(problems[0], cost=proposal.cost)
+        added = [
+            each.layout
+            for each in additions.of(problem, layout).values()
+            if each is not None and each.step_s < before_s
+        ]
+        choice.offer(
+            proposed(problem, map(Candidate, [*added, *nearby(problem, layout)])),
+            most_cells=until - choice.cells,
+        )
+        patience = _PATIENCE if choice.step_s < before_s else patience - 1

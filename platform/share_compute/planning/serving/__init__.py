@@ -1,0 +1,1 @@
+"""Plans of deployments: search, cost and explanation."""

@@ -1,0 +1,224 @@
+"""The cost model of serving: one formula for the time of tokens, and the tables that its search reads.
+
+A request has P prompt tokens and N new tokens. A pipeline has stages p of one machine each. For a request alone ::
+
+    first token (TTFT) = sum of prompt(p) over all stages + sum of hop(P) over the links between neighbours
+    next token (TPOT)  = round(1)
+
+    round(b)   = sum of token(p, b) + sum of hop(b) over the links between neighbours + the token ids' way back
+    hop(t)     = latency + boundary bytes of t tokens / bandwidth
+    prompt(p)  = sum over layers of max(FLOPs of P tokens / FLOP/s, weight bytes / memory bandwidth)
+                                    + operations * overhead of one
+    token(p,b) = sum over layers of max(b * FLOPs of one token / FLOP/s,
+                                        (weight bytes + b * cache bytes) / memory bandwidth)
+                                    + operations * overhead of one
+
+The head computes only the last token of a prompt. The embedding is looked up, so its weights are not read. A token's
+FLOPs are the mean over the N new tokens, and its cache is the mean of the caches before and after them. If prompts were
+timed, the ratio of measured to estimated prompt times corrects both prompt(p) and token(p, b).
+
+With all c concurrent sequences in flight, n = min(stages, c) batches of b = ceil(c / n) sequences circulate. Each
+sequence adds one prompt in N tokens ::
+
+    turn(p)    = token(p, b) + b * prompt(p) / N             one engine step: a stage's work for one batch and one token
+    carry(p)   = boundary bytes of b * (1 + P / N) tokens / bandwidth, from stage p to p + 1
+    next token = max(round(b), n * turn(p), n * carry(p)) over all stages p
+    tokens/s   = c / next token
+
+A machine's memory holds weights, the cache of c sequences of P + N tokens, and the working memory of the widest layer
+on one prompt. Members that share the sequences of one stage would be replicas. Whole pipelines are replicated instead,
+so each stage has one machine.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+
+import numpy as np
+
+from share_compute.models.profiles.profile import FLOAT_BYTES, Growth, LayerProfile
+from share_compute.planning.cost.layout import Layout, StageLayout
+from share_compute.planning.cost.tables import CostTables, sums
+from share_compute.planning.network.network import Floats, transfer_s
+from share_compute.specification.workload import BYTES, WEIGHT_BYTES, ServingWorkload
+
+TOKEN_ID_BYTES = 8
+
+
+@dataclass(frozen=True, eq=False)
+class ServingCost(CostTables):
+    """Tables and formula of one deployment on one topology; ``timings`` hold forwards on one prompt."""
+
+    workload: ServingWorkload
+
+    # -- tables --------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def needed_bytes(self) -> Floats:
+        """Bytes a machine needs for layers [start, stop) ``[layers + 1, layers + 1]``; infinite where stop <= start."""
+        number, span = BYTES[self.workload.dtype], self.num_layers + 1
+        tokens = self.workload.prompt_tokens + self.workload.new_tokens
+        cache = self._of_layers(lambda layer: layer.cache_numbers.at(tokens))
+        caches = sums(cache * number * self.workload.concurrent)
+        needed = self.held_bytes + caches[None, :] - caches[:, None]
+        prompt = self.workload.prompt_tokens
+        working = self._of_layers(lambda layer: layer.activation_bytes.at(prompt) * number / FLOAT_BYTES)
+        for start in range(self.num_layers):
+            needed[start, start + 1 :] += np.maximum.accumulate(working[start:])
+        needed[np.tril_indices(span)] = np.inf
+        return needed
+
+    @cached_property
+    def held_bytes(self) -> Floats:
+        """Bytes of the weights of layers [start, stop) ``[layers + 1, layers + 1]``."""
+        number, weight = BYTES[self.workload.dtype], WEIGHT_BYTES[self.workload.dtype]
+        held = self._of_layers(lambda layer: layer.parameters) * weight
+        held[0] += self.profile.embedding.parameters * number
+        held[-1] += self.profile.head.parameters * weight
+        total = sums(held)
+        between = total[None, :] - total[:, None]
+        between[1:, -1] += self.profile.tied * number  # the second copy of tied weights
+        return between
+
+    def packed_bytes(self, start: int, stop: int) -> float:
+        """Return the maximum bytes that packing the weights of layers [start, stop) adds; integers are not packed."""
+        if self.workload.dtype != "int8":
+            return float(self.held_bytes[start, stop])
+        return float(self.profile.tied * BYTES[self.workload.dtype]) if stop == self.num_layers else 0.0
+
+    @cached_property
+    def request_parts_s(self) -> Floats:
+        """Time of the first l layers for one request alone, ``[machines, layers + 1]``; infinite without a speed."""
+        return self.prompt_s + self.workload.new_tokens * self.token_s(1)
+
+    @cached_property
+    def prompt_s(self) -> Floats:
+        """Time of the first l layers for one prompt, ``[machines, layers + 1]``; infinite without a speed."""
+        return self.corrected_s(self._prompt_estimates, self.timed("forward"))
+
+    def token_s(self, batch: int) -> Floats:
+        """Return the time of the first l layers for one token of each of ``batch`` sequences, shaped as `prompt_s`."""
+        prompt, new = self.workload.prompt_tokens, self.workload.new_tokens
+        flops = self._flops(lambda growth: (growth.at(prompt + new) - growth.at(prompt)) / new)
+        cache = self._of_layers(
+            lambda layer: (layer.cache_numbers.at(prompt) + layer.cache_numbers.at(prompt + new)) / 2
+        )
+        moved = self._weight_bytes + batch * cache * BYTES[self.workload.dtype]
+        # Only prompts are timed. Estimates of one machine are assumed to be wrong by the same factor for tokens.
+        factors = self.corrections(self._prompt_estimates, self.timed("forward"))
+        return sums(self.estimated_s(batch * flops, moved, self._operations) * factors)
+
+    def boundary_bytes(self, tokens: float) -> Floats:
+        """Return the bytes of ``tokens`` tokens over the cut before layer l, ``[layers + 1]``; 0 at both ends."""
+        number = BYTES[self.workload.dtype]
+        inner = [tokens * number * layer.boundary_numbers.at(1) for layer in self.profile.layers[:-1]]
+        return np.array([0.0, *inner, 0.0])
+
+    @cached_property
+    def _prompt_estimates(self) -> Floats:
+        """Estimated time of each layer for one prompt ``[machines, layers]``."""
+        prompt = self.workload.prompt_tokens
+        flops = self._flops(lambda growth: growth.at(prompt))
+        return self.estimated_s(flops, self._weight_bytes, self._operations)
+
+    @cached_property
+    def _weight_bytes(self) -> Floats:
+        """Bytes of weights that a forward pass reads in each layer ``[layers]``."""
+        read = self._of_layers(lambda layer: layer.parameters)
+        read[-1] += self.profile.head.parameters
+        read *= WEIGHT_BYTES[self.workload.dtype]
+        read[-1] += self.profile.tied * BYTES[self.workload.dtype]
+        return read
+
+    @cached_property
+    def _operations(self) -> Floats:
+        operations = self._of_layers(lambda layer: layer.forward_operations)
+        operations[0] += self.profile.embedding.forward_operations
+        operations[-1] += self.profile.head.forward_operations
+        return operations
+
+    def _flops(self, of: Callable[[Growth], float]) -> Floats:
+        flops = self._of_layers(lambda layer: of(layer.forward_flops))
+        flops[0] += of(self.profile.embedding.forward_flops)
+        flops[-1] += self.profile.head.forward_flops.at(1)
+        return flops
+
+    def _of_layers(self, of: Callable[[LayerProfile], float]) -> Floats:
+        return np.array([of(layer) for layer in self.profile.layers], dtype=np.float64)
+
+    # -- the formula ---------------------------------------------------------------------------------------------
+
+    def batches(self, stages: int) -> tuple[int, int]:
+        """Return (batches in flight, sequences in each batch) for all concurrent sequences on ``stages`` stages."""
+        count = min(stages, self.workload.concurrent)
+        return count, math.ceil(self.workload.concurrent / count)
+
+    def first_token_s(self, layout: Layout) -> float:
+        """Return the time from a prompt to its first token (TTFT) of a request alone."""
+        return self._through(layout, self.prompt_s) + self._hops(layout, self.workload.prompt_tokens)
+
+    def next_token_s(self, layout: Layout, *, loaded: bool = False) -> float:
+        """Return the time from token to token (TPOT) of a request.
+
+        Args:
+            layout: stages of one machine each.
+            loaded: whether all concurrent sequences are in flight, instead of one request alone.
+        """
+        count, batch = self.batches(len(layout.stages)) if loaded else (1, 1)
+        times = self.token_s(batch)
+        first, last = layout.stages[0], layout.stages[-1]
+        back = (
+            self.network.transfer_s(last.members[0], first.members[0], batch * TOKEN_ID_BYTES)
+            if len(layout.stages) > 1
+            else 0.0
+        )
+        trip = self._through(layout, times) + self._hops(layout, batch) + back
+        return max(trip, count * self._slowest_turn(layout, times, batch)) if loaded else trip
+
+    def tokens_per_s(self, layout: Layout) -> float:
+        """Return the tokens per second with all concurrent sequences in flight."""
+        each_s = self.next_token_s(layout, loaded=True)
+        return self.workload.concurrent / each_s if each_s > 0 else math.inf
+
+    def request_s(self, layout: Layout) -> float:
+        """Return the time of one request alone, from its prompt to its last token."""
+        return self.first_token_s(layout) + self.workload.new_tokens * self.next_token_s(layout)
+
+    def fits(self, layout: Layout) -> bool:
+        """Return whether every machine's need stays within the memory that a plan may fill."""
+        return all(
+            self.needed_bytes[stage.start, stage.stop] <= self.memory_bytes[machine]
+            for stage in layout.stages
+            for machine in stage.members
+        )
+
+    def _slowest_turn(self, layout: Layout, times: Floats, batch: int) -> float:
+        new, prompt = self.workload.new_tokens, self.workload.prompt_tokens
+        turns = [
+            _between(times, stage) + batch * _between(self.prompt_s, stage) / new for stage in layout.stages
+        ]
+        size = self.boundary_bytes(batch * (1 + prompt / new))
+        carries = [
+            transfer_s(0.0, self.network.link(before.members[0], after.members[0])[1], size[after.start])
+            for before, after in pairwise(layout.stages)
+        ]
+        return max(*turns, *carries, 0.0)
+
+    def _through(self, layout: Layout, times: Floats) -> float:
+        return sum(_between(times, stage) for stage in layout.stages)
+
+    def _hops(self, layout: Layout, tokens: int) -> float:
+        size = self.boundary_bytes(tokens)
+        return sum(
+            self.network.transfer_s(before.members[0], after.members[0], float(size[after.start]))
+            for before, after in pairwise(layout.stages)
+        )
+
+
+def _between(times: Floats, stage: StageLayout) -> float:
+    machine = stage.members[0]
+    return float(times[machine, stage.stop] - times[machine, stage.start])

@@ -1,0 +1,147 @@
+"""Finds the row of machines with the smallest sum of costs: shortest paths over machines and layers.
+
+A row is a path through a grid. Each machine takes layers [start, stop) at the cost of its stage, and passes them on to
+the next machine at the cost of the hop. Machines of one region have the same hops, so only the best arrival in each
+region is kept, not the best one at each machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from share_compute.planning.network.network import Floats
+
+Row = list[tuple[int, int, int]]
+"""(machine, first layer, one past its last), covering all layers."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sums:
+    """Costs that add up to the sum of a row; infinite for forbidden stages and links."""
+
+    stage: Callable[[int], Floats]
+    """Cost of layers [start, stop) on a machine: ``[layers + 1, layers + 1]``, infinite where stop <= start."""
+    hop: Floats
+    """Cost of a hop between machines of two regions, at the cut before a layer: ``[regions, regions, layers + 1]``."""
+    back: Floats
+    """Cost from the last machine back to the first, if they differ: ``[regions, regions]``."""
+    region: NDArray[np.int64]
+    """Region of each machine ``[machines]``."""
+
+
+def best_row(sums: Sums, machines: Sequence[int], stages: int | None = None) -> Row | None:
+    """Return the row with the smallest sum among all orders of all subsets; None if none is finite.
+
+    Takes 2^n * n steps over n machines, each over all pairs of cuts.
+
+    Args:
+        sums: costs of stages and links.
+        machines: machines that may be in the row, each once.
+        stages: exact number of machines in the row; None allows any.
+    """
+    if not machines:
+        return None
+    costs = {machine: sums.stage(machine) for machine in machines}
+    best: tuple[float, Row] | None = None
+    for region in sorted({int(sums.region[machine]) for machine in machines}):
+        found = _Subsets(sums, costs, region).best(stages)
+        if found is not None and (best is None or found[0] < best[0]):
+            best = found
+    return None if best is None else best[1]
+
+
+class _Subsets:
+    """All rows that start in one region, so that the cost of the way back is known."""
+
+    def __init__(self, sums: Sums, stages: dict[int, Floats], first_region: int) -> None:
+        self._sums, self._first = sums, first_region
+        self._machines = list(stages)
+        self._stages = list(stages.values())
+        self._regions = [int(sums.region[machine]) for machine in self._machines]
+        self._cuts = self._stages[0].shape[0]
+        count = len(self._machines)
+        # Smallest sum of a row over exactly the machines of a subset, by its last machine and the layers it covers.
+        self._sum = np.full((1 << count, count, self._cuts), np.inf)
+
+    def best(self, stages: int | None) -> tuple[float, Row] | None:
+        """Return the smallest sum and its row; None if no sum is finite."""
+        count = len(self._machines)
+        most = min(count, self._cuts - 1) if stages is None else stages
+        ends: list[tuple[float, int, int]] = []
+        for size in range(1, most + 1):
+            subsets = np.array(
+                [sum(1 << one for one in chosen) for chosen in combinations(range(count), size)]
+            )
+            for last in range(count):
+                with_last = subsets[subsets >> last & 1 == 1]
+                if size == 1:
+                    if self._regions[last] == self._first:
+                        self._sum[with_last, last] = self._stages[last][0]
+                else:
+                    arrived = self._arrivals(with_last ^ (1 << last), last).min(axis=1)
+                    self._sum[with_last, last] = (arrived[:, :, None] + self._stages[last]).min(axis=1)
+                if stages in (None, size):
+                    back = self._sums.back[self._regions[last], self._first] if size > 1 else 0.0
+                    finished = self._sum[with_last, last, -1] + back
+                    place = int(finished.argmin())
+                    ends.append((float(finished[place]), int(with_last[place]), last))
+        total, subset, last = min(ends)
+        return (total, self._trace(subset, last)) if np.isfinite(total) else None
+
+    def _arrivals(self, before: NDArray[np.int64], last: int) -> Floats:
+        """Return the sums of rows over ``before`` with the hop to ``last``, ``[subsets, machines, cuts]``."""
+        hops = self._sums.hop[self._regions, self._regions[last]]
+        return self._sum[before] + hops
+
+    def _trace(self, subset: int, last: int) -> Row:
+        row: Row = []
+        stop = self._cuts - 1
+        while subset & (subset - 1):
+            before = subset ^ (1 << last)
+            arrivals = self._arrivals(np.array([before]), last)[0]
+            start = int((arrivals.min(axis=0) + self._stages[last][:, stop]).argmin())
+            row.append((self._machines[last], start, stop))
+            subset, last, stop = before, int(arrivals[:, start].argmin()), start
+        row.append((self._machines[last], 0, stop))
+        return row[::-1]
+
+
+def best_row_in_order(sums: Sums, order: Sequence[int]) -> Row | None:
+    """Return the row with the smallest sum whose machines are in the given order; None if none is finite.
+
+    Machines may be left out, and the way back costs nothing. Takes one step over all pairs of cuts for each machine.
+    """
+    regions, cuts = sums.hop.shape[0], sums.hop.shape[2]
+    # For each region and cut: the smallest sum of a row that ends there, and the place of its last machine.
+    ended = np.full((regions, cuts), np.inf)
+    ender = np.full((regions, cuts), -1)
+    starts, befores = np.zeros((len(order), cuts), dtype=np.int64), np.full((len(order), cuts), -1)
+    every = np.arange(cuts)
+    for place, machine in enumerate(order):
+        region = int(sums.region[machine])
+        arrivals = ended + sums.hop[:, region]
+        nearest = arrivals.argmin(axis=0)
+        arrived = arrivals[nearest, every]
+        arrived[0] = 0.0
+        totals = arrived[:, None] + sums.stage(machine)
+        starts[place] = totals.argmin(axis=0)
+        befores[place] = ender[nearest, every][starts[place]]
+        reached = totals[starts[place], every]
+        better = reached < ended[region]
+        ended[region, better], ender[region, better] = reached[better], place
+    region = int(ended[:, -1].argmin())
+    if not np.isfinite(ended[region, -1]):
+        return None
+    row: Row = []
+    place, stop = int(ender[region, -1]), cuts - 1
+    while True:
+        start = int(starts[place, stop])
+        row.append((order[place], start, stop))
+        if start == 0:
+            return row[::-1]
+        place, stop = int(befores[place, stop]), start

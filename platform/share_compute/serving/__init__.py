@@ -1,1 +1,0 @@
-"""Serving: requests, the engine steps that travel through the stages, their scheduling, and sampling."""

@@ -1,0 +1,182 @@
+"""Access to the database: begins and ends transactions, and translates database errors to `share_compute.errors`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from alembic import command
+from alembic.config import Config
+from pydantic_core import from_json  # several times faster than json.loads
+from sqlalchemy import Connection, Engine, create_engine, event, make_url, text
+from sqlalchemy.exc import ArgumentError, DatabaseError, DataError, InterfaceError, OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
+from sqlalchemy.orm import Session
+
+from share_compute.errors import Unavailable, UserError
+from share_compute.store.database.fence import Claim, claim, fenced, take_turn
+from share_compute.store.database.holding import Lock, take_lock
+
+_BUSY_TIMEOUT_S = 10.0
+_MIGRATIONS_LOCK = 0x5C_0001
+"""Key of PostgreSQL's advisory lock that serializes migrations; an arbitrary number that nothing else uses."""
+
+
+def open_engine(url: str) -> Engine:
+    """Return an engine for a SQLAlchemy URL; create the folder of an SQLite file.
+
+    Raises:
+        UserError: the URL is of neither SQLite nor PostgreSQL.
+    """
+    try:
+        parsed = make_url(url)
+    except ArgumentError as failure:
+        raise UserError(f"{url!r} is not a database URL", hint=_URL_MEND) from failure
+    kind = parsed.get_backend_name()
+    if kind == "sqlite":
+        if parsed.database and parsed.database != ":memory:":
+            Path(parsed.database).parent.mkdir(parents=True, exist_ok=True)
+        engine = create_engine(parsed, connect_args={"timeout": _BUSY_TIMEOUT_S}, json_deserializer=from_json)
+        event.listen(engine, "connect", _prepare_sqlite)
+        event.listen(engine, "begin", _begin_sqlite)
+        return engine
+    if kind != "postgresql":
+        raise UserError(f"the database {kind!r} is not supported", hint=_URL_MEND)
+    return create_engine(
+        parsed.set(drivername="postgresql+psycopg"), pool_pre_ping=True, json_deserializer=from_json
+    )
+
+
+_URL_MEND = "use sqlite:///file or postgresql+psycopg://user:password@host/name"
+
+
+def _prepare_sqlite(connection: Any, record: Any) -> None:
+    del record
+    # The driver's own BEGIN is deferred: if two transactions read and then write, one of them would fail.
+    connection.isolation_level = None
+    cursor = connection.cursor()
+    cursor.execute("PRAGMA journal_mode=WAL")
+    cursor.execute("PRAGMA synchronous=FULL")  # a committed row survives a power cut
+    cursor.execute("PRAGMA foreign_keys=ON")
+    cursor.close()
+
+
+def _begin_sqlite(connection: Connection) -> None:
+    writes = connection.get_execution_options().get("writes", False)
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+
+
+TOLD = "told"
+"""Key of ``Session.info``: whether the transaction wrote an event."""
+
+
+class Database:
+    """Provider of transactions: any number of readers and one writer at a time."""
+
+    def __init__(self, url: str) -> None:
+        self.engine = open_engine(url)
+        self.kind = self.engine.dialect.name
+        self._writing_engine = self.engine.execution_options(writes=True)
+        self._listeners: list[Callable[[], None]] = []
+        self._claim: Claim | None = None
+
+    @contextmanager
+    def read(self) -> Iterator[Session]:
+        """Open a read-only transaction."""
+        with translated(), Session(self.engine, expire_on_commit=False) as session:
+            yield session
+
+    @contextmanager
+    def write(self) -> Iterator[Session]:
+        """Open a transaction that commits at the end of the block, and rolls back when the block raises.
+
+        Listeners are notified only if it wrote an event: they wait for nothing else, and the heartbeats of many
+        machines would keep them all busy.
+
+        Write transactions are serialized, on PostgreSQL too. Otherwise an event could become visible after one with a
+        higher number, and readers that continue from the highest number seen would miss it.
+
+        Raises:
+            Fenced: another server claimed the database after this one; nothing is written.
+        """
+        with translated(), Session(self._writing_engine, expire_on_commit=False) as session, session.begin():
+            valid = take_turn(session.connection())
+            if self._claim is not None and valid != self._claim:
+                raise fenced(self._claim, valid)
+            yield session
+        if session.info.get(TOLD):
+            for listener in tuple(self._listeners):
+                listener()
+
+    def on_commit(self, listener: Callable[[], None]) -> Callable[[], None]:
+        """Call ``listener`` after each commit of an event, in the committing thread; return a function to remove it."""
+        self._listeners.append(listener)
+        return lambda: self._listeners.remove(listener)
+
+    def lock(self) -> Lock:
+        """Return a lock that keeps other servers from the database until it is closed; see `Store.hold`."""
+        with translated():
+            return take_lock(self.engine)
+
+    def claim(self, holder: str, now: datetime) -> Claim:
+        """Make this object the only one that can write: write transactions of earlier claimants raise `Fenced`."""
+        with self.write() as session:
+            claimed = claim(session.connection(), holder, now)
+        self._claim = claimed
+        return claimed
+
+    def close(self) -> None:
+        """Close all connections."""
+        self.engine.dispose()
+
+
+@contextmanager
+def translated() -> Iterator[None]:
+    """Translate errors of the database to errors of share-compute."""
+    try:
+        yield
+    except DataError as failure:
+        raise UserError(
+            f"a value cannot be stored: {str(failure.orig).strip()}", hint="take out characters like NUL"
+        ) from failure
+    except (OperationalError, InterfaceError, PoolTimeout) as failure:
+        cause = getattr(failure, "orig", None) or failure
+        raise Unavailable(
+            f"the database does not answer: {str(cause).strip()}",
+            hint="check that it runs, that its disk is not full, and --database-url",
+        ) from failure
+    except DatabaseError as failure:
+        if type(failure) is not DatabaseError:
+            raise  # a violated constraint or an invalid statement: a defect in share-compute
+        raise Unavailable(
+            f"the database is damaged: {str(failure.orig).strip()}",
+            hint="stop the server and put a backup back: share-compute restore FILE",
+        ) from failure
+
+
+def migration_config(connection: Connection | None = None) -> Config:
+    """Return Alembic's configuration for the migrations inside this package."""
+    config = Config()
+    config.set_main_option("script_location", "share_compute.store:migrations")
+    config.attributes["connection"] = connection
+    return config
+
+
+def upgrade(url: str) -> None:
+    """Migrate the schema of a database to the newest version; do nothing if it is up to date.
+
+    Raises:
+        Unavailable: the database does not answer.
+        UserError: the URL is of neither SQLite nor PostgreSQL.
+    """
+    engine = open_engine(url)
+    try:
+        with translated(), engine.execution_options(writes=True).begin() as connection:
+            if engine.dialect.name == "postgresql":
+                connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _MIGRATIONS_LOCK})
+            command.upgrade(migration_config(connection), "head")
+    finally:
+        engine.dispose()

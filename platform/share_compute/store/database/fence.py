@@ -1,0 +1,78 @@
+"""Fencing token in the database: if several servers use it, only the one that claimed it last can write.
+
+A lock alone is not enough. Its holder may be paused or cut off while the lock goes to another server, and write when it
+wakes up (Kleppmann, "How to do distributed locking", 2016). So each server that starts increments an epoch. Each
+write transaction checks, inside the transaction, that the epoch is still its server's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from secrets import token_hex
+
+from sqlalchemy import Connection, select, update
+
+from share_compute.errors import Fenced
+from share_compute.store.database.tables import ServerEpoch
+
+_SELECT = select(ServerEpoch.epoch, ServerEpoch.holder).where(ServerEpoch.id == 1)
+_LOCK = _SELECT.with_for_update()
+"""Query that locks the row. SQLite has no row locks and ignores that; its write transactions use BEGIN IMMEDIATE."""
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A server's claim to the database."""
+
+    epoch: int
+    """Number of server starts so far; only the server with the newest epoch may write."""
+    holder: str
+    """Unique name of the server. It is needed because an epoch can repeat after an older database is restored."""
+
+
+def server_name(host: str, pid: int) -> str:
+    """Return a readable name for a server, unique even if the host name and the process id repeat."""
+    return f"{host}, process {pid}, {token_hex(4)}"
+
+
+def take_turn(connection: Connection) -> Claim:
+    """Wait until this is the only write transaction; return the claim that is valid in it.
+
+    PostgreSQL locks the row, and reads its newest version when the lock is granted (READ COMMITTED).
+
+    Raises:
+        Fenced: the row of the claim does not exist.
+    """
+    row = connection.execute(_LOCK).first()
+    if row is None:
+        raise fenced(None, None)
+    return Claim(row.epoch, row.holder)
+
+
+def claim(connection: Connection, holder: str, now: datetime) -> Claim:
+    """Claim the database, in a write transaction; the server that held it before cannot write any more."""
+    claimed = Claim(take_turn(connection).epoch + 1, holder)
+    row = update(ServerEpoch).where(ServerEpoch.id == 1)
+    connection.execute(row.values(epoch=claimed.epoch, holder=holder, claimed_at=now))
+    return claimed
+
+
+def valid_claim(connection: Connection) -> Claim | None:
+    """Return the valid claim without waiting for writers; None if its row does not exist."""
+    row = connection.execute(_SELECT).first()
+    return None if row is None else Claim(row.epoch, row.holder)
+
+
+def fenced(mine: Claim | None, valid: Claim | None) -> Fenced:
+    """Return the error for a server that may not write any more."""
+    if valid is None:
+        return Fenced(
+            "the database lost the row that says which server may write",
+            hint="restore it from a backup: share-compute restore",
+        )
+    was = "" if mine is None else f"; this server had epoch {mine.epoch}"
+    return Fenced(
+        f"another server ({valid.holder}) took over the database at epoch {valid.epoch}{was}",
+        hint="use that one; or stop that one and start this one again with `share-compute up`: jobs continue",
+    )

@@ -1,0 +1,52 @@
+"""A member keeps what its coordinator has not acknowledged, so that heartbeats can repeat it."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+import ray
+from tests.conftest import wait_for
+
+from share_compute_actors.training.member.unacknowledged import Unacknowledged
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("cluster")]
+
+
+@ray.remote(num_cpus=0, concurrency_groups={"mail": 1, "control": 1})
+class Hearer:
+    """Answers a call once it is told to."""
+
+    def __init__(self) -> None:
+        self._may_answer = threading.Event()
+
+    @ray.method(concurrency_group="mail")
+    def hear(self) -> None:
+        self._may_answer.wait(60.0)
+
+    @ray.method(concurrency_group="control")
+    def answer(self) -> None:
+        self._may_answer.set()
+
+
+def test_messages_are_repeated_until_they_are_acknowledged() -> None:
+    hearer: Any = Hearer.remote()  # type: ignore[attr-defined]
+    kept = Unacknowledged()
+    kept.add(hearer.hear.remote(), b"first")
+    kept.add(hearer.hear.remote(), b"second")
+    assert kept.overdue() == (), "they were sent a moment ago"
+    wait_for(lambda: kept.overdue() == (b"first", b"second"), "both to be late")
+    ray.get(hearer.answer.remote())
+    wait_for(lambda: kept.overdue() == (), "their acknowledgement")
+    ray.kill(hearer)
+
+
+def test_messages_whose_call_failed_are_repeated_until_another_coordinator_asks() -> None:
+    hearer: Any = Hearer.remote()  # type: ignore[attr-defined]
+    kept = Unacknowledged()
+    kept.add(hearer.hear.remote(), b"lost")
+    ray.kill(hearer)
+    wait_for(lambda: kept.overdue() == (b"lost",), "the message")
+    kept.clear()
+    assert kept.overdue() == ()

@@ -1,0 +1,24 @@
+"""A process that nobody asks for ends itself; one that is asked for does not."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+from share_compute_actors.training.member.lifeline import Lifeline
+
+
+def test_nobody_asks() -> None:
+    ended = threading.Event()
+    Lifeline(0.01, ended.set)
+    assert ended.wait(10.0)
+
+
+def test_somebody_asks() -> None:
+    ended = threading.Event()
+    line = Lifeline(1.0, ended.set)
+    enough_s = time.monotonic() + 1.5
+    while time.monotonic() < enough_s:
+        line.pull()
+        assert not ended.wait(0.01)
+    line.cut()

@@ -1,0 +1,183 @@
+"""What the probe says is measured, plausible and quick."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Collection
+from dataclasses import asdict, replace
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from pydantic import TypeAdapter
+from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError
+
+from share_compute.errors import Unavailable
+from share_compute.topology import Device, Link
+from share_compute_actors.machine import contributor, probe, reach
+from share_compute_actors.machine.preflight import find_gpus
+from share_compute_actors.machine.probe_links import measure_link
+from share_compute_actors.machine.reach import Place
+from share_compute_api.control.machines.machines import RayMachine
+
+DEVICES: TypeAdapter[tuple[Device, ...]] = TypeAdapter(tuple[Device, ...])
+LIMITS = {"memory_bytes": 5, "cpu_threads": 1, "device": "cpu"}
+LAN, CUT = ("192.0.2.1", 1), ("192.0.2.2", 1)
+MEASURED = Device("cpu", "x", 5, {"float32": 1.0}, 2.0, 3e-6)
+
+
+def run_probe(*arguments: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "share_compute_actors.machine.probe", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=env)
+
+
+def test_the_processor_is_measured():
+    done = run_probe("--json", "--device", "cpu", "--memory-bytes", str(2**30), "--cpu-threads", "1")
+    (device,) = DEVICES.validate_json(done.stdout)
+    assert (device.kind, device.memory_bytes) == ("cpu", 2**30)
+    assert device.name
+    assert 1e8 < device.flops_per_s["float32"] < 1e14
+    assert 1e8 < device.memory_bytes_per_s < 1e13
+    assert 1e-7 < device.overhead_s < 1e-3
+
+
+def test_a_device_that_is_not_there_is_an_error():
+    if torch.cuda.is_available():
+        pytest.skip("there is one here")
+    done = run_probe("--json", "--device", "cuda")
+    assert done.returncode != 0
+    assert "one CUDA device is lent, but torch finds 0" in done.stderr
+
+
+def test_no_machine_lends_more_memory_than_it_has():
+    done = run_probe("--json", "--device", "cpu", "--memory-bytes", str(2**50))
+    assert done.returncode != 0
+    assert "1.0 PiB of memory are lent, but the machine has" in done.stderr
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
+def test_exactly_the_gpu_that_is_lent_is_measured():
+    for gpu in find_gpus():
+        variables = {**os.environ, "CUDA_VISIBLE_DEVICES": gpu.uuid}
+        (device,) = DEVICES.validate_json(run_probe("--json", "--device", "cuda", env=variables).stdout)
+        assert (device.kind, f"GPU-{device.uuid}") == ("cuda", gpu.uuid)
+        assert device.flops_per_s["bfloat16"] > 1e12
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="there are no two CUDA devices here")
+def test_a_probe_that_sees_several_gpus_measures_none():
+    done = run_probe("--json", "--device", "cuda")
+    assert done.returncode != 0
+    assert "one CUDA device is lent" in done.stderr
+
+
+def test_links_are_measured_from_real_delays():
+    latency_s, bytes_per_s = 0.002, 400e6
+
+    def echo(payload: np.ndarray) -> int:
+        finish = time.perf_counter() + 2 * latency_s + payload.nbytes / bytes_per_s
+        while time.perf_counter() < finish:
+            pass
+        return payload.nbytes
+
+    link = measure_link("a", "b", echo)
+    assert (link.source, link.target) == ("a", "b")
+    assert link.latency_s == pytest.approx(latency_s, rel=0.3)
+    assert link.bytes_per_s == pytest.approx(bytes_per_s, rel=0.3)
+
+
+def test_a_peer_whose_host_does_not_answer_has_a_dead_link(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def answers(places: Collection[Place], within_s: float) -> dict[Place, str]:
+        asked.append((set(places), within_s))
+        return {LAN: "open"} if len(asked) == 1 else {}
+
+    def echo(actor: str, payload: np.ndarray) -> int:
+        assert actor == "present", "nothing is sent to a host that does not answer"
+        return payload.nbytes
+
+    monkeypatch.setattr(reach, "answers", answers)
+    monkeypatch.setattr(contributor, "_echo", echo)
+    found = contributor.links_to("a", [("b", LAN, "present"), ("c", CUT, "hidden")])
+    assert [(link.target, link.is_dead) for link in found] == [("b", False), ("c", True)]
+    assert [places for places, _ in asked] == [{LAN, CUT}, {CUT}]
+    assert sum(within_s for _, within_s in asked) < 10
+
+
+@pytest.mark.parametrize("failure", [GetTimeoutError(), ActorUnavailableError("it is away", None)])
+def test_a_peer_that_does_not_answer_calls_has_a_dead_link(
+    monkeypatch: pytest.MonkeyPatch, failure: Exception
+) -> None:
+    def echo(actor: Exception, _payload: np.ndarray) -> int:
+        raise actor
+
+    monkeypatch.setattr(reach, "answers", lambda places, _: dict.fromkeys(places, "open"))
+    monkeypatch.setattr(contributor, "_echo", echo)
+    found = contributor.links_to("a", [("b", LAN, failure), ("gone", LAN, RayActorError())])
+    assert [(link.target, link.is_dead) for link in found] == [("b", True)]
+
+
+class Answering:
+    """An actor on a contributor that gives the same answer to every call."""
+
+    def __init__(self, answer: Any) -> None:
+        self._answer = answer
+
+    async def call(self, _method: str, *_arguments: Any, **_limits: float) -> Any:
+        return self._answer
+
+    async def measure_links(self, _peers: Any, **_limits: float) -> Any:
+        return self._answer
+
+
+def machine(answer: Any) -> RayMachine:
+    actor: Any = Answering(answer)
+    return RayMachine("a", actor)
+
+
+def test_measured_devices_are_read_back():
+    message = asdict(MEASURED)
+    assert asyncio.run(machine(json.dumps([message])).probe(LIMITS, 0)) == (MEASURED,)
+    del message["overhead_s"]  # probes of earlier releases did not measure it
+    assert asyncio.run(machine(json.dumps([message])).probe(LIMITS, 0)) == (
+        replace(MEASURED, overhead_s=0.0),
+    )
+
+
+def test_only_links_that_were_asked_for_are_read_back():
+    asked = Link("a", "b", 0.1, 3.0)
+    others = (Link("c", "b", 0.1, 3.0), Link("a", "d", 0.1, 3.0))
+    answer = json.dumps([asdict(link) for link in (asked, *others)])
+    assert asyncio.run(machine(answer).measure_links([("b", machine(""))])) == (asked,)
+
+
+@pytest.mark.parametrize("answer", [None, 3, [], "", "{", '[{"kind": "cpu"}]', " " * 2**21 + "[]"])
+def test_another_answer_to_a_measurement_is_an_error_of_its_machine(answer: Any):
+    with pytest.raises(Unavailable, match="something else") as failure:
+        asyncio.run(machine(answer).probe(LIMITS, 0))
+    assert failure.value.machine == "a"
+
+
+def test_processors_of_others_are_busy_while_one_is_measured(monkeypatch: pytest.MonkeyPatch):
+    """As at work, where machines share a host; whatever keeps them busy is ended."""
+    seen: list[list[psutil.Process]] = []
+
+    def watched(lent: probe.Lent) -> Device:
+        seen.append(psutil.Process().children())
+        return replace(MEASURED, memory_bytes=lent.memory_bytes)
+
+    monkeypatch.setattr(probe, "_cpu_device", watched)
+    before = set(psutil.Process().children())
+    probe.probe(probe.Lent(2**30, 1, "cpu", beside=2))
+    assert len(set(seen[0]) - before) == 2
+    assert not set(psutil.Process().children()) - before

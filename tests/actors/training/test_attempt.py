@@ -1,0 +1,77 @@
+"""What an attempt makes its plan from; without Ray."""
+
+from __future__ import annotations
+
+import queue
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.platform.planning.models import lan, machine
+
+from share_compute.lifecycle.attempt_events import Assignment, AttemptEvent, Note
+from share_compute.models.blueprint import Blueprint
+from share_compute.planning.cost.timings import LayerTiming, MachineTimings
+from share_compute.specification import LayerSpec, TrainJob, parse_job
+from share_compute.training.loss_scale import LossScale
+from share_compute_actors.training.coordinator.attempt import TrainingAttempt
+from share_compute_actors.training.membership.control_requests import ControlRequests
+from share_compute_actors.training.shard_store import ShardStoreFacts, TrainingState
+
+LAYERS = tuple(LayerSpec(type="linear", options={"in_features": 64, "out_features": 64}) for _ in range(8))
+TOPOLOGY = lan(machine("a"), machine("b"))
+
+
+def spec(**training: Any) -> TrainJob:
+    return parse_job(
+        {
+            "model": {"layers": [layer.model_dump() for layer in LAYERS]},
+            "data": {"dataset": "digits"},
+            "training": {"batch_size": 32, **training},
+            "parallelism": {"stages": 2, "members_per_stage": 1},
+        }
+    )
+
+
+def layers_of(attempt: TrainingAttempt, microbatches: int | None) -> dict[str, int]:
+    """Return how many layers each machine gets, when the shard store settled so many microbatches."""
+    facts = ShardStoreFacts(
+        blueprint=Blueprint(layers=LAYERS),
+        sizes={},
+        state=TrainingState(0, LossScale()),
+        has_weights=False,
+        microbatches=microbatches,
+        runs=None,
+        notes=(),
+    )
+    stages = attempt._plan(facts, TOPOLOGY).plan.stages
+    return {stage.members[0].name: stage.stop - stage.start for stage in stages}
+
+
+@pytest.mark.parametrize(
+    ("settled", "is_used"), [(4, True), (8, False), (None, False)], ids=["same", "another", "open"]
+)
+def test_a_resumed_attempt_plans_with_what_was_timed(
+    tmp_path: Path, settled: int | None, is_used: bool
+) -> None:
+    slow = {layer: LayerTiming(0.3, 0.6) for layer in range(4)}
+    fast = {layer: LayerTiming(0.1, 0.2) for layer in range(4, 8)}
+    timings = {
+        name: MachineTimings(microbatch_size=8, device=TOPOLOGY[name].device, layers=layers)
+        for name, layers in (("a", slow), ("b", fast))
+    }
+    told: queue.Queue[AttemptEvent] = queue.Queue()
+    first = Assignment(job_id="job", attempt=1, spec=spec(), topology=TOPOLOGY, folder=tmp_path)
+    fresh = TrainingAttempt(first, told.put, ControlRequests(), queue.SimpleQueue())
+    even = layers_of(fresh, settled)
+    assert told.empty()
+    again = first.model_copy(update={"attempt": 2, "timings": timings})
+    resumed = TrainingAttempt(again, told.put, ControlRequests(), queue.SimpleQueue())
+    if is_used:
+        assert layers_of(resumed, settled)["a"] < min(3, even["a"])
+        note = told.get_nowait()
+        assert isinstance(note, Note)
+        assert "8 measured times of layers" in note.message
+    else:
+        assert layers_of(resumed, settled) == even
+        assert told.empty()

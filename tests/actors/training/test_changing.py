@@ -1,0 +1,278 @@
+"""What a job waits for and counts on while machines come and go; without Ray."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from tests.platform.planning.models import PROFILE, job, lan, machine
+
+from share_compute.errors import OutOfMemory
+from share_compute.lifecycle.attempt_events import (
+    Assignment,
+    AttemptEvent,
+    Offer,
+    Reformed,
+    ReplanAbandoned,
+    ReplanProposed,
+)
+from share_compute.planning.planner import Solution, solve
+from share_compute.protocol.roster import Roster, fresh
+from share_compute.topology import Topology
+from share_compute_actors.group.allocator import as_reported, is_out_of_memory
+from share_compute_actors.group.backoff import Backoff
+from share_compute_actors.training.membership.changes import Changes, Recopying
+from share_compute_actors.training.membership.control_requests import ControlRequests
+from share_compute_actors.training.membership.joining import replicas_of
+from share_compute_actors.training.membership.training_group import TrainingGroup
+
+
+class Clock:
+    """Tells what a test sets."""
+
+    now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def test_copies_that_were_lost_are_begun_anew_later_each_time_they_do_not_last() -> None:
+    clock = Clock()
+    fleet = Topology(tuple(machine(worker, 1e9) for worker in "abc"))
+    stages = (("a",), ("b",), ("c",))
+    recopying = Recopying(clock)
+    first = recopying.backups(stages, fleet)
+    for rest_s in (10.0, 20.0, 40.0):
+        assert not recopying.is_due
+        recopying.lost("b", lacks_room=False)
+        clock.now_s += rest_s - 0.1
+        recopying.lost("c", lacks_room=False)  # the same epoch will do
+        assert not recopying.is_due
+        clock.now_s += 0.2
+        assert recopying.is_due
+        recopying.begun()
+        assert recopying.backups(stages, fleet) == first
+    clock.now_s += 3600.0
+    recopying.lost("b", lacks_room=False)
+    clock.now_s += 5.1
+    assert recopying.is_due
+
+
+def test_a_copy_that_was_lost_before_another_was_begun_is_not_begun_once_more() -> None:
+    clock = Clock()
+    recopying = Recopying(clock)
+    recopying.lost("b", lacks_room=False, is_restarted=True)
+    clock.now_s += 3600.0
+    assert not recopying.is_due
+
+
+def test_another_one_is_asked_for_the_copy_that_found_no_room() -> None:
+    fleet = Topology(tuple(machine(worker, 1e9) for worker in "abc"))
+    recopying = Recopying(Clock())
+    before = recopying.backups((("a",), ("b", "c")), fleet)["a"]
+    recopying.lost(before, lacks_room=True)
+    assert recopying.backups((("a",), ("b", "c")), fleet)["a"] == ({"b", "c"} - {before}).pop()
+
+
+def roster(*stages: tuple[tuple[int, int], tuple[str, ...]]) -> Roster:
+    shards, members = zip(*stages, strict=True)
+    owners = tuple((stage[0],) * 4 for stage in members)
+    return Roster(1, shards, members, owners, 3, fresh(owners))
+
+
+def plan(*stages: tuple[tuple[int, int], tuple[str, ...]]) -> Any:
+    found = [
+        SimpleNamespace(
+            start=start, stop=stop, members=[SimpleNamespace(contributor_id=name) for name in names]
+        )
+        for (start, stop), names in stages
+    ]
+    return SimpleNamespace(plan=SimpleNamespace(stages=found))
+
+
+def alike(_: str) -> str:
+    return "cpu"
+
+
+def test_whoever_is_to_hold_other_layers_follows_those_who_have_them() -> None:
+    two = roster(((0, 6), ("a",)), ((6, 12), ("b", "c")))
+    assert replicas_of(two, plan(((0, 6), ("a",)), ((6, 12), ("b", "c"))), alike) == {}
+    assert replicas_of(two, plan(((0, 6), ("a",)), ((6, 12), ("c",))), alike) == {}
+    more = plan(((0, 6), ("a", "d")), ((6, 12), ("b", "e", "c", "f", "g")))
+    assert replicas_of(two, more, alike) == {"a": ("d",), "b": ("e", "g"), "c": ("f",)}
+    moved = plan(((0, 4), ("a",)), ((4, 8), ("d",)), ((8, 12), ("b", "c")))
+    assert replicas_of(two, moved, alike) == {"a": ("d",), "b": ("d",)}
+    swapped = plan(((0, 6), ("b",)), ((6, 12), ("a", "c")))
+    assert replicas_of(two, swapped, alike) == {"a": ("b",), "b": ("a",)}
+    one = plan(((0, 12), ("a", "b", "c")))
+    assert replicas_of(two, one, alike) == {"a": ("b", "c"), "b": ("a",)}
+    assert replicas_of(two, more, lambda worker: "cuda" if worker in "cd" else "cpu") == {
+        "b": ("e", "f", "g")
+    }
+
+
+def test_a_member_that_will_keep_a_copy_of_other_layers_follows_those_who_have_them() -> None:
+    one = plan(((0, 3), ("a",)), ((3, 12), ("b",)))
+    two = replace(roster(((0, 6), ("a",)), ((6, 12), ("b",))), buddies={"a": "b", "b": "a"})
+    heirs = {"a": ((3, 12),), "b": ((0, 3),)}
+    assert replicas_of(two, one, alike) == {"a": ("b",)}
+    assert replicas_of(two, one, alike, heirs) == {"a": ("b",), "b": ("a",)}
+    # The copy of this shard is there already.
+    assert replicas_of(two, plan(((0, 6), ("a",)), ((6, 12), ("b",))), alike, {"b": ((0, 6),)}) == {}
+
+
+def test_lack_of_memory_is_told_with_what_there_was() -> None:
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(2**58)
+    assert is_out_of_memory(caught.value)
+    told = as_reported(caught.value)
+    assert isinstance(told, OutOfMemory)
+    assert told.room_bytes > 10 * 2**20
+    assert not is_out_of_memory(RuntimeError("shapes differ"))
+    assert "shapes differ" in as_reported(RuntimeError("shapes differ")).message
+
+
+NOBODY: Any = None
+LAN = {names: lan(*map(machine, names)) for names in ("a", "ab", "ac", "abc")}
+
+
+def solution(names: str) -> Solution:
+    return solve(job(stages=1, members_per_stage=len(names)), LAN[names], PROFILE, 0, {})
+
+
+class Story:
+    """The changes of a job that runs on one machine, a, and is to run on others as well; nothing of it is started."""
+
+    def __init__(self, folder: Path) -> None:
+        assignment = Assignment(job_id="job", attempt=1, spec=job(stages=1), topology=LAN["a"], folder=folder)
+        self.crew = TrainingGroup(assignment, NOBODY, NOBODY, NOBODY, threading.Event(), (4,), None, print)
+        self.crew._actors["a"] = NOBODY
+        self.requests = ControlRequests()
+        self.told: list[AttemptEvent] = []
+        self.changes = Changes(self.crew, self.requests, self.told.append)
+
+    def propose(self, step: int, names: str) -> ReplanProposed:
+        better = solution(names)
+        proposed = ReplanProposed(
+            step=step, plan=better.plan, current_step_s=2, gain_s=9, move_cost_s=1, sentence="it pays"
+        )
+        self.changes.propose(better, proposed)
+        return proposed
+
+    def offer(self, names: str, answers: int | None = None) -> None:
+        self.requests.offer(Offer(topology=LAN[names], answers=answers))
+
+    def are_due(self, *followers: str) -> bool:
+        return self.changes.are_due(self.roster(*followers))
+
+    def roster(self, *followers: str) -> Roster:
+        owners = (("a",) * 4,)
+        following = {"a": followers} if followers else {}
+        return Roster(1, ((0, 12),), (("a",),), owners, 3, fresh(owners), followers=following)
+
+    def reformed(self, *followers: str) -> tuple[str, ...]:
+        """Return who is said to be expected when an epoch was formed."""
+        event = Reformed(epoch=1, step=3, plan=solution("a").plan, seconds=0, recomputed=0, sentence="")
+        self.changes.tell_reformed(event, self.roster(*followers))
+        told = self.told.pop()
+        assert isinstance(told, Reformed)
+        return told.expected
+
+
+@pytest.fixture
+def story(tmp_path: Path) -> Story:
+    return Story(tmp_path)
+
+
+def test_no_member_is_started_before_its_machine_is_the_jobs(story: Story) -> None:
+    story.offer("ab")
+    story.propose(5, "ab")
+    proposed = story.propose(7, "ab")
+    story.offer("ab", answers=5)
+    assert not story.are_due()
+    assert (story.told[-1], story.crew._invited) == (proposed, {})
+    story.offer("ab", answers=7)
+    with pytest.raises(AttributeError):  # it is tried, and here is nothing to start it with
+        story.are_due()
+
+
+def test_a_plan_whose_machine_is_not_to_be_had_is_given_up(story: Story) -> None:
+    story.offer("ab")
+    proposed = story.propose(7, "ab")
+    story.offer("a", answers=7)
+    assert not story.are_due()
+    assert story.told == [proposed, ReplanAbandoned(reason="the job cannot have b")]
+    story.offer("ab")
+    assert not story.are_due()
+    assert len(story.told) == 2
+
+
+def test_a_plan_whose_machine_leaves_is_given_up(story: Story) -> None:
+    story.offer("ab")
+    proposed = story.propose(7, "ab")
+    story.requests.leave("b")
+    assert not story.are_due()
+    assert story.told == [proposed, ReplanAbandoned(reason="the job must do without b")]
+
+
+def test_a_plan_whose_machine_is_lost_is_given_up_even_if_that_is_soon_back(story: Story) -> None:
+    story.offer("abc")
+    story.propose(7, "ab")
+    story.changes.lost("c")
+    assert story.changes.under_way() is not None
+    story.changes.lost("b")
+    assert story.changes.under_way() is None
+    story.changes.backoff = Backoff(5.0, 600.0, 30.0)
+    assert not story.are_due()
+    assert story.told[-1] == ReplanAbandoned(reason="b was lost")
+
+
+def test_the_newest_plan_counts(story: Story) -> None:
+    story.offer("ab")
+    first = story.propose(7, "ab")
+    story.requests.leave("b")
+    assert story.changes.expected == frozenset()
+    second = story.propose(8, "ac")
+    story.offer("ac")
+    assert not story.are_due()
+    assert story.told == [first, second]
+    assert story.changes.expected == {"a", "c"}
+
+
+def test_a_plan_whose_machines_are_there_outlasts_an_epoch_for_which_they_were_not_asked(
+    story: Story, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(story.crew, "topology", LAN["ab"])
+    monkeypatch.setattr(story.crew, "ask_following", lambda _: {})
+    story.offer("ab", answers=7)
+    story.propose(7, "ab")
+    story.crew._actors["b"] = NOBODY
+    assert story.are_due()
+    assert story.changes.replicas(story.roster()) == {"a": ("b",)}
+    assert story.changes._joining is not None
+    story.changes._joining.is_ready = True
+    assert story.changes.take_solution({"a"}) is None
+    assert story.changes.expected == {"a", "b"}
+    assert story.changes.take_solution({"a", "b"}) is not None
+    assert story.changes.expected == frozenset()
+
+
+def test_who_follows_a_member_is_expected_until_an_epoch_does_without(story: Story) -> None:
+    story.offer("ab")
+    story.propose(7, "ab")
+    assert story.reformed() == ("b",)
+    story.crew._actors["b"] = NOBODY
+    assert story.reformed("b") == ("b",)
+    story.crew._actors.pop("b")
+    story.offer("a", answers=7)
+    assert story.are_due("b")  # the member that is followed must know
+    assert story.reformed("b") == ("b",)  # one that was being formed already
+    assert story.are_due("b")
+    assert story.reformed() == ()
+    assert not story.are_due()
+    assert not any(isinstance(event, ReplanAbandoned) for event in story.told)

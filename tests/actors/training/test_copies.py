@@ -1,0 +1,141 @@
+"""Gradients on their way to who keeps a copy, over real sockets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from tests.actors.training.test_followers import CPU, WHOLE, Trainer, same
+from tests.actors.transport.test_channel import ANN, BOB, Pair, pair
+from tests.conftest import wait_for
+
+from share_compute.errors import ShareComputeError
+from share_compute.protocol.failures import Failure, FailureKind
+from share_compute.protocol.member_events import Log
+from share_compute.protocol.points import Point
+from share_compute_actors.messages import Followed
+from share_compute_actors.testing.message_faults import MessageFaults
+from share_compute_actors.training.backups.copies import Copies
+from share_compute_actors.training.backups.room import Room
+from share_compute_actors.training.member.faulty_engine import FaultyOutbox
+from share_compute_actors.transport.channel import Channel
+from share_compute_actors.transport.envelope import Label
+
+__all__ = ["pair"]
+
+
+@pytest.fixture
+def trainer() -> Trainer:
+    return Trainer()
+
+
+@pytest.fixture
+def copies(trainer: Trainer) -> Iterator[Copies]:
+    """Return those of a machine that follows the trainer; owner and buddy are in one process."""
+    failures: list[ShareComputeError] = []
+    kept = Copies("bob", trainer.training, CPU, failures.append, Room(), reach=directly)
+    keep(kept, trainer, 0)
+    yield kept
+    kept.keep(1, 0, {})
+    assert not failures
+
+
+def directly(owner: Any, _keeper: str, _stopping: object) -> Any:
+    """Reach an owner in the same process."""
+    return owner
+
+
+def keep(copies: Copies, trainer: Trainer, committed: int) -> None:
+    copies.keep(1, committed, {0: Followed(ANN, trainer.copier, WHOLE)})
+    wait_for(lambda: copies.of(WHOLE).is_whole, "the whole copy")  # type: ignore[union-attr]
+
+
+def outbox(*failures: Failure) -> FaultyOutbox:
+    left = list(failures)
+    return FaultyOutbox(
+        MessageFaults(), lambda point: [left.pop()] if left and left[0].point is point else []
+    )
+
+
+def taken(copies: Copies, channel: Channel) -> Label:
+    """Take in what comes until all of a gradient is there; return its last label."""
+    for _ in range(10):
+        came = channel.take(5.0)  # None is what was dropped
+        if came is not None and copies.take(came[0], came[2]) is not None:
+            return came[0]
+    raise AssertionError("the gradient did not come")
+
+
+@pytest.mark.parametrize("kind", [None, FailureKind.duplicate])
+def test_a_gradient_travels_and_its_owner_hears_of_it(
+    pair: Pair, trainer: Trainer, copies: Copies, kind: FailureKind | None
+) -> None:
+    ann, bob = pair()
+    sending = outbox(*([Failure(kind, Point.log_sending)] if kind else []))
+    trainer.prepare()
+    sending.give(ann, Log(1, BOB, 0), 0, trainer.runner)
+    sending.give(ann, Log(1, BOB, 0), 0, trainer.runner)
+    label = taken(copies, bob)
+    outbox().acknowledge(bob, Followed(ANN, None, WHOLE), label)
+    ann.receive(Label("train", 1, "logged", 0, 0), "bob", 5.0)
+    assert bob.take(0.0) is None, "it was sent twice"
+    trainer.runner.apply(1, 0.5)
+    copy = copies.of(WHOLE)
+    assert copy is not None
+    assert copy.bring_to(1, {1: 0.5})
+    assert same(copy, trainer)
+
+
+def test_in_another_epoch_it_is_given_again_and_its_owner_hears_again(
+    pair: Pair, trainer: Trainer, copies: Copies
+) -> None:
+    sending = outbox()
+    trainer.prepare()
+    for epoch in (1, 2):
+        ann, bob = pair(epoch, epoch)
+        copy = copies.of(WHOLE)
+        keep(copies, trainer, 0)
+        assert copies.of(WHOLE) is copy
+        sending.give(ann, Log(1, BOB, 0), 0, trainer.runner)
+        taken(copies, bob)
+
+
+def test_a_copy_that_missed_a_step_is_begun_anew(trainer: Trainer, copies: Copies) -> None:
+    before = copies.of(WHOLE)
+    trainer.take_step()
+    keep(copies, trainer, 1)
+    copy = copies.of(WHOLE)
+    assert copy is not None
+    assert copy is not before
+    assert copy.bring_to(1, {})
+    assert same(copy, trainer)
+
+
+def test_a_copy_is_begun_anew_when_another_machine_goes_on_with_the_shard(
+    trainer: Trainer, copies: Copies
+) -> None:
+    def follow(owner: str) -> Any:
+        copies.keep(1, trainer.step, {0: Followed(owner, trainer.copier, WHOLE)})
+        copy: Any = copies.of(WHOLE)
+        copy._fetching.result()
+        return copy
+
+    first = follow(ANN)
+    trainer.take_step(first)
+    trainer.runner._last_applied = None  # who goes on does not know by what it was multiplied
+    second = follow("eve")
+    assert second is not first
+    for _ in range(40):
+        trainer.take_step(second)
+        if second._compacting is not None:
+            second._compacting.result()
+    assert len(second._logs) <= 20
+    assert second.bring_to(trainer.step, trainer.scales)
+    assert same(second, trainer)
+    assert follow("bob") is second, "it is where they are"
+
+
+def test_what_is_not_wanted_any_more_is_forgotten(copies: Copies) -> None:
+    copies.keep(1, 0, {})
+    assert copies.of(WHOLE) is None

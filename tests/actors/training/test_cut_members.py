@@ -1,0 +1,86 @@
+"""Members that need each other must reach each other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from share_compute.protocol.roster import Roster, fresh
+from share_compute.topology import Contributor, Topology
+from share_compute_actors.machine.reach import Place
+from share_compute_actors.training.membership.cuts import LinksCut, needed, require_links
+
+PAIR = ("b", "c")
+
+
+def roster(*stages: str, **more: Any) -> Roster:
+    members = tuple(tuple(stage) for stage in stages)
+    owners = tuple((stage[0],) for stage in members)
+    shards = tuple((place, place + 1) for place in range(len(stages)))
+    return Roster(epoch=1, shards=shards, stages=members, owners=owners, step=1, tasks=fresh(owners), **more)
+
+
+class Handle:
+    """A member that says whom it does not reach, and takes note of whom it was asked for."""
+
+    def __init__(self, *silent: str) -> None:
+        self.unreached = self
+        self.silent = silent
+        self.asked: dict[str, Place] = {}
+
+    def remote(self, places: dict[str, Place]) -> tuple[str, ...]:
+        self.asked = dict(places)
+        return self.silent
+
+
+class Crew:
+    """Members, each on a host of its own."""
+
+    def __init__(self, **handles: Handle) -> None:
+        self.handles = handles
+        self.workers = frozenset(handles)
+        self.topology = Topology(tuple(Contributor(name, name.upper(), (), node_id=name) for name in handles))
+
+    def nodes(self) -> dict[str, Place]:
+        return {name: (f"host-{name}", 1) for name in self.handles}
+
+    def handle(self, worker: str) -> Handle:
+        return self.handles[worker]
+
+    def name(self, worker: str) -> str:
+        return worker.upper()
+
+    def gather(self, _schema: Any, calls: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
+        return calls
+
+
+@pytest.mark.parametrize(
+    ("formed", "pairs"),
+    [
+        (roster("a", "b", "c"), {("a", "b"), ("b", "c")}),
+        (roster("ab", "c"), {("a", "b"), ("a", "c"), ("b", "c")}),
+        (roster("a", "b", "c", is_tied=True), {("a", "b"), ("b", "c"), ("a", "c")}),
+        (roster("a", "b", buddies={"b": "d"}, followers={"a": ("e",)}), {("a", "b"), ("b", "d"), ("a", "e")}),
+        (roster("a"), set()),
+        (roster("a", is_tied=True), set()),
+    ],
+)
+def test_neighbours_and_keepers_of_copies_need_each_other(
+    formed: Roster, pairs: set[tuple[str, str]]
+) -> None:
+    assert needed(formed) == pairs
+
+
+@pytest.mark.parametrize("silent", [{"b": "c"}, {"c": "b"}, {"b": "c", "c": "b"}])
+def test_a_cut_pair_is_named_whichever_of_them_finds_it(silent: dict[str, str]) -> None:
+    crew: Any = Crew(**{name: Handle(*silent.get(name, "")) for name in "abc"})
+    with pytest.raises(LinksCut, match=r"do not reach each other any more: B - C$") as caught:
+        require_links(crew, roster("a", "b", "c"))
+    assert caught.value.pairs == (PAIR,)
+    assert crew.handles["a"].asked == {"b": ("host-b", 1)}, "it needs nobody else"
+
+
+def test_who_is_not_needed_may_be_cut_off() -> None:
+    crew: Any = Crew(a=Handle("c"), b=Handle(), c=Handle("a"))
+    require_links(crew, roster("a", "b", "c"))

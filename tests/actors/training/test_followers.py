@@ -1,0 +1,546 @@
+"""Copies of other members' shards: brought to any committed step, they have the owner's bits."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from share_compute.errors import ShareComputeError, StaleEpoch, VerificationFailed
+from share_compute.models.blueprint import Blueprint
+from share_compute.models.factory import build_stage
+from share_compute.protocol.tree import SummationTree
+from share_compute.shard import Shard
+from share_compute.specification import LayerSpec, OptimizerName, TrainingSpec
+from share_compute.topology import Contributor, Device, Link, Topology
+from share_compute.training.loss_scale import SKIPPED
+from share_compute.training.optimizers import optimizer_tensors, parameter_of, restore_optimizer
+from share_compute_actors.training.backups import copying, followers
+from share_compute_actors.training.backups.copying import Copied, Copier, Outline, ShardRange
+from share_compute_actors.training.backups.followers import Follower
+from share_compute_actors.training.backups.logs import letters
+from share_compute_actors.training.backups.room import Room
+from share_compute_actors.training.member.runner import Runner
+from share_compute_actors.training.membership.backups import backups_of
+from share_compute_actors.transport.pieces import Piece
+
+CPU = torch.device("cpu")
+WHOLE = 0, 4
+LAYERS = (
+    LayerSpec(type="linear", options={"in_features": 13, "out_features": 37}),
+    LayerSpec(type="layer_norm", options={"normalized_shape": 37}),
+    LayerSpec(type="gelu"),
+    LayerSpec(type="linear", options={"in_features": 37, "out_features": 5}),
+)
+
+
+class Trainer:
+    """A member that is alone with its model: it trains, and gives its gradients to who keeps its copy."""
+
+    def __init__(self, *, freeze: tuple[str, ...] = (), shard: ShardRange = WHOLE, **training: Any) -> None:
+        self.shard = shard
+        self.training = TrainingSpec.model_validate(
+            {"steps": 40, "batch_size": 4, "microbatches": 1, **training}
+        )
+        blueprint = Blueprint(layers=LAYERS, freeze=freeze)
+        stage = build_stage(blueprint, Shard("m", *shard, WHOLE[1]), CPU)
+        stage.initialize(3)
+        self.runner = Runner(stage, self.training, SummationTree((1,)))
+        self.step = 0
+        self.scales: dict[int, float] = {}
+        self.let_copy(Copier)
+
+    def let_copy(self, kind: type[Copier]) -> None:
+        """Let its shard be copied by this kind of copier."""
+        self.copier = kind(lambda work: work(), lambda: (self.runner, self.step))
+
+    def prepare(self, follower: Follower | None = None) -> None:
+        """Compute the gradient of the next step, and give it away."""
+        step, source = self.step + 1, torch.Generator().manual_seed(self.step)
+        samples = torch.rand(4, 13 if self.shard[0] == 0 else 37, generator=source)
+        self.runner.forward(step, 0, samples)
+        is_last = self.shard[1] == WHOLE[1]
+        self.runner.backward(
+            0, torch.randint(0, 5, (4,), generator=source) if is_last else torch.zeros(4, 37)
+        )
+        self.runner.reduce([])
+        if follower is not None:
+            sent = letters(self.runner.gradients, self.runner.loss_scale, self.runner.scale_of(self.step))
+            for place, tensor in [*sent, *sent]:
+                follower.take(step, place, tensor.clone())
+
+    def take_step(self, follower: Follower | None = None, scale: float = 1.0) -> None:
+        self.prepare(follower)
+        self.step += 1
+        self.scales[self.step] = scale
+        self.runner.apply(self.step, scale)
+
+    def state(self) -> dict[str, Tensor]:
+        found = dict(self.runner.stage.persistent())
+        if self.runner.optimizer is not None:
+            found |= optimizer_tensors(self.runner.optimizer, self.runner.parameters)
+        return found
+
+
+@pytest.fixture
+def follow() -> Iterator[Callable[..., Follower]]:
+    """Return what makes a copy that is closed at the end; what goes wrong on its own thread is raised then."""
+    made: list[Follower] = []
+    failures: list[Exception] = []
+
+    def make(trainer: Trainer) -> Follower:
+        made.append(Follower(trainer.shard, trainer.training, CPU, failures.append, Room()))
+        return made[-1]
+
+    yield make
+    for follower in made:
+        follower.close()
+    for failure in failures:
+        raise failure
+
+
+def fetched(follower: Follower, trainer: Trainer) -> Follower:
+    """Wait until the snapshot is whole."""
+    follower.follow("owner", lambda _: trainer.copier)
+    assert follower._fetching is not None
+    follower._fetching.result()
+    assert follower.is_whole
+    return follower
+
+
+def same(follower: Follower, trainer: Trainer) -> bool:
+    state = trainer.state()
+    names = {*follower.inventory(), *follower.optimizer_shapes()}
+    return names == state.keys() and all(
+        torch.equal(follower.rows(name, 0, None), tensor.detach()) for name, tensor in state.items()
+    )
+
+
+OPTIMIZERS: dict[str, dict[str, Any]] = {
+    **{
+        name.value: {"name": name.value, "learning_rate": 0.01, "weight_decay": 0.1} for name in OptimizerName
+    },
+    "adamw, all decay": {"name": "adamw", "learning_rate": 0.01, "weight_decay": 0.1, "decays": "all"},
+    "rmsprop with momentum": {"name": "rmsprop", "learning_rate": 0.01, "momentum": 0.9},
+}
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS)
+@pytest.mark.parametrize("before", [0, 3])
+def test_has_the_bits_of_its_owner(
+    optimizer: dict[str, Any], before: int, follow: Callable[..., Follower]
+) -> None:
+    trainer = Trainer(optimizer=optimizer, schedule={"name": "linear", "warmup_steps": 2})
+    for _ in range(before):
+        trainer.take_step()
+    follower = fetched(follow(trainer), trainer)
+    for scale in (1.0, 0.37, SKIPPED, 0.9):
+        trainer.take_step(follower, scale)
+    assert follower.bring_to(trainer.step, trainer.scales)
+    assert same(follower, trainer)
+    assert follower.loss_scale() == trainer.runner.loss_scale
+
+
+def test_loss_scales_count(follow: Callable[..., Follower]) -> None:
+    trainer = Trainer(precision="float16")
+    assert trainer.runner.loss_scale.factor > 1
+    follower = fetched(follow(trainer), trainer)
+    for scale in (SKIPPED, 0.5, SKIPPED, 0.8):
+        trainer.take_step(follower, scale)
+    assert follower.bring_to(4, trainer.scales)
+    assert same(follower, trainer)
+    assert follower.loss_scale() == trainer.runner.loss_scale
+
+
+@pytest.mark.parametrize("shard", [WHOLE, (0, 2)])
+def test_what_is_frozen_is_there_too(shard: ShardRange, follow: Callable[..., Follower]) -> None:
+    trainer = Trainer(freeze=("layers[:2]",), shard=shard)
+    follower = fetched(follow(trainer), trainer)
+    for _ in range(3):
+        trainer.take_step(follower)
+    assert follower.bring_to(3, trainer.scales)
+    assert same(follower, trainer)
+
+
+@pytest.mark.parametrize("scales", [(1.0, SKIPPED, 0.5), (SKIPPED,) * 20])
+def test_a_shard_without_parameters_has_its_step_and_loss_scale(
+    scales: tuple[float, ...], follow: Callable[..., Follower]
+) -> None:
+    """A stage may be an activation alone. Who loses it needs no weights, but must know that nothing is missing."""
+    trainer = Trainer(shard=(2, 3), precision="float16")
+    trainer.take_step()
+    follower = fetched(follow(trainer), trainer)
+    assert follower.is_whole
+    for scale in scales:
+        trainer.take_step(follower, scale)
+    assert follower.reaches(trainer.step)
+    assert not follower.reaches(trainer.step + 1)
+    assert follower.bring_to(trainer.step, trainer.scales)
+    assert same(follower, trainer)
+    assert follower.loss_scale() == trainer.runner.loss_scale
+    legacy = follower.legacy(trainer.step)
+    assert legacy is not None
+    heir = follow(trainer)
+    heir.inherit(trainer.copier.outline((2, 3)), [legacy]).result()
+    trainer.take_step(heir)
+    assert heir.bring_to(trainer.step, trainer.scales)
+    assert heir.loss_scale() == trainer.runner.loss_scale
+
+
+def test_steps_are_taken_while_it_is_fetched(
+    follow: Callable[..., Follower], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each parameter has another step; each is brought forward from its own."""
+    monkeypatch.setattr(followers, "_BATCH_BYTES", 1)
+    trainer = Trainer()
+
+    class Training(Copier):
+        """An owner that takes a step whenever something was set aside."""
+
+        def copy(self, shard: ShardRange, names: Any) -> Copied:
+            copied = super().copy(shard, names)
+            if names:
+                trainer.take_step(follower, 0.5)
+            return copied
+
+    follower = follow(trainer)
+    trainer.let_copy(Training)
+    fetched(follower, trainer)
+    assert trainer.step == len(trainer.runner.stage.persistent())
+    assert follower.bring_to(trainer.step, trainer.scales)
+    assert same(follower, trainer)
+
+
+def test_gradients_are_used_up(follow: Callable[..., Follower]) -> None:
+    """Also those of a long time take little room, and the copy still has the owner's bits."""
+    trainer = Trainer()
+    follower = fetched(follow(trainer), trainer)
+    most = 0
+    for _ in range(30):
+        trainer.take_step(follower, 0.7)
+        if follower._compacting is not None:
+            follower._compacting.result()
+        most = max(most, len(follower._logs))
+    assert most < 10
+    assert follower.bring_to(30, trainer.scales)
+    assert same(follower, trainer)
+    trainer.take_step(follower, 0.7)
+    assert follower.bring_to(31, trainer.scales)
+    assert same(follower, trainer)
+
+
+def test_little_is_left_for_the_pause(follow: Callable[..., Follower]) -> None:
+    trainer = Trainer()
+    follower = follow(trainer)
+    assert not follower.catch_up(), "nothing is there yet"
+    fetched(follower, trainer)
+    for _ in range(5):
+        trainer.take_step(follower, 0.7)
+    follower.catch_up()
+    assert follower._catching_up is not None
+    follower._catching_up.result()
+    assert follower.catch_up()
+    # How the last step was committed is told with the next one.
+    assert sorted(follower._logs) == [5]
+    assert follower.bring_to(5, trainer.scales)
+    assert same(follower, trainer)
+
+
+def test_an_open_step_stays_open(follow: Callable[..., Follower]) -> None:
+    trainer = Trainer()
+    follower = fetched(follow(trainer), trainer)
+    trainer.take_step(follower)
+    trainer.prepare(follower)
+    assert follower.bring_to(1, trainer.scales)
+    assert same(follower, trainer)
+    trainer.runner.apply(2, 0.5)
+    assert follower.bring_to(2, {1: 1.0, 2: 0.5})
+    trainer.step = 2
+    assert same(follower, trainer)
+
+
+def test_says_when_something_is_missing(follow: Callable[..., Follower]) -> None:
+    trainer = Trainer()
+    follower = follow(trainer)
+    assert not follower.bring_to(0, {})
+    fetched(follower, trainer)
+    trainer.take_step(follower)
+    trainer.take_step()  # nobody told the copy
+    trainer.take_step(follower)
+    assert follower.reaches(1)
+    assert not follower.reaches(2)
+    assert not follower.bring_to(3, trainer.scales)
+    assert not follower.bring_to(1, {})
+    assert follower.bring_to(1, trainer.scales)
+
+
+def test_a_damaged_gradient_is_noticed_and_told() -> None:
+    trainer, told = Trainer(), []
+    follower = fetched(Follower(WHOLE, trainer.training, CPU, told.append, Room()), trainer)
+    trainer.take_step(follower)
+    file = follower._logs[1]._file._opened
+    file.seek(40)
+    file.write(b"\x01\x02\x03")
+    file.flush()
+    assert not follower.bring_to(1, trainer.scales)
+    assert not follower.is_whole
+    assert not follower.reaches(1)
+    follower.close()
+    (failure,) = told
+    assert isinstance(failure, VerificationFailed)
+
+
+def test_an_owner_may_begin_anew_amid_a_piece(follow: Callable[..., Follower]) -> None:
+    trainer = Trainer()
+
+    class Restless(Copier):
+        """An owner whose runner becomes another one while its shard is fetched."""
+
+        asked = 0
+
+        def piece(self, ticket: int, name: str, start: int, stop: int) -> Piece:
+            self.asked += 1
+            if self.asked == 3:
+                self.forget()
+            return super().piece(ticket, name, start, stop)
+
+    trainer.let_copy(Restless)
+    assert same(fetched(follow(trainer), trainer), trainer)
+
+
+def test_damaged_pieces_are_asked_for_again(follow: Callable[..., Follower]) -> None:
+    trainer = Trainer()
+
+    class Noisy(Copier):
+        """An owner behind a bad network."""
+
+        asked = 0
+
+        def piece(self, ticket: int, name: str, start: int, stop: int) -> Piece:
+            self.asked += 1
+            piece = super().piece(ticket, name, start, stop)
+            content = piece.content.copy()
+            content[0] ^= self.asked % 2
+            return piece._replace(content=content)
+
+    trainer.let_copy(Noisy)
+    follower = fetched(follow(trainer), trainer)
+    assert same(follower, trainer)
+
+
+def test_an_owner_without_the_shard_is_asked_again(follow: Callable[..., Follower]) -> None:
+    trainer = Trainer()
+
+    class Late(Copier):
+        """An owner that is about to load its shard."""
+
+        asked = 0
+
+        def outline(self, shard: ShardRange) -> Outline:
+            self.asked += 1
+            if self.asked == 1:
+                raise StaleEpoch("the shard is not here any more", hint="nothing")
+            return super().outline(shard)
+
+    trainer.let_copy(Late)
+    assert same(fetched(follow(trainer), trainer), trainer)
+
+
+def test_another_owner_goes_on_where_one_was_lost(
+    follow: Callable[..., Follower], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(followers, "_BATCH_BYTES", 1)
+    trainer = Trainer()
+    is_silent = threading.Event()
+    asked: list[str] = []
+
+    class Mortal(Copier):
+        """An owner that falls silent after some parameters."""
+
+        def copy(self, shard: ShardRange, names: Any) -> Copied:
+            asked.extend(names)
+            if len(asked) == 3:
+                is_silent.set()
+                assert ended.wait(10.0)
+                raise StaleEpoch("nobody wants this copy any more", hint="nothing")
+            return super().copy(shard, names)
+
+    lost = Mortal(lambda work: work(), lambda: (trainer.runner, trainer.step))
+    follower = follow(trainer)
+    ended = threading.Event()
+
+    def reach(stopping: threading.Event) -> Copier:
+        nonlocal ended
+        ended = stopping
+        return lost
+
+    follower.follow("one", reach)
+    assert is_silent.wait(10.0)
+    trainer.take_step(follower)
+    assert not same(fetched(follower, trainer), trainer)
+    assert follower.bring_to(1, trainer.scales)
+    assert same(follower, trainer)
+    assert len(asked) == 3
+
+
+def test_buffers_must_not_change(follow: Callable[..., Follower]) -> None:
+    trainer = Trainer()
+    trainer.runner.stage.module.register_buffer("seen", torch.zeros(1))
+    fetched(follow(trainer), trainer)
+    trainer.copier.require_still()
+    trainer.runner.stage.module.seen.add_(1)
+    with pytest.raises(ShareComputeError, match="seen changes while the model is trained"):
+        trainer.copier.require_still()
+
+
+def test_others_may_not_read_what_was_set_aside_before() -> None:
+    trainer = Trainer()
+    copied = trainer.copier.copy(WHOLE, ["layers.0.bias"])
+    trainer.copier.copy(WHOLE, ["layers.0.bias"])
+    with pytest.raises(StaleEpoch):
+        trainer.copier.piece(copied.ticket, "layers.0.bias", 0, 4)
+
+
+# -- who keeps a copy --------------------------------------------------------------------------------------------------
+
+
+def machine(name: str, kind: Any = "cpu", memory_bytes: int = 2**30) -> Contributor:
+    return Contributor(name, name, (Device(kind, name, memory_bytes),))
+
+
+def test_several_may_copy_the_same_shard_at_once() -> None:
+    trainer = Trainer()
+    names = list(trainer.copier.outline(WHOLE).sizes)
+    ann = trainer.copier.copy(WHOLE, names, "ann")
+    bob = trainer.copier.copy(WHOLE, names, "bob")
+    for copied in (ann, bob, ann):
+        assert trainer.copier.piece(copied.ticket, names[0], 0, 4).is_whole
+    trainer.copier.forget_all_but(["bob"])
+    with pytest.raises(StaleEpoch):
+        trainer.copier.piece(ann.ticket, names[0], 0, 4)
+    assert trainer.copier.piece(bob.ticket, names[0], 0, 4).is_whole
+    trainer.copier.copy(WHOLE, (), "bob")
+    assert trainer.copier._aside == {}
+
+
+def test_who_asks_for_more_than_may_lie_aside_waits_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = Trainer()
+    monkeypatch.setattr(copying, "_MOST_ASIDE_BYTES", 1)
+    names = list(trainer.copier.outline(WHOLE).sizes)
+    trainer.copier.copy(WHOLE, names, "ann")
+    trainer.copier.copy(WHOLE, names, "ann")
+    with pytest.raises(StaleEpoch, match="others fetch"):
+        trainer.copier.copy(WHOLE, names, "bob")
+    trainer.copier.copy(WHOLE, (), "ann")
+    trainer.copier.copy(WHOLE, names, "bob")
+
+
+def test_what_is_not_trained_and_came_first_is_kept_over_epochs() -> None:
+    trainer = Trainer()
+    follower = Follower(WHOLE, trainer.training, CPU, lambda _: None, Room())
+    follower._trained = {"other": followers._Trained(0, 0, 1, (1,))}
+    follower._have = {"frozen": 5}
+    assert follower.reaches(5)
+    assert not follower.reaches(6)
+    follower.close()
+
+
+def test_a_disk_that_cannot_be_read_costs_the_copy_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer, told = Trainer(), []
+    follower = fetched(Follower(WHOLE, trainer.training, CPU, told.append, Room()), trainer)
+    trainer.take_step(follower)
+
+    def fail(*_: Any) -> bytes:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(os, "pread", fail)
+    assert not follower.bring_to(1, trainer.scales)
+    assert isinstance(told[0], VerificationFailed)
+    assert follower.is_spoilt
+    follower.close()
+
+
+def adopted(trainer: Trainer, shard: ShardRange) -> Trainer:
+    """Return who trains some layers from where another one is."""
+    heir = Trainer(shard=shard)
+    state = trainer.state()
+    own = heir.runner.stage.persistent()
+    with torch.no_grad():
+        for name, tensor in own.items():
+            tensor.copy_(state[name])
+    assert heir.runner.optimizer is not None
+    slots = {name: tensor for name, tensor in state.items() if parameter_of(name) in own and name not in own}
+    restore_optimizer(heir.runner.optimizer, heir.runner.parameters, slots)
+    heir.step = trainer.step
+    heir.runner.loss_scale = trainer.runner.loss_scale
+    return heir
+
+
+@pytest.mark.parametrize("is_copied", [True, False], ids=["from a copy", "from what it computed with"])
+def test_a_copy_of_other_layers_begins_with_what_is_there(
+    follow: Callable[..., Follower], *, is_copied: bool
+) -> None:
+    whole = Trainer()
+    former = fetched(follow(whole), whole)
+    for _ in range(3):
+        whole.take_step(former)
+    assert former.legacy(3) is None  # it has the updates of the first step at most
+    assert former.bring_to(3, whole.scales)
+    legacy = former.legacy(3) if is_copied else copying.Legacy.of_runner(whole.runner, 3)
+    assert legacy is not None
+    owner = adopted(whole, (1, 4))
+    follower = follow(owner)
+    copied = follower.inherit(owner.copier.outline((1, 4)), [legacy])
+    former.close([copied])
+    for _ in range(2):
+        owner.take_step(follower)
+    assert follower.bring_to(5, owner.scales)  # nothing was fetched
+    assert same(follower, owner)
+
+
+def test_only_who_is_alone_needs_a_buddy() -> None:
+    fleet = Topology(tuple(machine(name) for name in "abcd"))
+    assert backups_of((("a",),), fleet) == {}
+    assert backups_of((("a", "b"), ("c", "d")), fleet) == {}
+    assert backups_of((("a",), ("b",)), fleet) == {"a": "b", "b": "a"}
+    assert backups_of((("a", "b"), ("c",)), fleet) == {"c": "a"}
+
+
+def test_buddies_are_near_alike_and_not_all_the_same() -> None:
+    links = (
+        Link("a", "c", 0.0, 9e9),
+        Link("a", "b", 0.0, 1e9),
+        Link("b", "a", 0.0, 1e9),
+        Link("c", "a", 0.0, 1e9),
+    )
+    fleet = Topology(tuple(machine(name) for name in "abcd"), links)
+    assert backups_of((("a",), ("b",), ("c",), ("d",)), fleet) == {"a": "c", "b": "a", "c": "b", "d": "a"}
+    mixed = Topology(
+        (machine("a", "cuda"), machine("b"), machine("c", "cuda"), machine("d", memory_bytes=2**31))
+    )
+    assert backups_of((("a",), ("b",), ("c",)), mixed) == {"a": "c", "b": "a", "c": "a"}
+    assert backups_of((("b",), ("a", "d")), mixed) == {"b": "d"}
+    assert backups_of((("a",), ("b",), ("c",), ("d",)), fleet, present={"a": "d"})["a"] == "d"
+
+
+def test_buddies_reach_each_other() -> None:
+    machines = tuple(machine(name) for name in "abc")
+    stages = (("a",), ("b",), ("c",))
+    assert backups_of(stages, Topology(machines))["c"] == "a"
+    apart = Topology(machines, (Link.dead("a", "c"),))
+    assert backups_of(stages, apart) == {"a": "b", "b": "a", "c": "b"}
+    alone = Topology(machines, (Link.dead("a", "c"), Link.dead("c", "b")))
+    assert "c" not in backups_of(stages, alone)
+
+
+def test_buddies_are_those_that_have_room_if_there_are_any() -> None:
+    fleet = Topology((machine("a"), machine("b"), machine("c", "cuda"), machine("d")))
+    stages = (("a",), ("b", "c", "d"))
+    assert backups_of(stages, fleet, cramped={"b"}) == {"a": "d"}
+    assert backups_of(stages, fleet, cramped={"b", "d"}) == {"a": "c"}
+    assert backups_of(stages, fleet, cramped={"b", "c", "d"}) == {"a": "b"}

@@ -1,0 +1,100 @@
+"""What a member loads from others: damaged on its way, it is asked for again; without Ray."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from ray.exceptions import ObjectLostError
+
+from share_compute.errors import ContributorLost, StaleEpoch, WrongTensor
+from share_compute.models.storage.weights import rows_of
+from share_compute_actors.group import fetching
+from share_compute_actors.messages import Extent, Source, Sources, read_extents, server_source
+from share_compute_actors.training.member import loading
+from share_compute_actors.transport.pieces import Piece
+
+HELD = {"large": torch.rand(5, 3), "small": torch.rand(7), "scalar": torch.tensor(2.5)}
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is asked is answered at once, and not by another process."""
+    monkeypatch.setattr(fetching.ray, "get", lambda answer: answer)
+
+
+def giver(spoil: Callable[[int, Piece], Piece]) -> Any:
+    """Return an actor that has the tensors; ``spoil`` takes the number of the call, and what it would answer."""
+    calls: list[Sequence[Extent]] = []
+
+    def weights(asked: bytes) -> list[Piece]:
+        extents = read_extents(asked)
+        calls.append(extents)
+        found = (Piece.of_rows(name, rows_of(HELD[name], start, stop)) for name, start, stop in extents)
+        return [spoil(len(calls), piece) for piece in found]
+
+    return SimpleNamespace(weights=SimpleNamespace(remote=weights), calls=calls)
+
+
+def damaged(piece: Piece) -> Piece:
+    content = piece.content.copy()
+    content[-1] ^= 4
+    return piece._replace(content=content)
+
+
+def loaded(source: Source) -> dict[str, torch.Tensor]:
+    tensors = {name: torch.zeros_like(tensor) for name, tensor in HELD.items()}
+    fetching.fill(tensors, fetching.Givers(Sources((source,))), "weights")
+    return tensors
+
+
+def test_a_damaged_piece_is_asked_for_again_and_no_other() -> None:
+    actor = giver(lambda call, piece: damaged(piece) if piece.name == "small" and call < 3 else piece)
+    tensors = loaded(Source(actor, "ada", "ada"))
+    assert all(torch.equal(tensors[name], tensor) for name, tensor in HELD.items())
+    assert [[extent.name for extent in call] for call in actor.calls] == [list(HELD), ["small"], ["small"]]
+
+
+def test_an_answer_that_died_with_its_machine_begins_another_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lose(_: Any) -> Any:
+        raise ObjectLostError("00", None, "")
+
+    monkeypatch.setattr(fetching.ray, "get", lose)
+    with pytest.raises(StaleEpoch):
+        loaded(Source(giver(lambda _, piece: piece), "ada", "ada"))
+
+
+def test_what_never_arrives_whole_names_its_machine() -> None:
+    actor = giver(lambda _, piece: damaged(piece) if piece.name == "large" else piece)
+    with pytest.raises(ContributorLost, match="large arrived damaged from ada") as lost:
+        loaded(Source(actor, "ada", "ada"))
+    assert lost.value.machine == "ada"
+    with pytest.raises(ContributorLost, match="from the server") as lost:
+        loaded(server_source(actor))
+    assert lost.value.machine == "the server"
+
+
+def test_a_member_that_loads_from_its_own_copy_makes_no_call() -> None:
+    copied = giver(lambda call, piece: damaged(piece) if call == 1 else piece)
+    own: Any = SimpleNamespace(weights=lambda extents, _shard: copied.weights.remote(extents))
+    tensors = {name: torch.zeros_like(tensor) for name, tensor in HELD.items()}
+    givers = fetching.Givers(Sources((Source(None, "ada", "ada", (0, 4)),)), "ada", own)
+    fetching.fill(tensors, givers, "weights")
+    assert all(torch.equal(tensors[name], tensor) for name, tensor in HELD.items())
+    assert len(copied.calls) == 1 + len(HELD)
+
+
+@pytest.mark.parametrize("answer", [b"+[3]", b"noise", 5], ids=repr)
+def test_a_member_that_gives_no_names_is_blamed_by_the_one_that_loads(answer: Any) -> None:
+    """The loading member cannot pass `Undeclared` on: the coordinator would take it for the end of the job."""
+    actor = SimpleNamespace(inventory=SimpleNamespace(remote=lambda: answer))
+    stage: Any = SimpleNamespace(
+        persistent=lambda: dict(HELD), added=frozenset({"small"}), initialize_added=lambda _seed: None
+    )
+    givers = fetching.Givers(Sources((Source(actor, "ada", "c-ada"),)))
+    with pytest.raises(WrongTensor, match="ada sent what is no declared message") as found:
+        loading._stored(stage, givers, 0)
+    assert found.value.worker == "c-ada"

@@ -1,0 +1,66 @@
+"""A contributor's agent, without a Ray node."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from share_compute.errors import ContributorLost
+from share_compute.lifecycle.states import ContributorState
+from share_compute.specification import parse_job
+from share_compute_actors.machine.node import NodeLimits
+from share_compute_actors.machine.processes import Roster
+from share_compute_api.agent.agent import Agent, View
+from share_compute_api.agent.client import AgentClient
+from share_compute_api.agent.identity import Identities
+from share_compute_api.agent.joining import JoinOptions
+from share_compute_api.schemas.agents import ClusterAccess
+
+
+@pytest.mark.parametrize("is_released", [True, False])
+def test_who_leaves_waits_until_its_work_is_handed_over_but_not_for_ever(
+    plane: Any, digits: dict[str, Any], tmp_path: Path, *, is_released: bool
+) -> None:
+    store = plane.store
+    record, key = store.contributors.join(
+        store.invites.create()[1], name="ada", host="h", versions={}, limits={"cpu_threads": 1}
+    )
+    store.contributors.online(record.id, node_id="ab", address="192.0.2.7")
+    store.contributors.ready(record.id, capacity=[], links=[])
+    job = store.jobs.create(parse_job(digits))
+    store.jobs.begin(job.id, [record.id])
+    phases: list[str] = []
+
+    def show(view: View) -> None:
+        phases.append(view.phase)
+        if is_released and view.phase == "leaving; handing over what it holds":
+            seen = store.contributors.get(record.id)
+            store.contributors.set_state(seen, ContributorState.left, "its owner takes it back")
+
+    within_s = 60.0 if is_released else 0.1
+    options = JoinOptions(plane.url, "used", "ada", leave_within_s=within_s)
+    with AgentClient(plane.url, record.id, key) as client:
+        Agent(options, show, Identities(tmp_path))._leave(client)
+    held = [] if is_released else ["leaving; a job still holds it, and loses it"]
+    assert phases == ["leaving", "leaving; handing over what it holds", *held, "left"]
+
+
+def test_a_machine_whose_node_the_server_does_not_know_comes_back(plane: Any, tmp_path: Path) -> None:
+    store = plane.store
+    record, key = store.contributors.join(
+        store.invites.create()[1], name="ada", host="h", versions={}, limits={"cpu_threads": 1}
+    )
+    agent = Agent(JoinOptions(plane.url, "used", "ada"), lambda _: None, Identities(tmp_path))
+    agent._roster = Roster(tmp_path)
+    agent._node = SimpleNamespace(end=None, node_id="ab", address="192.0.2.7")
+    access = ClusterAccess(ray_address="192.0.2.1:6379", token="token", labels={}, environment={})
+    with AgentClient(plane.url, record.id, key) as client:
+        with pytest.raises(ContributorLost):  # this server cannot hear of nodes: it has no cluster
+            agent._come_online(client, access, NodeLimits(1, 1))
+        with pytest.raises(ContributorLost):
+            agent._heartbeat(client)
+        store.contributors.online(record.id, node_id="ab", address="192.0.2.7")
+        assert agent._heartbeat(client).state is ContributorState.probing

@@ -1,0 +1,229 @@
+"""Several devices of one host join by one invite and are lent side by side; here, parts of a CPU."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from tests.api.agent.test_service import door  # noqa: F401 - a fixture
+
+from share_compute.errors import Conflict, UserError
+from share_compute.lifecycle.states import ContributorState, JobState
+from share_compute.models.storage.weights import WeightFolder
+from share_compute.store import ContributorRecord, JobRecord, Store
+from share_compute.store.contributors import MOST_DEVICES
+from share_compute_actors.machine.preflight import Gpu
+from share_compute_actors.machine.processes import is_alive
+from share_compute_api.agent import devices as devices_module
+from share_compute_api.agent.devices import LentDevice, lent_devices
+from share_compute_api.agent.host import enroll
+from share_compute_api.agent.identity import Identities
+from share_compute_api.agent.joining import JoinOptions, split
+from share_compute_api.client.client import Client
+
+GPUS = (Gpu("GPU-aa", "first"), Gpu("GPU-bb", "second"))
+MIB = 2**20
+
+
+@pytest.mark.parametrize(
+    ("wanted", "gpus", "names"),
+    [
+        ((), (), ["cpu"]),
+        ((), GPUS, ["cuda:0", "cuda:1"]),
+        (("auto",), GPUS, ["cuda:0", "cuda:1"]),
+        (("cuda",), GPUS, ["cuda:0", "cuda:1"]),
+        (("cuda:1",), GPUS, ["cuda:1"]),
+        (("cpu",), GPUS, ["cpu"]),
+        (("cuda:1", "cpu"), GPUS, ["cuda:1", "cpu"]),
+        (("cpu:0", "cpu:1"), (), ["cpu:0", "cpu:1"]),
+    ],
+)
+def test_devices_are_named(
+    wanted: tuple[str, ...], gpus: tuple[Gpu, ...], names: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(devices_module, "find_gpus", lambda: gpus)
+    found = lent_devices(wanted)
+    assert [device.name for device in found] == names
+    by_name = {f"cuda:{index}": gpu.uuid for index, gpu in enumerate(gpus)}
+    assert [device.gpu for device in found] == [by_name.get(name) for name in names]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "problem"),
+    [
+        (("gpu",), "'gpu' is no device"),
+        (("cuda:2",), "the GPUs here are cuda:0 first, cuda:1 second"),
+        (("cpu:1", "cpu:1"), "cpu:1 is named twice"),
+        (("cuda", "cuda:0"), "cuda:0 is named twice"),
+        (tuple(f"cpu:{number}" for number in range(MOST_DEVICES + 1)), "17 devices"),
+    ],
+)
+def test_devices_that_cannot_be_lent_are_named(
+    wanted: tuple[str, ...], problem: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(devices_module, "find_gpus", lambda: GPUS)
+    with pytest.raises(UserError, match=problem):
+        lent_devices(wanted)
+
+
+def test_what_is_lent_is_divided_among_devices() -> None:
+    options = JoinOptions("http://h:1", None, "box", memory_bytes=2048 * MIB, cpu_threads=1)
+    (whole,) = split(options, [LentDevice("cuda:0", "GPU-aa")])
+    assert (whole.name, whole.memory_bytes) == ("box", 2048 * MIB)
+    parts = split(options, [LentDevice("cpu:0"), LentDevice("cuda:1", "GPU-bb")])
+    assert [part.name for part in parts] == ["box.cpu0", "box.cuda1"]
+    assert [(part.memory_bytes, part.cpu_threads) for part in parts] == [(1024 * MIB, 1)] * 2
+    with pytest.raises(UserError, match="are available"):
+        split(replace(options, memory_bytes=2**60), [part.device for part in parts])
+
+
+def test_all_devices_join_with_one_invite(door: str, store: Store, tmp_path: Path) -> None:  # noqa: F811
+    identities = Identities(tmp_path / "own")
+
+    def enrolled(invite: str | None, *names: str) -> dict[str, str]:
+        """Join with these logical devices; return contributors by name."""
+        options = JoinOptions(door, invite, "box", memory_bytes=len(names) * 600 * MIB, cpu_threads=1)
+        enroll(split(options, [LentDevice(name) for name in names]), lambda _: None, identities, "box")
+        return {
+            one.name: one.id for one in store.contributors.list(list(ContributorState)) if not one.left_at
+        }
+
+    with pytest.raises(UserError, match="did not join"):
+        enrolled(None, "cpu:0", "cpu:1")
+    _, code = store.invites.create()
+    first = enrolled(code, "cpu:0", "cpu:1")
+    assert sorted(first) == ["box.cpu0", "box.cpu1"]
+    assert enrolled(None, "cpu:0", "cpu:1") == first  # they have their keys
+    more = enrolled(None, "cpu:0", "cpu:1", "cpu:2")  # a device that was added needs no invite
+    assert more.keys() - first.keys() == {"box.cpu2"}
+    with pytest.raises(Conflict, match=r"box\.cpu0"):
+        enrolled(store.invites.create()[1], "cpu:0", "cpu:1")
+    for contributor in more.values():
+        store.contributors.leave(contributor)
+    again = enrolled(store.invites.create()[1], "cpu:0", "cpu:1")
+    assert not set(again.values()) & set(more.values())  # a new invite makes all anew
+    assert store.contributors.get(again["box.cpu1"]).sibling_of == again["box.cpu0"]
+    for contributor in again.values():
+        store.contributors.leave(contributor)
+    # Left with one device, the host has its own name again, and still needs no invite.
+    assert store.contributors.get(enrolled(None, "cpu")["box"]).sibling_of == again["box.cpu0"]
+
+
+def test_devices_of_a_host_are_listed_together_and_removed_together(plane: Any, run: Any) -> None:
+    store = plane.store
+    facts: dict[str, Any] = {
+        "host": "box",
+        "versions": {},
+        "limits": {"memory_bytes": 2**30, "cpu_threads": 1},
+    }
+    first, _ = store.contributors.join(store.invites.create()[1], name="box.cpu0", **facts)
+    other, _ = store.contributors.join(store.invites.create()[1], name="other", **facts)
+    second, _ = store.contributors.join_sibling(first.id, name="box.cpu1", **facts)
+    listed = json.loads(run("contributors", "--json").stdout)
+    assert [one["name"] for one in listed] == ["box.cpu0", "box.cpu1", "other"]
+    asked = run("remove", "box.cpu1", "--keep-token", text="n\n")
+    assert "Remove box.cpu1 and, of the same host, box.cpu0?" in asked.stdout
+    assert run("remove", "box.cpu1", "--keep-token", "--yes").returncode == 0
+    states = [store.contributors.get(one.id).state.value for one in (first, second, other)]
+    assert states == ["left", "left", "joining"]
+
+
+JOB = {
+    "name": "two devices",
+    "model": {
+        "layers": [
+            {"type": "linear", "options": {"in_features": 64, "out_features": 48}},
+            {"type": "relu"},
+            {"type": "linear", "options": {"in_features": 48, "out_features": 10}},
+        ]
+    },
+    "data": {"dataset": "digits"},
+    "training": {"steps": 5, "batch_size": 64, "microbatches": 8},
+    "parallelism": {"stages": 2, "members_per_stage": 1, "strategy": "uniform"},
+}
+
+
+def trained(client: Client, wait_for: Any) -> tuple[str, set[str]]:
+    """Train a small model; return the digest of its weights, and the ids of the contributors that did."""
+    job_id = client.submit(JOB).id
+
+    def ended() -> JobRecord | None:
+        job = client.job(job_id)
+        return job if job.state.is_final else None
+
+    job = wait_for(ended, "the end of the job")
+    assert job.state is JobState.succeeded, job.reason
+    (model,) = client.artifacts(job_id)
+    members = {member.contributor_id for stage in job.plan.stages for member in stage.members}
+    return WeightFolder(model.path).digest(), members
+
+
+@pytest.mark.slow
+def test_one_command_lends_two_devices(
+    server: Any, run_command: Any, contributors: Callable[[], Any], wait_for: Any, tmp_path: Path
+) -> None:
+    def ready(*names: str) -> dict[str, ContributorRecord]:
+        found = {one.name: one for one in client.contributors(state=[ContributorState.ready])}
+        return {name: found[name] for name in names} if found.keys() >= set(names) else {}
+
+    with server.client() as client:
+        with ThreadPoolExecutor() as threads:
+            apart = list(threads.map(lambda _: contributors(), range(2)))
+        expected, members = trained(client, wait_for)
+        assert members == {machine.record.id for machine in apart}
+        for machine in apart:
+            assert machine.command.stop() == 0
+        code = client.create_invite(label="box").code
+        lent = (
+            "--memory",
+            "1200MiB",
+            "--cpu-threads",
+            "2",
+            "--device",
+            "cpu:0",
+            "--device",
+            "cpu:1",
+            "--json",
+        )
+        own = {"SHARE_COMPUTE_DATA_FOLDER": str(tmp_path), "SHARE_COMPUTE_INVITE": code}
+        with run_command(tmp_path, "join", server.url, "--name", "box", *lent, **own) as host:
+            names = ("box.cpu0", "box.cpu1")
+            devices = wait_for(lambda: ready(*names), "both devices")
+            assert [one.limits["cpu_threads"] for one in devices.values()] == [1, 1]
+            raylets = {name: raylet_of(host.process.pid, name) for name in names}
+            cores = [set(raylet.cpu_affinity()) for raylet in raylets.values()]
+            assert cores[0] | cores[1] == os.sched_getaffinity(0)
+            assert not cores[0] & cores[1] or len(os.sched_getaffinity(0)) == 1
+            assert trained(client, wait_for) == (expected, {one.id for one in devices.values()})
+
+            agent_of(host.process.pid, "box.cpu1").kill()
+            lost = devices["box.cpu1"].id
+            wait_for(lambda: client.contributor(lost).state is ContributorState.lost, "the loss of one")
+            assert client.contributor(devices["box.cpu0"].id).state is ContributorState.ready
+            wait_for(lambda: ready(*names), "its return")
+            assert ready(*names)["box.cpu1"].id == lost
+            assert raylets["box.cpu0"].is_running()
+
+            family = psutil.Process(host.process.pid).children(recursive=True)
+            assert host.stop() == 0
+            assert not any(is_alive(process) for process in family)
+        assert {client.contributor(one.id).state for one in devices.values()} == {ContributorState.left}
+        phases = {(line["name"], line["phase"]) for line in host.json_lines()}
+        assert {(name, "left") for name in names} <= phases
+
+
+def agent_of(host: int, name: str) -> psutil.Process:
+    """Return the agent of a device, a child of the host's process."""
+    return next(child for child in psutil.Process(host).children() if name in child.cmdline())
+
+
+def raylet_of(host: int, name: str) -> psutil.Process:
+    family = agent_of(host, name).children(recursive=True)
+    return next(process for process in family if process.name() == "raylet")

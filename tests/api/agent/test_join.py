@@ -1,0 +1,154 @@
+"""Machines join a real server, work through trouble, and leave."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+import pytest
+
+from share_compute.lifecycle.states import ContributorState
+from share_compute_actors.machine.processes import is_alive
+from share_compute_api.cluster.cluster import ClusterInfo
+from share_compute_api.terminal.children import own_command
+
+pytestmark = pytest.mark.slow
+
+
+def join_fails(*arguments: str, **environment: str) -> tuple[int, dict[str, Any]]:
+    """Return exit status and the error of a join that cannot be."""
+    command = own_command("join", *arguments, "--json", "--device", "cpu")
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=90, check=False, env={**os.environ, **environment}
+    )
+    return done.returncode, json.loads(done.stderr.strip().splitlines()[-1])["error"]
+
+
+def test_a_machine_joins_is_measured_and_leaves(server: Any, contributors: Callable[[], Any]):
+    first, second = contributors(), contributors()
+    (device,) = first.record.capacity
+    assert device.kind == "cpu"
+    assert device.flops_per_s["float32"] > 1e8
+    targets = {link.target for link in second.record.links}
+    assert "head" in targets
+    assert first.record.id in targets
+    agent = psutil.Process(first.command.process.pid)
+    family = agent.children(recursive=True)
+    assert any(process.name() == "raylet" for process in family)
+    assert first.command.stop() == 0
+    assert not any(is_alive(process) for process in family)
+    with server.client() as client:
+        assert client.contributor(first.record.id).state is ContributorState.left
+
+
+def test_a_machine_comes_back_without_an_invite(
+    server: Any, wait_for: Any, run_command: Any, tmp_path: Path
+) -> None:
+    """It keeps its row, as it does when a service starts it after a reboot."""
+    lent = ("--name", "kept", "--memory", "600MiB", "--cpu-threads", "1", "--device", "cpu", "--json")
+    own = {"SHARE_COMPUTE_DATA_FOLDER": str(tmp_path)}
+
+    def ids(state: ContributorState) -> list[str]:
+        return [one.id for one in client.contributors(state=[state]) if one.name == "kept"]
+
+    with server.client() as client:
+        code = client.create_invite().code
+        with run_command(tmp_path, "join", server.url, *lent, **own, SHARE_COMPUTE_INVITE=code) as first:
+            (machine,) = wait_for(lambda: ids(ContributorState.ready), "the machine", 180)
+            assert first.stop() == 0
+        assert ids(ContributorState.left) == [machine]
+        with run_command(tmp_path, "join", server.url, *lent, **own):
+            assert wait_for(lambda: ids(ContributorState.ready), "the machine again", 180) == [machine]
+
+
+def test_the_agent_holds_neither_ray_nor_torch(contributor: Any):
+    agent = psutil.Process(contributor.command.process.pid)
+    mapped = {region.path for region in agent.memory_maps()}
+    assert not any("_raylet" in path or "libtorch" in path for path in mapped)
+
+
+def test_a_node_that_dies_is_started_again_until_the_operator_sends_its_machine_away(
+    server: Any, contributors: Callable[[], Any], wait_for: Any
+):
+    machine = contributors()
+    agent = psutil.Process(machine.command.process.pid)
+    raylet = next(process for process in agent.children(recursive=True) if process.name() == "raylet")
+    raylet.kill()
+
+    def is_back() -> bool:
+        record = client.contributor(machine.record.id)
+        return record.state is ContributorState.ready and record.node_id != machine.record.node_id
+
+    with server.client() as client:
+        wait_for(is_back, "the machine back", 180)
+        client.remove_contributor(machine.record.id, keep_token=True)
+    assert machine.command.process.wait(120) == 0
+
+
+def test_a_killed_agent_is_noticed(server: Any, contributors: Callable[[], Any], wait_for: Any):
+    machine = contributors()
+    family = psutil.Process(machine.command.process.pid).children(recursive=True)
+    before = len(server.command.text())
+    machine.command.process.kill()
+    machine.command.process.wait()
+    with server.client() as client:
+        wait_for(lambda: client.contributor(machine.record.id).state is ContributorState.lost, "lost", 90)
+        assert client.contributor(machine.record.id).reason
+    wait_for(lambda: not any(is_alive(process) for process in family), "its processes gone", 60)
+    # The terminal gets one line of ours; all that Ray says of it is in Ray's own log.
+    lines = server.command.text()[before:].splitlines()
+    (line,) = (line for line in lines if machine.record.name in line)
+    assert line.startswith(f"contributor {machine.record.name} is lost: nothing was heard from it for")
+    assert not [line for line in lines if "raylet" in line or "ray::" in line]
+
+
+def test_a_wrong_invite(server: Any):
+    status, error = join_fails(server.url, "--invite", "none-none", "--memory", "600MiB")
+    assert (status, error["code"]) == (5, "invite-unknown")
+    assert error["hint"]
+
+
+def test_a_used_invite_and_a_taken_name(server: Any, contributor: Any):
+    with server.client() as client:
+        fresh = client.create_invite().code
+        name = contributor.record.name
+        status, error = join_fails(server.url, "--invite", fresh, "--name", name, "--memory", "600MiB")
+        assert (status, error["code"]) == (4, "conflict")
+        used = next(invite for invite in client.invites() if contributor.record.id in invite.used_by)
+    assert used.state == "used"
+
+
+def test_an_unreachable_server():
+    status, error = join_fails("http://127.0.0.1:9", "--invite", "x", "--memory", "600MiB")
+    assert (status, error["code"]) == (8, "unavailable")
+
+
+def test_what_is_in_the_way_is_found_before_the_invite_is_used(plane: Any):
+    invite, code = plane.store.invites.create()
+    with socket.create_server(("127.0.0.1", 0)) as head:
+        port = head.getsockname()[1]
+        info = ClusterInfo(f"127.0.0.1:{port}", "", "ab", "127.0.0.1", {})
+        plane.app.state.context.cluster = SimpleNamespace(info=info, is_rotating=False, trouble=None)
+        given = ("--memory", "600MiB", "--address", "192.0.2.1")
+        status, error = join_fails(plane.url, *given, SHARE_COMPUTE_INVITE=code)
+        assert status == 2
+        assert "192.0.2.1" in error["detail"]
+    status, error = join_fails(plane.url, "--memory", "600MiB", SHARE_COMPUTE_INVITE=code)
+    assert (status, error["code"]) == (8, "unavailable")
+    assert str(port) in error["hint"]
+    assert [one.used_by for one in plane.store.invites.list() if one.id == invite.id] == [()]
+
+
+def test_too_little_memory_and_too_much(server: Any):
+    for memory, word in (("100MiB", "too little"), ("900TiB", "available")):
+        status, error = join_fails(server.url, "--invite", "x", "--memory", memory)
+        assert status == 2
+        assert word in error["detail"]
+        assert error["details"]["missing_bytes"] > 0

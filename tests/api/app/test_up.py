@@ -1,0 +1,164 @@
+"""A real server: one for each data folder, gone when it ends, and itself again when it is started anew."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sqlite3
+import subprocess
+import time
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from share_compute_actors.machine.head_process import SOUND_S
+from share_compute_actors.machine.processes import is_alive
+from share_compute_api.terminal.children import own_command
+
+pytestmark = pytest.mark.slow
+
+
+def up_fails(*arguments: str) -> tuple[int, dict[str, Any]]:
+    command = own_command("up", "--json", *arguments)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=180, check=False)
+    return done.returncode, json.loads(done.stderr.strip().splitlines()[-1])["error"]
+
+
+def test_a_second_server_on_one_data_folder(server: Any):
+    status, error = up_fails("--port", "0", "--data-folder", str(server.data_folder))
+    assert (status, error["code"]) == (4, "conflict")
+    assert str(server.command.process.pid) in error["detail"]
+    assert server.url in error["detail"]
+
+
+def test_a_taken_port(tmp_path: Path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        status, error = up_fails("--port", str(port), "--data-folder", str(tmp_path))
+    assert (status, error["code"]) == (4, "conflict")
+    assert str(port) in error["detail"]
+    assert not list(tmp_path.glob("server.json"))
+
+
+def test_a_database_of_a_newer_version(tmp_path: Path):
+    with closing(sqlite3.connect(tmp_path / "share-compute.db")) as database:
+        database.execute("CREATE TABLE alembic_version (version_num VARCHAR(32) NOT NULL)")
+        database.execute("INSERT INTO alembic_version VALUES ('from-the-future')")
+        database.commit()
+    status, error = up_fails("--port", "0", "--data-folder", str(tmp_path))
+    assert (status, error["code"]) == (4, "conflict")
+    assert error["hint"]
+
+
+def test_it_ends_whole_and_finds_its_state_again(tmp_path: Path, run_server: Any):
+    with run_server(tmp_path) as first:
+        family = psutil.Process(first.command.process.pid).children(recursive=True)
+        with first.client() as client:
+            invite = client.create_invite(label="kept")
+        assert (tmp_path / "credentials.json").stat().st_mode & 0o077 == 0
+        assert first.command.stop() == 0
+    assert not any(is_alive(process) for process in family)
+    assert not (tmp_path / "server.json").exists()
+    with run_server(tmp_path) as second, second.client() as client:
+        assert second.api_key == first.api_key
+        assert invite.id in [one.id for one in client.invites()]
+
+
+def test_a_killed_server_leaves_no_obstacle(tmp_path: Path, run_server: Any):
+    with run_server(tmp_path) as first:
+        family = psutil.Process(first.command.process.pid).children(recursive=True)
+        os.kill(first.command.process.pid, signal.SIGKILL)
+        first.command.process.wait()
+    with run_server(tmp_path) as second, second.client() as client:
+        assert client.health().status == "ok"
+        # Ray's agents outlive a killed raylet for a while; the next server ends them.
+        assert not any(is_alive(process) for process in family)
+
+
+def gcs_of(pid: int) -> psutil.Process | None:
+    """Return the GCS of a server's head, if one runs."""
+    family = psutil.Process(pid).children(recursive=True)
+    return next((process for process in family if process.name() == "gcs_server"), None)
+
+
+def sound_gcs_of(pid: int) -> psutil.Process | None:
+    """Return it once it is old enough to be started again in place."""
+    found = gcs_of(pid)
+    return found if found is not None and time.time() - found.create_time() > SOUND_S + 1 else None
+
+
+def another_gcs(pid: int, than: psutil.Process) -> psutil.Process | None:
+    found = gcs_of(pid)
+    return found if found != than else None
+
+
+def test_a_gcs_that_dies_is_started_again_beside_the_rest_of_the_head(
+    tmp_path: Path, run_server: Any, wait_for: Any
+):
+    with run_server(tmp_path) as running:
+        pid = running.command.process.pid
+        first = wait_for(lambda: sound_gcs_of(pid), "a GCS")
+        others = [one for one in psutil.Process(pid).children(recursive=True) if one != first]
+        command = first.cmdline()
+        first.kill()
+        second = wait_for(lambda: another_gcs(pid, first), "another GCS")
+        assert second.cmdline() == command
+        with running.client() as client:
+            assert client.status().has_cluster
+        assert all(is_alive(one) for one in others)
+        assert "started again" not in running.command.text()
+        assert running.command.stop() == 0
+    assert not is_alive(second)
+
+
+def test_a_head_that_dies_is_started_again(tmp_path: Path, run_server: Any, wait_for: Any):
+    """Its GCS dies twice within seconds: that is not started again in place."""
+    with run_server(tmp_path) as running:
+        pid = running.command.process.pid
+        address = running.command.first_json()["ray_address"]
+        first = wait_for(lambda: sound_gcs_of(pid), "a GCS")
+        family = psutil.Process(pid).children(recursive=True)
+        first.kill()
+        second = wait_for(lambda: another_gcs(pid, first), "another GCS")
+        second.kill()
+        wait_for(lambda: "it is started again" in running.command.text(), "the news")
+        again = wait_for(lambda: another_gcs(pid, second), "a head")
+        with running.client() as client:
+            assert client.health().status == "ok"  # it was asked for while the server was away
+        assert f"--gcs_server_port={address.rpartition(':')[2]}" in again.cmdline()
+        assert not any(is_alive(process) for process in family)
+        assert running.command.stop() == 0
+    assert not is_alive(again)
+
+
+@pytest.mark.parametrize(
+    "moment",
+    [
+        pytest.param("run folder", marks=pytest.mark.thorough),
+        pytest.param("head", marks=pytest.mark.thorough),
+        "raylet",
+    ],
+)
+def test_an_interrupt_while_it_starts(tmp_path: Path, moment: str, run_command: Any, wait_for: Any):
+    def reached() -> list[psutil.Process]:
+        found = process.children(recursive=True)
+        names = {child.name() for child in found}
+        reached = {
+            "run folder": (tmp_path / "lock").exists(),
+            "head": bool(found),
+            "raylet": "raylet" in names,
+        }
+        return [process, *found] if reached[moment] else []
+
+    with run_command(tmp_path, "up", "--json", "--port", "0", "--data-folder", str(tmp_path)) as command:
+        process = psutil.Process(command.process.pid)
+        family = wait_for(reached, moment, 120)
+        command.process.send_signal(signal.SIGINT)
+        command.process.wait(120)
+    assert not any(is_alive(member) for member in family)
+    assert not (tmp_path / "server.json").exists()

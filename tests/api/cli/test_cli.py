@@ -1,0 +1,242 @@
+"""The command line as scripts and people use it: real processes against a real server."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from share_compute.lifecycle.attempt_events import (
+    ArtifactSaved,
+    AttemptEnded,
+    AttemptEvent,
+    Planned,
+    StepCommitted,
+)
+from share_compute.planning.plan import Plan
+from share_compute.scopes import GRANTABLE, Scope
+from share_compute.specification import job_schema
+from share_compute_api.cli import make_app
+from share_compute_api.schemas.agents import Limits
+from share_compute_api.schemas.bodies import UploadRequest
+
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
+JOB = """
+name: {name}
+model:
+  layers: [{{type: linear, options: {{in_features: 64, out_features: 10}}}}]
+data: {{dataset: digits}}
+training: {{steps: 2}}
+"""
+
+
+@pytest.fixture
+def job_file(tmp_path: Path) -> Path:
+    path = tmp_path / "job.yaml"
+    path.write_text(JOB.format(name="digits"))
+    return path
+
+
+def play(plane: Any, job_id: str, *events: AttemptEvent) -> None:
+    plane.store.jobs.begin(job_id, [])
+    plane.store.progress.record(job_id, plane.store.jobs.get(job_id).attempt, events)
+
+
+def step(number: int) -> StepCommitted:
+    return StepCommitted(
+        step=number,
+        loss=2.0 / number,
+        learning_rate=0.1,
+        gradient_norm=1.0,
+        samples=16,
+        tokens=16,
+        seconds=0.5,
+        tokens_per_s=32.0,
+    )
+
+
+def error(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+    assert "Traceback" not in done.stderr
+    document: dict[str, Any] = json.loads(done.stderr)["error"]
+    assert document["hint"]
+    return document
+
+
+def test_a_jobs_life_from_the_terminal(plane: Any, run: Run, job_file: Path, tmp_path: Path) -> None:
+    submitted = run("submit", str(job_file), "--json")
+    assert submitted.returncode == 0, submitted.stderr
+    job_id = json.loads(submitted.stdout)["id"]
+    table = run("jobs")
+    assert job_id in table.stdout
+    assert "queued" in table.stdout
+    result = plane.settings.data_folder / "jobs" / job_id / "artifacts" / "model"
+    result.mkdir(parents=True)
+    (result / "model.safetensors").write_bytes(b"weights")
+    saved = ArtifactSaved(name="model", path=result, size_bytes=7)
+    plan = Plan(epoch=0, strategy="uniform", num_layers=1, parameters=650, stages=(), microbatches=1)
+    play(
+        plane,
+        job_id,
+        Planned(plan=plan),
+        step(1),
+        step(2),
+        saved,
+        AttemptEnded(outcome="succeeded", reason="2 steps done"),
+    )
+    shown = run("show", job_id)
+    assert "2 of 2" in shown.stdout
+    assert "succeeded" in shown.stdout
+    lines = [json.loads(line) for line in run("logs", job_id, "--json").stdout.splitlines()]
+    assert [line["kind"] for line in lines][-5:] == ["step", "step", "artifact", "ended", "state"]
+    followed = run("logs", "-f", job_id)
+    assert followed.returncode == 0
+    assert "step 2  loss 1.0000" in followed.stdout
+    assert run("metrics", job_id, "--csv").stdout.startswith("step,split,loss,")
+    assert len(json.loads(run("metrics", job_id, "--json").stdout)) == 2
+    assert "model" in run("artifacts", "list", job_id).stdout
+    fetched = run("artifacts", "get", job_id, "--output", str(tmp_path / "out"))
+    assert fetched.returncode == 0, fetched.stderr
+    assert (tmp_path / "out" / "model" / "model.safetensors").read_bytes() == b"weights"
+    again = run("artifacts", "get", job_id, "--output", str(tmp_path / "out"), "--json")
+    assert (again.returncode, error(again)["code"]) == (4, "conflict")
+
+
+def test_the_exit_code_tells_how_a_followed_job_ended(plane: Any, run: Run, job_file: Path) -> None:
+    job_id = json.loads(run("submit", str(job_file), "--json").stdout)["id"]
+    lost = AttemptEnded(
+        outcome="failed", reason="ada was lost", error={"code": "contributor-lost", "hint": "resume it"}
+    )
+    play(plane, job_id, step(1), lost)
+    failed = run("logs", "-f", job_id)
+    assert failed.returncode == 10
+    assert "ada was lost" in failed.stdout
+    assert "resume it" in failed.stdout
+    assert run("resume", job_id).returncode == 0
+    assert run("cancel", job_id).returncode == 0
+    assert run("logs", "-f", job_id, "--json").returncode == 11
+
+
+def test_a_job_comes_from_standard_input_and_paths_from_its_folder(run: Run, tmp_path: Path) -> None:
+    assert run("submit", "-", text=JOB.format(name="piped")).returncode == 0
+    (tmp_path / "corpus.txt").write_text("text")
+    job = {"model": {"config": {"model_type": "llama", "vocab_size": 300}}, "data": {"files": ["corpus.txt"]}}
+    (tmp_path / "job.json").write_text(json.dumps(job))
+    done = run("submit", str(tmp_path / "job.json"), "--json")
+    assert json.loads(done.stdout)["spec"]["data"]["files"] == [str(tmp_path / "corpus.txt")]
+
+
+def test_errors_are_one_line_a_hint_and_an_exit_code(run: Run, tmp_path: Path) -> None:
+    missing = run("show", "job-none")
+    assert missing.returncode == 3
+    assert missing.stdout == ""
+    assert missing.stderr.splitlines()[0] == "error: there is no job job-none"
+    assert "share-compute jobs" in missing.stderr
+    (tmp_path / "bad.yaml").write_text("model: {layers: []}\noptimiser: adam")
+    bad = run("submit", str(tmp_path / "bad.yaml"), "--json")
+    assert (bad.returncode, error(bad)["code"]) == (2, "invalid-request")
+    assert run("submit", str(tmp_path / "none.yaml")).returncode == 2
+    refused = run("jobs", "--json", SHARE_COMPUTE_API_KEY="sck_wrong")
+    assert (refused.returncode, error(refused)["code"]) == (5, "not-authorized")
+    away = run("jobs", "--json", SHARE_COMPUTE_URL="http://127.0.0.1:1")
+    assert (away.returncode, error(away)["code"]) == (8, "unavailable")
+
+
+def test_invites_are_made_listed_and_revoked(run: Run) -> None:
+    plain = run("invite", "--label", "Ada")
+    assert "share-compute join http://127.0.0.1:" in plain.stdout, plain.stderr
+    assert "make setup" in plain.stdout
+    assert "service install" in plain.stdout
+    made = json.loads(run("invite", "create", "--json").stdout)
+    assert {one["state"] for one in json.loads(run("invite", "list", "--json").stdout)} == {"open"}
+    assert json.loads(run("invite", "revoke", made["id"], "--json").stdout)["state"] == "revoked"
+    assert "No machine joined yet" in run("contributors").stdout
+
+
+def test_an_invite_of_several_uses_is_made_by_command(run: Run) -> None:
+    plain = run("invite", "--uses", "10", "--expires", "7d", "--label", "class")
+    assert re.search(r"10 machines can join with this, in (7 d|6 d 23 h)", plain.stdout), plain.stderr
+    code = run("invite", "--code-only", "--uses", "2", "--memory", "4GiB", "--expires", "30m").stdout
+    assert re.fullmatch(r"[a-z0-9]{4}(-[a-z0-9]{4})+\n", code)
+    found = {one["label"]: one for one in json.loads(run("invite", "list", "--json").stdout)}
+    assert (found["class"]["uses"], found["class"]["memory_bytes"]) == (10, None)
+    assert (found[None]["uses"], found[None]["memory_bytes"]) == (2, 4 * 2**30)
+    assert "0 of 10" in run("invite", "list").stdout
+    refused = run("invite", "--expires", "soon")
+    assert (refused.returncode, "7d" in refused.stderr) == (2, True)
+
+
+def test_keys_are_made_listed_and_revoked(run: Run) -> None:
+    chat = json.loads(run("keys", "create", "Ada's chats", "--json").stdout)
+    assert chat["scopes"] == ["chat"]
+    refused = run("contributors", SHARE_COMPUTE_API_KEY=chat["key"])
+    assert (refused.returncode, "needs the scope read" in refused.stderr) == (5, True)
+    made = json.loads(run("keys", "create", "Ada's scripts", "--scope", "read", "--json").stdout)
+    assert run("contributors", SHARE_COMPUTE_API_KEY=made["key"]).returncode == 0
+    listed = run("keys", "list").stdout
+    assert made["id"] in listed
+    assert "admin" in listed
+    assert json.loads(run("keys", "revoke", made["id"], "--json").stdout)["revoked_at"] is not None
+    refused = run("contributors", SHARE_COMPUTE_API_KEY=made["key"])
+    assert (refused.returncode, "not valid" in refused.stderr) == (5, True)
+
+
+def test_the_key_in_use_is_revoked_only_after_a_question(plane: Any, run: Run) -> None:
+    _, key = plane.store.keys.create("second", [Scope.admin])
+    own = json.loads(run("keys", "list", "--json", SHARE_COMPUTE_API_KEY=key).stdout)[-1]["id"]
+    asked = run("keys", "revoke", own, "--json", SHARE_COMPUTE_API_KEY=key)
+    assert (asked.returncode, "--yes" in error(asked)["hint"]) == (2, True)
+    assert plane.store.keys.verify(key) is not None
+    assert run("keys", "revoke", own, "--yes", SHARE_COMPUTE_API_KEY=key).returncode == 0
+    assert plane.store.keys.verify(key) is None
+
+
+@pytest.mark.parametrize(
+    ("words", "option", "known"),
+    [
+        (["serve"], "dtype", job_schema("serve")["properties"]["dtype"]["enum"]),
+        (["serve"], "objective", job_schema("serve")["properties"]["objective"]["enum"]),
+        (["join"], "device", Limits.model_json_schema()["properties"]["device"]["enum"]),
+        (["upload"], "kind", UploadRequest.model_json_schema()["properties"]["kind"]["enum"]),
+        (["keys", "create"], "scope", list(GRANTABLE)),
+    ],
+)
+def test_options_offer_what_the_schema_allows(words: list[str], option: str, known: list[str]) -> None:
+    told = CliRunner().invoke(make_app(), [*words, "--help"], env={"COLUMNS": "300"}).output
+    (line,) = (line for line in told.splitlines() if f"--{option} " in line)
+    assert "|".join(known) in line
+
+
+def test_every_setting_is_shown_with_its_origin(run: Run) -> None:
+    shown = json.loads(run("config", "--json", SHARE_COMPUTE_DATABASE_URL="postgresql://u:secret@h/n").stdout)
+    assert (shown["port"]["origin"], shown["url"]["origin"]) == ("default", "environment")
+    assert "secret" not in json.dumps(shown)
+    assert all(one["description"] for name, one in shown.items() if name != "log_level")
+    assert "SHARE_COMPUTE_PORT" in run("config").stdout
+
+
+def test_help_is_quick_to_load_and_lists_the_exit_codes(run: Run) -> None:
+    helped = run("--help")
+    assert "Exit codes" in helped.stdout
+    program = (
+        "import sys, share_compute_api.cli;"
+        "print([name for name in ('torch', 'ray', 'fastapi', 'sqlalchemy', 'httpx') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_job_ids_are_completed(run: Run, job_file: Path) -> None:
+    job_id = json.loads(run("submit", str(job_file), "--json").stdout)["id"]
+    # What bash asks for on the tab key, for the program's own name.
+    completed = run(
+        _SHARE_COMPUTE_COMPLETE="complete_bash", COMP_WORDS="share-compute show job-", COMP_CWORD="2"
+    )
+    assert job_id in completed.stdout, completed.stderr

@@ -1,0 +1,145 @@
+"""``share-compute simulate``: what it prints, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from share_compute.errors import UserError
+from share_compute.files.topology_file import write_topology
+from share_compute.simulation.fleet_name import FleetName
+from share_compute.simulation.fleets import make_fleet
+from share_compute_api.cli.submitter.simulate import average, chart, parse_time
+
+EXAMPLE = Path(__file__).parents[3] / "examples" / "digits.yaml"
+COMMAND = (sys.executable, "-c", "from share_compute_api.cli import main; main()", "simulate")
+ENVIRONMENT = {"PATH": "/usr/bin:/bin", "COLUMNS": "120", "HOME": "/nonexistent"}
+
+
+def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*COMMAND, *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**ENVIRONMENT, **environment},
+    )
+
+
+def test_it_prints_throughput_losses_and_a_chart() -> None:
+    done = run(
+        str(EXAMPLE), "--fleet", "home", "--machines", "8", "--mtbf", "1h", "--hours", "6", "--seed", "2"
+    )
+    assert done.returncode == 0, done.stderr
+    assert "digits on 8 machines (home), 6 h 0 min: 17,258 parameters in 8 layers" in done.stdout
+    assert "by rule" in done.stdout
+    for word in (
+        "samples/s",
+        "steps committed",
+        "work was done again",
+        "use of all lent FLOP/s",
+        "moving state",
+        "█",
+    ):
+        assert word in done.stdout
+
+
+def test_json_is_the_whole_report_and_the_same_each_time(tmp_path: Path) -> None:
+    file = tmp_path / "fleet.yaml"
+    file.write_text(write_topology(make_fleet(FleetName.campus, 5), "yaml"))
+    arguments = (
+        str(EXAMPLE),
+        "--topology",
+        str(file),
+        "--mtbf",
+        "2h",
+        "--back-after",
+        "90s",
+        "--hours",
+        "6",
+        "--json",
+    )
+    first, second = run(*arguments), run(*arguments)
+    assert first.returncode == 0, first.stderr
+    assert first.stdout == second.stdout
+    report = json.loads(first.stdout)
+    assert report["machines"] == 5
+    assert report["attempted_steps"] == report["committed_steps"] + report["lost_steps"]
+    assert sum(report["hours"].values()) == pytest.approx(6 * 3600)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--mtbf", "soon"), "is not a time"),
+        (("--mtbf", "0h"), "more than 0"),
+        (("--hours", "0"), "more than 0"),
+        (("--fleet", "home", "--topology", "a.yaml"), "exclude each other"),
+        (("--machines", "7", "--topology", "a.yaml"), "exclude each other"),
+        (("--back-after", "1h"), "--back-after without --mtbf"),
+        (("--back-after", "xx", "--mtbf", "1h"), "is not a time"),
+        (("--topology", "nowhere.yaml"), "cannot be read"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_in_one_line(arguments: tuple[str, ...], said: str) -> None:
+    done = run(str(EXAMPLE), *arguments)
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("90s", 90.0), ("30m", 1800.0), ("5min", 300.0), ("1.5h", 5400.0), ("2d", 172800.0)]
+)
+def test_times_have_units(text: str, seconds: float) -> None:
+    assert parse_time(text, "--mtbf") == seconds
+
+
+@pytest.mark.parametrize("text", ["", "4", "h", "-4h", "4 weeks", "nan h"])
+def test_other_times_are_refused(text: str) -> None:
+    with pytest.raises(UserError):
+        parse_time(text, "--mtbf")
+
+
+def test_a_chart_shows_nothing_where_there_is_nothing() -> None:
+    bars = "▁▂▃▄▅▆▇█"
+    assert chart((0.0, 1.0, 4.0, 8.0), bars) == " ▂▅█"
+    assert chart((0.0, 0.0), bars) == "  "
+    assert chart((), bars) == ""
+
+
+def test_a_terminal_without_utf_8_gets_plain_letters() -> None:
+    done = run(str(EXAMPLE), "--machines", "3", "--hours", "1", PYTHONIOENCODING="ascii")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.isascii()
+    assert "####" in done.stdout
+
+
+@pytest.mark.parametrize("form", [(), ("--json",)])
+def test_it_ends_quietly_when_nobody_reads_on(form: tuple[str, ...]) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        done = subprocess.run(
+            [*COMMAND, str(EXAMPLE), "--machines", "4", "--hours", "1", *form],
+            stdout=writer,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+            env=ENVIRONMENT,
+        )
+    finally:
+        os.close(writer)
+    assert (done.returncode, done.stderr) == (141, "")
+
+
+@pytest.mark.parametrize(
+    ("count", "shown"), [(0.0, "0.0"), (0.00208, "0.0021"), (0.4, "0.4"), (1234.5, "1,234.5")]
+)
+def test_small_averages_keep_their_digits(count: float, shown: str) -> None:
+    assert average(count) == shown

@@ -1,0 +1,424 @@
+"""Deployments with replicas that play stages: machines, restarts, and streams that go on when a server dies."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from tests.api.playing import Cluster, laid
+from tests.api.routes.test_deployments import CONFIG
+from tests.api.speaking import shared_processes
+from tests.platform.inference.hashed_stages import Row, reference
+
+from share_compute.errors import ContributorLost, Unavailable, UserError
+from share_compute.inference.placement import limits_before
+from share_compute.inference.scheduler.events import Emitted, Finished, SequenceEvent
+from share_compute.inference.scheduler.limits import Limits
+from share_compute.inference.scheduler.options import Generation, SamplingOptions
+from share_compute.lifecycle.deployment_states import DeploymentState
+from share_compute.lifecycle.deployment_status import Interruption, ServingStatus
+from share_compute.lifecycle.states import ContributorState
+from share_compute.planning.plan import Bottleneck
+from share_compute.planning.report import ServingPrediction
+from share_compute.specification import ServeJob
+from share_compute.store import ContributorRecord, DeploymentRecord, Store
+from share_compute.topology import Topology
+from share_compute_actors.inference.assignment import ServingAssignment
+from share_compute_actors.inference.scheduler_service import SchedulerService
+from share_compute_api.connection.notifier import Bell
+from share_compute_api.control.deployments.deployments import DeploymentSupervisor
+from share_compute_api.control.deployments.replicas import Slot
+from share_compute_api.control.patience import Patience
+from share_compute_api.openai.engine import Engines, Stream
+from share_compute_api.openai.metrics import Metrics
+from share_compute_api.openai.ray_engine import RayEngine
+
+WINDOW = 128
+LIMITS = Limits(window_tokens=WINDOW, kv_tokens=1000, max_sequences=4, turn_tokens=64, stages=1, max_queued=8)
+
+
+class Replica:
+    """A server whose stages are a hash."""
+
+    def __init__(self, assignment: ServingAssignment) -> None:
+        self.assignment = assignment
+        self.topologies = [assignment.topology]
+        self.is_closed = False
+        self.failure: Exception | None = None
+        self.doors = asyncio.Event()
+        """Cleared while submissions are on their way."""
+        self.doors.set()
+        self.num_taken = 0
+        self._turns_left = 0
+        self._news = asyncio.Event()
+        self._desk = SchedulerService(limits_before(assignment.spec, WINDOW), self._news.set)
+        self._row = Row(LIMITS)
+        self._status = ServingStatus(state=DeploymentState.pending, reason="looking")
+
+    def serve(self, *contributor_ids: str) -> None:
+        """Say that these machines serve."""
+        self._desk.reform(1, LIMITS)
+        bottleneck = Bottleneck(kind="compute", where="a", sentence="a computes")
+        prediction = ServingPrediction(
+            objective="latency",
+            plan=laid(*contributor_ids),
+            first_token_s=1,
+            next_token_s=1,
+            request_s=2,
+            tokens_per_s=1,
+            lower_bound_s=1,
+            bottleneck=bottleneck,
+            exact=True,
+        )
+        self._status = ServingStatus(
+            state=DeploymentState.ready, reason="serves", prediction=prediction, holds=contributor_ids
+        )
+
+    def interrupt(self, interruption: Interruption) -> None:
+        """Tell of a loss."""
+        self._status = self._status.model_copy(update={"interruptions": (interruption,)})
+
+    def stand_still(self) -> None:
+        """Say that machines are lacking."""
+        self._status = self._status.model_copy(update={"state": DeploymentState.degraded, "holds": ()})
+
+    def give_up(self) -> None:
+        """Tell that no sequence can go on."""
+        self._desk.close(Unavailable("its machines are gone", hint="wait"))
+        self._news.set()
+
+    def fail(self, reason: str, code: str) -> None:
+        self._status = ServingStatus(state=DeploymentState.failed, reason=reason, error={"code": code})
+
+    def die(self) -> None:
+        self.failure = ContributorLost("it died")
+        self._news.set()
+
+    def take_turns(self, most: int) -> None:
+        self._turns_left = most
+        self._news.set()
+
+    async def submit(self, generations: Sequence[Generation]) -> None:
+        self._require_life()
+        # Whoever calls an actor cannot call that back.
+        await asyncio.shield(asyncio.create_task(self._admit(generations)))
+
+    async def _admit(self, generations: Sequence[Generation]) -> None:
+        await self.doors.wait()
+        self._desk.submit(generations)
+        self.num_taken += len(generations)
+
+    async def cancel(self, sequences: Sequence[int]) -> None:
+        self._require_life()
+        self._desk.cancel(sequences)
+
+    @property
+    def num_queued(self) -> int:
+        return self._desk.stats().queued
+
+    async def pull(self, after: int, timeout_s: float) -> list[SequenceEvent]:
+        del timeout_s
+        while not (events := self._desk.pull(after, 0)):
+            self._require_life()
+            self._news.clear()
+            if not (turns := self._desk.next_turns() if self._turns_left else []):
+                await self._news.wait()
+            for turn in turns:
+                self._turns_left -= 1
+                self._row.send(turn)
+                result = self._row.execute(0)
+                assert result is not None
+                while self._row.fed_back:
+                    self._row.deliver_token()
+                self._desk.completed(result)
+        return events
+
+    async def status(self) -> ServingStatus:
+        self._require_life()
+        return self._status
+
+    async def offer(self, topology: Topology) -> None:
+        self._require_life()
+        self.topologies.append(topology)
+
+    async def close(self) -> None:
+        self.is_closed = True
+
+    def _require_life(self) -> None:
+        if self.failure is not None:
+            raise self.failure
+
+
+async def no_members() -> dict[str, list[str]]:
+    """Return that no job has members anywhere."""
+    return {}
+
+
+@dataclass
+class House:
+    """A store, a supervisor, and the replicas that it started."""
+
+    store: Store
+    cluster: Cluster
+    folder: Path
+    bell: Bell = field(default_factory=Bell)
+    engines: Engines = field(default_factory=lambda: Engines(shared_processes()))
+    replicas: asyncio.Queue[Replica] = field(default_factory=asyncio.Queue)
+    metrics: Metrics = field(default_factory=Metrics)
+
+    def deploy(self, **wanted: object) -> DeploymentRecord:
+        source = {"name": "llama", "model": {"path": str(self.folder)}, **wanted}
+        return self.store.deployments.create(ServeJob.model_validate(source), reason="new")
+
+    async def _launch(self, assignment: ServingAssignment) -> Replica:
+        replica = Replica(assignment)
+        await self.replicas.put(replica)
+        return replica
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        supervisor = DeploymentSupervisor(
+            self.store, self.engines, self._launch, self.bell, self.metrics.serving, no_members, 120.0
+        )
+        silence = self.store.on_commit(self.bell.ring)
+        task = asyncio.create_task(supervisor.run())
+        try:
+            async with asyncio.timeout(20):
+                yield
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            silence()
+
+    async def until(self, look: Callable[[], bool]) -> None:
+        while True:
+            ticket = self.bell.ticket
+            if await asyncio.to_thread(look):
+                return
+            await self.bell.wait(ticket, 0.05)
+
+    def engine(self) -> RayEngine:
+        engine = self.engines.find("llama")
+        assert isinstance(engine, RayEngine)
+        return engine
+
+    def state(self, record: DeploymentRecord) -> DeploymentState:
+        return self.store.deployments.get(record.id).state
+
+    def leased(self) -> set[str]:
+        return {machine.id for machine in self.store.contributors.list() if machine.deployment_id}
+
+
+def run(store: Store, tmp_path: Path, story: Callable[[House], Awaitable[None]]) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+
+    async def main() -> None:
+        house = House(store, Cluster(store, tmp_path, Patience()), tmp_path)
+        async with house.running():
+            await story(house)
+
+    asyncio.run(main())
+
+
+def wanted(sequence: int, tokens: int = 30) -> Generation:
+    options = SamplingOptions(seed=sequence, max_tokens=tokens)
+    return Generation(sequence=sequence, owner="key", prompt=(1, 2, sequence), options=options)
+
+
+async def read(stream: Stream, tokens: dict[int, list[int]]) -> dict[int, str]:
+    """Read a stream to its end into ``tokens``, by sequence; return why each sequence ended."""
+    reasons: dict[int, str] = {}
+    async for events in stream:
+        for event in events:
+            if isinstance(event, Finished):
+                reasons[event.sequence] = event.reason
+            else:
+                assert isinstance(event, Emitted)
+                known = tokens.setdefault(event.sequence, [])
+                assert event.index == len(known)
+                known.append(event.token)
+    return reasons
+
+
+def test_a_stream_goes_on_when_its_server_dies(store: Store, tmp_path: Path) -> None:
+    async def story(house: House) -> None:
+        record = house.deploy()
+        first = await house.replicas.get()
+        assert first.assignment.topology.contributors == ()
+        ada, grace = house.cluster.contributor("ada"), house.cluster.contributor("grace")
+        await house.until(lambda: house.leased() == {ada, grace})
+        await house.until(lambda: len(first.topologies[-1].contributors) == 2)
+        first.serve(ada)
+        await house.until(lambda: house.state(record) is DeploymentState.ready)
+        assert house.store.deployments.get(record.id).plans == (laid(ada),)
+        generations = [wanted(one) for one in range(3)]
+        stream = await house.engine().generate(generations)
+        tokens: dict[int, list[int]] = {}
+        reading = asyncio.create_task(read(stream, tokens))
+        first.take_turns(12)
+        await house.until(lambda: len(tokens) == 3 and all(len(each) >= 8 for each in tokens.values()))
+        first.die()
+        # What comes meanwhile waits for the next server, and what is not wanted any more is not begun there.
+        late, unwanted = wanted(7), wanted(8)
+        stream = await house.engine().generate([late, unwanted])
+        stream.complete(unwanted.sequence)
+        reading_late = asyncio.create_task(read(stream, tokens))
+        second = await house.replicas.get()
+        assert first.is_closed
+        second.serve(ada)
+        second.take_turns(1000)
+        assert await reading == dict.fromkeys(range(3), "length")
+        assert await reading_late == {late.sequence: "length"}
+        assert tokens == {one.sequence: reference(one, WINDOW)[0] for one in [*generations, late]}
+        # Whoever watches is told that nothing came for a while, and that it goes on.
+        told = [event.data for event in house.store.events.after(0, deployment_id=record.id)]
+        (died,) = [data["interrupted"] for data in told if "interrupted" in data]
+        assert (died["number"], died["machines"]) == (1, [])
+        assert "server died" in died["reason"]
+        (end,) = [data["went_on"] for data in told if "went_on" in data]
+        assert end["seconds"] == end["ago_s"] > 0
+
+    run(store, tmp_path, story)
+
+
+def test_a_client_that_vanishes_while_its_request_is_placed_leaves_nothing(
+    store: Store, tmp_path: Path
+) -> None:
+    async def story(house: House) -> None:
+        ada = house.cluster.contributor("ada")
+        record = house.deploy()
+        replica = await house.replicas.get()
+        replica.serve(ada)
+        await house.until(lambda: house.state(record) is DeploymentState.ready)
+        engine = house.engine()
+        replica.doors.clear()
+        client = asyncio.create_task(engine.generate([wanted(1)]))
+        await house.until(lambda: engine.ongoing(replica) == 1)
+        client.cancel()
+        await asyncio.gather(client, return_exceptions=True)
+        for _ in range(20):  # whatever overtakes the submission does it now
+            await asyncio.sleep(0)
+        replica.doors.set()
+        await house.until(lambda: replica.num_taken == 1)
+        await house.until(lambda: engine.ongoing(replica) == replica.num_queued == 0)
+        assert client.cancelled()
+
+    run(store, tmp_path, story)
+
+
+def test_machines_that_a_replica_loses_are_events(store: Store, tmp_path: Path) -> None:
+    async def story(house: House) -> None:
+        house.cluster.contributor("ada")
+        record = house.deploy()
+        replica = await house.replicas.get()
+        replica.serve("con-1")
+        await house.until(lambda: house.state(record) is DeploymentState.ready)
+        # It lasted for less than a look.
+        replica.interrupt(
+            Interruption(number=1, reason="lost birch", machines=("birch",), ago_s=0.2, seconds=0.1)
+        )
+
+        def told() -> list[str]:
+            events = house.store.events.after(0, deployment_id=record.id)
+            return [part for event in events for part in ("interrupted", "went_on") if part in event.data]
+
+        await house.until(lambda: told() == ["interrupted", "went_on"])
+
+    run(store, tmp_path, story)
+
+
+def test_who_takes_it_down_frees_its_machines(store: Store, tmp_path: Path) -> None:
+    async def story(house: House) -> None:
+        ada = house.cluster.contributor("ada")
+        record = house.deploy()
+        replica = await house.replicas.get()
+        await house.until(lambda: house.leased() == {ada})
+        # It is not lent to a job meanwhile.
+        assert house.store.contributors.get(ada).is_leased
+        replica.serve(ada)
+        await house.until(lambda: house.state(record) is DeploymentState.ready)
+        stream = await house.engine().generate([wanted(1)])
+        house.store.deployments.stop(record.id)
+        with pytest.raises(Unavailable, match="not served any more"):
+            await read(stream, {})
+        await house.until(lambda: not house.leased())
+        assert house.engines.find("llama") is None
+        assert replica.is_closed
+
+    run(store, tmp_path, story)
+
+
+def test_a_deployment_comes_back_with_the_next_server(store: Store, tmp_path: Path) -> None:
+    async def story(house: House) -> None:
+        ada = house.cluster.contributor("ada")
+        record = house.deploy()
+        (await house.replicas.get()).serve(ada)
+        await house.until(lambda: house.state(record) is DeploymentState.ready)
+
+    async def sequel(house: House) -> None:
+        (record,) = house.store.deployments.list()
+        replica = await house.replicas.get()
+        await house.until(lambda: house.state(record) is DeploymentState.pending)
+        replica.serve("con-1")
+        await house.until(lambda: house.state(record) is DeploymentState.ready)
+
+    run(store, tmp_path, story)
+    run(store, tmp_path, sequel)
+
+
+def test_what_can_never_be_served_fails(store: Store, tmp_path: Path) -> None:
+    async def story(house: House) -> None:
+        house.cluster.contributor("ada")
+        record = house.deploy()
+        replica = await house.replicas.get()
+        replica.fail("no such architecture", UserError.code)
+        await house.until(lambda: house.state(record) is DeploymentState.failed)
+        assert house.store.deployments.get(record.id).reason == "no such architecture"
+        await house.until(lambda: not house.leased())
+        # Others may be fixed by trying again.
+        other = house.deploy()
+        (await house.replicas.get()).fail("a defect", "internal")
+        (await house.replicas.get()).serve("con-1")
+        await house.until(lambda: house.state(other) is DeploymentState.ready)
+
+    run(store, tmp_path, story)
+
+
+def test_a_replica_gives_back_what_it_does_not_use(store: Store, tmp_path: Path) -> None:
+    cluster = Cluster(store, tmp_path, Patience())
+    ada, grace, alan = (cluster.contributor(name) for name in ("ada", "grace", "alan"))
+
+    def present() -> dict[str, ContributorRecord]:
+        states = (ContributorState.ready, ContributorState.draining)
+        return {machine.id: machine for machine in store.contributors.list(states)}
+
+    slot = Slot(stages=2)
+    assert slot.wants(present().values())
+    slot.give([ada, grace, alan], -100.0)
+    # However long it looks at its model: nothing was tried with them before it knows that.
+    slot.see(ServingStatus(state=DeploymentState.pending, reason="", is_looking=True), -90.0)
+    assert slot.settle(present(), 0.0) == frozenset()
+    assert slot.machines == {ada, grace, alan}
+    loading = ServingStatus(state=DeploymentState.loading, reason="", holds=(ada, grace))
+    slot.see(loading, 1.0)
+    assert slot.settle(present(), 10.0) == frozenset()
+    assert slot.machines == {ada, grace, alan}
+    # Nothing came of the third for long: it is given back as soon as it is known that nothing is on it.
+    assert slot.settle(present(), 40.0) == frozenset()
+    assert slot.machines == {ada, grace}
+    assert slot.settle(present(), 41.0) == {alan}
+    assert not slot.wants(present().values())
+    barbara = cluster.contributor("barbara")
+    assert slot.wants(present().values())
+    # Who wants its machine back waits for the handover, but not for ever.
+    slot.give([barbara], 42.0)
+    store.contributors.leave(ada)
+    assert slot.settle(present(), 43.0) == frozenset()
+    assert slot.machines == {grace, barbara}
+    assert slot.settle(present(), 50.0) == frozenset()
+    assert slot.settle(present(), 80.0) >= {ada}

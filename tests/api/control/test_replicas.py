@@ -1,0 +1,265 @@
+"""Replicas that come and go with what is asked: cold starts without an error, drains that lose nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests.api.control.test_deployment_supervision import WINDOW, House, Replica, read, run, wanted
+from tests.platform.inference.hashed_stages import reference
+
+from share_compute.errors import Busy, Unavailable
+from share_compute.inference.scheduler.options import Generation
+from share_compute.lifecycle.deployment_states import DeploymentState
+from share_compute.specification import ReplicasSpec
+from share_compute.store import Store
+from share_compute_api.control.deployments.seats import Seats
+from share_compute_api.openai import routing
+from share_compute_api.openai.problems import problem_of
+
+pytestmark = pytest.mark.exact
+
+AT_ONCE = {"upscale_delay_s": 0, "downscale_delay_s": 0, "downscale_to_zero_delay_s": 0}
+
+
+def reasons(house: House) -> list[str]:
+    return [event.data["reason"] for event in house.store.events.after(0) if event.kind == "deployment"]
+
+
+def scalings(house: House) -> list[tuple[int, int]]:
+    told = [event.data.get("replicas", {}) for event in house.store.events.after(0)]
+    return [(one["wanted_before"], one["wanted"]) for one in told if "wanted" in one]
+
+
+async def served(house: House, *contributor_ids: str) -> Replica:
+    replica = await house.replicas.get()
+    replica.serve(*contributor_ids)
+    replica.take_turns(1000)
+    return replica
+
+
+async def answered(house: House, generation: Generation) -> None:
+    tokens: dict[int, list[int]] = {}
+    stream = await house.engine().generate([generation])
+    assert await read(stream, tokens) == {generation.sequence: "length"}
+    assert tokens == {generation.sequence: reference(generation, WINDOW)[0]}
+
+
+def test_a_request_at_zero_is_answered_after_a_cold_start(store: Store, tmp_path: Path) -> None:
+    async def story(house: House) -> None:
+        ada = house.cluster.contributor("ada")
+        record = house.deploy(replicas={"min": 0, "max": 2, **AT_ONCE})
+        first = await served(house, ada)
+        await house.until(lambda: first.is_closed and not house.leased())
+        at_zero = house.store.deployments.get(record.id)
+        assert at_zero.state is DeploymentState.ready
+        assert at_zero.reason == "no replica is up: nobody asked for 0 s; the next request starts one"
+        assert at_zero.plans == ()
+        asking = asyncio.create_task(answered(house, wanted(1)))
+        second = await house.replicas.get()
+        await house.until(lambda: house.leased() == {ada})
+        second.serve(ada)
+        second.take_turns(1000)
+        await asking
+        await house.until(lambda: second.is_closed)
+        assert scalings(house) == [(1, 0), (0, 1), (1, 0)]
+        assert "1 sequence came while none was up" in reasons(house)
+
+    run(store, tmp_path, story)
+
+
+def test_at_zero_it_stays_with_the_next_server(store: Store, tmp_path: Path) -> None:
+    async def story(house: House) -> None:
+        ada = house.cluster.contributor("ada")
+        record = house.deploy(replicas={"min": 0, "max": 1, **AT_ONCE})
+        first = await served(house, ada)
+        await house.until(lambda: first.is_closed)
+        await house.until(lambda: "no replica is up" in house.store.deployments.get(record.id).reason)
+
+    async def sequel(house: House) -> None:
+        (record,) = house.store.deployments.list()
+        await house.until(lambda: house.engines.find("llama") is not None)
+        await house.until(lambda: "the server was restarted" in house.store.deployments.get(record.id).reason)
+        assert house.replicas.empty()
+        asking = asyncio.create_task(answered(house, wanted(1)))
+        await served(house, "con-1")
+        await asking
+        assert DeploymentState.pending.value not in reasons(house)[-4:]
+
+    run(store, tmp_path, story)
+    run(store, tmp_path, sequel)
+
+
+def test_who_waits_for_too_long_is_told_when_to_come_again(store: Store, tmp_path: Path) -> None:
+    async def story(house: House) -> None:
+        house.deploy(replicas={"min": 0, "max": 1, "cold_start_timeout_s": 0.7})
+        await house.replicas.get()  # it never gets ready
+        await house.until(lambda: house.engines.find("llama") is not None)
+        await house.until(lambda: house.engine().patience_s < 1)
+        stream = await house.engine().generate([wanted(1)])
+        with pytest.raises(Unavailable, match=r"llama did not answer for 0\.7 s: looking") as caught:
+            await read(stream, {})
+        problem = problem_of(caught.value)
+        assert (problem.status, problem.code) == (503, "model_not_ready")
+        assert problem.headers == {"Retry-After": "10"}
+
+    run(store, tmp_path, story)
+
+
+def test_only_so_many_wait_for_a_cold_start(store: Store, tmp_path: Path) -> None:
+    async def story(house: House) -> None:
+        house.deploy(replicas="0..1")
+        await house.until(lambda: house.engines.find("llama") is not None)
+        stream = await house.engine().generate([wanted(one) for one in range(512)])
+        with pytest.raises(Busy, match=r"llama does not answer now .*, and 512 sequences wait"):
+            await house.engine().generate([wanted(600)])
+        stream.complete(0)
+        await house.engine().generate([wanted(601)])
+
+    run(store, tmp_path, story)
+
+
+def test_more_are_started_for_more_and_who_goes_ends_what_it_has(store: Store, tmp_path: Path) -> None:
+    async def story(house: House) -> None:
+        ada, grace = house.cluster.contributor("ada"), house.cluster.contributor("grace")
+        never = {**AT_ONCE, "downscale_delay_s": 3600}
+        record = house.deploy(replicas={"max": 2, "target_ongoing_requests": 2, **never})
+        first = await house.replicas.get()
+        await house.until(lambda: house.leased() == {ada, grace})
+        first.serve(ada)
+        await house.until(lambda: house.state(record) is DeploymentState.ready)
+        three = [wanted(one) for one in range(3)]
+        streams = [await house.engine().generate(three)]
+        second = await house.replicas.get()
+        # While it starts, nothing goes to it, and the deployment is as well as it was.
+        early = wanted(3)
+        streams.append(await house.engine().generate([early]))
+        assert house.engine().ongoing(second) == 0
+        assert house.state(record) is DeploymentState.ready
+        second.serve(grace)
+        await house.until(lambda: house.store.deployments.get(record.id).reason == "2 replicas answer")
+        late = wanted(4)
+        streams.append(await house.engine().generate([late]))
+        assert (house.engine().ongoing(first), house.engine().ongoing(second)) == (4, 1)
+
+        house.store.deployments.set_replicas("llama", ReplicasSpec(min=1, max=1))
+        await house.until(lambda: "1 were asked for" in reasons(house))
+        # That is told before it is done; what is told of the deployment follows.
+        await house.until(lambda: house.store.deployments.get(record.id).reason != "2 replicas answer")
+        # The second has less to lose. What comes now goes to the first, though that has more to do.
+        last = wanted(5)
+        streams.append(await house.engine().generate([last]))
+        assert (house.engine().ongoing(first), house.engine().ongoing(second)) == (5, 1)
+        assert not second.is_closed
+        tokens: dict[int, list[int]] = {}
+        first.take_turns(1000)
+        second.take_turns(1000)
+        ends = await asyncio.gather(*(read(stream, tokens) for stream in streams))
+        assert [list(one.values()) for one in ends] == [["length"] * 3, *[["length"]] * 3]
+        everything = [*three, early, late, last]
+        assert tokens == {one.sequence: reference(one, WINDOW)[0] for one in everything}
+        await house.until(lambda: second.is_closed)
+        await house.until(lambda: house.leased() == {ada})
+        assert scalings(house) == [(1, 2), (2, 1)]
+        text = house.metrics.exposition(()).decode()
+        assert 'share_compute_generation_tokens_total{model_name="llama"} 180.0' in text
+        assert 'share_compute_time_to_first_token_seconds_count{model_name="llama"} 6.0' in text
+        assert 'share_compute_request_success_total{finished_reason="length",model_name="llama"} 6.0' in text
+
+    run(store, tmp_path, story)
+
+
+@pytest.mark.parametrize("happens", [Replica.give_up, Replica.stand_still])
+def test_another_replica_goes_on_with_what_one_cannot(
+    happens: Callable[[Replica], None], store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(routing, "_MOVES_AFTER_S", 0.2)
+
+    async def story(house: House) -> None:
+        ada, grace = house.cluster.contributor("ada"), house.cluster.contributor("grace")
+        house.deploy(replicas=2)
+        first, second = await house.replicas.get(), await house.replicas.get()
+        first.serve(ada)
+        second.serve(grace)
+        await house.until(lambda: "2 replicas answer" in reasons(house))
+        asked = [wanted(one) for one in range(2)]
+        streams = [await house.engine().generate([one]) for one in asked]
+        assert (house.engine().ongoing(first), house.engine().ongoing(second)) == (1, 1)
+        tokens: dict[int, list[int]] = {}
+        reading = asyncio.gather(*(read(stream, tokens) for stream in streams))
+        first.take_turns(6)
+        await house.until(lambda: any(len(one) > 2 for one in tokens.values()))
+        happens(first)
+        second.take_turns(1000)
+        assert await reading == [{one.sequence: "length"} for one in asked]
+        assert tokens == {one.sequence: reference(one, WINDOW)[0] for one in asked}
+
+    run(store, tmp_path, story)
+
+
+@pytest.mark.parametrize(("is_complete", "reason"), [(True, "stop"), (False, "abort")])
+def test_who_has_all_that_they_want_did_not_break_off(
+    is_complete: bool, reason: str, store: Store, tmp_path: Path
+) -> None:
+    async def story(house: House) -> None:
+        house.deploy()
+        replica = await served(house, house.cluster.contributor("ada"))
+        replica.take_turns(2)
+        await house.until(lambda: house.engines.find("llama") is not None)
+        stream = await house.engine().generate([wanted(1)])
+        async for _ in stream:
+            break
+        if is_complete:
+            stream.complete(1)
+        stream.close()
+        text = house.metrics.exposition(()).decode()
+        assert f'request_success_total{{finished_reason="{reason}",model_name="llama"}} 1.0' in text
+
+    run(store, tmp_path, story)
+
+
+def test_the_first_who_asks_at_zero_may_bring_much(store: Store, tmp_path: Path) -> None:
+    async def story(house: House) -> None:
+        house.deploy(replicas="0..1")
+        await house.until(lambda: house.engines.find("llama") is not None)
+        await house.engine().generate([wanted(one) for one in range(600)])
+        assert house.engine().demand.waiting == 600
+
+    run(store, tmp_path, story)
+
+
+def test_a_drain_has_a_bound_and_who_leaves_may_stay_again() -> None:
+    async def story() -> None:
+        seats = Seats(None, 120.0)
+        seats.fit(3, 0.0, lambda _: 0)
+        busy = {seat.number: Idle() for seat in seats.staying}
+        for seat in seats:
+            seat.replica = busy[seat.number]  # type: ignore[assignment]
+        ongoing = {busy[0]: 5, busy[1]: 1, busy[2]: 9}.__getitem__
+        (left,) = seats.fit(2, 10.0, ongoing)  # type: ignore[arg-type]
+        assert left.number == 1
+        assert seats.done(130.0, ongoing) == []  # type: ignore[arg-type]
+        (back,) = seats.fit(3, 20.0, ongoing)  # type: ignore[arg-type]
+        assert back is left
+        assert back.stays
+        seats.fit(2, 30.0, ongoing)  # type: ignore[arg-type]
+        assert seats.done(150.0, ongoing) == []  # type: ignore[arg-type]
+        assert seats.done(150.1, ongoing) == [left]  # type: ignore[arg-type]
+        left.end()
+        assert left.ending is not None
+        seats.fit(3, 31.0, ongoing)  # type: ignore[arg-type]
+        assert [seat.number for seat in seats.staying] == [0, 2, 3]
+        await left.ending
+        seats.forget_ended()
+        assert left not in seats
+
+    asyncio.run(story())
+
+
+class Idle:
+    """A replica that is only closed."""
+
+    async def close(self) -> None:
+        return

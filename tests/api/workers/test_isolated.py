@@ -1,0 +1,110 @@
+"""Processes for what submitters sent: what they answer, what ends them, and who waits."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from tests.api.conftest import wait_until
+from tests.api.speaking import make_tokenizer
+
+from share_compute.errors import Busy, TooLong, Unavailable, UserError
+from share_compute_api.workers.isolated.kept import MOST_KEPT, Kept
+from share_compute_api.workers.isolated.messages import Chat, CheckSchema, Describe, Encode
+from share_compute_api.workers.isolated.pool import IsolatedProcesses, Limits
+from share_compute_api.workers.isolated.tokenizer import ServedTokenizer
+
+ENDLESS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+HELLO = ({"role": "user", "content": "Hello"},)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tokenizer(tmp_path_factory.mktemp("tokenizer"))
+
+
+@pytest.fixture
+def processes() -> Iterator[IsolatedProcesses]:
+    stage = IsolatedProcesses(Limits(processes=1, time_s=3.0, waiting_per_source=1))
+    yield stage
+    stage.close()
+
+
+def test_answers_are_those_of_the_tokenizer_itself(processes: IsolatedProcesses, folder: Path) -> None:
+    inside = ServedTokenizer(folder)
+    assert processes.ask(Describe(folder=folder, version=1)) == inside.vocabulary
+    encoded = processes.ask(Encode(folder=folder, version=1, texts=("fox", "東京 😀"), window_tokens=99))
+    assert encoded.texts == tuple(inside.encode(text, 99) for text in ("fox", "東京 😀"))
+    chat = processes.ask(Chat(folder=folder, version=1, messages=HELLO, window_tokens=99))
+    assert chat.texts == (inside.encode(inside.chat(HELLO), 99, is_chat=True),)
+
+
+def test_errors_come_as_they_were_raised(processes: IsolatedProcesses, folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(TooLong) as caught:
+        processes.ask(Encode(folder=folder, version=1, texts=("fox " * 9,), window_tokens=2))
+    assert caught.value.details == {"window_tokens": 2}
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(UserError, match="cannot be loaded"):
+        processes.ask(Describe(folder=tmp_path, version=1))
+    with pytest.raises(UserError, match="cannot be followed"):
+        processes.ask(CheckSchema(text='{"type": "nonsense"}', owner=""))
+
+
+def test_another_process_follows_one_that_was_killed(processes: IsolatedProcesses, folder: Path) -> None:
+    question = Encode(folder=folder, version=1, texts=("fox",), window_tokens=99)
+    before = processes.ask(question)
+    (pid,) = processes.pids()
+    os.kill(pid, signal.SIGKILL)
+    with pytest.raises(Unavailable, match="was killed"):
+        processes.ask(question)
+    assert processes.ask(question) == before
+    assert processes.pids() != [pid]
+
+
+def test_who_waits_for_too_many_is_told(processes: IsolatedProcesses, folder: Path, tmp_path: Path) -> None:
+    endless = make_tokenizer(tmp_path)
+    (endless / "chat_template.jinja").write_text(ENDLESS)
+    question = Chat(folder=endless, version=1, messages=HELLO, window_tokens=99)
+    processes.ask(Describe(folder=folder, version=1))
+    with ThreadPoolExecutor(2) as executor:
+        asked = [executor.submit(processes.ask, question) for _ in range(2)]
+        other = Encode(folder=folder, version=1, texts=("fox",), window_tokens=99)
+        wait_until(lambda: processes.waiting == 1)
+        with pytest.raises(Busy) as caught:
+            processes.ask(question)
+        assert caught.value.retry_after_s > 0
+        assert processes.ask(other).texts  # another model has a line of its own
+        for one in asked:
+            with pytest.raises(UserError, match="took more than 3 s"):
+                one.result()
+
+
+def test_what_waits_when_the_server_ends_is_told(tmp_path: Path) -> None:
+    processes = IsolatedProcesses(Limits(processes=1))
+    endless = make_tokenizer(tmp_path)
+    (endless / "chat_template.jinja").write_text(ENDLESS)
+    question = Chat(folder=endless, version=1, messages=HELLO, window_tokens=99)
+    processes.ask(Describe(folder=endless, version=1))
+    with ThreadPoolExecutor(2) as executor:
+        asked = [executor.submit(processes.ask, question) for _ in range(2)]
+        wait_until(lambda: processes.waiting == 1)
+        processes.close()
+        for one in asked:
+            with pytest.raises(Unavailable, match="the server ends"):
+                one.result()
+    assert processes.pids() == []
+
+
+def test_the_tokenizers_that_were_used_last_are_kept() -> None:
+    kept: Kept[str] = Kept()
+    for number in range(MOST_KEPT):
+        kept.put(Path(str(number)), 1, str(number))
+    assert kept.get(Path("0"), 1) == "0"
+    assert kept.get(Path("0"), 2) is None
+    kept.put(Path("new"), 1, "new")
+    assert kept.get(Path("1"), 1) is None
+    assert kept.get(Path("0"), 1) == "0"

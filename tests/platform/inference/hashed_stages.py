@@ -1,0 +1,212 @@
+"""Stages that execute turns as real ones do, and refuse every turn that real ones could not execute.
+
+Their model is a hash: the next token depends on all tokens before it, on the seed and on the position, so a wrong,
+lost, doubled or swapped token changes all that follow. Keys and values of a position are the hash of all tokens up to
+it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from share_compute.inference.scheduler.engine_steps import Chunk, Opening, Sampled, Turn, TurnResult
+from share_compute.inference.scheduler.limits import Limits
+from share_compute.inference.scheduler.options import Generation, SamplingOptions
+
+VOCABULARY = 40
+_BEGINNING = 17
+
+Cell = tuple[int, int]
+"""Hash of all tokens before a position, and of those up to it: what travels from stage to stage."""
+
+
+def mixed(*values: int) -> int:
+    return hash(values) & 0x7FFF_FFFF_FFFF
+
+
+def digest(tokens: Iterable[int]) -> int:
+    value = _BEGINNING
+    for token in tokens:
+        value = mixed(value, token)
+    return value
+
+
+def drawn(context: int, position: int, options: SamplingOptions) -> tuple[int, Literal["stop"] | None]:
+    """Return the token at a position, and whether it ends the sequence."""
+    token = mixed(context, position, options.seed) % VOCABULARY
+    return token, "stop" if token in options.stop_token_ids else None
+
+
+def reference(generation: Generation, longest_tokens: int) -> tuple[list[int], str]:
+    """Return all tokens that a sequence must get, and why it must end, when nobody cancels it."""
+    tokens = [*generation.prompt]
+    most = min(generation.options.max_tokens, longest_tokens - len(tokens))
+    context = digest(tokens)
+    for _ in range(most):
+        token, finish = drawn(context, len(tokens), generation.options)
+        tokens.append(token)
+        context = mixed(context, token)
+        if finish:
+            return tokens[len(generation.prompt) :], finish
+    return tokens[len(generation.prompt) :], "length"
+
+
+@dataclass
+class Slab:
+    opening: Opening
+    room: int
+    cells: list[int]
+    history: int = 0
+    """Digest of what the sampler was told, and of what it drew since."""
+    known: int = 0
+    """How many tokens these are."""
+
+
+@dataclass
+class Stage:
+    """One stage: its slabs, and the turns that it was sent but has not executed."""
+
+    limits: Limits
+    inbox: deque[Turn] = field(default_factory=deque)
+    slabs: dict[int, Slab] = field(default_factory=dict)
+    most_kv_tokens: int = 0
+
+    def make_slabs(self, turn: Turn) -> None:
+        for sequence in turn.closes:
+            del self.slabs[sequence]
+        for growth in turn.grows:
+            assert self.used + growth.capacity_tokens <= self.limits.kv_tokens, (
+                "it is there twice for a moment"
+            )
+            assert growth.capacity_tokens > self.slabs[growth.sequence].room
+            self.slabs[growth.sequence].room = growth.capacity_tokens
+        for opening in turn.opens:
+            assert opening.sequence not in self.slabs
+            assert opening.copy_from not in {other.sequence for other in turn.opens}
+            assert opening.copy_tokens < len(opening.history) <= opening.capacity_tokens
+            cells: list[int] = []
+            if opening.copy_from is not None:
+                there = self.slabs[opening.copy_from].cells
+                assert 16 <= opening.copy_tokens <= len(there)
+                cells = there[: opening.copy_tokens]
+            self.slabs[opening.sequence] = Slab(
+                opening, opening.capacity_tokens, cells, digest(opening.history), len(opening.history)
+            )
+        assert self.used <= self.limits.kv_tokens
+        self.most_kv_tokens = max(self.most_kv_tokens, self.used)
+
+    @property
+    def used(self) -> int:
+        return sum(slab.room for slab in self.slabs.values())
+
+    def begin(self, chunk: Chunk, tokens: Sequence[int]) -> list[Cell]:
+        """Do what the first stage does with the inputs of a chunk."""
+        cells = self.slabs[chunk.sequence].cells
+        made = []
+        for token in tokens:
+            before = cells[chunk.start + len(made) - 1] if chunk.start + len(made) else _BEGINNING
+            made.append((before, mixed(before, token)))
+            self._write(chunk, made[-1], len(made) - 1)
+        return made
+
+    def go_on(self, chunk: Chunk, arrived: list[Cell]) -> list[Cell]:
+        """Do what every other stage does with what the one before it made."""
+        for place, cell in enumerate(arrived):
+            self._write(chunk, cell, place)
+        return arrived
+
+    def sample(self, chunk: Chunk, last: Cell) -> Sampled:
+        slab = self.slabs[chunk.sequence]
+        position = chunk.start + chunk.count
+        assert (slab.history, slab.known) == (last[1], position), "the sampler knows other tokens"
+        token, finish = drawn(last[1], position, slab.opening.options)
+        slab.history, slab.known = mixed(slab.history, token), position + 1
+        return Sampled(chunk.sequence, position, token, finish=finish)
+
+    def _write(self, chunk: Chunk, cell: Cell, place: int) -> None:
+        slab = self.slabs[chunk.sequence]
+        position = chunk.start + place
+        assert position == len(slab.cells), "a gap, or written twice"
+        assert position < slab.room, "the slab is full"
+        assert cell[0] == (slab.cells[-1] if slab.cells else _BEGINNING), "keys and values of other tokens"
+        slab.cells.append(cell[1])
+
+
+class Row:
+    """The stages of one epoch in a row, with what is on its way between them."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self.stages = [Stage(limits) for _ in range(limits.stages)]
+        self.hidden: list[deque[dict[int, list[Cell]]]] = [deque() for _ in self.stages]
+        """What waits at each stage, by turn and sequence."""
+        self.fed_back: deque[Sampled] = deque()
+        """On its way from the last stage to the first."""
+        self.mailbox: dict[int, deque[Sampled]] = {}
+        """Of the first stage, by sequence."""
+        self._next_id: int | None = None
+
+    def send(self, turn: Turn) -> None:
+        """Take a turn in at all stages."""
+        assert self._next_id in (None, turn.id)
+        self._next_id = turn.id + 1
+        sequences = [chunk.sequence for chunk in turn.chunks]
+        assert len(set(sequences)) == len(sequences)
+        assert turn.num_tokens <= self.limits.turn_tokens
+        assert 0 <= turn.batch < self.limits.stages
+        for stage in self.stages:
+            stage.inbox.append(turn)
+
+    def ready(self) -> list[int]:
+        """Return the stages that can execute their next turn."""
+        return [place for place, stage in enumerate(self.stages) if stage.inbox and self._has_inputs(place)]
+
+    def _has_inputs(self, place: int) -> bool:
+        if place:
+            return bool(self.hidden[place])
+        return all(
+            any(sampled.position == chunk.start for sampled in self.mailbox.get(chunk.sequence, ()))
+            for chunk in self.stages[0].inbox[0].chunks
+            if chunk.tokens is None
+        )
+
+    def deliver_token(self) -> None:
+        sampled = self.fed_back.popleft()
+        self.mailbox.setdefault(sampled.sequence, deque()).append(sampled)
+
+    def execute(self, place: int) -> TurnResult | None:
+        """Let a stage execute its next turn; return what the last one tells the server."""
+        stage = self.stages[place]
+        turn = stage.inbox.popleft()
+        stage.make_slabs(turn)
+        if place == 0:
+            for sequence in turn.closes:
+                self.mailbox.pop(sequence, None)
+            made = {chunk.sequence: stage.begin(chunk, self._inputs(chunk)) for chunk in turn.chunks}
+        else:
+            arrived = self.hidden[place].popleft()
+            made = {chunk.sequence: stage.go_on(chunk, arrived[chunk.sequence]) for chunk in turn.chunks}
+        if place + 1 < len(self.stages):
+            self.hidden[place + 1].append(made)
+            return None
+        sampled = tuple(
+            stage.sample(chunk, made[chunk.sequence][-1]) for chunk in turn.chunks if chunk.samples
+        )
+        self.fed_back.extend(sampled)
+        return TurnResult(turn.id, turn.epoch, sampled)
+
+    def _inputs(self, chunk: Chunk) -> Sequence[int]:
+        if chunk.tokens is not None:
+            assert len(chunk.tokens) == chunk.count
+            known = len(self.stages[0].slabs[chunk.sequence].opening.history)
+            late = self.mailbox.pop(chunk.sequence, ())  # of the slab that it had before
+            assert all(one.position < known for one in late), "a token that was fed back would be used late"
+            return chunk.tokens
+        mail = self.mailbox[chunk.sequence]
+        while (sampled := mail.popleft()).position < chunk.start:
+            assert chunk.start == len(self.stages[0].slabs[chunk.sequence].opening.history)
+        assert (sampled.position, chunk.count, chunk.samples) == (chunk.start, 1, True)
+        return [sampled.token]

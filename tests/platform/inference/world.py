@@ -1,0 +1,225 @@
+"""A server, its stages and its clients in one process; what happens next is drawn."""
+
+from __future__ import annotations
+
+from collections import Counter
+from random import Random
+
+from tests.platform.inference.hashed_stages import VOCABULARY, Row, reference
+
+from share_compute.errors import Busy
+from share_compute.inference.scheduler.engine_steps import Turn, TurnResult
+from share_compute.inference.scheduler.events import Emitted, Failed, Finished, SequenceEvent
+from share_compute.inference.scheduler.limits import Limits
+from share_compute.inference.scheduler.options import Generation, SamplingOptions
+from share_compute.inference.scheduler.scheduler import Scheduler
+
+MOST_STEPS = 50_000
+
+
+class World:
+    """Runs a scheduler on stages, and checks every event against the reference.
+
+    Args:
+        limits: of the first epoch.
+        seed: draws everything.
+    """
+
+    def __init__(self, limits: Limits, seed: int = 0) -> None:
+        self.draw = Random(seed)
+        self.scheduler = Scheduler(limits)
+        self.row = Row(limits)
+        self.results: list[TurnResult] = []
+        """On their way to the server, in any order."""
+        self.asked: dict[int, Generation] = {}
+        self.longest: dict[int, int] = {}
+        """Longest sequence by the limits at the time of asking, or by later ones that are too narrow for it."""
+        self.text: dict[int, list[int]] = {}
+        self.ends: dict[int, Finished | Failed] = {}
+        self.cached: dict[int, int] = {}
+        """Tokens that were copied, as the first token said."""
+        self.turns: list[Turn] = []
+        self.batch: dict[int, int] = {}
+        """Of the last turn of each sequence."""
+        self.num_busy = self.num_steps = 0
+        self.computed: Counter[str] = Counter()
+        """Positions by owner."""
+
+    # -- clients -----------------------------------------------------------------------------------------------------
+
+    def submit(self, *generations: Generation) -> bool:
+        """Ask; return whether it was taken."""
+        queued = self.scheduler.stats().queued
+        try:
+            events = self.scheduler.submit(*generations)
+        except Busy:
+            self.num_busy += 1
+            return False
+        assert self.scheduler.stats().queued <= max(queued, self.scheduler.limits.max_queued)
+        for generation in generations:
+            self.asked[generation.sequence] = generation
+            self.longest[generation.sequence] = self.scheduler.limits.longest_tokens
+            self.text[generation.sequence] = list(generation.emitted)
+        self.hear(events)
+        return True
+
+    @property
+    def running(self) -> list[int]:
+        """Sequences that have not ended."""
+        return [sequence for sequence in self.asked if sequence not in self.ends]
+
+    def cancel(self, sequence: int) -> None:
+        had_ended = sequence in self.ends
+        events = self.scheduler.cancel(sequence)
+        assert len(events) == (not had_ended)
+        self.hear(events)
+
+    def hear(self, events: list[SequenceEvent]) -> None:
+        for event in events:
+            assert event.sequence not in self.ends
+            text = self.text[event.sequence]
+            if isinstance(event, Emitted):
+                assert event.index == len(text)
+                text.append(event.token)
+                if event.index == 0:
+                    self.cached[event.sequence] = event.cached_tokens
+            else:
+                self.ends[event.sequence] = event
+
+    # -- server and stages --------------------------------------------------------------------------------------------
+
+    def send(self) -> list[Turn]:
+        turns = self.scheduler.next_turns()
+        for turn in turns:
+            assert turn.epoch == self.scheduler.epoch
+            self.row.send(turn)
+            for chunk in turn.chunks:
+                asked = self.asked[chunk.sequence]
+                self.computed[asked.owner] += chunk.count
+                if chunk.tokens is None and self.batch[chunk.sequence] != turn.batch:
+                    # The batch that it comes from had its turn just before: the first stage must not wait for that.
+                    assert len(asked.prompt) + len(self.text[chunk.sequence]) > chunk.start
+                self.batch[chunk.sequence] = turn.batch
+        self.turns += turns
+        stats = self.scheduler.stats()
+        limits = self.scheduler.limits
+        assert stats.running <= limits.max_sequences
+        assert stats.kv_tokens_used + stats.kv_tokens_cached <= stats.kv_tokens
+        assert stats.turns_in_flight <= limits.stages * (1 + limits.run_ahead)
+        return turns
+
+    def go_on(self) -> bool:
+        """Let one thing happen that can happen now; return whether there was one."""
+        self.num_steps += 1
+        assert self.num_steps < MOST_STEPS, "it does not end"
+        row = self.row
+        can: list[object] = list(row.ready())
+        can += ["token"] if row.fed_back else []
+        can += ["result"] if self.results else []
+        if not can:
+            return bool(self.send())
+        chosen = self.draw.choice(can)
+        if chosen == "token":
+            row.deliver_token()
+        elif chosen == "result":
+            result = self.results.pop(self.draw.randrange(len(self.results)))
+            self.hear(self.scheduler.completed(result))
+            if self.draw.random() < 0.05:
+                assert self.scheduler.completed(result) == []  # said twice
+        else:
+            assert isinstance(chosen, int)
+            result_or_none = row.execute(chosen)
+            self.results += [result_or_none] if result_or_none else []
+        if self.draw.random() < (0.7 if chosen == "result" else 0.05):
+            self.send()
+        return True
+
+    def reform(self, limits: Limits) -> None:
+        """Some machines died: what was on its way is lost, or comes too late."""
+        for sequence in self.running:
+            asked = self.asked[sequence]
+            new = min(asked.options.max_tokens, self.longest[sequence] - len(asked.prompt))
+            fits = limits.longest_tokens - len(asked.prompt) > len(self.text[sequence])
+            if fits and len(asked.prompt) + new - 1 > limits.room_tokens:
+                self.longest[sequence] = limits.longest_tokens
+        self.hear(self.scheduler.reform(self.scheduler.epoch + 1, limits))
+        self.row = Row(limits)
+
+    def finish(self) -> None:
+        """Let everything happen that is still to happen, then check that nothing is left."""
+        while self.go_on():
+            pass
+        assert self.running == []
+        self.scheduler.drop_cached()
+        self.send()
+        while self.go_on():
+            pass
+        stats = self.scheduler.stats()
+        assert (stats.queued, stats.interrupted, stats.running, stats.owners) == (0, 0, 0, 0)
+        assert stats.turns_in_flight == 0
+        assert (stats.kv_tokens_used, stats.kv_tokens_cached) == (0, 0)
+        assert all(not stage.slabs and not stage.inbox for stage in self.row.stages)
+        self.check()
+
+    def check(self) -> None:
+        """Compare what everybody was told with the reference."""
+        for sequence, end in self.ends.items():
+            expected, reason = reference(self.asked[sequence], self.longest[sequence])
+            text = self.text[sequence]
+            if isinstance(end, Finished) and end.reason != "cancelled":
+                assert (text, end.reason) == (expected, reason)
+                assert end.new_tokens == len(text)
+            else:
+                assert text == expected[: len(text)]
+
+
+def generation(
+    sequence: int,
+    prompt: tuple[int, ...] = (1, 2, 3),
+    max_tokens: int = 8,
+    owner: str = "ann",
+    emitted: tuple[int, ...] = (),
+    stops: tuple[int, ...] = (),
+    seed: int = 0,
+) -> Generation:
+    options = SamplingOptions(seed=seed, max_tokens=max_tokens, stop_token_ids=stops)
+    return Generation(sequence=sequence, owner=owner, prompt=prompt, options=options, emitted=emitted)
+
+
+def drawn_limits(draw: Random) -> Limits:
+    return Limits(
+        window_tokens=draw.choice([24, 60, 120]),
+        kv_tokens=draw.choice([40, 130, 200, 600]),
+        max_sequences=draw.choice([1, 3, 8, 16]),
+        turn_tokens=draw.choice([2, 5, 16, 64]),
+        stages=draw.randint(1, 4),
+        max_queued=draw.choice([2, 8, 30]),
+        run_ahead=draw.randint(0, 2),
+        answer_tokens=draw.choice([1, 4, 16, 200]),
+    )
+
+
+def drawn_generations(draw: Random, first: int, limits: Limits) -> list[Generation]:
+    """Return the sequences of one request, with a beginning that others have too."""
+    beginnings = [tuple(Random(kind).choices(range(VOCABULARY), k=90)) for kind in range(3)]
+    longest = limits.longest_tokens
+    common = draw.choice(beginnings)[: draw.choice([0, 5, 16, 20, 40, 90])]
+    own = tuple(draw.randrange(VOCABULARY) for _ in range(draw.randint(1, 12)))
+    prompt = (common + own)[-(longest - 1) :]
+    stops = tuple(draw.sample(range(VOCABULARY), draw.choice([0, 0, 1, 4])))
+    made = []
+    for sequence in range(first, first + min(draw.choice([1, 1, 1, 4]), limits.max_queued)):
+        one = generation(
+            sequence,
+            prompt,
+            draw.choice([0, 1, 2, 6, 20, 60]),
+            draw.choice("abc"),
+            (),
+            stops,
+            draw.randrange(99),
+        )
+        if draw.random() < 0.1:
+            known = reference(one, longest)[0]
+            one = one.model_copy(update={"emitted": tuple(known[: draw.randint(0, len(known))])})
+        made.append(one)
+    return made

@@ -1,0 +1,268 @@
+"""A machine that answers and sends what it should not runs nothing on the server, and is done without."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+from ray.cluster_utils import Cluster
+from ray.exceptions import RayError
+from tests.ray_nodes import Attempt, on_the_head
+from tests.security.machines.hostile_worker import ORDERS, Bomb, marker_of
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from share_compute.inference.scheduler.events import Emitted, Failed, Finished, read_events
+from share_compute.inference.scheduler.options import Generation, SamplingOptions
+from share_compute.lifecycle.attempt_events import Assignment, AttemptEvent
+from share_compute.lifecycle.deployment_states import DeploymentState
+from share_compute.lifecycle.deployment_status import ServingStatus
+from share_compute.specification import ServeJob, parse_job
+from share_compute.topology import Topology
+from share_compute_actors.group.answering import ask_shard_store
+from share_compute_actors.inference.assignment import ServingAssignment
+from share_compute_actors.inference.server import DeploymentServer, generations_adapter
+from share_compute_actors.messages import Extent
+from share_compute_actors.training.shard_store import FACTS, PROGRESS, ShardStore
+from share_compute_actors.wire import NOTHING, unpack_answer
+
+pytestmark = pytest.mark.slow
+
+LLAMA = {
+    "model_type": "llama", "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 4,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128,
+}  # fmt: skip
+STEPS = 40
+DEADLINE_S = 180.0
+KINDS = ["pickles", "pickles inside", "errors", "noise"]
+
+
+class Hostile:
+    """A machine whose owner changed what runs there."""
+
+    def __init__(self, node: Any, orders: Path) -> None:
+        self.node = node
+        self._orders = orders
+
+    @property
+    def marker(self) -> Path:
+        """Is there once some process unpickled what came from it."""
+        return marker_of(self._orders)
+
+    def turn(self, what: str) -> None:
+        """Let its actors answer and send nothing but this from now on."""
+        partial = self._orders.with_suffix(".partial")
+        partial.write_text(what)
+        partial.replace(self._orders)
+
+
+@pytest.fixture
+def hostile(cluster: Cluster, tmp_path: Path) -> Iterator[Hostile]:
+    orders = tmp_path / "orders"
+    os.environ[ORDERS] = str(orders)
+    node = cluster.add_node(
+        num_cpus=1,
+        object_store_memory=80 * 2**20,
+        setup_worker_path=str(Path(__file__).with_name("hostile_worker.py")),
+    )
+    yield Hostile(node, orders)
+    cluster.remove_node(node)
+    del os.environ[ORDERS]
+
+
+@pytest.fixture
+def both(topology: Topology, hostile: Hostile) -> Topology:
+    """An honest machine and the hostile one."""
+    honest = topology.contributors[0]
+    return Topology((honest, replace(honest, id="evil", name="evil", node_id=hostile.node.node_id)))
+
+
+def job(folder: Path, members: int) -> dict[str, Any]:
+    text = folder / "text.txt"
+    text.write_text("the quick brown fox jumps over the lazy dog\n" * 500)
+    return {
+        "model": {"config": LLAMA},
+        "data": {"files": [str(text)]},
+        "tokenizer": {"vocab_size": 300},
+        "training": {"steps": STEPS, "batch_size": 8, "microbatches": 4, "sequence_length": 32},
+        "parallelism": {"stages": 1, "members_per_stage": members},
+    }
+
+
+@pytest.mark.parametrize("what", KINDS)
+def test_a_job_goes_on_without_a_hostile_member(
+    attempt: Attempt, both: Topology, hostile: Hostile, tmp_path: Path, what: str
+) -> None:
+    def look(event: AttemptEvent, coordinator: Any) -> None:
+        if event.type == "step" and event.step == 3:
+            # As one of its members might call it.
+            bomb = Bomb(hostile.marker)
+            called = [
+                coordinator.hear.remote(bomb, b"", b""),
+                coordinator.hear.remote("evil", b"no key", bomb),
+                coordinator.hear.remote("evil", b"no key", b"Formed [null]"),
+                coordinator.hear.remote("evil", b"no key", [ray.put(1)]),
+                coordinator.__ray_call__.remote(print, bomb),
+            ]
+            assert ray.wait(called, num_returns=len(called), timeout=DEADLINE_S)[1] == []
+            hostile.turn(what)
+
+    told = attempt(job(tmp_path, members=2), machines=both, on_event=look)
+    assert not hostile.marker.exists(), hostile.marker.read_text()
+    notes = [event.message for event in told if event.type == "note"]
+    assert any(
+        note.startswith("lost machine evil: evil sent what is no declared message") for note in notes
+    ), notes
+    assert told[-1].type == "ended"
+    assert told[-1].outcome == "succeeded"
+    assert [event.step for event in told if event.type == "step"] == list(range(1, STEPS + 1))
+    reformed = [event for event in told if event.type == "reformed"]
+    assert reformed[0].lost == ("evil",)
+    assert not any("evil" in event.joined for event in reformed)
+
+
+def test_a_job_that_has_only_a_hostile_machine_fails(
+    attempt: Attempt, both: Topology, hostile: Hostile, tmp_path: Path
+) -> None:
+    def look(event: AttemptEvent, _: Any) -> None:
+        if event.type == "step" and event.step == 3:
+            hostile.turn("pickles")
+
+    alone = Topology(both.contributors[1:])
+    told = attempt(job(tmp_path, members=1), machines=alone, on_event=look)
+    assert not hostile.marker.exists(), hostile.marker.read_text()
+    assert told[-1].type == "ended"
+    assert told[-1].outcome == "failed"
+    assert told[-1].error is not None
+    assert told[-1].error["code"] == "contributor-lost"
+
+
+def test_a_snapshot_of_a_hostile_member_is_not_saved(
+    attempt: Attempt, both: Topology, hostile: Hostile, tmp_path: Path
+) -> None:
+    """The first member of the stage is the hostile one: the shard store fetches the result from it."""
+
+    def look(event: AttemptEvent, _: Any) -> None:
+        if event.type == "step" and event.step == STEPS:
+            hostile.turn("pickles")
+
+    told = attempt(job(tmp_path, members=2), machines=Topology(both.contributors[::-1]), on_event=look)
+    assert not hostile.marker.exists(), hostile.marker.read_text()
+    assert told[-1].type == "ended"
+    assert told[-1].outcome == "succeeded"
+
+
+def test_the_shard_store_reads_no_pickle(cluster: Cluster, tmp_path: Path) -> None:
+    del cluster
+    spec = parse_job(job(tmp_path, members=1))
+    assignment = Assignment(job_id="job-1", attempt=1, spec=spec, topology=Topology(()), folder=tmp_path)
+    shard_store = ShardStore.options(scheduling_strategy=on_the_head()).remote(assignment.model_dump_json())
+    facts = ask_shard_store(FACTS, shard_store.prepare.remote())
+    ask_shard_store(NOTHING, shard_store.cut.remote([2, 2]))
+    bomb = Bomb(tmp_path / "marker")
+    for asked in (
+        shard_store.train_rows.remote(bomb, [0], "inputs"),
+        shard_store.train_rows.remote(1, [bomb], "inputs"),
+        shard_store.weights.remote(bomb),
+        shard_store.weights.remote([Extent("lm_head", 0, None)]),
+        shard_store.text.remote([ray.put(1)]),
+        shard_store.text.remote([shard_store]),
+        shard_store.__ray_call__.remote(len, 1),
+        # What it is to be repeated after is a pickle, too, which is read when the call fails.
+        shard_store.train_rows.options(max_task_retries=1, retry_exceptions=[ValueError]).remote(
+            "x", [0], "inputs"
+        ),
+    ):
+        with pytest.raises(RayError):
+            ray.get(asked, timeout=DEADLINE_S)
+    assert not (tmp_path / "marker").exists()
+    assert facts.sizes["train"]
+    assert ask_shard_store(PROGRESS, shard_store.progress.remote())
+    assert set(ray.get(shard_store.train_rows.remote(1, [0], "inputs"))) == {0}
+    ray.kill(shard_store)
+
+
+# -- serving -------------------------------------------------------------------------------------------------------
+
+COUNT = 110
+PROMPTS = ([1, 5, 9], [2, 4, 8, 16])
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> Iterator[Callable[[Topology], Any]]:
+    folder = tmp_path / "model"
+    config = AutoConfig.for_model(**LLAMA, vocab_size=300)
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    started: list[tuple[Any, Any]] = []
+
+    def start(machines: Topology) -> Any:
+        parallelism = {"parallelism": {"stages": len(machines.contributors)}}
+        spec = ServeJob.model_validate({"name": "tiny", "model": {"path": str(folder)}, **parallelism})
+        assignment = ServingAssignment(
+            deployment_id="dep-evil", spec=spec, folder=folder, window_tokens=128, topology=machines
+        )
+        server = DeploymentServer.options(scheduling_strategy=on_the_head()).remote(
+            assignment.model_dump_json()
+        )
+        started.append((server, server.run.remote()))
+        return server
+
+    yield start
+    for server, run in started:
+        ray.get(server.stop.remote())
+        ray.get(run, timeout=DEADLINE_S)
+        ray.kill(server)
+
+
+def _status(server: Any) -> ServingStatus:
+    return ServingStatus.model_validate_json(ray.get(server.status.remote(), timeout=DEADLINE_S))
+
+
+@pytest.mark.parametrize("what", ["pickles", "noise"])
+def test_a_deployment_goes_on_without_a_hostile_member(
+    serve: Callable[[Topology], Any], both: Topology, hostile: Hostile, what: str
+) -> None:
+    server = serve(both)
+    options = SamplingOptions(temperature=0, seed=3, max_tokens=COUNT)
+    asked = [
+        Generation(sequence=number, owner="key", prompt=tuple(prompt), options=options)
+        for number, prompt in enumerate(PROMPTS)
+    ]
+    bomb = Bomb(hostile.marker)
+    called = [
+        server.submit.remote(bomb),
+        server.hear.remote("evil", b"", [bomb]),
+        server.cancel.remote([bomb]),
+    ]
+    assert ray.wait(called, num_returns=len(called), timeout=DEADLINE_S)[1] == []
+    unpack_answer(
+        NOTHING, ray.get(server.submit.remote(generations_adapter.dump_json(asked).decode())), "the server"
+    )
+    tokens: dict[int, int] = dict.fromkeys(range(len(PROMPTS)), 0)
+    told, open_sequences, is_turned = 0, set(tokens), False
+    deadline = time.monotonic() + DEADLINE_S
+    while open_sequences:
+        assert time.monotonic() < deadline, _status(server)
+        news = read_events(ray.get(server.pull.remote(told, 1.0)))
+        told += len(news)
+        for event in news:
+            assert not isinstance(event, Failed), event
+            if isinstance(event, Emitted):
+                tokens[event.sequence] += 1
+            if isinstance(event, Finished):
+                open_sequences.discard(event.sequence)
+        if not is_turned and any(tokens.values()):
+            is_turned = True
+            assert len(_status(server).stages) == 2
+            hostile.turn(what)
+    assert is_turned
+    assert not hostile.marker.exists(), hostile.marker.read_text()
+    assert set(tokens.values()) == {COUNT}
+    while not (status := _status(server)).recoveries or status.state is not DeploymentState.ready:
+        assert time.monotonic() < deadline, status
+    assert [stage.name for stage in status.stages] == [both.contributors[0].name]
