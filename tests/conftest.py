@@ -18,7 +18,7 @@ from uuid import uuid4
 import pytest
 from tests.programs import pytest_runtest_makereport, pytest_terminal_summary
 from tests.quarantine import QUARANTINE, why_never_repeated
-from tests.ray_nodes import attempt, cluster, nodes, topology
+from tests.ray_nodes import attempt, nodes, ray_cluster, topology
 
 from share_compute.lifecycle.states import ContributorState
 from share_compute.store.records import ContributorRecord
@@ -27,10 +27,10 @@ from share_compute_api.terminal.children import own_command
 
 __all__ = [
     "attempt",
-    "cluster",
     "nodes",
     "pytest_runtest_makereport",
     "pytest_terminal_summary",
+    "ray_cluster",
     "topology",
 ]  # hooks, and fixtures that all folders share: there is one Ray here
 
@@ -59,7 +59,7 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     """
     file = item.path.relative_to(item.config.rootpath).as_posix()
     fixtures, is_slow = set(getattr(item, "fixturenames", ())), item.get_closest_marker("slow")
-    if "cluster" in fixtures:
+    if "ray_cluster" in fixtures:
         item.add_marker(pytest.mark.xdist_group("cluster"))
     elif file.startswith(WITH_BROWSERS) and not fixtures & MACHINES:
         item.add_marker(pytest.mark.xdist_group(file))

@@ -35,7 +35,7 @@ ENVIRONMENT = {
 
 
 @pytest.fixture(scope="session")
-def cluster() -> Iterator[Cluster]:
+def ray_cluster() -> Iterator[Cluster]:
     before = dict(os.environ)
     os.environ.update(ENVIRONMENT)
     # Paths of Ray's sockets are limited to 107 bytes, and pytest's own folders are longer.
@@ -62,8 +62,8 @@ def cluster() -> Iterator[Cluster]:
 
 
 @pytest.fixture(scope="session")
-def nodes(cluster: Cluster) -> list[Any]:
-    return [add_node(cluster) for _ in range(4)]
+def nodes(ray_cluster: Cluster) -> list[Any]:
+    return [add_node(ray_cluster) for _ in range(4)]
 
 
 def add_node(cluster: Cluster) -> Any:

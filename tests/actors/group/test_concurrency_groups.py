@@ -34,7 +34,7 @@ def test_ray_knows_the_group_of_each_method(actor: Any) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("cluster")
+@pytest.mark.usefixtures("ray_cluster")
 def test_an_order_does_not_keep_others_waiting() -> None:
     @ray.remote(num_cpus=0, concurrency_groups={"orders": 1, "control": 1})
     class Worker:

@@ -11,7 +11,7 @@ from tests.conftest import wait_for
 
 from share_compute_actors.training.member.unacknowledged import Unacknowledged
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("cluster")]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("ray_cluster")]
 
 
 @ray.remote(num_cpus=0, concurrency_groups={"mail": 1, "control": 1})

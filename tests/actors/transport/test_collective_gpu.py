@@ -33,8 +33,8 @@ class Member:
         return own.tolist(), out.tolist()
 
 
-def test_sums_on_a_gpu(cluster: Cluster) -> None:
-    cluster.add_node(num_cpus=1, num_gpus=1, object_store_memory=80 * 2**20)
+def test_sums_on_a_gpu(ray_cluster: Cluster) -> None:
+    ray_cluster.add_node(num_cpus=1, num_gpus=1, object_store_memory=80 * 2**20)
     member = Member.options(num_gpus=1).remote()
     own, added = ray.get(member.add.remote(), timeout=120)
     assert own == [1.0] * 5

@@ -62,16 +62,16 @@ class Hostile:
 
 
 @pytest.fixture
-def hostile(cluster: Cluster, tmp_path: Path) -> Iterator[Hostile]:
+def hostile(ray_cluster: Cluster, tmp_path: Path) -> Iterator[Hostile]:
     orders = tmp_path / "orders"
     os.environ[ORDERS] = str(orders)
-    node = cluster.add_node(
+    node = ray_cluster.add_node(
         num_cpus=1,
         object_store_memory=80 * 2**20,
         setup_worker_path=str(Path(__file__).with_name("hostile_worker.py")),
     )
     yield Hostile(node, orders)
-    cluster.remove_node(node)
+    ray_cluster.remove_node(node)
     del os.environ[ORDERS]
 
 
@@ -157,8 +157,8 @@ def test_a_snapshot_of_a_hostile_member_is_not_saved(
     assert told[-1].outcome == "succeeded"
 
 
-def test_the_shard_store_reads_no_pickle(cluster: Cluster, tmp_path: Path) -> None:
-    del cluster
+def test_the_shard_store_reads_no_pickle(ray_cluster: Cluster, tmp_path: Path) -> None:
+    del ray_cluster
     spec = parse_job(job(tmp_path, members=1))
     assignment = Assignment(job_id="job-1", attempt=1, spec=spec, topology=Topology(()), folder=tmp_path)
     shard_store = ShardStore.options(scheduling_strategy=on_the_head()).remote(assignment.model_dump_json())
