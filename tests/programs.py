@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Iterable
+from collections.abc import Generator
 
 import pytest
 
@@ -38,12 +38,12 @@ def _reason(report: pytest.TestReport) -> str | None:
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_runtest_makereport(item: pytest.Item) -> Iterable[pytest.TestReport]:
-    report: pytest.TestReport = yield  # type: ignore[misc]
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
     if report.skipped and is_strict() and (programs := _reason(report)):
         report.outcome = "failed"
         report.longrepr = f"{item.nodeid} needs {programs}, which continuous integration must have"
-    return report  # type: ignore[return-value]
+    return report
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -16,9 +16,9 @@ import torch
 from share_compute.data.tokenization import has_chat_template
 from share_compute.errors import ShareComputeError, Unavailable, UserError, as_ours
 from share_compute.inference.runtime.encoder_stage import EncoderStage
+from share_compute.inference.runtime.engine_stage import EngineStage
 from share_compute.inference.runtime.stage import ServingStage, input_ids
-from share_compute.inference.runtime.turn_stage import TurnStage
-from share_compute.inference.scheduler.engine_steps import Sampled, Turn, TurnResult
+from share_compute.inference.scheduler.engine_steps import EngineStep, Sampled, StepResult
 from share_compute.inference.scheduler.events import Emitted, Failed, SequenceEvent, Stats
 from share_compute.inference.scheduler.limits import Limits
 from share_compute.inference.scheduler.options import Generation
@@ -33,7 +33,7 @@ from share_compute_api.openai.recovery import RequestStream
 from share_compute_api.submission.model_folders import LAYER_KEYS, model_window, whole_number
 
 _DEFAULT_WINDOW_TOKENS = 2048
-_TURN_TOKENS = 256
+_STEP_TOKENS = 256
 _MOST_QUEUED = 256
 _log = logging.getLogger(__name__)
 
@@ -75,7 +75,7 @@ class LocalEngine:
             window_tokens=window,
             kv_tokens=window * max_sequences,
             max_sequences=max_sequences,
-            turn_tokens=max(window, _TURN_TOKENS) if pooling else _TURN_TOKENS,
+            step_tokens=max(window, _STEP_TOKENS) if pooling else _STEP_TOKENS,
             stages=1,
             max_queued=max_queued,
             run_ahead=0,
@@ -108,7 +108,7 @@ class LocalEngine:
         return stream
 
     async def embed(self, owner: str, prompts: Sequence[tuple[int, ...]]) -> list[list[float]]:
-        """Turn texts into vectors; see `VectorEngine.embed`."""
+        """EngineStep texts into vectors; see `VectorEngine.embed`."""
         return await embedded(self.generate, owner, prompts)
 
     def _deliver(self, events: Sequence[SequenceEvent]) -> None:
@@ -143,39 +143,39 @@ class LocalEngine:
             self._news.notify()
 
     def _run(self) -> None:
-        while (turns := self._next_turns()) is not None:
-            for turn in turns:
+        while (steps := self._next_steps()) is not None:
+            for step in steps:
                 try:
-                    self._tell(self._complete(turn))
+                    self._tell(self._complete(step))
                 except Exception as failure:  # noqa: BLE001 - reported to the readers of its sequences
-                    _log.exception("a turn failed")
-                    self._tell(self._begin_anew(turn, as_ours(failure)))
+                    _log.exception("a step failed")
+                    self._tell(self._begin_anew(step, as_ours(failure)))
                     break
 
-    def _next_turns(self) -> list[Turn] | None:
+    def _next_steps(self) -> list[EngineStep] | None:
         """Wait for engine steps to compute, and return them; None after `close`."""
         with self._news:
             while not self._has_ended:
-                turns = self._scheduler.next_turns()
-                if turns:
-                    return turns
+                steps = self._scheduler.next_steps()
+                if steps:
+                    return steps
                 self._news.wait()
         return None
 
-    def _complete(self, turn: Turn) -> list[SequenceEvent]:
+    def _complete(self, step: EngineStep) -> list[SequenceEvent]:
         begun_s = monotonic()
-        sampled = self._stage.compute(turn, input_ids(turn, self._fed_back))
+        sampled = self._stage.compute(step, input_ids(step, self._fed_back))
         assert isinstance(sampled, tuple)
-        for closed in turn.closes:
+        for closed in step.closes:
             self._fed_back.pop(closed, None)
         self._fed_back |= {one.sequence: one.token for one in sampled if isinstance(one, Sampled)}
-        result = TurnResult(turn.id, turn.epoch, sampled, (monotonic() - begun_s,))
+        result = StepResult(step.id, step.epoch, sampled, (monotonic() - begun_s,))
         with self._news:
             return self._scheduler.completed(result)
 
-    def _begin_anew(self, turn: Turn, failure: ShareComputeError) -> list[SequenceEvent]:
+    def _begin_anew(self, step: EngineStep, failure: ShareComputeError) -> list[SequenceEvent]:
         """Give up the sequence that a failure names, or all of the engine step, and compute all others again."""
-        inside = {chunk.sequence for chunk in turn.chunks} | {opening.sequence for opening in turn.opens}
+        inside = {chunk.sequence for chunk in step.chunks} | {opening.sequence for opening in step.opens}
         given_up = inside & {failure.details.get("sequence")} or inside
         self._stage.clear()
         self._fed_back.clear()
@@ -192,7 +192,7 @@ class LocalEngine:
 
 def _stage(
     config: Mapping[str, Any], shard: Shard, window_tokens: int, folder: Path, pooling: Pooling | None
-) -> TurnStage:
+) -> EngineStage:
     device = torch.device("cpu")
     if pooling is not None:
         return EncoderStage(config, shard, device, window_tokens=window_tokens, pooling=pooling)

@@ -19,7 +19,7 @@ from tests.e2e.conftest import Server
 
 from share_compute.inference.placement import Placement, limits_before
 from share_compute.inference.runtime.stage import ServingStage, input_ids
-from share_compute.inference.scheduler.engine_steps import Sampled, Turn, TurnResult
+from share_compute.inference.scheduler.engine_steps import EngineStep, Sampled, StepResult
 from share_compute.inference.scheduler.events import SequenceEvent
 from share_compute.inference.scheduler.limits import Limits
 from share_compute.inference.scheduler.options import Generation
@@ -97,17 +97,17 @@ class Talker:
         self._epoch = 0
         self._workers: tuple[str, ...] = ()
         self._computed_s: deque[tuple[float, float]] = deque([(0.0, time.monotonic())])
-        self.turns_left: float = float("inf")
+        self.steps_left: float = float("inf")
         self._ended = False
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
     # -- what a test does ------------------------------------------------------------------------------------------
 
-    def allow(self, turns: float) -> None:
-        """Compute so many turns, then wait."""
+    def allow(self, steps: float) -> None:
+        """Compute so many steps, then wait."""
         with self._news:
-            self.turns_left = turns
+            self.steps_left = steps
             self._news.notify_all()
 
     def lose(self, name: str) -> None:
@@ -173,7 +173,7 @@ class Talker:
             stage.load(folder)
         self._fed_back.clear()
         limits = Limits(
-            window_tokens=window, kv_tokens=4 * window, max_sequences=4, turn_tokens=256, stages=1,
+            window_tokens=window, kv_tokens=4 * window, max_sequences=4, step_tokens=256, stages=1,
             max_queued=64, run_ahead=0,
         )  # fmt: skip
         self._desk.reform(self._epoch, limits)
@@ -215,34 +215,34 @@ class Talker:
     def _run(self) -> None:
         while True:
             with self._news:
-                while not self._ended and not (turns := self._next_turns()):
+                while not self._ended and not (steps := self._next_steps()):
                     self._news.wait()
                 if self._ended:
                     return
-                # Held while it computes, so that a loss comes between two turns.
-                for turn in turns:
+                # Held while it computes, so that a loss comes between two steps.
+                for step in steps:
                     begun_s = time.monotonic()
-                    self._desk.completed(self._compute(turn))
+                    self._desk.completed(self._compute(step))
                     total, _ = self._computed_s[-1]
                     self._computed_s.append((total + time.monotonic() - begun_s, time.monotonic()))
 
-    def _next_turns(self) -> list[Turn]:
-        if not self._row or self.turns_left <= 0:
+    def _next_steps(self) -> list[EngineStep]:
+        if not self._row or self.steps_left <= 0:
             return []
-        turns = self._desk.next_turns()
-        self.turns_left -= len(turns)
-        return turns
+        steps = self._desk.next_steps()
+        self.steps_left -= len(steps)
+        return steps
 
-    def _compute(self, turn: Turn) -> TurnResult:
-        passed: torch.Tensor | tuple[Sampled, ...] = input_ids(turn, self._fed_back)
+    def _compute(self, step: EngineStep) -> StepResult:
+        passed: torch.Tensor | tuple[Sampled, ...] = input_ids(step, self._fed_back)
         for stage in self._row:
             assert isinstance(passed, torch.Tensor)
-            passed = stage.compute(turn, passed)
+            passed = stage.compute(step, passed)
         assert isinstance(passed, tuple)
-        for closed in turn.closes:
+        for closed in step.closes:
             self._fed_back.pop(closed, None)
         self._fed_back |= {one.sequence: one.token for one in passed if isinstance(one, Sampled)}
-        return TurnResult(turn.id, turn.epoch, passed, (0.0,))
+        return StepResult(step.id, step.epoch, passed, (0.0,))
 
     def _sign(self, worker: str) -> Heartbeat:
         computed_s, _ = self._computed_s[-1]

@@ -21,7 +21,7 @@ from share_compute.errors import (
     UserError,
 )
 from share_compute.inference.placement import Placement, limits_of
-from share_compute.inference.scheduler.engine_steps import Turn
+from share_compute.inference.scheduler.engine_steps import EngineStep
 from share_compute.lifecycle.deployment_states import DeploymentState
 from share_compute.protocol.roster import Worker
 from share_compute.quantities import listed
@@ -97,10 +97,10 @@ class Assembly:
         """Return the name of a machine."""
         return self._group.name(worker)
 
-    def send(self, turns: list[Turn]) -> None:
+    def send(self, steps: list[EngineStep]) -> None:
         """Send engine steps to all stages."""
         assert self.placement is not None
-        self._group.send(turns, self.placement.workers)
+        self._group.send(steps, self.placement.workers)
 
     def offer(self, topology: Topology) -> None:
         """Replace the machines that may be used."""

@@ -21,7 +21,7 @@ from share_compute.errors import (
     VerificationFailed,
     WrongTensor,
 )
-from share_compute.inference.scheduler.engine_steps import Turn, TurnResult
+from share_compute.inference.scheduler.engine_steps import EngineStep, StepResult
 from share_compute.protocol.roster import Worker
 from share_compute.topology import Topology
 from share_compute_actors.inference.assembly import Assembly
@@ -69,7 +69,7 @@ class Deployment:
         self._status = status
         self._inbox = inbox
         self._stopped = stopped
-        self._sent: dict[int, Turn] = {}
+        self._sent: dict[int, EngineStep] = {}
         """Engine steps of this epoch whose results have not arrived, by id."""
         self._epoch = 0
         """Epoch of the engine steps in `_sent`."""
@@ -104,17 +104,17 @@ class Deployment:
         if assembly.epoch != self._epoch:
             self._epoch, self._moved_s = assembly.epoch, time.monotonic()
             self._sent.clear()
-        turns = self._service.next_turns()
-        if turns:
-            self._sent.update((turn.id, turn) for turn in turns)
-            assembly.send(turns)
+        steps = self._service.next_steps()
+        if steps:
+            self._sent.update((step.id, step) for step in steps)
+            assembly.send(steps)
 
     def _notice_standstill(self) -> None:
         """Break up the stages if results are due but no member computes: then a link is unresponsive."""
         if not self._sent or self._assembly.placement is None or not self._assembly.is_idle:
             self._moved_s = time.monotonic()
         elif time.monotonic() - self._moved_s > _STANDSTILL_S:
-            _log.warning("nothing is computed of %d turns", len(self._sent))
+            _log.warning("nothing is computed of %d steps", len(self._sent))
             self._assembly.break_up("nothing was computed of what was sent")
 
     def _hear(self) -> None:
@@ -146,7 +146,7 @@ class Deployment:
                 return
             if message.epoch != self._assembly.epoch or self._assembly.placement is None:
                 continue
-            if isinstance(message, TurnResult):
+            if isinstance(message, StepResult):
                 if worker != self._assembly.placement.workers[-1]:
                     self._assembly.accuse(worker, undeclared(name, "tokens, though others draw them"))
                     return
@@ -154,13 +154,13 @@ class Deployment:
             else:
                 self._trouble(worker, message)
 
-    def _complete(self, result: TurnResult) -> None:
+    def _complete(self, result: StepResult) -> None:
         try:
             self._service.completed(result)
         except VerificationFailed as failure:
             self._again(failure)
             return
-        self._sent.pop(result.turn, None)
+        self._sent.pop(result.step, None)
         self._moved_s = time.monotonic()
         if result.sampled:
             self._troubles = 0
@@ -178,16 +178,16 @@ class Deployment:
         elif isinstance(failure, WrongTensor):
             self._assembly.expel(failure.worker)
         elif isinstance(failure, UserError) or self._troubles >= _MOST_TROUBLES:
-            self._give_up(trouble.turn, failure)
+            self._give_up(trouble.step, failure)
         self._again(failure)
 
-    def _give_up(self, turn_id: int | None, failure: ShareComputeError) -> None:
+    def _give_up(self, step_id: int | None, failure: ShareComputeError) -> None:
         """Fail the sequence that the error names, or those that the engine step opened, or all sequences in it."""
-        turn = self._sent.get(-1 if turn_id is None else turn_id)
-        if turn is not None:
+        step = self._sent.get(-1 if step_id is None else step_id)
+        if step is not None:
             named = [failure.details["sequence"]] if "sequence" in failure.details else []
-            begun = [opening.sequence for opening in turn.opens]
-            self._service.fail(named or begun or [chunk.sequence for chunk in turn.chunks], failure)
+            begun = [opening.sequence for opening in step.opens]
+            self._service.fail(named or begun or [chunk.sequence for chunk in step.chunks], failure)
             self._troubles = 0
 
     def _again(self, failure: ShareComputeError) -> None:

@@ -12,9 +12,9 @@ from platformdirs import user_cache_path
 from torch import Tensor
 
 from share_compute.inference.runtime.encoder_stage import EncoderStage
+from share_compute.inference.runtime.engine_stage import EngineStage
 from share_compute.inference.runtime.quantization import SCALE, is_quantized
 from share_compute.inference.runtime.stage import ServingStage
-from share_compute.inference.runtime.turn_stage import TurnStage
 from share_compute.shard import Shard
 from share_compute_actors.group.allocator import passing_through
 from share_compute_actors.group.fetching import Givers, fill, fits
@@ -24,8 +24,8 @@ from share_compute_actors.messages import Sources, server_source
 
 
 def build_shard(
-    setup: ServingSetup, weights: Any, shard: Shard, before: TurnStage | None
-) -> tuple[TurnStage, dict[str, Tensor]]:
+    setup: ServingSetup, weights: Any, shard: Shard, before: EngineStage | None
+) -> tuple[EngineStage, dict[str, Tensor]]:
     """Return a shard's module, and its unfilled tensors by stored name; call it on the thread that will compute.
 
     Args:
@@ -45,7 +45,7 @@ def build_shard(
         return stage, stage.tensors() if before is None else stage.take_over(before)
 
 
-def _stage(setup: ServingSetup, weights: Any, shard: Shard) -> TurnStage:
+def _stage(setup: ServingSetup, weights: Any, shard: Shard) -> EngineStage:
     config, device = setup.blueprint.config or {}, measured_device(setup.device, setup.gpu)
     quantizes = setup.dtype == "int8"
     dtype: torch.dtype = torch.float32 if quantizes else getattr(torch, setup.dtype)
@@ -65,7 +65,7 @@ def _stage(setup: ServingSetup, weights: Any, shard: Shard) -> TurnStage:
     )
 
 
-def fill_shard(setup: ServingSetup, weights: Any, stage: TurnStage, missing: dict[str, Tensor]) -> None:
+def fill_shard(setup: ServingSetup, weights: Any, stage: EngineStage, missing: dict[str, Tensor]) -> None:
     """Load the missing tensors.
 
     Args:

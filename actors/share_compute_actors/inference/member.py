@@ -16,7 +16,7 @@ import ray
 
 from share_compute.inference.placement import Holding
 from share_compute.inference.runtime.quantization import is_quantized
-from share_compute.inference.scheduler.engine_steps import Turn
+from share_compute.inference.scheduler.engine_steps import EngineStep
 from share_compute.shard import Shard
 from share_compute_actors.group.allocator import trim
 from share_compute_actors.group.answering import answers
@@ -40,7 +40,7 @@ from share_compute_actors.wire import NOTHING
 _log = logging.getLogger(__name__)
 
 
-@ray.remote(num_cpus=0, concurrency_groups={"orders": 1, "turns": 1, "control": 2, "mail": 2, "life": 1})
+@ray.remote(num_cpus=0, concurrency_groups={"orders": 1, "steps": 1, "control": 2, "mail": 2, "life": 1})
 class ServingMember(LinkedMember):
     """Does one machine's work for one deployment, over all its epochs.
 
@@ -131,10 +131,10 @@ class ServingMember(LinkedMember):
 
     # -- always answering --------------------------------------------------------------------------------------------
 
-    @ray.method(concurrency_group="turns")
-    def take(self, turns: list[Turn]) -> None:
+    @ray.method(concurrency_group="steps")
+    def take(self, steps: list[EngineStep]) -> None:
         """Queue engine steps, in the order of their ids."""
-        self._engine.put(turns)
+        self._engine.put(steps)
 
     @ray.method(concurrency_group="control")
     def halt(self, epoch: int) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from share_compute.errors import ShareComputeError
 from share_compute.inference.placement import Holding
-from share_compute.inference.scheduler.engine_steps import TurnResult
+from share_compute.inference.scheduler.engine_steps import StepResult
 from share_compute.models.blueprint import Blueprint
 from share_compute.models.huggingface.encoder_types import Pooling
 from share_compute.protocol.roster import Worker
@@ -90,11 +90,11 @@ class Trouble:
 
     epoch: int
     failure: ShareComputeError
-    turn: int | None = None
+    step: int | None = None
     """Id of the engine step that failed; None if none was running."""
 
 
-ToServer = TurnResult | Trouble
+ToServer = StepResult | Trouble
 
 HELD: Schema[Held] = Schema(Held)
 HEARTBEAT: Schema[Heartbeat] = Schema(Heartbeat)
@@ -106,19 +106,19 @@ class _Trouble:
 
     epoch: int
     failure: Raised
-    turn: int | None
+    step: int | None
 
 
-_TO_SERVER: Messages[TurnResult | _Trouble] = Messages(
-    TurnResult=Schema(TurnResult), Trouble=Schema(_Trouble)
+_TO_SERVER: Messages[StepResult | _Trouble] = Messages(
+    StepResult=Schema(StepResult), Trouble=Schema(_Trouble)
 )
 
 
 def pack_to_server(message: ToServer) -> bytes:
     """Return a member's message to the server, as bytes."""
-    if isinstance(message, TurnResult):
-        return _TO_SERVER.pack("TurnResult", message)
-    return _TO_SERVER.pack("Trouble", _Trouble(message.epoch, Raised.of(message.failure), message.turn))
+    if isinstance(message, StepResult):
+        return _TO_SERVER.pack("StepResult", message)
+    return _TO_SERVER.pack("Trouble", _Trouble(message.epoch, Raised.of(message.failure), message.step))
 
 
 def unpack_to_server(data: Any, sender: str) -> ToServer:
@@ -132,6 +132,6 @@ def unpack_to_server(data: Any, sender: str) -> ToServer:
         Undeclared: the message is not declared.
     """
     message = _TO_SERVER.unpack(data, sender)
-    if isinstance(message, TurnResult):
+    if isinstance(message, StepResult):
         return message
-    return Trouble(message.epoch, message.failure.error(sender), message.turn)
+    return Trouble(message.epoch, message.failure.error(sender), message.step)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 
 from share_compute.errors import ShareComputeError
-from share_compute.inference.scheduler.engine_steps import Turn, TurnResult
+from share_compute.inference.scheduler.engine_steps import EngineStep, StepResult
 from share_compute.inference.scheduler.events import Failed, SequenceEvent, Stats
 from share_compute.inference.scheduler.figures import Figures, Measured
 from share_compute.inference.scheduler.limits import Limits
@@ -68,15 +68,15 @@ class SchedulerService:
 
     # -- stages ------------------------------------------------------------------------------------------------------
 
-    def next_turns(self) -> list[Turn]:
+    def next_steps(self) -> list[EngineStep]:
         """Return all engine steps that may be sent now."""
         with self._lock:
-            turns = self._scheduler.next_turns()
-            for turn in turns:
-                self._figures.sent(len({chunk.sequence for chunk in turn.chunks}))
-            return turns
+            steps = self._scheduler.next_steps()
+            for step in steps:
+                self._figures.sent(len({chunk.sequence for chunk in step.chunks}))
+            return steps
 
-    def completed(self, result: TurnResult) -> None:
+    def completed(self, result: StepResult) -> None:
         """Take in the result of an engine step.
 
         Raises:

@@ -14,7 +14,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from share_compute.errors import ShareComputeError, as_ours
 from share_compute.inference.placement import Placement
-from share_compute.inference.scheduler.engine_steps import Turn
+from share_compute.inference.scheduler.engine_steps import EngineStep
 from share_compute.protocol.roster import Worker
 from share_compute.shard import Shard
 from share_compute_actors.group.answering import answered
@@ -189,8 +189,8 @@ class ServingGroup(WorkerGroup):
         """
         self.ask(NOTHING, row.workers, "begin", row)
 
-    def send(self, turns: list[Turn], workers: Collection[Worker]) -> None:
+    def send(self, steps: list[EngineStep], workers: Collection[Worker]) -> None:
         """Send engine steps to members, without waiting for an answer."""
         for worker in workers:
             if worker in self._actors:
-                self._actors[worker].take.remote(turns)
+                self._actors[worker].take.remote(steps)

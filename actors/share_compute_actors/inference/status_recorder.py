@@ -135,7 +135,7 @@ class StatusRecorder:
                     queued=stats.queued + stats.interrupted,
                     running=stats.running,
                     batch_size=measured.batch_size,
-                    turns_in_flight=stats.turns_in_flight,
+                    steps_in_flight=stats.steps_in_flight,
                     kv_tokens=stats.kv_tokens,
                     kv_tokens_used=stats.kv_tokens_used,
                     kv_tokens_cached=stats.kv_tokens_cached,

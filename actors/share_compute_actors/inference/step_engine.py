@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from share_compute.errors import ContributorLost, VerificationFailed, WrongTensor
+from share_compute.inference.runtime.engine_stage import EngineStage
 from share_compute.inference.runtime.stage import input_ids
-from share_compute.inference.runtime.turn_stage import TurnStage
-from share_compute.inference.scheduler.engine_steps import Sampled, Turn, TurnResult
+from share_compute.inference.scheduler.engine_steps import EngineStep, Sampled, StepResult
 from share_compute.models.boundary import Expected
 from share_compute.models.numbers import is_finite
 from share_compute_actors.group.allocator import as_reported
@@ -44,12 +44,12 @@ class StepEngine(ComputeThread):
     def __init__(self, tell: Tell) -> None:
         super().__init__()
         self._tell = tell
-        self.stage: TurnStage | None = None
+        self.stage: EngineStage | None = None
         self.keeps_plain = False
         """Whether memory suffices for weights in both forms, plain and packed, once the shard is sealed."""
         self._row: Row | None = None
         self._place = 0
-        self._turns: deque[Turn] = deque()
+        self._steps: deque[EngineStep] = deque()
         self._halted = 0
         """Epochs before this one are over."""
         self._open: set[int] = set()
@@ -66,10 +66,10 @@ class StepEngine(ComputeThread):
 
     # -- from other threads ------------------------------------------------------------------------------------------
 
-    def put(self, turns: list[Turn]) -> None:
+    def put(self, steps: list[EngineStep]) -> None:
         """Queue engine steps, in the order of their ids."""
         with self._news:
-            self._turns.extend(turn for turn in turns if turn.epoch >= self._halted)
+            self._steps.extend(step for step in steps if step.epoch >= self._halted)
             self._news.notify()
 
     def halt(self, epoch: int) -> None:
@@ -77,7 +77,7 @@ class StepEngine(ComputeThread):
         with self._news:
             self._halted = max(self._halted, epoch)
             channel = self.channel
-            self._turns = deque(turn for turn in self._turns if turn.epoch >= self._halted)
+            self._steps = deque(step for step in self._steps if step.epoch >= self._halted)
         if channel is not None and channel.epoch < epoch:
             channel.interrupt()
 
@@ -106,38 +106,38 @@ class StepEngine(ComputeThread):
         with torch.inference_mode():
             while True:
                 with self._news:
-                    self._news.wait_for(lambda: self._orders or self._turns, _HANDSHAKE_S)
+                    self._news.wait_for(lambda: self._orders or self._steps, _HANDSHAKE_S)
                     order = self._next_order()
-                    turn = self._turns.popleft() if order is None and self._turns else None
+                    step = self._steps.popleft() if order is None and self._steps else None
                 if order is not None:
                     run_order(order)
-                elif turn is not None:
-                    self._execute(turn)
+                elif step is not None:
+                    self._execute(step)
                 elif self.channel is not None:
                     self.channel.report_sent()
 
-    def _execute(self, turn: Turn) -> None:
-        if self._row is None or turn.epoch != self._row.epoch or turn.epoch < self._halted:
+    def _execute(self, step: EngineStep) -> None:
+        if self._row is None or step.epoch != self._row.epoch or step.epoch < self._halted:
             return
         try:
-            self._compute(turn)
+            self._compute(step)
         except Exception as failure:  # noqa: BLE001 - the report goes to the server, which decides
             self.is_computing = False
             self._row = None  # the later engine steps of this epoch depend on this one
-            self._tell(Trouble(turn.epoch, as_reported(failure), turn.id))
+            self._tell(Trouble(step.epoch, as_reported(failure), step.id))
 
-    def _compute(self, turn: Turn) -> None:
+    def _compute(self, step: EngineStep) -> None:
         assert self.stage is not None
         assert self._row is not None
         is_first, is_last = self._place == 0, self._place == len(self._row.workers) - 1
         if is_first:
-            self._open.difference_update(turn.closes)
-            self._open.update(opening.sequence for opening in turn.opens)
-        inputs = self._inputs(turn, self._row.names)
-        if not self.stage.is_sealed and all(chunk.count == 1 for chunk in turn.chunks):
+            self._open.difference_update(step.closes)
+            self._open.update(opening.sequence for opening in step.opens)
+        inputs = self._inputs(step, self._row.names)
+        if not self.stage.is_sealed and all(chunk.count == 1 for chunk in step.chunks):
             self.stage.seal(keeps_plain=self.keeps_plain)  # all sequences that waited have continued
         start_s, self.is_computing = time.perf_counter(), True
-        outputs = self.stage.compute(turn, inputs)
+        outputs = self.stage.compute(step, inputs)
         self.computed_s += time.perf_counter() - start_s
         self.is_computing = False
         if is_last:
@@ -147,35 +147,35 @@ class StepEngine(ComputeThread):
             if is_first:
                 self._feed_back([sampled.sequence for sampled in drawn], tokens)
             elif tokens:
-                self._send(0, Label("serve", turn.id, "token", 0, self._place), torch.tensor(tokens))
-            self._tell(TurnResult(turn.id, turn.epoch, outputs))
-        elif turn.chunks:
+                self._send(0, Label("serve", step.id, "token", 0, self._place), torch.tensor(tokens))
+            self._tell(StepResult(step.id, step.epoch, outputs))
+        elif step.chunks:
             assert isinstance(outputs, Tensor)
-            self._send(self._place + 1, Label("serve", turn.id, "activation", 0, self._place), outputs)
+            self._send(self._place + 1, Label("serve", step.id, "activation", 0, self._place), outputs)
         if is_first and not is_last and self.stage.draws:
-            self._expect(turn)
-        if self.channel is not None and turn.id % _MOST_UNREAD == 0:
-            self.channel.forget(turn.id - _MOST_UNREAD, "serve")
+            self._expect(step)
+        if self.channel is not None and step.id % _MOST_UNREAD == 0:
+            self.channel.forget(step.id - _MOST_UNREAD, "serve")
 
-    def _inputs(self, turn: Turn, names: Sequence[str]) -> Tensor:
+    def _inputs(self, step: EngineStep, names: Sequence[str]) -> Tensor:
         """Return ids ``[tokens]``, or the hidden states of the previous stage, ``[tokens, hidden]``."""
-        if not turn.chunks:
+        if not step.chunks:
             return torch.empty(0, dtype=torch.int64)
         if self._place:
             before = self._place - 1
-            hidden = self._receive(Label("serve", turn.id, "activation", 0, before), names[before])
-            self._require_fit(turn, hidden, before, names[before])
+            hidden = self._receive(Label("serve", step.id, "activation", 0, before), names[before])
+            self._require_fit(step, hidden, before, names[before])
             return hidden
-        wanted = {chunk.sequence for chunk in turn.chunks if chunk.tokens is None}
+        wanted = {chunk.sequence for chunk in step.chunks if chunk.tokens is None}
         while any(not wanted.isdisjoint(sequences) for _, sequences in self._unread):
             self._read(names[-1])
-        return input_ids(turn, self._fed_back)
+        return input_ids(step, self._fed_back)
 
-    def _require_fit(self, turn: Turn, hidden: Tensor, place: int, source: str) -> None:
+    def _require_fit(self, step: EngineStep, hidden: Tensor, place: int, source: str) -> None:
         """Check that hidden states match the model.
 
         Args:
-            turn: the engine step of the hidden states.
+            step: the engine step of the hidden states.
             hidden: the hidden states.
             place: index of the stage that sent them.
             source: name of the sender's machine.
@@ -186,7 +186,7 @@ class StepEngine(ComputeThread):
         """
         assert self.stage is not None
         assert self._row is not None
-        tokens = sum(chunk.count for chunk in turn.chunks)
+        tokens = sum(chunk.count for chunk in step.chunks)
         what = Expected((tokens, self.stage.hidden_size), frozenset({self.stage.dtype})).misfit(hidden)
         if what is not None:
             raise WrongTensor.of(source, self._row.workers[place], f"hidden states: {what}")
@@ -197,20 +197,20 @@ class StepEngine(ComputeThread):
                 hint="serve the model in another precision; if others answer well, check that machine's memory",
             )
 
-    def _expect(self, turn: Turn) -> None:
+    def _expect(self, step: EngineStep) -> None:
         """Record that the last stage will send the tokens of an engine step; read tokens that it sent long ago."""
         assert self._row is not None
-        sampling = tuple(chunk.sequence for chunk in turn.chunks if chunk.samples)
+        sampling = tuple(chunk.sequence for chunk in step.chunks if chunk.samples)
         if sampling:
-            self._unread.append((turn.id, sampling))
+            self._unread.append((step.id, sampling))
         while len(self._unread) > _MOST_UNREAD:
             self._read(self._row.names[-1])
 
     def _read(self, source: str) -> None:
         """Wait for the tokens of the oldest engine step whose tokens were not read."""
         assert self._row is not None
-        turn, sequences = self._unread.popleft()
-        label = Label("serve", turn, "token", 0, len(self._row.workers) - 1)
+        step, sequences = self._unread.popleft()
+        label = Label("serve", step, "token", 0, len(self._row.workers) - 1)
         self._feed_back(sequences, self._receive(label, source).tolist())
 
     def _feed_back(self, sequences: Sequence[int], tokens: Sequence[int]) -> None:

@@ -75,7 +75,7 @@ class TextEngine(Engine, Protocol):
     async def generate(self, generations: Sequence[Generation]) -> Stream:
         """Accept the sequences of one request, all or none; return the iterator over their events.
 
-        The sequences may wait for their turn. If the call is cancelled, none of them is left behind.
+        The sequences may wait for their step. If the call is cancelled, none of them is left behind.
 
         Raises:
             TooLong: a prompt leaves no space in the model's window.

@@ -1,1 +1,1 @@
-"""What commands print: tables, progress, pictures, and shell completion."""
+"""Output of commands: tables, progress, pictures, and shell completion."""

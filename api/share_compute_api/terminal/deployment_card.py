@@ -56,7 +56,7 @@ def _figures(replica: ServingStatus) -> Table:
     table.add_row("inter-token latency", *_latency(replica.next_token))
     table.add_row("tokens/s", rate(replica.tokens_per_s), rate(replica.predicted_tokens_per_s) or _NOTHING)
     table.add_row("requests", f"{queue.running} running, {queue.queued} queued", _NOTHING)
-    batch = _NOTHING if queue.batch_size is None else f"{queue.batch_size:.1f} in a turn"
+    batch = _NOTHING if queue.batch_size is None else f"{queue.batch_size:.1f} in a step"
     table.add_row("batch size", batch, _NOTHING)
     if queue.kv_tokens:
         used = f"{percent_text(queue.kv_tokens_used / queue.kv_tokens)} of {queue.kv_tokens} tokens"

@@ -156,7 +156,7 @@ def _workloads(spec: ServeJob, window_tokens: int, *, embeds: bool) -> Iterator[
     """Yield the workload requested, then the same with half as many sequences at one time, and so on."""
     asked = serving_workload(spec)
     if embeds:  # an engine step takes time and memory, but no cache remains of it
-        yield replace(asked, prompt_tokens=_text_turn_tokens(window_tokens), new_tokens=1)
+        yield replace(asked, prompt_tokens=_text_step_tokens(window_tokens), new_tokens=1)
         return
     length = asked.prompt_tokens + asked.new_tokens
     if length > window_tokens:
@@ -235,14 +235,14 @@ def limits_of(
         window_tokens=window_tokens,
         kv_tokens=fitting[tightest],
         max_sequences=spec.max_concurrent,
-        turn_tokens=_turn_tokens(spec, len(placement.workers)),
+        step_tokens=_step_tokens(spec, len(placement.workers)),
         stages=len(placement.workers),
         max_queued=_MOST_QUEUED,
         answer_tokens=spec.new_tokens,
     )
 
 
-def _turn_tokens(spec: ServeJob, stages: int) -> int:
+def _step_tokens(spec: ServeJob, stages: int) -> int:
     """Return the most positions that one engine step computes.
 
     It is at most a typical prompt (or `_LEAST_TURN_TOKENS`), since the memory estimate counts no more than that.
@@ -252,19 +252,19 @@ def _turn_tokens(spec: ServeJob, stages: int) -> int:
 
 
 def _limits_of_texts(window_tokens: int, stages: int, share: float = 1.0) -> Limits:
-    turn_tokens = max(_LEAST_TURN_TOKENS, int(share * _text_turn_tokens(window_tokens)))
+    step_tokens = max(_LEAST_TURN_TOKENS, int(share * _text_step_tokens(window_tokens)))
     return Limits(
         window_tokens=window_tokens,
-        kv_tokens=turn_tokens,
+        kv_tokens=step_tokens,
         max_sequences=_MOST_QUEUED_TEXTS,
-        turn_tokens=turn_tokens,
+        step_tokens=step_tokens,
         stages=stages,
         max_queued=_MOST_QUEUED_TEXTS,
         embeds=True,
     )
 
 
-def _text_turn_tokens(window_tokens: int) -> int:
+def _text_step_tokens(window_tokens: int) -> int:
     """Return the positions that one engine step of an encoder computes: the longest text, or several shorter ones."""
     return max(window_tokens, _MOST_TURN_TOKENS)
 
@@ -277,7 +277,7 @@ def limits_before(spec: ServeJob, window_tokens: int, *, embeds: bool = False) -
         window_tokens=window_tokens,
         kv_tokens=window_tokens,
         max_sequences=spec.max_concurrent,
-        turn_tokens=_LEAST_TURN_TOKENS,
+        step_tokens=_LEAST_TURN_TOKENS,
         stages=1,
         max_queued=_MOST_QUEUED,
         answer_tokens=spec.new_tokens,

@@ -50,7 +50,7 @@ class QueueStatus(StrictModel):
     running: int = 0
     batch_size: float | None = None
     """Mean number of sequences in the last engine steps; None before there were any."""
-    turns_in_flight: int = 0
+    steps_in_flight: int = 0
     kv_tokens: int = 0
     """KV capacity: number of tokens whose caches fit."""
     kv_tokens_used: int = 0

@@ -39,7 +39,7 @@ from share_compute_api.openai.metrics import Metrics
 from share_compute_api.openai.ray_engine import RayEngine
 
 WINDOW = 128
-LIMITS = Limits(window_tokens=WINDOW, kv_tokens=1000, max_sequences=4, turn_tokens=64, stages=1, max_queued=8)
+LIMITS = Limits(window_tokens=WINDOW, kv_tokens=1000, max_sequences=4, step_tokens=64, stages=1, max_queued=8)
 
 
 class Replica:
@@ -54,7 +54,7 @@ class Replica:
         """Cleared while submissions are on their way."""
         self.doors.set()
         self.num_taken = 0
-        self._turns_left = 0
+        self._steps_left = 0
         self._news = asyncio.Event()
         self._desk = SchedulerService(limits_before(assignment.spec, WINDOW), self._news.set)
         self._row = Row(LIMITS)
@@ -99,8 +99,8 @@ class Replica:
         self.failure = ContributorLost("it died")
         self._news.set()
 
-    def take_turns(self, most: int) -> None:
-        self._turns_left = most
+    def take_steps(self, most: int) -> None:
+        self._steps_left = most
         self._news.set()
 
     async def submit(self, generations: Sequence[Generation]) -> None:
@@ -126,11 +126,11 @@ class Replica:
         while not (events := self._desk.pull(after, 0)):
             self._require_life()
             self._news.clear()
-            if not (turns := self._desk.next_turns() if self._turns_left else []):
+            if not (steps := self._desk.next_steps() if self._steps_left else []):
                 await self._news.wait()
-            for turn in turns:
-                self._turns_left -= 1
-                self._row.send(turn)
+            for step in steps:
+                self._steps_left -= 1
+                self._row.send(step)
                 result = self._row.execute(0)
                 assert result is not None
                 while self._row.fed_back:
@@ -260,7 +260,7 @@ def test_a_stream_goes_on_when_its_server_dies(store: Store, tmp_path: Path) -> 
         stream = await house.engine().generate(generations)
         tokens: dict[int, list[int]] = {}
         reading = asyncio.create_task(read(stream, tokens))
-        first.take_turns(12)
+        first.take_steps(12)
         await house.until(lambda: len(tokens) == 3 and all(len(each) >= 8 for each in tokens.values()))
         first.die()
         # What comes meanwhile waits for the next server, and what is not wanted any more is not begun there.
@@ -271,7 +271,7 @@ def test_a_stream_goes_on_when_its_server_dies(store: Store, tmp_path: Path) -> 
         second = await house.replicas.get()
         assert first.is_closed
         second.serve(ada)
-        second.take_turns(1000)
+        second.take_steps(1000)
         assert await reading == dict.fromkeys(range(3), "length")
         assert await reading_late == {late.sequence: "length"}
         assert tokens == {one.sequence: reference(one, WINDOW)[0] for one in [*generations, late]}

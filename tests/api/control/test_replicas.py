@@ -36,7 +36,7 @@ def scalings(house: House) -> list[tuple[int, int]]:
 async def served(house: House, *contributor_ids: str) -> Replica:
     replica = await house.replicas.get()
     replica.serve(*contributor_ids)
-    replica.take_turns(1000)
+    replica.take_steps(1000)
     return replica
 
 
@@ -61,7 +61,7 @@ def test_a_request_at_zero_is_answered_after_a_cold_start(store: Store, tmp_path
         second = await house.replicas.get()
         await house.until(lambda: house.leased() == {ada})
         second.serve(ada)
-        second.take_turns(1000)
+        second.take_steps(1000)
         await asking
         await house.until(lambda: second.is_closed)
         assert scalings(house) == [(1, 0), (0, 1), (1, 0)]
@@ -154,8 +154,8 @@ def test_more_are_started_for_more_and_who_goes_ends_what_it_has(store: Store, t
         assert (house.engine().ongoing(first), house.engine().ongoing(second)) == (5, 1)
         assert not second.is_closed
         tokens: dict[int, list[int]] = {}
-        first.take_turns(1000)
-        second.take_turns(1000)
+        first.take_steps(1000)
+        second.take_steps(1000)
         ends = await asyncio.gather(*(read(stream, tokens) for stream in streams))
         assert [list(one.values()) for one in ends] == [["length"] * 3, *[["length"]] * 3]
         everything = [*three, early, late, last]
@@ -189,10 +189,10 @@ def test_another_replica_goes_on_with_what_one_cannot(
         assert (house.engine().ongoing(first), house.engine().ongoing(second)) == (1, 1)
         tokens: dict[int, list[int]] = {}
         reading = asyncio.gather(*(read(stream, tokens) for stream in streams))
-        first.take_turns(6)
+        first.take_steps(6)
         await house.until(lambda: any(len(one) > 2 for one in tokens.values()))
         happens(first)
-        second.take_turns(1000)
+        second.take_steps(1000)
         assert await reading == [{one.sequence: "length"} for one in asked]
         assert tokens == {one.sequence: reference(one, WINDOW)[0] for one in asked}
 
@@ -206,7 +206,7 @@ def test_who_has_all_that_they_want_did_not_break_off(
     async def story(house: House) -> None:
         house.deploy()
         replica = await served(house, house.cluster.contributor("ada"))
-        replica.take_turns(2)
+        replica.take_steps(2)
         await house.until(lambda: house.engines.find("llama") is not None)
         stream = await house.engine().generate([wanted(1)])
         async for _ in stream:

@@ -118,7 +118,7 @@ def test_a_card_shows_measured_beside_predicted(plane: Plane, client: Client, ru
     assert "inter-token latency - 20.0 ms" in lines
     assert "tokens/s 40.0 50.0" in lines
     assert "requests 4 running, 2 queued -" in lines
-    assert "batch size 3.5 in a turn -" in lines
+    assert "batch size 3.5 in a step -" in lines
     assert "KV cache 25% of 400 tokens in use, 10% kept -" in lines
     assert "0 ada 0-1 50% 80% 1.0 GiB 512 MiB" in lines
     told = json.loads(run("deployments", "llama", "--json").stdout)

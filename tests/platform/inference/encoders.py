@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModel
 
 from share_compute.inference.runtime.encoder_stage import EncoderStage
 from share_compute.inference.runtime.stage import input_ids
-from share_compute.inference.scheduler.engine_steps import Chunk, Pooled, Turn
+from share_compute.inference.scheduler.engine_steps import Chunk, EngineStep, Pooled
 from share_compute.models.huggingface.encoder_types import Pooling
 from share_compute.shard import Shard
 
@@ -90,14 +90,14 @@ def filled(stage: EncoderStage, model_type: str) -> EncoderStage:
 
 
 def vectors(stages: Sequence[EncoderStage], texts: Sequence[Sequence[int]]) -> Any:
-    """Compute texts in one turn; return their vectors ``[texts, hidden]``."""
+    """Compute texts in one step; return their vectors ``[texts, hidden]``."""
     chunks = tuple(
         Chunk(number, 0, len(text), tuple(text), samples=True) for number, text in enumerate(texts)
     )
-    turn = Turn(0, 0, 0, (), (), chunks)
-    given: Any = input_ids(turn, {})
+    step = EngineStep(0, 0, 0, (), (), chunks)
+    given: Any = input_ids(step, {})
     for stage in stages:
-        given = stage.compute(turn, given)
+        given = stage.compute(step, given)
     assert all(isinstance(one, Pooled) for one in given)
     assert [(one.sequence, one.position) for one in given] == list(enumerate(map(len, texts)))
     return torch.from_numpy(np.stack([np.frombuffer(one.vector, "<f4") for one in given]))

@@ -1,4 +1,4 @@
-"""Stages that execute turns as real ones do, and refuse every turn that real ones could not execute.
+"""Stages that execute steps as real ones do, and refuse every step that real ones could not execute.
 
 Their model is a hash: the next token depends on all tokens before it, on the seed and on the position, so a wrong,
 lost, doubled or swapped token changes all that follow. Keys and values of a position are the hash of all tokens up to
@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from share_compute.inference.scheduler.engine_steps import Chunk, Opening, Sampled, Turn, TurnResult
+from share_compute.inference.scheduler.engine_steps import Chunk, EngineStep, Opening, Sampled, StepResult
 from share_compute.inference.scheduler.limits import Limits
 from share_compute.inference.scheduler.options import Generation, SamplingOptions
 
@@ -55,7 +55,7 @@ def reference(generation: Generation, longest_tokens: int) -> tuple[list[int], s
 
 
 @dataclass
-class Slab:
+class KVSlot:
     opening: Opening
     room: int
     cells: list[int]
@@ -67,32 +67,32 @@ class Slab:
 
 @dataclass
 class Stage:
-    """One stage: its slabs, and the turns that it was sent but has not executed."""
+    """One stage: its slots, and the steps that it was sent but has not executed."""
 
     limits: Limits
-    inbox: deque[Turn] = field(default_factory=deque)
-    slabs: dict[int, Slab] = field(default_factory=dict)
+    inbox: deque[EngineStep] = field(default_factory=deque)
+    slots: dict[int, KVSlot] = field(default_factory=dict)
     most_kv_tokens: int = 0
 
-    def make_slabs(self, turn: Turn) -> None:
-        for sequence in turn.closes:
-            del self.slabs[sequence]
-        for growth in turn.grows:
+    def make_slots(self, step: EngineStep) -> None:
+        for sequence in step.closes:
+            del self.slots[sequence]
+        for growth in step.grows:
             assert self.used + growth.capacity_tokens <= self.limits.kv_tokens, (
                 "it is there twice for a moment"
             )
-            assert growth.capacity_tokens > self.slabs[growth.sequence].room
-            self.slabs[growth.sequence].room = growth.capacity_tokens
-        for opening in turn.opens:
-            assert opening.sequence not in self.slabs
-            assert opening.copy_from not in {other.sequence for other in turn.opens}
+            assert growth.capacity_tokens > self.slots[growth.sequence].room
+            self.slots[growth.sequence].room = growth.capacity_tokens
+        for opening in step.opens:
+            assert opening.sequence not in self.slots
+            assert opening.copy_from not in {other.sequence for other in step.opens}
             assert opening.copy_tokens < len(opening.history) <= opening.capacity_tokens
             cells: list[int] = []
             if opening.copy_from is not None:
-                there = self.slabs[opening.copy_from].cells
+                there = self.slots[opening.copy_from].cells
                 assert 16 <= opening.copy_tokens <= len(there)
                 cells = there[: opening.copy_tokens]
-            self.slabs[opening.sequence] = Slab(
+            self.slots[opening.sequence] = KVSlot(
                 opening, opening.capacity_tokens, cells, digest(opening.history), len(opening.history)
             )
         assert self.used <= self.limits.kv_tokens
@@ -100,11 +100,11 @@ class Stage:
 
     @property
     def used(self) -> int:
-        return sum(slab.room for slab in self.slabs.values())
+        return sum(slot.room for slot in self.slots.values())
 
     def begin(self, chunk: Chunk, tokens: Sequence[int]) -> list[Cell]:
         """Do what the first stage does with the inputs of a chunk."""
-        cells = self.slabs[chunk.sequence].cells
+        cells = self.slots[chunk.sequence].cells
         made = []
         for token in tokens:
             before = cells[chunk.start + len(made) - 1] if chunk.start + len(made) else _BEGINNING
@@ -119,20 +119,20 @@ class Stage:
         return arrived
 
     def sample(self, chunk: Chunk, last: Cell) -> Sampled:
-        slab = self.slabs[chunk.sequence]
+        slot = self.slots[chunk.sequence]
         position = chunk.start + chunk.count
-        assert (slab.history, slab.known) == (last[1], position), "the sampler knows other tokens"
-        token, finish = drawn(last[1], position, slab.opening.options)
-        slab.history, slab.known = mixed(slab.history, token), position + 1
+        assert (slot.history, slot.known) == (last[1], position), "the sampler knows other tokens"
+        token, finish = drawn(last[1], position, slot.opening.options)
+        slot.history, slot.known = mixed(slot.history, token), position + 1
         return Sampled(chunk.sequence, position, token, finish=finish)
 
     def _write(self, chunk: Chunk, cell: Cell, place: int) -> None:
-        slab = self.slabs[chunk.sequence]
+        slot = self.slots[chunk.sequence]
         position = chunk.start + place
-        assert position == len(slab.cells), "a gap, or written twice"
-        assert position < slab.room, "the slab is full"
-        assert cell[0] == (slab.cells[-1] if slab.cells else _BEGINNING), "keys and values of other tokens"
-        slab.cells.append(cell[1])
+        assert position == len(slot.cells), "a gap, or written twice"
+        assert position < slot.room, "the slot is full"
+        assert cell[0] == (slot.cells[-1] if slot.cells else _BEGINNING), "keys and values of other tokens"
+        slot.cells.append(cell[1])
 
 
 class Row:
@@ -142,26 +142,26 @@ class Row:
         self.limits = limits
         self.stages = [Stage(limits) for _ in range(limits.stages)]
         self.hidden: list[deque[dict[int, list[Cell]]]] = [deque() for _ in self.stages]
-        """What waits at each stage, by turn and sequence."""
+        """What waits at each stage, by step and sequence."""
         self.fed_back: deque[Sampled] = deque()
         """On its way from the last stage to the first."""
         self.mailbox: dict[int, deque[Sampled]] = {}
         """Of the first stage, by sequence."""
         self._next_id: int | None = None
 
-    def send(self, turn: Turn) -> None:
-        """Take a turn in at all stages."""
-        assert self._next_id in (None, turn.id)
-        self._next_id = turn.id + 1
-        sequences = [chunk.sequence for chunk in turn.chunks]
+    def send(self, step: EngineStep) -> None:
+        """Take a step in at all stages."""
+        assert self._next_id in (None, step.id)
+        self._next_id = step.id + 1
+        sequences = [chunk.sequence for chunk in step.chunks]
         assert len(set(sequences)) == len(sequences)
-        assert turn.num_tokens <= self.limits.turn_tokens
-        assert 0 <= turn.batch < self.limits.stages
+        assert step.num_tokens <= self.limits.step_tokens
+        assert 0 <= step.batch < self.limits.stages
         for stage in self.stages:
-            stage.inbox.append(turn)
+            stage.inbox.append(step)
 
     def ready(self) -> list[int]:
-        """Return the stages that can execute their next turn."""
+        """Return the stages that can execute their next step."""
         return [place for place, stage in enumerate(self.stages) if stage.inbox and self._has_inputs(place)]
 
     def _has_inputs(self, place: int) -> bool:
@@ -177,36 +177,36 @@ class Row:
         sampled = self.fed_back.popleft()
         self.mailbox.setdefault(sampled.sequence, deque()).append(sampled)
 
-    def execute(self, place: int) -> TurnResult | None:
-        """Let a stage execute its next turn; return what the last one tells the server."""
+    def execute(self, place: int) -> StepResult | None:
+        """Let a stage execute its next step; return what the last one tells the server."""
         stage = self.stages[place]
-        turn = stage.inbox.popleft()
-        stage.make_slabs(turn)
+        step = stage.inbox.popleft()
+        stage.make_slots(step)
         if place == 0:
-            for sequence in turn.closes:
+            for sequence in step.closes:
                 self.mailbox.pop(sequence, None)
-            made = {chunk.sequence: stage.begin(chunk, self._inputs(chunk)) for chunk in turn.chunks}
+            made = {chunk.sequence: stage.begin(chunk, self._inputs(chunk)) for chunk in step.chunks}
         else:
             arrived = self.hidden[place].popleft()
-            made = {chunk.sequence: stage.go_on(chunk, arrived[chunk.sequence]) for chunk in turn.chunks}
+            made = {chunk.sequence: stage.go_on(chunk, arrived[chunk.sequence]) for chunk in step.chunks}
         if place + 1 < len(self.stages):
             self.hidden[place + 1].append(made)
             return None
         sampled = tuple(
-            stage.sample(chunk, made[chunk.sequence][-1]) for chunk in turn.chunks if chunk.samples
+            stage.sample(chunk, made[chunk.sequence][-1]) for chunk in step.chunks if chunk.samples
         )
         self.fed_back.extend(sampled)
-        return TurnResult(turn.id, turn.epoch, sampled)
+        return StepResult(step.id, step.epoch, sampled)
 
     def _inputs(self, chunk: Chunk) -> Sequence[int]:
         if chunk.tokens is not None:
             assert len(chunk.tokens) == chunk.count
-            known = len(self.stages[0].slabs[chunk.sequence].opening.history)
-            late = self.mailbox.pop(chunk.sequence, ())  # of the slab that it had before
+            known = len(self.stages[0].slots[chunk.sequence].opening.history)
+            late = self.mailbox.pop(chunk.sequence, ())  # of the slot that it had before
             assert all(one.position < known for one in late), "a token that was fed back would be used late"
             return chunk.tokens
         mail = self.mailbox[chunk.sequence]
         while (sampled := mail.popleft()).position < chunk.start:
-            assert chunk.start == len(self.stages[0].slabs[chunk.sequence].opening.history)
+            assert chunk.start == len(self.stages[0].slots[chunk.sequence].opening.history)
         assert (sampled.position, chunk.count, chunk.samples) == (chunk.start, 1, True)
         return [sampled.token]

@@ -10,7 +10,7 @@ import torch
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM
 
 from share_compute.inference.runtime.stage import ServingStage, input_ids
-from share_compute.inference.scheduler.engine_steps import Chunk, Growth, Opening, Sampled, Turn
+from share_compute.inference.scheduler.engine_steps import Chunk, EngineStep, Growth, Opening, Sampled
 from share_compute.inference.scheduler.options import SamplingOptions
 from share_compute.shard import Shard
 
@@ -94,7 +94,7 @@ def prompt_of(length: int, seed: int = 0) -> list[int]:
 
 
 class Serving:
-    """Runs turns through stages, one after the other.
+    """Runs steps through stages, one after the other.
 
     Args:
         stages: in their order.
@@ -105,20 +105,20 @@ class Serving:
         self.texts: dict[int, list[int]] = {}
         self.sampled: list[Sampled] = []
         self._sent: dict[int, int] = {}
-        self._turns = 0
+        self._steps = 0
 
-    def turn(
+    def step(
         self,
         *chunks: Chunk,
         opens: Sequence[Opening] = (),
         closes: Sequence[int] = (),
         grows: Sequence[Growth] = (),
     ) -> tuple[Sampled, ...]:
-        turn = Turn(self._turns, 0, 0, tuple(opens), tuple(closes), chunks, tuple(grows))
-        self._turns += 1
-        given: Any = input_ids(turn, {sequence: text[-1] for sequence, text in self.texts.items() if text})
+        step = EngineStep(self._steps, 0, 0, tuple(opens), tuple(closes), chunks, tuple(grows))
+        self._steps += 1
+        given: Any = input_ids(step, {sequence: text[-1] for sequence, text in self.texts.items() if text})
         for stage in self.stages:
-            given = stage.compute(turn, given)
+            given = stage.compute(step, given)
         for one in given:
             self.texts.setdefault(one.sequence, []).append(one.token)
         self.sampled.extend(given)
@@ -130,7 +130,7 @@ class Serving:
         Returns:
             ``count`` tokens of each sequence.
         """
-        self.turn(opens=list(plans))
+        self.step(opens=list(plans))
         done = {one.sequence: one.copy_tokens for one in plans}
         pieces = {one.sequence: list(plan) for one, plan in plans.items()}
         histories = {one.sequence: one.history for one in plans}
@@ -149,7 +149,7 @@ class Serving:
                 else:
                     continue
                 done[sequence] += size
-            self.turn(*chunks)
+            self.step(*chunks)
         return self.texts
 
 

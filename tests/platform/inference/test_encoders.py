@@ -26,7 +26,7 @@ from transformers import AutoConfig, AutoModelForMaskedLM
 
 from share_compute.errors import UserError
 from share_compute.inference.runtime.encoder_stage import EncoderStage
-from share_compute.inference.scheduler.engine_steps import Turn
+from share_compute.inference.scheduler.engine_steps import EngineStep
 from share_compute.models.huggingface.encoder import profile_encoder
 from share_compute.models.huggingface.encoder_types import (
     ENCODERS,
@@ -52,7 +52,7 @@ def test_vectors_are_those_of_transformers(model_type: str, num_stages: int) -> 
     assert torch.cdist(expected, expected).fill_diagonal_(9).min() > 0.1, "a degenerate model proves nothing"
     stages = [filled(stage_of(model_type, cut), model_type) for cut in CUTS[num_stages]]
     torch.testing.assert_close(vectors(stages, TEXTS), expected, **CLOSE)
-    # Neither what shares its turn nor its place in there matters.
+    # Neither what shares its step nor its place in there matters.
     torch.testing.assert_close(vectors(stages, TEXTS[::-1]), expected.flip(0), **CLOSE)
     torch.testing.assert_close(vectors(stages, TEXTS[:1]), expected[:1], **CLOSE)
 
@@ -86,13 +86,13 @@ def test_two_bytes_a_weight_come_near(model_type: str) -> None:
     assert torch.cosine_similarity(vectors(stages, TEXTS), expected).min() > 0.995
 
 
-def test_a_turn_without_texts_passes() -> None:
-    turn = Turn(0, 0, 0, (), (), ())
+def test_a_step_without_texts_passes() -> None:
+    step = EngineStep(0, 0, 0, (), (), ())
     first, last = (filled(stage_of("bert", cut), "bert") for cut in CUTS[2])
-    between = first.compute(turn, torch.empty(0, dtype=torch.int64))
+    between = first.compute(step, torch.empty(0, dtype=torch.int64))
     assert isinstance(between, torch.Tensor)
     assert between.shape == (0, 32)
-    assert last.compute(turn, between) == ()
+    assert last.compute(step, between) == ()
 
 
 @pytest.mark.parametrize("model_type", ["bert", "distilbert", "modernbert"])

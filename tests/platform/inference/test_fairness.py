@@ -15,28 +15,28 @@ from share_compute.inference.scheduler.limits import Limits
 from share_compute.inference.scheduler.live_sequence import LiveSequence
 
 LIMITS = Limits(
-    window_tokens=400, kv_tokens=1200, max_sequences=8, turn_tokens=32, stages=2, max_queued=200, run_ahead=1
+    window_tokens=400, kv_tokens=1200, max_sequences=8, step_tokens=32, stages=2, max_queued=200, run_ahead=1
 )
 
 
-def loaded(kinds: dict[str, tuple[int, int, int]], turns: int, limits: Limits = LIMITS) -> Counter[str]:
-    """Keep every owner's queue filled; return the positions computed for each after the first turns.
+def loaded(kinds: dict[str, tuple[int, int, int]], steps: int, limits: Limits = LIMITS) -> Counter[str]:
+    """Keep every owner's queue filled; return the positions computed for each after the first steps.
 
     Args:
         kinds: by owner, how many sequences it has at a time, their prompts' length, and their most tokens.
-        turns: how long.
+        steps: how long.
         limits: of the scheduler.
     """
     world, numbers, draw = World(limits), count(), Random(5)
     at_first: Counter[str] = Counter()
-    while len(world.turns) < turns:
+    while len(world.steps) < steps:
         there = Counter(world.asked[sequence].owner for sequence in world.running)
         for owner, (streams, prompt, most) in kinds.items():
             for _ in range(streams - there[owner]):
                 tokens = tuple(draw.choices(range(1000), k=prompt))
                 world.submit(generation(next(numbers), tokens, most, owner))
         world.go_on()
-        if len(world.turns) < turns // 4:
+        if len(world.steps) < steps // 4:
             at_first = world.computed.copy()
     world.check()
     return world.computed - at_first
@@ -87,7 +87,7 @@ def test_a_large_sequence_is_passed_by_some_and_then_all_wait() -> None:
             sequence = next(numbers)
             world.submit(generation(sequence, (sequence,) * 10, draw.randint(20, 90), "ann"))
         world.go_on()
-        return [opening.sequence for turn in world.turns for opening in turn.opens]
+        return [opening.sequence for step in world.steps for opening in step.opens]
 
     while world.scheduler.stats().kv_tokens_used < 900:
         before = small_ones()

@@ -10,7 +10,7 @@ from tests.platform.inference.world import generation
 
 from share_compute.inference.scheduler.live_sequence import LiveSequence
 from share_compute.inference.scheduler.prefixes import BLOCK, add_keys
-from share_compute.inference.scheduler.slot_ledger import Prefix, SlabLedger
+from share_compute.inference.scheduler.slot_ledger import Prefix, SlotLedger
 
 # Few tokens, in long runs: common beginnings of all lengths.
 runs = st.lists(st.tuples(st.integers(0, 1), st.integers(1, 40)), min_size=1, max_size=4).map(
@@ -33,7 +33,7 @@ def common(one: list[int], other: list[int]) -> int:
 def test_the_longest_beginning_is_found_but_for_a_part_of_a_block(
     there: list[tuple[list[int], float, bool]], wanted: list[int]
 ) -> None:
-    ledger = SlabLedger(10_000)
+    ledger = SlotLedger(10_000)
     written = {}
     for sequence, (tokens, part, ends) in enumerate(there):
         written[sequence] = round(part * len(tokens))
@@ -67,7 +67,7 @@ def test_keys_do_not_depend_on_how_the_tokens_came(tokens: list[int], first: int
 
 
 def test_an_emptied_ledger_has_nothing_left() -> None:
-    ledger = SlabLedger(100)
+    ledger = SlotLedger(100)
     one = live(1, [5] * 40)
     ledger.open(one, None)
     ledger.write(1, 40)
@@ -79,8 +79,8 @@ def test_an_emptied_ledger_has_nothing_left() -> None:
     assert 1 not in ledger
 
 
-def test_what_a_turn_copies_from_is_not_closed_by_it() -> None:
-    ledger = SlabLedger(140)
+def test_what_a_step_copies_from_is_not_closed_by_it() -> None:
+    ledger = SlotLedger(140)
     for sequence, token in ((1, 5), (2, 6)):
         ledger.open(live(sequence, [token] * 40), None)  # 47 positions each
         ledger.write(sequence, 40)
@@ -89,13 +89,13 @@ def test_what_a_turn_copies_from_is_not_closed_by_it() -> None:
     assert ledger.open(copies, ledger.find(copies)) == (1, 29)
     assert not ledger.fits(57)
     assert ledger.fits(56)
-    needs_room = live(4, [6] * 33)  # 40 positions: only the slab that it would be copied from can go
+    needs_room = live(4, [6] * 33)  # 40 positions: only the slot that it would be copied from can go
     assert ledger.open(needs_room, ledger.find(needs_room)) == (None, 0)
     assert ledger.take_closes() == (2,)
 
 
 def test_equal_hashes_of_other_tokens_are_not_taken_for_a_common_beginning() -> None:
-    ledger = SlabLedger(100)
+    ledger = SlotLedger(100)
     twin = 5 + sys.hash_info.modulus
     assert hash(twin) == hash(5)
     ledger.open(live(1, [5] * 40), None)

@@ -98,11 +98,11 @@ def test_logits_are_near_and_batches_do_not_matter(model_type: str, tmp_path: Pa
     serving = Serving(stages_in_int8(model_type, tmp_path))
     prompts = {sequence: prompt_of(length, sequence) for sequence, length in ((1, 19), (2, 3), (3, 12))}
     together = serving.run({opening(one, prompt): [len(prompt)] for one, prompt in prompts.items()}, 8)
-    serving.turn(closes=list(prompts))
+    serving.step(closes=list(prompts))
     for one, prompt in prompts.items():
         pieces = [1, len(prompt) - 1]
         assert serving.run({opening(one, prompt): pieces}, 8)[one] == together[one]
-        serving.turn(closes=[one])
+        serving.step(closes=[one])
 
 
 def test_a_shard_takes_about_a_quarter(stages: list[ServingStage]) -> None:
@@ -145,8 +145,8 @@ def test_tied_heads_stay_as_they_are() -> None:
 def test_a_chunk_may_be_long(stages: list[ServingStage]) -> None:
     prompt = prompt_of(60)
     serving = Serving(stages)
-    whole = serving.turn(Chunk(1, 0, 60, tuple(prompt), samples=True), opens=[opening(1, prompt)])
-    serving.turn(closes=[1])
-    serving.turn(Chunk(1, 0, 20, tuple(prompt[:20]), samples=False), opens=[opening(1, prompt)])
-    cut = serving.turn(Chunk(1, 20, 40, tuple(prompt[20:]), samples=True))
+    whole = serving.step(Chunk(1, 0, 60, tuple(prompt), samples=True), opens=[opening(1, prompt)])
+    serving.step(closes=[1])
+    serving.step(Chunk(1, 0, 20, tuple(prompt[:20]), samples=False), opens=[opening(1, prompt)])
+    cut = serving.step(Chunk(1, 20, 40, tuple(prompt[20:]), samples=True))
     assert [one.token for one in whole] == [one.token for one in cut]

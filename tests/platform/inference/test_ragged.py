@@ -26,7 +26,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from share_compute.errors import UserError
-from share_compute.inference.runtime.kv_slots import LayerCache, Slabs
+from share_compute.inference.runtime.kv_slots import KVSlots, LayerCache
 from share_compute.inference.runtime.packing import PackedLinear, pack
 from share_compute.inference.runtime.stage import ServingStage
 from share_compute.inference.scheduler.engine_steps import Chunk, Growth
@@ -49,7 +49,7 @@ def test_greedy_tokens_are_those_of_transformers(model_type: str, num_stages: in
     serving = Serving(stages_of(model_type, CUTS[num_stages]))
     alone = serving.run({opening(1, PROMPTS[1]): [len(PROMPTS[1])]}, COUNT)[1]
     assert alone == expected[1]
-    serving.turn(closes=[1])
+    serving.step(closes=[1])
     plans = {opening(sequence, prompt): PIECES[sequence] for sequence, prompt in PROMPTS.items()}
     assert serving.run(plans, COUNT) == expected
 
@@ -65,35 +65,35 @@ def test_a_prefix_is_taken_over(model_type: str) -> None:
 
 
 @pytest.mark.parametrize("model_type", ["llama", "gemma3_text"])
-def test_a_slab_that_grows_keeps_what_it_holds(model_type: str) -> None:
+def test_a_slot_that_grows_keeps_what_it_holds(model_type: str) -> None:
     serving = Serving(stages_of(model_type, CUTS[2]))
     prompt = prompt_of(9)
     first = replace(opening(1, prompt), capacity_tokens=10)
-    serving.turn(Chunk(1, 0, 9, tuple(prompt), samples=True), opens=[first])
-    serving.turn(Chunk(1, 9, 1, None, samples=True))
+    serving.step(Chunk(1, 0, 9, tuple(prompt), samples=True), opens=[first])
+    serving.step(Chunk(1, 9, 1, None, samples=True))
     for start, capacity in ((10, 11), (11, 30)):
-        serving.turn(Chunk(1, start, 1, None, samples=True), grows=[Growth(1, capacity)])
+        serving.step(Chunk(1, start, 1, None, samples=True), grows=[Growth(1, capacity)])
     assert [stage.held_tokens for stage in serving.stages] == [30, 30]
     assert serving.texts[1] == generated(model_type, tuple(prompt), COUNT)[:4]
 
 
-def test_a_slab_of_unequal_layers_grows() -> None:
-    slabs = Slabs([LayerCache(2, 16, 8), LayerCache(1, 4, 4)], torch.float32, CPU)
-    slabs.open(1, 3)
-    for number, view in enumerate(slabs[1].between(0, 3)):
+def test_a_slot_of_unequal_layers_grows() -> None:
+    slots = KVSlots([LayerCache(2, 16, 8), LayerCache(1, 4, 4)], torch.float32, CPU)
+    slots.open(1, 3)
+    for number, view in enumerate(slots[1].between(0, 3)):
         view.fill_(number)
-    slabs.grow(1, 7)
-    assert slabs.held_tokens == 7
-    assert [view.unique().tolist() for view in slabs[1].between(0, 3)] == [[0], [1], [2], [3]]
+    slots.grow(1, 7)
+    assert slots.held_tokens == 7
+    assert [view.unique().tolist() for view in slots[1].between(0, 3)] == [[0], [1], [2], [3]]
 
 
-def test_slabs_are_counted_and_freed() -> None:
+def test_slots_are_counted_and_freed() -> None:
     (stage,) = stages_of("llama", CUTS[1])
     assert stage.bytes_per_token == LAYERS * 2 * 2 * 16 * 4
     serving = Serving([stage])
-    serving.turn(opens=[opening(1, [3, 4]), opening(2, [3, 4])])
+    serving.step(opens=[opening(1, [3, 4]), opening(2, [3, 4])])
     assert stage.held_tokens == 2 * 128
-    assert serving.turn(closes=[1]) == ()
+    assert serving.step(closes=[1]) == ()
     assert stage.held_tokens == 128
     stage.clear()
     assert stage.held_tokens == 0
@@ -117,7 +117,7 @@ def test_half_precision_is_loaded_as_such_and_near(tmp_path: Path) -> None:
         assert stage.bytes_per_token == LAYERS * 2 * 2 * 16 * 2
         stage.load(tmp_path)
         serving = Serving([stage])
-        (one,) = serving.turn(
+        (one,) = serving.step(
             Chunk(1, 0, 19, tuple(PROMPTS[1]), samples=True), opens=[opening(1, PROMPTS[1], logprobs=3)]
         )
         exact = model_of("llama")(torch.tensor([PROMPTS[1]])).logits[0, -1].log_softmax(-1)
@@ -158,7 +158,7 @@ def test_packed_weights_compute_the_same(tied: bool, sealed: tuple[bool, ...]) -
     serving = Serving([stage])
     for rows in (1, 2, 5):
         chunk = Chunk(rows, 0, rows, tuple(PROMPTS[1][:rows]), samples=True)
-        (one,) = serving.turn(chunk, opens=[opening(rows, PROMPTS[1], logprobs=1)])
+        (one,) = serving.step(chunk, opens=[opening(rows, PROMPTS[1], logprobs=1)])
         expected = model(torch.tensor([PROMPTS[1][:rows]])).logits[0, -1].log_softmax(-1)
         assert one.top[0][1] == pytest.approx(float(expected.max()), abs=1e-4)
 

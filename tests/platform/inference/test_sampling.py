@@ -211,7 +211,7 @@ def test_constrained_text_needs_a_tokenizer(tmp_path: Path) -> None:
     for folder in (None, tmp_path):
         with pytest.raises(UserError, match="tokenizer") as refused:
             Sampler(VOCABULARY, CPU, folder).open(opening(7, PROMPT, json_schema=""))
-        assert refused.value.details["sequence"] == 7, "the others in its turn go on"
+        assert refused.value.details["sequence"] == 7, "the others in its step go on"
     with pytest.raises(UserError, match="tokenizer"):
         Grammars(tmp_path, VOCABULARY).start("")
     Sampler(VOCABULARY, CPU, tmp_path).warm_up()  # who asks for it will be told

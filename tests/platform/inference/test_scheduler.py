@@ -18,13 +18,13 @@ from share_compute.errors import (
     UserError,
     VerificationFailed,
 )
-from share_compute.inference.scheduler.engine_steps import Sampled, Turn, TurnResult
+from share_compute.inference.scheduler.engine_steps import EngineStep, Sampled, StepResult
 from share_compute.inference.scheduler.events import Emitted, Failed, Finished
 from share_compute.inference.scheduler.limits import Limits
 from share_compute.inference.scheduler.scheduler import Scheduler
 
 LIMITS = Limits(
-    window_tokens=200, kv_tokens=1000, max_sequences=16, turn_tokens=32, stages=2, max_queued=100, run_ahead=1
+    window_tokens=200, kv_tokens=1000, max_sequences=16, step_tokens=32, stages=2, max_queued=100, run_ahead=1
 )
 LONG = tuple(range(100, 180))
 """A prompt of five blocks."""
@@ -35,11 +35,11 @@ def world(**changes: int) -> World:
 
 
 def served(one: World, *sequences: int) -> list[tuple[int, ...]]:
-    """Return the chunks of some sequences, as (turn, batch, start, count)."""
+    """Return the chunks of some sequences, as (step, batch, start, count)."""
     return [
-        (turn.id, turn.batch, chunk.start, chunk.count)
-        for turn in one.turns
-        for chunk in turn.chunks
+        (step.id, step.batch, chunk.start, chunk.count)
+        for step in one.steps
+        for chunk in step.chunks
         if chunk.sequence in sequences
     ]
 
@@ -73,7 +73,7 @@ def test_a_sequence_ends_at_the_window() -> None:
 def test_who_asks_for_no_tokens_ends_at_once() -> None:
     one = world()
     assert one.scheduler.submit(generation(0, max_tokens=0)) == [Finished(0, "length", 0)]
-    assert one.scheduler.next_turns() == []
+    assert one.scheduler.next_steps() == []
 
 
 @pytest.mark.parametrize(("stops", "max_tokens", "reason"), [((9,), 5, "stop"), ((), 2, "length")])
@@ -85,7 +85,7 @@ def test_what_had_ended_before_a_takeover_ends_at_once(
     (finished,) = one.scheduler.submit(ended)
     assert isinstance(finished, Finished)
     assert (finished.reason, finished.new_tokens) == (reason, 2)
-    assert one.scheduler.next_turns() == []
+    assert one.scheduler.next_steps() == []
 
 
 def test_a_number_is_given_once() -> None:
@@ -124,13 +124,13 @@ def test_one_owner_cannot_fill_the_queue_before_the_others() -> None:
     one.finish()
 
 
-@pytest.mark.parametrize("name", ["window_tokens", "turn_tokens", "stages", "max_queued", "run_ahead"])
+@pytest.mark.parametrize("name", ["window_tokens", "step_tokens", "stages", "max_queued", "run_ahead"])
 def test_limits_that_nothing_can_keep_are_refused(name: str) -> None:
     with pytest.raises(UserError, match=name):
         world(**{name: -1})
 
 
-# -- turns ---------------------------------------------------------------------------------------------------------
+# -- steps ---------------------------------------------------------------------------------------------------------
 
 
 def test_a_prompt_goes_in_chunks_through_all_batches_at_once() -> None:
@@ -138,8 +138,8 @@ def test_a_prompt_goes_in_chunks_through_all_batches_at_once() -> None:
     one.submit(generation(0, LONG, max_tokens=3))
     first = one.send()
     assert served(one, 0) == [(0, 0, 0, 32), (1, 1, 32, 32), (2, 0, 64, 16)]
-    assert [chunk.samples for turn in first for chunk in turn.chunks] == [False, False, True]
-    one.hear(one.scheduler.completed(TurnResult(0, 0, ())))
+    assert [chunk.samples for step in first for chunk in step.chunks] == [False, False, True]
+    one.hear(one.scheduler.completed(StepResult(0, 0, ())))
     (decode,) = one.send()[0].chunks
     assert (decode.start, decode.count, decode.tokens, decode.samples) == (80, 1, None, True)
 
@@ -150,27 +150,27 @@ def test_as_many_batches_as_stages_are_in_flight_and_each_runs_ahead() -> None:
         one.submit(generation(sequence, (sequence, 1, 2), max_tokens=100))
     for _ in range(400):
         one.go_on()
-    steady = [turn for turn in one.turns if len(turn.chunks) == 2][-6:]
-    assert [turn.batch for turn in steady] in [[0, 1, 2] * 2, [1, 2, 0] * 2, [2, 0, 1] * 2]
-    assert one.scheduler.stats().turns_in_flight == 6 or one.send()
+    steady = [step for step in one.steps if len(step.chunks) == 2][-6:]
+    assert [step.batch for step in steady] in [[0, 1, 2] * 2, [1, 2, 0] * 2, [2, 0, 1] * 2]
+    assert one.scheduler.stats().steps_in_flight == 6 or one.send()
     one.finish()
 
 
 def test_decodes_go_on_beside_a_long_prompt() -> None:
-    one = world(stages=1, turn_tokens=8)
+    one = world(stages=1, step_tokens=8)
     one.submit(generation(0, max_tokens=100))
     one.send()
     one.submit(generation(1, LONG, max_tokens=1))
     while 1 not in one.ends:
         one.go_on()
-    beside = [turn for turn in one.turns if any(chunk.sequence == 1 for chunk in turn.chunks)]
-    assert len(beside) == 12  # 80 tokens, seven in each turn
-    assert all(turn.num_tokens == 8 for turn in beside[:-1])
+    beside = [step for step in one.steps if any(chunk.sequence == 1 for chunk in step.chunks)]
+    assert len(beside) == 12  # 80 tokens, seven in each step
+    assert all(step.num_tokens == 8 for step in beside[:-1])
     one.finish()
 
 
 def test_when_not_all_fit_decodes_rotate_and_prompts_get_a_quarter() -> None:
-    one = world(stages=1, turn_tokens=8)
+    one = world(stages=1, step_tokens=8)
     for sequence in range(12):
         one.submit(generation(sequence, max_tokens=60))
     while one.scheduler.stats().totals.emitted_tokens < 100:
@@ -179,8 +179,8 @@ def test_when_not_all_fit_decodes_rotate_and_prompts_get_a_quarter() -> None:
     while 12 not in one.ends:
         one.go_on()
     assert {chunk[3] for chunk in served(one, 12)} == {2}
-    beside = [turn for turn in one.turns if any(chunk.sequence == 12 for chunk in turn.chunks)]
-    decodes = Counter(chunk.sequence for turn in beside for chunk in turn.chunks if chunk.sequence != 12)
+    beside = [step for step in one.steps if any(chunk.sequence == 12 for chunk in step.chunks)]
+    decodes = Counter(chunk.sequence for step in beside for chunk in step.chunks if chunk.sequence != 12)
     assert len(decodes) == 12
     assert max(decodes.values()) - min(decodes.values()) <= 1
     one.finish()
@@ -189,7 +189,7 @@ def test_when_not_all_fit_decodes_rotate_and_prompts_get_a_quarter() -> None:
 def test_sequences_that_begin_together_are_spread_at_once() -> None:
     one = world(stages=2)
     one.submit(*(generation(sequence, (sequence, 1), max_tokens=30) for sequence in range(8)))
-    assert [len(turn.chunks) for turn in one.send()] == [8, 4]
+    assert [len(step.chunks) for step in one.send()] == [8, 4]
     one.finish()
 
 
@@ -197,28 +197,28 @@ def test_a_batch_follows_the_others_not_itself() -> None:
     scheduler = Scheduler(replace(LIMITS, stages=3, run_ahead=0))
     scheduler.submit(*(generation(sequence, (sequence, 1), max_tokens=30) for sequence in range(3)))
 
-    def complete(turn: Turn) -> None:
-        sampled = [Sampled(chunk.sequence, chunk.start + chunk.count, 9) for chunk in turn.chunks]
-        scheduler.completed(TurnResult(turn.id, 0, tuple(sampled)))
+    def complete(step: EngineStep) -> None:
+        sampled = [Sampled(chunk.sequence, chunk.start + chunk.count, 9) for chunk in step.chunks]
+        scheduler.completed(StepResult(step.id, 0, tuple(sampled)))
 
-    complete(scheduler.next_turns()[0])
-    first, second, third = scheduler.next_turns()
+    complete(scheduler.next_steps()[0])
+    first, second, third = scheduler.next_steps()
     assert (first.batch, second.batch, third.batch) == (1, 2, 0)
     complete(first)
-    (fourth,) = scheduler.next_turns()
-    for turn in (second, third, fourth):
-        complete(turn)
-    assert [turn.batch for turn in scheduler.next_turns()] == [2, 0, 1]
+    (fourth,) = scheduler.next_steps()
+    for step in (second, third, fourth):
+        complete(step)
+    assert [step.batch for step in scheduler.next_steps()] == [2, 0, 1]
 
 
 def test_decodes_get_what_prompts_leave() -> None:
-    one = world(stages=1, turn_tokens=8, kv_tokens=8 * 42)
+    one = world(stages=1, step_tokens=8, kv_tokens=8 * 42)
     for sequence in range(9):
         one.submit(generation(sequence, max_tokens=40))
     while one.scheduler.stats().totals.emitted_tokens < 60:
         one.go_on()
     assert one.scheduler.stats().queued == 1
-    assert len(one.turns[-1].chunks) == 8
+    assert len(one.steps[-1].chunks) == 8
     one.finish()
 
 
@@ -254,12 +254,12 @@ def test_a_cancelled_sequence_ends_at_once_and_its_room_is_free() -> None:
     one.cancel(0)
     one.cancel(2)
     assert one.ends[0] == Finished(0, "cancelled", 0)
-    # Both batches have all the turns in flight that they may have; the next one closes and opens.
+    # Both batches have all the steps in flight that they may have; the next one closes and opens.
     one.go_on()
-    while not (turns := one.send()):
+    while not (steps := one.send()):
         one.go_on()
-    assert turns[0].closes == (0,)
-    assert [opening.sequence for opening in turns[0].opens] == [1]
+    assert steps[0].closes == (0,)
+    assert [opening.sequence for opening in steps[0].opens] == [1]
     one.finish()
     assert one.scheduler.cancel(0) == []
 
@@ -270,13 +270,13 @@ def test_batches_stay_even() -> None:
         one.submit(generation(sequence, (sequence, 1, 2), max_tokens=40))
     while one.scheduler.stats().totals.emitted_tokens < 60:
         one.go_on()
-    stay = {chunk.sequence for chunk in one.turns[-1].chunks}
+    stay = {chunk.sequence for chunk in one.steps[-1].chunks}
     for sequence in set(range(8)) - stay:
         one.cancel(sequence)
-    first = len(one.turns)
+    first = len(one.steps)
     while one.running:
         one.go_on()
-    sizes = Counter(len(turn.chunks) for turn in one.turns[first + 6 :])
+    sizes = Counter(len(step.chunks) for step in one.steps[first + 6 :])
     assert sizes.most_common(1)[0][0] == 2
     one.finish()
 
@@ -284,7 +284,7 @@ def test_batches_stay_even() -> None:
 # -- results -------------------------------------------------------------------------------------------------------
 
 
-def test_results_are_told_in_the_order_of_their_turns() -> None:
+def test_results_are_told_in_the_order_of_their_steps() -> None:
     one = world(stages=1)
     one.submit(generation(0))
     one.send()
@@ -306,7 +306,7 @@ def test_a_result_of_something_else_is_refused_and_changes_nothing() -> None:
     result = one.row.execute(0)
     assert result is not None
     with pytest.raises(VerificationFailed):
-        one.scheduler.completed(TurnResult(0, 0, ()))
+        one.scheduler.completed(StepResult(0, 0, ()))
     wrong = replace(result, sampled=(replace(result.sampled[0], position=9),))
     with pytest.raises(VerificationFailed):
         one.scheduler.completed(wrong)
@@ -316,9 +316,9 @@ def test_a_result_of_something_else_is_refused_and_changes_nothing() -> None:
 # -- first tokens that others have ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("turn_tokens", [40, 100])
-def test_completions_of_one_prompt_compute_it_once(turn_tokens: int) -> None:
-    one = world(turn_tokens=turn_tokens)
+@pytest.mark.parametrize("step_tokens", [40, 100])
+def test_completions_of_one_prompt_compute_it_once(step_tokens: int) -> None:
+    one = world(step_tokens=step_tokens)
     for sequence in range(8):
         one.submit(
             generation(sequence, LONG, max_tokens=4, seed=sequence, owner="ann" if sequence else "bob")
@@ -378,11 +378,11 @@ def test_who_may_talk_for_long_takes_the_room_of_a_typical_answer() -> None:
     assert {end.reason for end in one.ends.values() if isinstance(end, Finished)} >= {"stop"}
 
 
-def test_a_slab_grows_with_the_answer_and_without_a_pause() -> None:
+def test_a_slot_grows_with_the_answer_and_without_a_pause() -> None:
     one = world(answer_tokens=10)
     one.submit(generation(0, max_tokens=100))
     one.finish()
-    grown = [growth.capacity_tokens for turn in one.turns for growth in turn.grows]
+    grown = [growth.capacity_tokens for step in one.steps for growth in step.grows]
     assert grown == [22, 42, 82, 102]
     assert len(served(one, 0)) == 100
     assert one.scheduler.stats().totals.preempted == 0
@@ -393,10 +393,10 @@ def test_who_finds_no_more_room_goes_on_before_anybody_new() -> None:
     one.submit(*(generation(sequence, (sequence, 1), max_tokens=100) for sequence in range(4)))
     while not one.scheduler.stats().interrupted:
         one.go_on()
-    sent, waiting = len(one.turns), {live.id for live in one.scheduler._queue.queued()}
+    sent, waiting = len(one.steps), {live.id for live in one.scheduler._queue.queued()}
     one.submit(generation(4, (4, 1), max_tokens=100, owner="bob"))
     one.finish()
-    begun = [opening.sequence for turn in one.turns[sent:] for opening in turn.opens]
+    begun = [opening.sequence for step in one.steps[sent:] for opening in step.opens]
     assert all(begun.index(live) < begun.index(4) for live in waiting)
     totals = one.scheduler.stats().totals
     assert 0 < totals.preempted <= 5 * 4, "whoever was preempted comes back with twice the room"
@@ -405,7 +405,7 @@ def test_who_finds_no_more_room_goes_on_before_anybody_new() -> None:
 
 @pytest.mark.parametrize(("kv_tokens", "prompt", "answer"), [(1100, 60, 20), (2000, 150, 8), (600, 40, 16)])
 def test_little_is_computed_twice_where_memory_is_short(kv_tokens: int, prompt: int, answer: int) -> None:
-    one = world(kv_tokens=kv_tokens, answer_tokens=answer, window_tokens=4096, turn_tokens=64)
+    one = world(kv_tokens=kv_tokens, answer_tokens=answer, window_tokens=4096, step_tokens=64)
     one.submit(*(generation(sequence, (sequence, *range(prompt)), max_tokens=120) for sequence in range(24)))
     one.finish()
     totals = one.scheduler.stats().totals
@@ -427,7 +427,7 @@ def test_a_number_may_be_given_again_while_its_old_tokens_are_on_their_way() -> 
     assert isinstance(one.ends[number], Finished)
 
 
-def test_a_number_may_be_given_again_while_its_slab_is_kept() -> None:
+def test_a_number_may_be_given_again_while_its_slot_is_kept() -> None:
     one = world()
     one.submit(generation(0, LONG, max_tokens=20))
     while one.running:
@@ -480,13 +480,13 @@ def test_after_another_change_they_keep_their_order() -> None:
     one.finish()
 
 
-def test_results_of_another_epoch_are_dropped_though_their_turn_is_known() -> None:
+def test_results_of_another_epoch_are_dropped_though_their_step_is_known() -> None:
     scheduler = Scheduler(LIMITS, epoch=5)
     scheduler.submit(generation(0))
-    turn = scheduler.next_turns()[0]
+    step = scheduler.next_steps()[0]
     sampled = (Sampled(0, 3, 9),)
-    assert scheduler.completed(TurnResult(turn.id, 4, sampled)) == []
-    assert scheduler.completed(TurnResult(turn.id, 5, sampled)) == [Emitted(0, 0, 9, None, ())]
+    assert scheduler.completed(StepResult(step.id, 4, sampled)) == []
+    assert scheduler.completed(StepResult(step.id, 5, sampled)) == [Emitted(0, 0, 9, None, ())]
 
 
 def test_who_may_talk_for_long_goes_on_where_there_is_less_room() -> None:

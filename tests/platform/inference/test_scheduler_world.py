@@ -43,7 +43,7 @@ def test_drawn_schedules_give_the_tokens_of_the_reference() -> None:
         met["prefix hits"] += totals.prefix_hits
         met["wasted"] += totals.wasted_tokens
         met["preempted"] += totals.preempted
-        met["grown"] += sum(len(turn.grows) for turn in world.turns)
+        met["grown"] += sum(len(step.grows) for step in world.steps)
         met["busy"] += world.num_busy
         met["epochs"] += world.scheduler.epoch
         met.update(getattr(end, "reason", "failed") for end in world.ends.values())
@@ -59,5 +59,5 @@ def test_many_more_schedules() -> None:
         run(seed)
 
 
-def test_the_same_calls_give_the_same_turns() -> None:
-    assert run(11).turns == run(11).turns
+def test_the_same_calls_give_the_same_steps() -> None:
+    assert run(11).steps == run(11).steps

@@ -1,4 +1,4 @@
-"""Requests shared over replicas by least outstanding work; what has a prefix in common takes nobody's turn."""
+"""Requests shared over replicas by least outstanding work; what has a prefix in common takes nobody's step."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from share_compute.inference.scheduler.options import Generation, SamplingOption
 from share_compute.inference.scheduler.scheduler import Scheduler
 from share_compute.inference.scheduler.sharing import Backlog, in_turn
 
-LIMITS = Limits(window_tokens=256, kv_tokens=1024, max_sequences=4, turn_tokens=64, stages=1, max_queued=64)
+LIMITS = Limits(window_tokens=256, kv_tokens=1024, max_sequences=4, step_tokens=64, stages=1, max_queued=64)
 
 
 def test_who_has_least_to_do_for_its_speed_comes_first() -> None:
@@ -61,8 +61,8 @@ class Replicas:
 
     def step(self, now: int) -> None:
         for index, (scheduler, row) in enumerate(zip(self.schedulers, self.rows, strict=True)):
-            for turn in scheduler.next_turns():
-                row.send(turn)
+            for step in scheduler.next_steps():
+                row.send(step)
                 result = row.execute(0)
                 assert result is not None
                 while row.fed_back:
@@ -92,7 +92,7 @@ def test_two_replicas_do_twice_as_much() -> None:
     assert rounds[1] >= 1.8 * rounds[2] >= 3.2 * rounds[4]
 
 
-def test_what_has_a_prefix_in_common_takes_nobodys_turn() -> None:
+def test_what_has_a_prefix_in_common_takes_nobodys_step() -> None:
     prefix = tuple(range(100, 148))
     replicas = Replicas(2)
     many = [generation(one, "ada", (*prefix, one)) for one in range(30)]
@@ -100,7 +100,7 @@ def test_what_has_a_prefix_in_common_takes_nobodys_turn() -> None:
     assert {replicas.placed[one.sequence] for one in many} == {home}
     other = [generation(100 + one, "grace", (one, 7)) for one in range(6)]
     assert {replicas.ask(one) for one in other} == {1 - home}
-    # Even where the one with the prefix is the only one, its other owners go by turns.
+    # Even where the one with the prefix is the only one, its other owners go by steps.
     at_home = generation(200, "alan", (5, 6))
     replicas.schedulers[home].submit(at_home)
     replicas.placed[200] = home

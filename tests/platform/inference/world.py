@@ -8,7 +8,7 @@ from random import Random
 from tests.platform.inference.hashed_stages import VOCABULARY, Row, reference
 
 from share_compute.errors import Busy
-from share_compute.inference.scheduler.engine_steps import Turn, TurnResult
+from share_compute.inference.scheduler.engine_steps import EngineStep, StepResult
 from share_compute.inference.scheduler.events import Emitted, Failed, Finished, SequenceEvent
 from share_compute.inference.scheduler.limits import Limits
 from share_compute.inference.scheduler.options import Generation, SamplingOptions
@@ -29,7 +29,7 @@ class World:
         self.draw = Random(seed)
         self.scheduler = Scheduler(limits)
         self.row = Row(limits)
-        self.results: list[TurnResult] = []
+        self.results: list[StepResult] = []
         """On their way to the server, in any order."""
         self.asked: dict[int, Generation] = {}
         self.longest: dict[int, int] = {}
@@ -38,9 +38,9 @@ class World:
         self.ends: dict[int, Finished | Failed] = {}
         self.cached: dict[int, int] = {}
         """Tokens that were copied, as the first token said."""
-        self.turns: list[Turn] = []
+        self.steps: list[EngineStep] = []
         self.batch: dict[int, int] = {}
-        """Of the last turn of each sequence."""
+        """Of the last step of each sequence."""
         self.num_busy = self.num_steps = 0
         self.computed: Counter[str] = Counter()
         """Positions by owner."""
@@ -88,25 +88,25 @@ class World:
 
     # -- server and stages --------------------------------------------------------------------------------------------
 
-    def send(self) -> list[Turn]:
-        turns = self.scheduler.next_turns()
-        for turn in turns:
-            assert turn.epoch == self.scheduler.epoch
-            self.row.send(turn)
-            for chunk in turn.chunks:
+    def send(self) -> list[EngineStep]:
+        steps = self.scheduler.next_steps()
+        for step in steps:
+            assert step.epoch == self.scheduler.epoch
+            self.row.send(step)
+            for chunk in step.chunks:
                 asked = self.asked[chunk.sequence]
                 self.computed[asked.owner] += chunk.count
-                if chunk.tokens is None and self.batch[chunk.sequence] != turn.batch:
-                    # The batch that it comes from had its turn just before: the first stage must not wait for that.
+                if chunk.tokens is None and self.batch[chunk.sequence] != step.batch:
+                    # The batch that it comes from had its step just before: the first stage must not wait for that.
                     assert len(asked.prompt) + len(self.text[chunk.sequence]) > chunk.start
-                self.batch[chunk.sequence] = turn.batch
-        self.turns += turns
+                self.batch[chunk.sequence] = step.batch
+        self.steps += steps
         stats = self.scheduler.stats()
         limits = self.scheduler.limits
         assert stats.running <= limits.max_sequences
         assert stats.kv_tokens_used + stats.kv_tokens_cached <= stats.kv_tokens
-        assert stats.turns_in_flight <= limits.stages * (1 + limits.run_ahead)
-        return turns
+        assert stats.steps_in_flight <= limits.stages * (1 + limits.run_ahead)
+        return steps
 
     def go_on(self) -> bool:
         """Let one thing happen that can happen now; return whether there was one."""
@@ -156,9 +156,9 @@ class World:
             pass
         stats = self.scheduler.stats()
         assert (stats.queued, stats.interrupted, stats.running, stats.owners) == (0, 0, 0, 0)
-        assert stats.turns_in_flight == 0
+        assert stats.steps_in_flight == 0
         assert (stats.kv_tokens_used, stats.kv_tokens_cached) == (0, 0)
-        assert all(not stage.slabs and not stage.inbox for stage in self.row.stages)
+        assert all(not stage.slots and not stage.inbox for stage in self.row.stages)
         self.check()
 
     def check(self) -> None:
@@ -191,7 +191,7 @@ def drawn_limits(draw: Random) -> Limits:
         window_tokens=draw.choice([24, 60, 120]),
         kv_tokens=draw.choice([40, 130, 200, 600]),
         max_sequences=draw.choice([1, 3, 8, 16]),
-        turn_tokens=draw.choice([2, 5, 16, 64]),
+        step_tokens=draw.choice([2, 5, 16, 64]),
         stages=draw.randint(1, 4),
         max_queued=draw.choice([2, 8, 30]),
         run_ahead=draw.randint(0, 2),

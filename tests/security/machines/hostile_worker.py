@@ -31,7 +31,7 @@ def marker_of(orders: Path) -> Path:
     return orders.with_suffix(".marker")
 
 
-def _turn() -> None:
+def _step() -> None:
     """Let Ray serialize what the orders say instead of what it is given."""
     from ray._private.serialization import SerializationContext
     from ray.exceptions import RayTaskError
@@ -59,5 +59,5 @@ def _turn() -> None:
 
 if __name__ == "__main__":
     sys.argv = [one for one in sys.argv[1:] if not one.startswith(("--serialized-runtime-env", "--language"))]
-    _turn()
+    _step()
     runpy.run_path(sys.argv[0], run_name="__main__")

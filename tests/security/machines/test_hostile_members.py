@@ -54,7 +54,7 @@ class Hostile:
         """Is there once some process unpickled what came from it."""
         return marker_of(self._orders)
 
-    def turn(self, what: str) -> None:
+    def step(self, what: str) -> None:
         """Let its actors answer and send nothing but this from now on."""
         partial = self._orders.with_suffix(".partial")
         partial.write_text(what)
@@ -110,7 +110,7 @@ def test_a_job_goes_on_without_a_hostile_member(
                 coordinator.__ray_call__.remote(print, bomb),
             ]
             assert ray.wait(called, num_returns=len(called), timeout=DEADLINE_S)[1] == []
-            hostile.turn(what)
+            hostile.step(what)
 
     told = attempt(job(tmp_path, members=2), machines=both, on_event=look)
     assert not hostile.marker.exists(), hostile.marker.read_text()
@@ -131,7 +131,7 @@ def test_a_job_that_has_only_a_hostile_machine_fails(
 ) -> None:
     def look(event: AttemptEvent, _: Any) -> None:
         if event.type == "step" and event.step == 3:
-            hostile.turn("pickles")
+            hostile.step("pickles")
 
     alone = Topology(both.contributors[1:])
     told = attempt(job(tmp_path, members=1), machines=alone, on_event=look)
@@ -149,7 +149,7 @@ def test_a_snapshot_of_a_hostile_member_is_not_saved(
 
     def look(event: AttemptEvent, _: Any) -> None:
         if event.type == "step" and event.step == STEPS:
-            hostile.turn("pickles")
+            hostile.step("pickles")
 
     told = attempt(job(tmp_path, members=2), machines=Topology(both.contributors[::-1]), on_event=look)
     assert not hostile.marker.exists(), hostile.marker.read_text()
@@ -259,7 +259,7 @@ def test_a_deployment_goes_on_without_a_hostile_member(
         if not is_turned and any(tokens.values()):
             is_turned = True
             assert len(_status(server).stages) == 2
-            hostile.turn(what)
+            hostile.step(what)
     assert is_turned
     assert not hostile.marker.exists(), hostile.marker.read_text()
     assert set(tokens.values()) == {COUNT}

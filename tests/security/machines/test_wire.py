@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from share_compute.errors import ContributorLost, NoCopy, OutOfMemory, ShareComputeError, UserError
-from share_compute.inference.scheduler.engine_steps import Pooled, Sampled, TurnResult
+from share_compute.inference.scheduler.engine_steps import Pooled, Sampled, StepResult
 from share_compute.planning.cost.timings import LayerTiming
 from share_compute.protocol.messages import Applied, Broken, Formed, Label, Prepared, Rejected, Report
 from share_compute_actors.inference.messages import Trouble, pack_to_server, unpack_to_server
@@ -48,9 +48,9 @@ SAID = [
     Applied(3, "c0", 5),
 ]
 TO_SERVER = [
-    TurnResult(1, 2, (Sampled(7, 12, 99, -0.25, ((99, -0.25), (3, -2.0)), "stop"),), (0.25,)),
-    TurnResult(1, 2, (Pooled(7, 12, bytes(range(256))),)),
-    TurnResult(1, 2, ()),
+    StepResult(1, 2, (Sampled(7, 12, 99, -0.25, ((99, -0.25), (3, -2.0)), "stop"),), (0.25,)),
+    StepResult(1, 2, (Pooled(7, 12, bytes(range(256))),)),
+    StepResult(1, 2, ()),
 ]
 
 
@@ -115,7 +115,7 @@ def test_nobody_speaks_for_another_member(message: Any) -> None:
 
 
 @pytest.mark.parametrize("message", TO_SERVER, ids=repr)
-def test_what_comes_of_turns_arrives_as_it_was_said(message: Any) -> None:
+def test_what_comes_of_steps_arrives_as_it_was_said(message: Any) -> None:
     assert unpack_to_server(pack_to_server(message), "machine-0") == message
 
 

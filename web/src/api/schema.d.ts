@@ -5136,7 +5136,7 @@ export interface components {
              * Turns In Flight
              * @default 0
              */
-            turns_in_flight: number;
+            steps_in_flight: number;
             /**
              * Wasted Tokens
              * @description Tokens computed after an end that was not known yet.
@@ -5877,7 +5877,7 @@ export interface components {
              *       "prefix_hits": 0,
              *       "queued": 0,
              *       "running": 0,
-             *       "turns_in_flight": 0,
+             *       "steps_in_flight": 0,
              *       "wasted_tokens": 0
              *     }
              */

@@ -1,1 +1,1 @@
-"""What a member of a deployment computes: stages, KV slots, packed weights, sampling."""
+"""Computation in a member of a deployment: stages, KV slots, packed weights, sampling."""

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from share_compute.inference.runtime.engine_stage import EngineStage
 from share_compute.inference.runtime.packing import can_pack, pack
 from share_compute.inference.runtime.ragged import TextAttention, attend_raggedly, attending
 from share_compute.inference.runtime.stage import settle_positions
 from share_compute.inference.runtime.streamlining import call_directly
-from share_compute.inference.runtime.turn_stage import TurnStage
-from share_compute.inference.scheduler.engine_steps import Chunk, Pooled, Turn
+from share_compute.inference.scheduler.engine_steps import Chunk, EngineStep, Pooled
 from share_compute.models.huggingface.conversion import PretrainedWeights
 from share_compute.models.huggingface.encoder import EncoderShard, encoder_sketch
 from share_compute.models.huggingface.encoder_types import Pooling
@@ -22,7 +22,7 @@ from share_compute.models.storage.weights import WeightFolder
 from share_compute.shard import Shard
 
 
-class EncoderStage(TurnStage):
+class EncoderStage(EngineStage):
     """One shard of an encoder.
 
     The texts of an engine step are concatenated in one batch of one row, and each token attends to its own text alone.
@@ -74,7 +74,7 @@ class EncoderStage(TurnStage):
         return self.parts.tensors()
 
     @torch.inference_mode()
-    def take_over(self, other: TurnStage) -> dict[str, Tensor]:
+    def take_over(self, other: EngineStage) -> dict[str, Tensor]:
         """Take the weights that both have from a stage of the same model that is not used any more, sealed or not.
 
         Returns:
@@ -89,7 +89,7 @@ class EncoderStage(TurnStage):
 
     @torch.inference_mode()
     def seal(self, *, keeps_plain: bool = True) -> None:
-        """Make the filled shard fast; see `TurnStage.seal`."""
+        """Make the filled shard fast; see `EngineStage.seal`."""
         for module in self.parts.modules():
             if can_pack(self.dtype, self.device):
                 pack(module, keeps_plain=keeps_plain)
@@ -112,27 +112,27 @@ class EncoderStage(TurnStage):
         """Do nothing: an encoder keeps nothing between engine steps."""
 
     @torch.inference_mode()
-    def compute(self, turn: Turn, inputs: Tensor) -> Tensor | tuple[Pooled, ...]:
+    def compute(self, step: EngineStep, inputs: Tensor) -> Tensor | tuple[Pooled, ...]:
         """Execute an engine step.
 
         Args:
-            turn: the engine step; each chunk is a whole text.
+            step: the engine step; each chunk is a whole text.
             inputs: ids ``[tokens]`` on the first stage, on later ones the outputs of the stage before,
                 ``[tokens, hidden]``; on any device.
 
         Returns:
             Hidden states ``[tokens, hidden]``; on the last stage the vectors.
         """
-        if not turn.chunks:
+        if not step.chunks:
             return () if self.shard.is_last else inputs.new_empty(0, self.hidden_size, dtype=self.dtype)
-        counts = [chunk.count for chunk in turn.chunks]
+        counts = [chunk.count for chunk in step.chunks]
         hidden = inputs.to(self.device)
         if self.parts.embedding is not None:
             # Text by text: some architectures derive positions from all ids of a text.
             embed = self.parts.embedding
             hidden = torch.cat([embed(input_ids=ids[None])[0] for ids in hidden.split_with_sizes(counts)])
         hidden = self._run(hidden, counts)
-        return self._pooled(turn.chunks, hidden.split_with_sizes(counts)) if self.shard.is_last else hidden
+        return self._pooled(step.chunks, hidden.split_with_sizes(counts)) if self.shard.is_last else hidden
 
     def _run(self, hidden: Tensor, counts: list[int]) -> Tensor:
         """Apply the layers to hidden states; take and return ``[tokens, hidden]``."""

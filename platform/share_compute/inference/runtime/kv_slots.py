@@ -27,7 +27,7 @@ class LayerCache:
         return self.heads * (self.key_size + self.value_size)
 
 
-class Slab:
+class KVSlot:
     """A KV slot: the keys and values of one sequence, in one piece of memory.
 
     The keys (and values) of one head are contiguous: attention reads them several times faster than token by token.
@@ -65,13 +65,13 @@ class Slab:
         """
         return [view for part in self._parts for view in part.narrow(3, start, stop - start).unbind(0)]
 
-    def copy(self, source: Slab, count: int) -> None:
+    def copy(self, source: KVSlot, count: int) -> None:
         """Copy the first ``count`` positions of another slot into this one."""
         for mine, theirs in zip(self._parts, source._parts, strict=True):
             mine.narrow(3, 0, count).copy_(theirs.narrow(3, 0, count))
 
 
-class Slabs:
+class KVSlots:
     """All KV slots of one stage.
 
     Args:
@@ -84,7 +84,7 @@ class Slabs:
         self._layers = tuple(layers)
         self._dtype = dtype
         self._device = device
-        self._held: dict[int, Slab] = {}
+        self._held: dict[int, KVSlot] = {}
 
     @property
     def bytes_per_token(self) -> int:
@@ -94,12 +94,12 @@ class Slabs:
     @property
     def held_tokens(self) -> int:
         """Capacity of all slots together, in positions."""
-        return sum(slab.capacity_tokens for slab in self._held.values())
+        return sum(slot.capacity_tokens for slot in self._held.values())
 
     def __contains__(self, sequence: int) -> bool:
         return sequence in self._held
 
-    def __getitem__(self, sequence: int) -> Slab:
+    def __getitem__(self, sequence: int) -> KVSlot:
         return self._held[sequence]
 
     def open(
@@ -107,10 +107,10 @@ class Slabs:
     ) -> None:
         """Open a slot; optionally copy its first positions from another one."""
         assert sequence not in self._held
-        slab = Slab(self._layers, capacity_tokens, self._dtype, self._device)
+        slot = KVSlot(self._layers, capacity_tokens, self._dtype, self._device)
         if copy_from is not None and copy_tokens:
-            slab.copy(self._held[copy_from], copy_tokens)
-        self._held[sequence] = slab
+            slot.copy(self._held[copy_from], copy_tokens)
+        self._held[sequence] = slot
 
     def grow(self, sequence: int, capacity_tokens: int) -> None:
         """Replace a slot by a larger one with the same contents."""

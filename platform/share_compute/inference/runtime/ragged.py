@@ -19,7 +19,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from share_compute.errors import UserError
-from share_compute.inference.runtime.kv_slots import LayerCache, Slab
+from share_compute.inference.runtime.kv_slots import KVSlot, LayerCache
 
 RAGGED = "share_compute_ragged"
 """Name under which `attend` is registered as an attention implementation."""
@@ -33,16 +33,16 @@ class Piece:
     """A chunk for attention: positions [start, start + count) of a KV slot.
 
     Args:
-        slab: KV slot of the sequence.
+        slot: KV slot of the sequence.
         start: first position of the chunk.
         count: number of tokens.
     """
 
-    __slots__ = ("count", "slab", "start", "stop")
+    __slots__ = ("count", "slot", "start", "stop")
 
-    def __init__(self, slab: Slab, start: int, count: int) -> None:
-        assert start + count <= slab.capacity_tokens
-        self.slab = slab
+    def __init__(self, slot: KVSlot, start: int, count: int) -> None:
+        assert start + count <= slot.capacity_tokens
+        self.slot = slot
         self.start = start
         self.count = count
         self.stop = start + count
@@ -69,7 +69,7 @@ class Attention:
         self._pieces = pieces
         self._counts = [piece.count for piece in pieces]
         self._decodes = all(count == 1 for count in self._counts)
-        written = [piece.slab.between(piece.start, piece.stop) for piece in pieces]
+        written = [piece.slot.between(piece.start, piece.stop) for piece in pieces]
         self._written = list(zip(*written, strict=True))
         self._seen: dict[int | None, list[tuple[Tensor, ...]]] = {}
         self._masks: dict[tuple[int, int | None], Tensor] = {}
@@ -110,7 +110,7 @@ class Attention:
                 key.split_with_sizes(self._counts, 2) + value.split_with_sizes(self._counts, 2),
             )
         if window not in self._seen:
-            views = [piece.slab.between(piece.first_seen(window), piece.stop) for piece in self._pieces]
+            views = [piece.slot.between(piece.first_seen(window), piece.stop) for piece in self._pieces]
             self._seen[window] = list(zip(*views, strict=True))
         keys, values = self._seen[window][place], self._seen[window][place + 1]
         if softcap is not None or sinks is not None:

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from share_compute.errors import ShareComputeError
-from share_compute.inference.runtime.kv_slots import Slabs
+from share_compute.inference.runtime.engine_stage import EngineStage
+from share_compute.inference.runtime.kv_slots import KVSlots
 from share_compute.inference.runtime.packing import can_pack, pack
 from share_compute.inference.runtime.quantization import quantize
 from share_compute.inference.runtime.ragged import (
@@ -25,8 +26,7 @@ from share_compute.inference.runtime.ragged import (
 )
 from share_compute.inference.runtime.sampling import Sampler
 from share_compute.inference.runtime.streamlining import call_directly, fuse_norms
-from share_compute.inference.runtime.turn_stage import TurnStage
-from share_compute.inference.scheduler.engine_steps import Chunk, Opening, Sampled, Turn
+from share_compute.inference.scheduler.engine_steps import Chunk, EngineStep, Opening, Sampled
 from share_compute.models.blueprint import Blueprint
 from share_compute.models.huggingface.conversion import PretrainedWeights
 from share_compute.models.huggingface.decoder import HuggingFaceStage
@@ -34,7 +34,7 @@ from share_compute.models.storage.weights import WeightFolder
 from share_compute.shard import Shard
 
 
-class ServingStage(TurnStage):
+class ServingStage(EngineStage):
     """One shard of a causal language model.
 
     Args:
@@ -80,7 +80,7 @@ class ServingStage(TurnStage):
             self._require_plain()
             attend_raggedly(self._model)
             settle_positions(self._model, window_tokens or self._text.max_position_embeddings, device)
-            self._slabs = Slabs(self._probe(), dtype, device)
+            self._slots = KVSlots(self._probe(), dtype, device)
         self._sampler = Sampler(int(self._text.vocab_size), device, tokenizer) if shard.is_last else None
 
     def _require_plain(self) -> None:
@@ -118,7 +118,7 @@ class ServingStage(TurnStage):
         return self._stage.persistent()
 
     @torch.inference_mode()
-    def take_over(self, other: TurnStage) -> dict[str, Tensor]:
+    def take_over(self, other: EngineStage) -> dict[str, Tensor]:
         """Take the weights that both have from a stage of the same model that is not used any more, sealed or not.
 
         Returns:
@@ -133,7 +133,7 @@ class ServingStage(TurnStage):
 
     @torch.inference_mode()
     def seal(self, *, keeps_plain: bool = True) -> None:
-        """Make the filled shard fast; see `TurnStage.seal`."""
+        """Make the filled shard fast; see `EngineStage.seal`."""
         fuse_norms(self._model)
         if can_pack(self.dtype, self.device):
             pack(self._model, keeps_plain=keeps_plain)
@@ -150,57 +150,57 @@ class ServingStage(TurnStage):
     @property
     def bytes_per_token(self) -> int:
         """Memory of one position of a KV slot in bytes: keys and values of the shard's layers."""
-        return self._slabs.bytes_per_token
+        return self._slots.bytes_per_token
 
     @property
     def held_tokens(self) -> int:
         """Capacity of all open KV slots, in positions."""
-        return self._slabs.held_tokens
+        return self._slots.held_tokens
 
     @torch.inference_mode()
     def open(self, opening: Opening) -> None:
         """Open a KV slot, and on the last stage the sampling state of the sequence."""
-        self._slabs.open(opening.sequence, opening.capacity_tokens, opening.copy_from, opening.copy_tokens)
+        self._slots.open(opening.sequence, opening.capacity_tokens, opening.copy_from, opening.copy_tokens)
         if self._sampler is not None:
             self._sampler.open(opening)
 
     def close(self, sequence: int) -> None:
         """Free a KV slot, and on the last stage the sampling state of the sequence."""
-        self._slabs.close(sequence)
+        self._slots.close(sequence)
         if self._sampler is not None:
             self._sampler.close(sequence)
 
     def clear(self) -> None:
         """Free all KV slots and sampling states: a new epoch begins."""
-        self._slabs.clear()
+        self._slots.clear()
         if self._sampler is not None:
             self._sampler.clear()
 
     @torch.inference_mode()
-    def compute(self, turn: Turn, inputs: Tensor) -> Tensor | tuple[Sampled, ...]:
+    def compute(self, step: EngineStep, inputs: Tensor) -> Tensor | tuple[Sampled, ...]:
         """Execute an engine step.
 
         Args:
-            turn: the engine step.
+            step: the engine step.
             inputs: ids ``[tokens]`` on the first stage (see `input_ids`), on later ones the outputs of the stage
                 before, ``[tokens, hidden]``; on any device.
 
         Returns:
             Hidden states ``[tokens, hidden]``; on the last stage the sampled tokens.
         """
-        for sequence in turn.closes:
+        for sequence in step.closes:
             self.close(sequence)
-        for growth in turn.grows:
-            self._slabs.grow(growth.sequence, growth.capacity_tokens)
-        for opening in turn.opens:
+        for growth in step.grows:
+            self._slots.grow(growth.sequence, growth.capacity_tokens)
+        for opening in step.opens:
             self.open(opening)
-        if not turn.chunks:
+        if not step.chunks:
             return () if self.shard.is_last else inputs.new_empty(0, self._text.hidden_size, dtype=self.dtype)
         attention = Attention(
-            [Piece(self._slabs[chunk.sequence], chunk.start, chunk.count) for chunk in turn.chunks]
+            [Piece(self._slots[chunk.sequence], chunk.start, chunk.count) for chunk in step.chunks]
         )
-        sampling, rows = _sampled_rows(turn)
-        outputs = self._run(attention, inputs.to(self.device), _positions(turn, self.device), rows)
+        sampling, rows = _sampled_rows(step)
+        outputs = self._run(attention, inputs.to(self.device), _positions(step, self.device), rows)
         if self._sampler is None:
             return outputs
         return self._sampler.sample(outputs, sampling)
@@ -222,30 +222,30 @@ class ServingStage(TurnStage):
         return "logits_to_keep" in inspect.signature(self._model.forward).parameters
 
 
-def input_ids(turn: Turn, fed_back: Mapping[int, int]) -> Tensor:
+def input_ids(step: EngineStep, fed_back: Mapping[int, int]) -> Tensor:
     """Return the inputs of the first stage, ids ``[tokens]``.
 
     Args:
-        turn: engine step to compute.
+        step: engine step to compute.
         fed_back: last sampled token of each sequence whose chunk has no tokens of its own.
     """
     ids: list[int] = []
-    for chunk in turn.chunks:
+    for chunk in step.chunks:
         ids.extend(chunk.tokens if chunk.tokens is not None else (fed_back[chunk.sequence],))
     return torch.tensor(ids, dtype=torch.int64)
 
 
-def _positions(turn: Turn, device: torch.device) -> Tensor:
-    if turn.num_tokens == len(turn.chunks):
-        return torch.tensor([chunk.start for chunk in turn.chunks], device=device)
-    runs = [torch.arange(chunk.start, chunk.start + chunk.count) for chunk in turn.chunks]
+def _positions(step: EngineStep, device: torch.device) -> Tensor:
+    if step.num_tokens == len(step.chunks):
+        return torch.tensor([chunk.start for chunk in step.chunks], device=device)
+    runs = [torch.arange(chunk.start, chunk.start + chunk.count) for chunk in step.chunks]
     return torch.cat(runs).to(device)
 
 
-def _sampled_rows(turn: Turn) -> tuple[list[Chunk], list[int]]:
+def _sampled_rows(step: EngineStep) -> tuple[list[Chunk], list[int]]:
     """Return the chunks that sample, and the row of each one's last token."""
     chunks, rows, stop = [], [], 0
-    for chunk in turn.chunks:
+    for chunk in step.chunks:
         stop += chunk.count
         if chunk.samples:
             chunks.append(chunk)

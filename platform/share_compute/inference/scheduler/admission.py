@@ -12,7 +12,7 @@ from share_compute.inference.scheduler.events import Totals
 from share_compute.inference.scheduler.fair_queue import FairQueue, Owner
 from share_compute.inference.scheduler.limits import Limits
 from share_compute.inference.scheduler.live_sequence import LiveSequence
-from share_compute.inference.scheduler.slot_ledger import Prefix, SlabLedger
+from share_compute.inference.scheduler.slot_ledger import Prefix, SlotLedger
 
 _MOST_PASSES = 16
 """Sequences that may overtake one of another owner that lacks KV capacity; after them all wait for it."""
@@ -41,7 +41,7 @@ class Admission:
         totals: counters of prefix copies and preemptions.
     """
 
-    def __init__(self, limits: Limits, queue: FairQueue, ledger: SlabLedger, totals: Totals) -> None:
+    def __init__(self, limits: Limits, queue: FairQueue, ledger: SlotLedger, totals: Totals) -> None:
         self._limits = limits
         self._queue = queue
         self._ledger = ledger

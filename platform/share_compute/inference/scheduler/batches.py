@@ -47,7 +47,7 @@ class Batches:
 
     def members(self, batch: int) -> list[LiveSequence]:
         """Return the sequences that decode in a batch, the longest waiting first."""
-        return sorted(self._members[batch].values(), key=lambda live: (live.last_turn, live.order))
+        return sorted(self._members[batch].values(), key=lambda live: (live.last_step, live.order))
 
     def join(self, live: LiveSequence, batch: int) -> None:
         """Let a sequence decode from now on, in the batch whose step has the end of its prompt unless that is full.

@@ -1,4 +1,4 @@
-"""Engine steps (`Turn`): the batches of work that the server sends to the stages, and their results.
+"""Engine steps (`EngineStep`): the batches of work that the server sends to the stages, and their results.
 
 Server and stages rely on these invariants:
 
@@ -6,8 +6,9 @@ Server and stages rely on these invariants:
    other, in that order. The number of steps in flight in different stages does not matter. So when a stage executes a
    step, its KV slots have exactly the contents that all earlier steps gave them. That is why a slot may be closed, or
    copied from, while steps that write to it are still in flight: at each stage those come first.
-2. Within a step a stage first frees the KV slots in `Turn.closes`, then enlarges those in `Turn.grows`, then opens
-   those in `Turn.opens`, each in the order given. Then it computes the chunks, each of a different sequence.
+2. Within a step a stage first frees the KV slots in `EngineStep.closes`, then enlarges those in `EngineStep.grows`,
+   then opens those in `EngineStep.opens`, each in the order given. Then it computes the chunks, each of a different
+   sequence.
 3. Chunks of a sequence follow each other without a gap. The first begins at `Opening.copy_tokens`, each next one where
    the last ended. All tokens of `Opening.history` that are not copied come as tokens of chunks. The last of these
    chunks samples, and so does every chunk after it.
@@ -72,7 +73,7 @@ class Chunk:
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class EngineStep:
     """An engine step: one batch of work that travels once through all stages."""
 
     id: int
@@ -126,10 +127,10 @@ Outcome: TypeAlias = Sampled | Pooled
 
 
 @dataclass(frozen=True, slots=True)
-class TurnResult:
+class StepResult:
     """Result of an engine step, sent by the last stage to the server."""
 
-    turn: int
+    step: int
     epoch: int
     sampled: tuple[Outcome, ...]
     """One outcome for each chunk that samples."""

@@ -135,7 +135,7 @@ class Stats:
     """Sequences that have a KV slot."""
     owners: int
     """Owners of all these sequences."""
-    turns_in_flight: int
+    steps_in_flight: int
     kv_tokens: int
     """KV capacity for all slots."""
     kv_tokens_used: int

@@ -12,7 +12,7 @@ from share_compute.inference.scheduler.events import Embedded, Emitted, Sequence
 
 _SAMPLES = 2048
 """Number of latencies kept, the most recent ones."""
-_TURNS = 64
+_STEPS = 64
 """Number of engine steps whose batch sizes are kept, the most recent ones."""
 _RATE_S = 10.0
 """Window in seconds over which tokens are counted."""
@@ -52,7 +52,7 @@ class Figures:
         self._between_s: deque[float] = deque(maxlen=_SAMPLES)
         self._emitted: deque[tuple[float, int]] = deque()
         """Times at which tokens came, and their number at each time."""
-        self._batches: deque[int] = deque(maxlen=_TURNS)
+        self._batches: deque[int] = deque(maxlen=_STEPS)
         """Number of sequences in each engine step."""
 
     def came(self, sequence: int, now_s: float) -> None:

@@ -10,7 +10,7 @@ _LEAST = {
     "window_tokens": 2,
     "kv_tokens": 2,
     "max_sequences": 1,
-    "turn_tokens": 2,
+    "step_tokens": 2,
     "stages": 1,
     "max_queued": 1,
     "run_ahead": 0,
@@ -28,7 +28,7 @@ class Limits:
     """Most tokens whose keys and values fit in the tightest stage, all KV slots together."""
     max_sequences: int
     """Most sequences that run at a time."""
-    turn_tokens: int
+    step_tokens: int
     """Most positions that one engine step computes."""
     stages: int
     """Stages in the pipeline; there are as many batches."""
@@ -52,7 +52,7 @@ class Limits:
     @property
     def room_tokens(self) -> int:
         """Largest KV slot that fits; for an encoder, the longest text that fits into an engine step."""
-        return self.turn_tokens if self.embeds else self.kv_tokens
+        return self.step_tokens if self.embeds else self.kv_tokens
 
     @property
     def longest_tokens(self) -> int:

@@ -35,7 +35,7 @@ class LiveSequence:
     """Tokens that were known when its KV slot was opened: they come as inputs, all others are fed back."""
     room_tokens: int = 0
     """Capacity of its KV slot, in positions."""
-    first_turn: int = 0
+    first_step: int = 0
     """First engine step after its arrival; tokens of earlier steps belong to another sequence of the same number."""
     sent: int = 0
     """Positions in its KV slot once all engine steps that were sent have passed."""
@@ -49,7 +49,7 @@ class LiveSequence:
     """Sequences of other owners that started while this one lacked KV capacity."""
     batch: int | None = None
     """Decode batch; None while it does not decode."""
-    last_turn: int = -1
+    last_step: int = -1
     """Last engine step in which it decoded; -1 if none."""
 
     def __post_init__(self) -> None:
@@ -165,9 +165,9 @@ class LiveSequence:
         inputs = tuple(self.tokens[start : self.sent])
         return Chunk(self.id, start, len(inputs), inputs, samples)
 
-    def decode(self, turn: int) -> Chunk:
+    def decode(self, step: int) -> Chunk:
         """Return the chunk of the token that the last stage feeds back; it samples the next one."""
-        self.last_turn = turn
+        self.last_step = step
         self.sent += 1
         self.planned += 1
         return Chunk(self.id, self.sent - 1, 1, None, samples=True)

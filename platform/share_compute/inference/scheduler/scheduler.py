@@ -2,7 +2,7 @@
 
 It is a state machine without clock or randomness: the same calls in the same order give the same steps. The server
 calls `Scheduler.submit` and `Scheduler.cancel` for clients, and `Scheduler.completed` for results of the last stage. It
-then sends the steps that `Scheduler.next_turns` returns, in that order, to all stages. The module
+then sends the steps that `Scheduler.next_steps` returns, in that order, to all stages. The module
 `share_compute.inference.scheduler.engine_steps` describes how stages execute them.
 
 **Engine steps.** There are as many batches as stages. Each batch may have ``1 + run_ahead`` steps in flight. While one
@@ -51,12 +51,12 @@ from share_compute.inference.scheduler.admission import Admission
 from share_compute.inference.scheduler.batches import Batches
 from share_compute.inference.scheduler.engine_steps import (
     Chunk,
+    EngineStep,
     Growth,
     Opening,
     Outcome,
     Pooled,
-    Turn,
-    TurnResult,
+    StepResult,
 )
 from share_compute.inference.scheduler.events import (
     Embedded,
@@ -72,7 +72,7 @@ from share_compute.inference.scheduler.fair_queue import FairQueue
 from share_compute.inference.scheduler.limits import Limits
 from share_compute.inference.scheduler.live_sequence import LiveSequence
 from share_compute.inference.scheduler.options import Generation
-from share_compute.inference.scheduler.slot_ledger import SlabLedger
+from share_compute.inference.scheduler.slot_ledger import SlotLedger
 from share_compute.inference.scheduler.text_ledger import TextLedger
 
 _RETRY_S = (1, 60)
@@ -96,17 +96,17 @@ class Scheduler:
         self._live: dict[int, LiveSequence] = {}
         self._totals = Totals()
         self._num_arrived = 0
-        self._num_turns = 0
+        self._num_steps = 0
         self._begin_epoch()
 
     def _begin_epoch(self) -> None:
         limits = self.limits
-        self._ledger = TextLedger() if limits.embeds else SlabLedger(limits.kv_tokens)
+        self._ledger = TextLedger() if limits.embeds else SlotLedger(limits.kv_tokens)
         self._admission = Admission(limits, self._queue, self._ledger, self._totals)
         self._batches = Batches(limits.stages, 1 + limits.run_ahead)
-        self._in_flight: dict[int, Turn] = {}
+        self._in_flight: dict[int, EngineStep] = {}
         """Engine steps whose results are not processed yet, in the order in which they were sent."""
-        self._results: dict[int, TurnResult] = {}
+        self._results: dict[int, StepResult] = {}
         """Results that arrived before that of an earlier step."""
         self._closes_now = False
 
@@ -146,7 +146,7 @@ class Scheduler:
         for live in waiting:
             self._ledger.forget(live.id)
             self._live[live.id] = live
-            live.first_turn = self._num_turns
+            live.first_step = self._num_steps
             self._queue.add(live)
         return [_finished(live, ended[live.id]) for live in lives if live.id in ended]
 
@@ -209,15 +209,15 @@ class Scheduler:
 
     # -- stages ------------------------------------------------------------------------------------------------------
 
-    def next_turns(self) -> list[Turn]:
+    def next_steps(self) -> list[EngineStep]:
         """Return all engine steps that may be sent now, to be sent in this order."""
         self._batches.balance()
-        turns: list[Turn] = []
-        while made := [turn for batch in self._batches.free() if (turn := self._turn(batch))]:
-            turns += made
-        return turns
+        steps: list[EngineStep] = []
+        while made := [step for batch in self._batches.free() if (step := self._step(batch))]:
+            steps += made
+        return steps
 
-    def completed(self, result: TurnResult) -> list[SequenceEvent]:
+    def completed(self, result: StepResult) -> list[SequenceEvent]:
         """Process the result of an engine step; results of earlier steps are reported first, whenever they arrive.
 
         Results of earlier epochs, and results that were processed before, change nothing.
@@ -225,11 +225,11 @@ class Scheduler:
         Raises:
             VerificationFailed: the result does not match what the step samples; it is not processed.
         """
-        turn = self._in_flight.get(result.turn)
-        if turn is None or result.epoch != self.epoch:
+        step = self._in_flight.get(result.step)
+        if step is None or result.epoch != self.epoch:
             return []
-        _verify(turn, result)
-        self._results[turn.id] = result
+        _verify(step, result)
+        self._results[step.id] = result
         events: list[SequenceEvent] = []
         while (first := next(iter(self._in_flight), -1)) in self._results:
             self._batches.passed(self._in_flight.pop(first).batch)
@@ -275,7 +275,7 @@ class Scheduler:
             interrupted=self._queue.num_interrupted,
             running=self._admission.num_open,
             owners=self._queue.num_owners,
-            turns_in_flight=len(self._in_flight),
+            steps_in_flight=len(self._in_flight),
             kv_tokens=self._ledger.kv_tokens,
             kv_tokens_used=self._ledger.used_tokens,
             kv_tokens_cached=self._ledger.cached_tokens,
@@ -284,9 +284,9 @@ class Scheduler:
 
     # -- one engine step ---------------------------------------------------------------------------------------------
 
-    def _turn(self, batch: int) -> Turn | None:
+    def _step(self, batch: int) -> EngineStep | None:
         """Return the next engine step of a batch; None if it has nothing to do."""
-        room = self.limits.turn_tokens
+        room = self.limits.step_tokens
         grows: list[Growth] = []
         # Growing comes before opening: sequences that start in this step may copy from these slots.
         decoding = [live for live in self._batches.members(batch) if self._has_room(live, grows)]
@@ -303,8 +303,8 @@ class Scheduler:
         self._closes_now = False
         for chunk in chunks:
             self._ledger.write(chunk.sequence, chunk.start + chunk.count)
-        turn = Turn(
-            self._num_turns,
+        step = EngineStep(
+            self._num_steps,
             self.epoch,
             batch,
             () if self.limits.embeds else tuple(opens),
@@ -312,11 +312,11 @@ class Scheduler:
             tuple(chunks),
             tuple(grows),
         )
-        self._num_turns += 1
-        self._in_flight[turn.id] = turn
+        self._num_steps += 1
+        self._in_flight[step.id] = step
         self._batches.sent(batch)
-        self._totals.computed_tokens += turn.num_tokens
-        return turn
+        self._totals.computed_tokens += step.num_tokens
+        return step
 
     def _has_room(self, live: LiveSequence, grows: list[Growth]) -> bool:
         """Return whether a sequence can decode; preempt it if its KV slot is full and cannot grow."""
@@ -331,7 +331,7 @@ class Scheduler:
         return False
 
     def _decode(self, live: LiveSequence) -> Chunk:
-        chunk = live.decode(self._num_turns)
+        chunk = live.decode(self._num_steps)
         self._queue.charge(live)
         if live.is_sent_whole:
             self._batches.leave(live)
@@ -351,9 +351,9 @@ class Scheduler:
 
     # -- one sequence ------------------------------------------------------------------------------------------------
 
-    def _sampled(self, sampled: Outcome, turn: int) -> Iterator[SequenceEvent]:
+    def _sampled(self, sampled: Outcome, step: int) -> Iterator[SequenceEvent]:
         live = self._live.get(sampled.sequence)
-        if live is None or turn < live.first_turn:
+        if live is None or step < live.first_step:
             self._totals.wasted_tokens += 1
             return
         if isinstance(sampled, Pooled):
@@ -405,12 +405,12 @@ def _finished(live: LiveSequence, reason: FinishReason) -> Finished:
     return Finished(live.id, reason, live.num_emitted)
 
 
-def _verify(turn: Turn, result: TurnResult) -> None:
-    asked = sorted((chunk.sequence, chunk.start + chunk.count) for chunk in turn.chunks if chunk.samples)
+def _verify(step: EngineStep, result: StepResult) -> None:
+    asked = sorted((chunk.sequence, chunk.start + chunk.count) for chunk in step.chunks if chunk.samples)
     told = sorted((sampled.sequence, sampled.position) for sampled in result.sampled)
     if asked != told:
         raise VerificationFailed(
-            f"the last stage sampled other tokens in turn {turn.id} than it was asked for",
+            f"the last stage sampled other tokens in step {step.id} than it was asked for",
             hint="form the stages anew",
             details={"asked": asked, "told": told},
         )

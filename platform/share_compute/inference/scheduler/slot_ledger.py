@@ -44,7 +44,7 @@ class Prefix:
     """Whether waiting pays: later steps will write at least one more block of the common prefix."""
 
 
-class SlabLedger:
+class SlotLedger:
     """All KV slots of one epoch.
 
     Args:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from share_compute.inference.scheduler.live_sequence import LiveSequence
-from share_compute.inference.scheduler.slot_ledger import Prefix, SlabLedger
+from share_compute.inference.scheduler.slot_ledger import Prefix, SlotLedger
 
 
-class TextLedger(SlabLedger):
+class TextLedger(SlotLedger):
     """A ledger without KV slots: all texts fit, and no text can reuse another one's tokens."""
 
     def __init__(self) -> None:

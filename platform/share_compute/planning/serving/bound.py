@@ -84,10 +84,10 @@ class _Relaxation:
         fastest machine, the second is that of the fastest two, and so on.
         """
         token_s = np.diff(self._cost.token_s(batch)[self._usable], axis=1)
-        turn_s = token_s + batch * self._prompt_s / self._cost.workload.new_tokens
-        least_s = turn_s.min(axis=0)
+        step_s = token_s + batch * self._prompt_s / self._cost.workload.new_tokens
+        least_s = step_s.min(axis=0)
         with np.errstate(divide="ignore", invalid="ignore"):
-            share = np.where(turn_s > 0, least_s / turn_s, 0.0).max(axis=1)
+            share = np.where(step_s > 0, least_s / step_s, 0.0).max(axis=1)
         # A machine on which all layers take no time does no part of the counted work; its speed counts as 1.
         speeds = np.cumsum(np.sort(np.where(share > 0, share, 1.0))[::-1])
         return float(token_s.min(axis=0).sum()), float(least_s.sum()), speeds

@@ -20,9 +20,9 @@ timed, the ratio of measured to estimated prompt times corrects both prompt(p) a
 With all c concurrent sequences in flight, n = min(stages, c) batches of b = ceil(c / n) sequences circulate. Each
 sequence adds one prompt in N tokens ::
 
-    turn(p)    = token(p, b) + b * prompt(p) / N             one engine step: a stage's work for one batch and one token
+    step(p)    = token(p, b) + b * prompt(p) / N             one engine step: a stage's work for one batch and one token
     carry(p)   = boundary bytes of b * (1 + P / N) tokens / bandwidth, from stage p to p + 1
-    next token = max(round(b), n * turn(p), n * carry(p)) over all stages p
+    next token = max(round(b), n * step(p), n * carry(p)) over all stages p
     tokens/s   = c / next token
 
 A machine's memory holds weights, the cache of c sequences of P + N tokens, and the working memory of the widest layer
@@ -177,7 +177,7 @@ class ServingCost(CostTables):
             else 0.0
         )
         trip = self._through(layout, times) + self._hops(layout, batch) + back
-        return max(trip, count * self._slowest_turn(layout, times, batch)) if loaded else trip
+        return max(trip, count * self._slowest_step(layout, times, batch)) if loaded else trip
 
     def tokens_per_s(self, layout: Layout) -> float:
         """Return the tokens per second with all concurrent sequences in flight."""
@@ -196,9 +196,9 @@ class ServingCost(CostTables):
             for machine in stage.members
         )
 
-    def _slowest_turn(self, layout: Layout, times: Floats, batch: int) -> float:
+    def _slowest_step(self, layout: Layout, times: Floats, batch: int) -> float:
         new, prompt = self.workload.new_tokens, self.workload.prompt_tokens
-        turns = [
+        steps = [
             _between(times, stage) + batch * _between(self.prompt_s, stage) / new for stage in layout.stages
         ]
         size = self.boundary_bytes(batch * (1 + prompt / new))
@@ -206,7 +206,7 @@ class ServingCost(CostTables):
             transfer_s(0.0, self.network.link(before.members[0], after.members[0])[1], size[after.start])
             for before, after in pairwise(layout.stages)
         ]
-        return max(*turns, *carries, 0.0)
+        return max(*steps, *carries, 0.0)
 
     def _through(self, layout: Layout, times: Floats) -> float:
         return sum(_between(times, stage) for stage in layout.stages)

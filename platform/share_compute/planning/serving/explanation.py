@@ -14,7 +14,7 @@ from share_compute.planning.network.network import Floats
 from share_compute.planning.plan import Bottleneck, CauseKind
 from share_compute.planning.serving.bound import objective_s
 from share_compute.planning.serving.cost import ServingCost
-from share_compute.planning.serving.parts import Part, trip_parts, turn_parts
+from share_compute.planning.serving.parts import Part, step_parts, trip_parts
 from share_compute.quantities import bytes_text, seconds_text
 
 _MOST_TRIED = 12
@@ -48,7 +48,7 @@ class ServingExplanation:
         share = "that a request takes" if self._alone else "that a token takes to go round"
         told = f"{seconds_text(worst.seconds)} of the {seconds_text(trip_s)} {share}"
         if not self._alone:
-            busiest = self._largest(turn_parts(self._cost, self._layout))
+            busiest = self._largest(step_parts(self._cost, self._layout))
             if busiest.seconds >= trip_s * (1 - 1e-9):
                 worst = busiest
                 told = f"busy {seconds_text(worst.seconds)} from token to token, and nothing is longer"
@@ -75,7 +75,7 @@ class ServingExplanation:
         return "memory" if self._busy_s(fast, row) < 0.5 * self._busy_s(alone, row) else "compute"
 
     def _busy_s(self, cost: ServingCost, layout: Layout) -> float:
-        parts = trip_parts(cost, layout) if self._alone else turn_parts(cost, layout)
+        parts = trip_parts(cost, layout) if self._alone else step_parts(cost, layout)
         return parts[0].seconds
 
     # -- machines of the placement -------------------------------------------------------------------------------
@@ -94,7 +94,7 @@ class ServingExplanation:
 
     @cached_property
     def _busy(self) -> list[float]:
-        parts = trip_parts if self._alone else turn_parts
+        parts = trip_parts if self._alone else step_parts
         return [part.seconds for part in parts(self._cost, self._layout)[: len(self._layout.stages)]]
 
     def _speeds(self, machine: int) -> str:
@@ -197,9 +197,9 @@ class ServingExplanation:
     def _fault(self, machine: int, layout: Layout) -> Part | None:
         """Return the largest part that involves the machine; without its speed if no machine of the plan is faster."""
         parts = trip_parts(self._cost, layout)
-        turns = [] if self._alone else turn_parts(self._cost, layout)
-        if turns and self._largest(turns).seconds >= sum(part.seconds for part in parts):
-            parts = turns
+        steps = [] if self._alone else step_parts(self._cost, layout)
+        if steps and self._largest(steps).seconds >= sum(part.seconds for part in parts):
+            parts = steps
         fastest_s = min(float(self._whole_s[other]) for other in self._layout.machines)
         slow = self._whole_s[machine] > _ALIKE * fastest_s
         own = [part for part in parts if machine in part.machines and (slow or part.kind != "compute")]

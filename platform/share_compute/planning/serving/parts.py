@@ -59,7 +59,7 @@ def _trip(
         yield Part("link", machines, float(carried) / rate if rate > 0 else math.inf)
 
 
-def turn_parts(cost: ServingCost, layout: Layout) -> list[Part]:
+def step_parts(cost: ServingCost, layout: Layout) -> list[Part]:
     """Return the busy time of each machine and each link from token to token, with all sequences in flight."""
     count, batch = cost.batches(len(layout.stages))
     each = batch / cost.workload.new_tokens

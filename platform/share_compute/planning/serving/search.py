@@ -119,13 +119,13 @@ def _orders(cost: ServingCost, machines: Sequence[int]) -> Iterator[list[int]]:
     """Yield orders of machines to search: the fastest first, the largest memory first, then region by region."""
     batch = cost.batches(min(len(machines), cost.num_layers))[1]
     strength = {
-        "turn": cost.token_s(batch)[:, -1],
+        "step": cost.token_s(batch)[:, -1],
         "memory": -cost.memory_bytes,
     }
     region = cost.network.region
     for values in strength.values():
         yield sorted(machines, key=lambda machine: (values[machine], machine))
-    values = strength["turn"]
+    values = strength["step"]
     best_of = {
         int(place): min(values[one] for one in machines if region[one] == place) for place in region[machines]
     }
@@ -245,9 +245,9 @@ def _kept(cost: ServingCost, stages: int, aim_s: float) -> Sums:
     times, prompts = cost.token_s(batch), cost.prompt_s
 
     def stage(machine: int) -> Floats:
-        turn = _differences(times[machine]) + batch * _differences(prompts[machine]) / new
+        step = _differences(times[machine]) + batch * _differences(prompts[machine]) / new
         trip = _stage(cost, times + weight * prompts, machine)
-        return np.where(count * turn <= aim_s, trip, np.inf)
+        return np.where(count * step <= aim_s, trip, np.inf)
 
     latency, rate = cost.network.latency_s, cost.network.bytes_per_s
     carried = _carried(cost.boundary_bytes(batch * (1 + prompt / new)), rate)

@@ -65,8 +65,8 @@ def test_the_formula_by_hand() -> None:
     # 1.24 s on the first and 2.48 s on the second. The hop is 0.5 + 100 / 100, the way back 0.5 + 8 / 100.
     assert TWO.next_token_s(split) == pytest.approx(1.24 + 1.5 + 2.48 + 0.58)
     # Loaded: two batches of two: 2 s of operations (memory: 1.48), 2.96 s of memory; the hop 0.5 + 2, back 0.66.
-    turns = 2 + 2 * 10 / 4, 2.96 + 2 * 5 / 4, 2 * 100 * (1 + 10 / 4) / 100
-    assert TWO.next_token_s(split, loaded=True) == pytest.approx(max(2 + 2.5 + 2.96 + 0.66, 2 * max(turns)))
+    steps = 2 + 2 * 10 / 4, 2.96 + 2 * 5 / 4, 2 * 100 * (1 + 10 / 4) / 100
+    assert TWO.next_token_s(split, loaded=True) == pytest.approx(max(2 + 2.5 + 2.96 + 0.66, 2 * max(steps)))
     assert TWO.tokens_per_s(split) == pytest.approx(4 / 14)
     assert TWO.first_token_s(solo(1, 2, 1)) == 10.0
 

@@ -15,7 +15,7 @@ from share_compute.planning.plan import NOT_MEASURED
 from share_compute.planning.report import PlanReport, ServingPrediction
 from share_compute.planning.serving.bound import objective_s, serving_bound_s
 from share_compute.planning.serving.explanation import ServingExplanation
-from share_compute.planning.serving.parts import trip_parts, turn_parts
+from share_compute.planning.serving.parts import step_parts, trip_parts
 from share_compute.planning.serving.search import search_serving
 from share_compute.specification.workload import ServingWorkload
 from share_compute.topology import Link, Topology
@@ -49,11 +49,11 @@ def test_the_parts_are_all_that_the_formula_counts(objective: Objective) -> None
         cost = random_cost(draw, objective, 3, 4)
         for layout in list(all_layouts(cost))[::7]:
             trip_s = sum(part.seconds for part in trip_parts(cost, layout))
-            turns_s = [part.seconds for part in turn_parts(cost, layout)]
+            steps_s = [part.seconds for part in step_parts(cost, layout)]
             if objective == "latency":
                 assert trip_s == pytest.approx(objective_s(cost, layout))
             else:
-                assert max(trip_s, *turns_s) == pytest.approx(objective_s(cost, layout))
+                assert max(trip_s, *steps_s) == pytest.approx(objective_s(cost, layout))
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)

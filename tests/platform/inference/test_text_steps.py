@@ -12,7 +12,7 @@ from tests.platform.inference.encoders import encoder_config
 
 from share_compute.errors import Busy, Conflict, ShareComputeError, TooLong, UserError
 from share_compute.inference.placement import limits_before, limits_of, place
-from share_compute.inference.scheduler.engine_steps import Pooled, Turn, TurnResult
+from share_compute.inference.scheduler.engine_steps import EngineStep, Pooled, StepResult
 from share_compute.inference.scheduler.events import Embedded, Failed, Finished, SequenceEvent
 from share_compute.inference.scheduler.limits import Limits
 from share_compute.inference.scheduler.options import Generation, SamplingOptions
@@ -22,7 +22,7 @@ from share_compute.specification import ServeJob
 from share_compute.topology import Contributor, Device, Topology
 
 LIMITS = Limits(
-    window_tokens=40, kv_tokens=40, max_sequences=100, turn_tokens=40, stages=2, max_queued=64, embeds=True
+    window_tokens=40, kv_tokens=40, max_sequences=100, step_tokens=40, stages=2, max_queued=64, embeds=True
 )
 OPTIONS = SamplingOptions(seed=0, max_tokens=0)
 
@@ -44,26 +44,26 @@ class Encoder:
 
     def __init__(self, limits: Limits = LIMITS) -> None:
         self.scheduler = Scheduler(limits)
-        self.turns: list[Turn] = []
-        self.on_their_way: deque[Turn] = deque()
+        self.steps: list[EngineStep] = []
+        self.on_their_way: deque[EngineStep] = deque()
         self.told: dict[int, SequenceEvent] = {}
 
     def submit(self, *texts: Generation) -> None:
         assert self.scheduler.submit(*texts) == []
 
-    def send(self) -> list[Turn]:
-        made = self.scheduler.next_turns()
-        for turn in made:
-            assert 0 < turn.num_tokens <= self.scheduler.limits.turn_tokens
-            assert turn.opens == turn.closes == ()
-            assert all((chunk.start, chunk.samples) == (0, True) for chunk in turn.chunks)
-        self.turns += made
+    def send(self) -> list[EngineStep]:
+        made = self.scheduler.next_steps()
+        for step in made:
+            assert 0 < step.num_tokens <= self.scheduler.limits.step_tokens
+            assert step.opens == step.closes == ()
+            assert all((chunk.start, chunk.samples) == (0, True) for chunk in step.chunks)
+        self.steps += made
         self.on_their_way += made
         return made
 
-    def result(self, turn: Turn) -> TurnResult:
-        made = (Pooled(chunk.sequence, chunk.count, vector(chunk.tokens or ())) for chunk in turn.chunks)
-        return TurnResult(turn.id, turn.epoch, tuple(made))
+    def result(self, step: EngineStep) -> StepResult:
+        made = (Pooled(chunk.sequence, chunk.count, vector(chunk.tokens or ())) for chunk in step.chunks)
+        return StepResult(step.id, step.epoch, tuple(made))
 
     def complete(self) -> None:
         self.hear(self.scheduler.completed(self.result(self.on_their_way.popleft())))
@@ -88,12 +88,12 @@ def test_texts_are_computed_whole_and_each_is_told_once() -> None:
     for one in texts:
         assert encoder.told[one.sequence] == Embedded(one.sequence, len(one.prompt), vector(one.prompt))
     # Turns are as full as whole texts can make them: two that follow each other would not fit into one.
-    sizes = [turn.num_tokens for turn in encoder.turns]
-    firsts = [turn.chunks[0].count for turn in encoder.turns]
+    sizes = [step.num_tokens for step in encoder.steps]
+    firsts = [step.chunks[0].count for step in encoder.steps]
     assert all(size + first > 40 for size, first in zip(sizes, firsts[1:], strict=False))
 
 
-def test_as_many_turns_are_on_their_way_as_stages_take() -> None:
+def test_as_many_steps_are_on_their_way_as_stages_take() -> None:
     encoder = Encoder()
     encoder.submit(*(text(number, 40) for number in range(9)))
     assert len(encoder.send()) == 4  # two stages, and one ahead for each
@@ -105,10 +105,10 @@ def test_owners_share_by_tokens() -> None:
     encoder = Encoder()
     encoder.submit(*(text(number, 20, "ann") for number in range(40)))
     encoder.submit(*(text(100 + number, 5, "bob") for number in range(20)))
-    while len(encoder.turns) < 8:
+    while len(encoder.steps) < 8:
         encoder.send()
         encoder.complete()
-    sent = [chunk for turn in encoder.turns for chunk in turn.chunks]
+    sent = [chunk for step in encoder.steps for chunk in step.chunks]
     bob = sum(chunk.count for chunk in sent if chunk.sequence >= 100)
     assert bob == 100  # all of it: much less than half of what was computed
     assert sum(chunk.count for chunk in sent) - bob >= 100
@@ -159,23 +159,23 @@ def test_texts_are_computed_again_by_other_stages() -> None:
     lost = list(encoder.on_their_way)
     encoder.on_their_way.clear()
     encoder.hear(encoder.scheduler.reform(1, replace(LIMITS, stages=3)))
-    assert [event for turn in lost for event in encoder.scheduler.completed(encoder.result(turn))] == []
+    assert [event for step in lost for event in encoder.scheduler.completed(encoder.result(step))] == []
     first = encoder.send()[0]
     assert first.epoch == 1
     assert {chunk.sequence for chunk in first.chunks} <= {
-        chunk.sequence for turn in lost for chunk in turn.chunks
+        chunk.sequence for step in lost for chunk in step.chunks
     }
     encoder.finish()
     assert encoder.told.keys() == {one.sequence for one in texts}
     assert all(isinstance(event, Embedded) for event in encoder.told.values())
 
 
-def test_a_text_that_fits_no_turn_any_more_fails() -> None:
+def test_a_text_that_fits_no_step_any_more_fails() -> None:
     encoder = Encoder()
     encoder.submit(text(1, 40), text(2, 20))
     encoder.send()
     encoder.on_their_way.clear()
-    encoder.hear(encoder.scheduler.reform(1, replace(LIMITS, turn_tokens=30)))
+    encoder.hear(encoder.scheduler.reform(1, replace(LIMITS, step_tokens=30)))
     failed = encoder.told[1]
     assert isinstance(failed, Failed)
     assert isinstance(failed.error, ShareComputeError)
@@ -183,9 +183,9 @@ def test_a_text_that_fits_no_turn_any_more_fails() -> None:
     assert isinstance(encoder.told[2], Embedded)
 
 
-@pytest.mark.parametrize(("window", "turn"), [(128, 512), (2000, 2000)])
-def test_a_turn_holds_the_longest_text_and_smaller_ones_where_memory_did_not_suffice(
-    window: int, turn: int
+@pytest.mark.parametrize(("window", "step"), [(128, 512), (2000, 2000)])
+def test_a_step_holds_the_longest_text_and_smaller_ones_where_memory_did_not_suffice(
+    window: int, step: int
 ) -> None:
     spec = ServeJob.model_validate({"name": "bert", "model": {"path": "/bert"}, "max_concurrent": 1})
     device = Device("cpu", "cpu", memory_bytes=2**31, flops_per_s={"float32": 1e10})
@@ -197,7 +197,7 @@ def test_a_turn_holds_the_longest_text_and_smaller_ones_where_memory_did_not_suf
     placement = place(spec, Topology(machines), profile, window_tokens=window, epoch=1, stages=2, embeds=True)
     before = limits_before(spec, window, embeds=True)
     limits = limits_of(spec, placement, {}, window, {}, embeds=True)
-    assert (before.turn_tokens, before.longest_tokens, before.embeds) == (turn, window, True)
+    assert (before.step_tokens, before.longest_tokens, before.embeds) == (step, window, True)
     assert limits == replace(before, stages=2)
     shrunk = limits_of(spec, placement, {}, window, {"c0": 0.8, "c1": 0.5}, embeds=True)
-    assert (shrunk.turn_tokens, shrunk.longest_tokens) == (turn // 2, min(window, turn // 2))
+    assert (shrunk.step_tokens, shrunk.longest_tokens) == (step // 2, min(window, step // 2))

@@ -16,13 +16,13 @@ from share_compute.inference.runtime.quantization import (
     scale_of,
     weight_of,
 )
-from share_compute.inference.scheduler.engine_steps import Outcome, Turn
+from share_compute.inference.scheduler.engine_steps import EngineStep, Outcome
 from share_compute.models.huggingface.conversion import PretrainedWeights
 from share_compute.models.storage.weights import CHUNK_BYTES, WeightFolder, row_ranges, rows_of
 from share_compute.shard import Shard
 
 
-class TurnStage(ABC):
+class EngineStage(ABC):
     """One shard, ready to compute engine steps once its weights are filled, and fast once it is sealed."""
 
     shard: Shard
@@ -43,7 +43,7 @@ class TurnStage(ABC):
         """Return the tensors to fill before `seal`, by stored name."""
 
     @abstractmethod
-    def take_over(self, other: TurnStage) -> dict[str, Tensor]:
+    def take_over(self, other: EngineStage) -> dict[str, Tensor]:
         """Take the weights that both have from a stage of the same model that is not used any more, sealed or not.
 
         Returns:
@@ -115,11 +115,11 @@ class TurnStage(ABC):
         """Forget all sequences: a new epoch begins."""
 
     @abstractmethod
-    def compute(self, turn: Turn, inputs: Tensor) -> Tensor | tuple[Outcome, ...]:
+    def compute(self, step: EngineStep, inputs: Tensor) -> Tensor | tuple[Outcome, ...]:
         """Execute an engine step.
 
         Args:
-            turn: the engine step.
+            step: the engine step.
             inputs: ids ``[tokens]`` on the first stage, on later ones the outputs of the stage before,
                 ``[tokens, hidden]``; on any device.
 
