@@ -170,7 +170,7 @@ class Led:
     """Members that this process leads as a coordinator would."""
 
     conductor: Any
-    crew: Any
+    group: Any
     end: Callable[[], None]
 
 
@@ -181,7 +181,7 @@ def lead(
     shard_store: Any,
     tell: Callable[[AttemptEvent], None],
     observe: Callable[[int, float, Any], None] = lambda _step, _seconds, _figures: None,
-    crew_class: Any = None,
+    group_class: Any = None,
 ) -> Led:
     """Start the members of a plan and load their shards; return them ready for the first step."""
     import ray
@@ -204,7 +204,7 @@ def lead(
     runs = max(plan.shares, key=len)
     ask_shard_store(NOTHING, shard_store.cut.remote(list(runs)))
     mailbox = cast("Any", Mailbox).remote()
-    crew = (crew_class or TrainingGroup)(
+    group = (group_class or TrainingGroup)(
         assignment,
         facts,
         shard_store,
@@ -214,7 +214,7 @@ def lead(
         profile.tied_name,
         lambda _note: None,
     )
-    crew.load(plan)
+    group.load(plan)
     step_log = StepLog(assignment.folder, assignment.attempt)
     step_log.claim()
     step_log.rewind(facts.first_step - 1)
@@ -236,22 +236,22 @@ def lead(
         def ticked(self) -> None:
             pass
 
-    changes = Changes(crew, requests, tell)
+    changes = Changes(group, requests, tell)
     monitor = PerformanceMonitor(assignment, solution, tell, changes)
     start = Start(facts, solution, runs, facts.state)
     planner = MembershipPlanner(
-        assignment, start, changes, Resharder(crew, facts.first_step), step_log, monitor, tell
+        assignment, start, changes, Resharder(group, facts.first_step), step_log, monitor, tell
     )
     inbox = forward_mail(mailbox)
-    conductor = Conductor(crew, step_log, planner, Reports(), inbox, assignment.spec.training, changes, tell)
+    conductor = Conductor(group, step_log, planner, Reports(), inbox, assignment.spec.training, changes, tell)
     conductor.assemble()
 
     def end() -> None:
-        crew.dismiss()
+        group.dismiss()
         ray.kill(mailbox)
         step_log.close()
 
-    return Led(conductor, crew, end)
+    return Led(conductor, group, end)
 
 
 class Rival:

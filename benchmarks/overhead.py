@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 from _harness import Ours, arguments, cluster, job, print_figure
 
 from share_compute.protocol.cells import delivery, holders, needed, remaining
-from share_compute.protocol.roster import Roster
+from share_compute.protocol.membership import Membership
 from share_compute.protocol.tree import SummationTree
 from share_compute_actors.training.member.rows import Rows
 from share_compute_actors.transport.envelope import Label
@@ -50,26 +50,32 @@ class Block(NamedTuple):
 
 
 def straight(
-    member: Any, first: int, count: int, roster: Roster, tree: SummationTree, shard_store: Any
+    member: Any, first: int, count: int, membership: Membership, tree: SummationTree, shard_store: Any
 ) -> Block:
     """Run steps without the protocol in one member, on its compute thread."""
     engine, me = member._engine, member._setup.worker  # noqa: SLF001 - no public API bypasses the protocol
-    walked: Block = engine.order(partial(_walk, engine, me, first, count, roster, tree, shard_store))
+    walked: Block = engine.order(partial(_walk, engine, me, first, count, membership, tree, shard_store))
     return walked
 
 
 def _walk(
-    engine: Any, me: str, first: int, count: int, roster: Roster, tree: SummationTree, shard_store: Any
+    engine: Any,
+    me: str,
+    first: int,
+    count: int,
+    membership: Membership,
+    tree: SummationTree,
+    shard_store: Any,
 ) -> Block:
-    runner, channel, stage = engine.runner, engine.channel, roster.stage_of(me)
+    runner, channel, stage = engine.runner, engine.channel, membership.stage_of(me)
     inputs = Rows(shard_store, "inputs") if runner.stage.shard.is_first else None
     targets = Rows(shard_store, "targets") if runner.stage.shard.is_last else None
     rows = [part for part in (inputs, targets) if part is not None]
-    own = [microbatch for microbatch, owner in enumerate(roster.owners[stage]) if owner == me]
+    own = [microbatch for microbatch, owner in enumerate(membership.owners[stage]) if owner == me]
 
     def wanted(step: int, action: Any) -> Any:
         """Return the input of a cell: samples, or a tensor that a neighbour sends."""
-        label = needed(roster, step, stage, action)
+        label = needed(membership, step, stage, action)
         if label is not None:
             return channel.receive(_aside(label), "a neighbour", 60.0)
         part = inputs if action.kind == "F" else targets
@@ -85,8 +91,8 @@ def _walk(
         for part in rows:
             part.expect(step, own)
             part.expect(step + 1, own)
-        actions = remaining(roster, step, me)
-        held = [tree.cover(ids) for ids in holders(roster, step, stage)]
+        actions = remaining(membership, step, me)
+        held = [tree.cover(ids) for ids in holders(membership, step, stage)]
         for action in actions:
             entering = wanted(step, action)
             if action.kind == "F":
@@ -94,7 +100,7 @@ def _walk(
             else:
                 is_last = action is actions[-1]
                 runner.backward(action.microbatch, entering, holders=held if is_last else None)
-            sent = delivery(roster, step, stage, action)
+            sent = delivery(membership, step, stage, action)
             if sent is not None:
                 label, target = sent
                 channel.send(target, _aside(label), runner.kept(label.cargo, label.microbatch))
@@ -160,9 +166,9 @@ class Sides:
         return seconds
 
     def _straight(self, first: int, count: int) -> float:
-        roster = self._ours.led.conductor.roster
-        blocks = self._all(straight, first, count, roster, self._tree, self._ours.shard_store)
-        self.losses["straight"] += blocks[roster.stages[-1][0]].losses
+        membership = self._ours.led.conductor.membership
+        blocks = self._all(straight, first, count, membership, self._tree, self._ours.shard_store)
+        self.losses["straight"] += blocks[membership.stages[-1][0]].losses
         began_s = min(block.began_s for block in blocks.values())
         return float(max(block.ended_s for block in blocks.values()) - began_s)
 

@@ -162,11 +162,11 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=180.0)
     options = parser.parse_args()
     seconds = 20.0 if options.quick else options.seconds
-    roster = open_run_folder(f"benchmark {os.getpid()}")
+    membership = open_run_folder(f"benchmark {os.getpid()}")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         make_folder(folder / "tiny")
-        cluster = LocalCluster(roster, folder / "server", [folder / "tiny"])
+        cluster = LocalCluster(membership, folder / "server", [folder / "tiny"])
         try:
             with cluster.start() as control:
                 cluster.join(control, "machine", memory=LENT)
@@ -178,7 +178,7 @@ def main() -> None:
                 (status,) = control.deployment_status("tiny").replicas
         finally:
             cluster.close()
-            close_run_folder(roster)
+            close_run_folder(membership)
     wrong = {what: count for what, count in told.answers.items() if what not in ("200", "429")}
     few, many = told.tokens["few"], told.tokens["many"]
     print_figure(

@@ -39,11 +39,11 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="one contributor instead of three")
     options = parser.parse_args()
     names = [f"machine-{number}" for number in range(1, 2 if options.quick else 4)]
-    roster = open_run_folder(f"benchmark {os.getpid()}")
+    membership = open_run_folder(f"benchmark {os.getpid()}")
     with tempfile.TemporaryDirectory() as folder:
         texts = Path(folder) / "texts"
         texts.mkdir()
-        cluster = LocalCluster(roster, Path(folder) / "server", [texts])
+        cluster = LocalCluster(membership, Path(folder) / "server", [texts])
         try:
             begin = time.monotonic()
             client = cluster.start()
@@ -61,7 +61,7 @@ def main() -> None:
             total = time.monotonic() - begin - measured
         finally:
             cluster.close()
-            close_run_folder(roster)
+            close_run_folder(membership)
     print_figure(
         "startup_first_step",
         ours=total,

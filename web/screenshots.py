@@ -71,13 +71,13 @@ def main() -> None:
         sys.exit("there is no Chromium here: apt-get install chromium")
     IMAGES.mkdir(parents=True, exist_ok=True)
     sweep()
-    roster = open_run_folder(f"screenshots {os.getpid()}")
+    children = open_run_folder(f"screenshots {os.getpid()}")
     try:
         with tempfile.TemporaryDirectory() as name, sync_playwright() as playwright:
             folder = Path(name)
             (folder / "texts").mkdir()
             gather_corpus(folder / "texts" / "corpus.txt")
-            cluster = LocalCluster(roster, folder / "server", [folder / "texts"])
+            cluster = LocalCluster(children, folder / "server", [folder / "texts"])
             try:
                 with cluster.start() as client:
                     for machine in MACHINES:
@@ -95,7 +95,7 @@ def main() -> None:
             finally:
                 cluster.close()
     finally:
-        close_run_folder(roster)
+        close_run_folder(children)
         sweep()
 
 

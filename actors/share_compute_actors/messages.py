@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 from share_compute.models.blueprint import Blueprint
 from share_compute.planning.cost.timings import LayerTiming
 from share_compute.protocol.failures import Failure
-from share_compute.protocol.roster import Worker
+from share_compute.protocol.membership import Worker
 from share_compute.specification import TrainingSpec
 from share_compute.topology import DeviceKind
 from share_compute_actors.wire import Natural, Schema, Seconds, StepNumber

@@ -11,9 +11,9 @@ from share_compute.errors import UserError
 from share_compute.protocol.failures import Failure, FailureKind
 from share_compute.protocol.member import MemberMachine
 from share_compute.protocol.member_events import Missed, Tell
+from share_compute.protocol.membership import Membership, fresh
 from share_compute.protocol.messages import Broken, Form, Halt
 from share_compute.protocol.points import HEARD, SENDING, Point
-from share_compute.protocol.roster import Roster, fresh
 from share_compute_actors.testing.fault_injection import FaultInjector, require_carried_out
 from share_compute_actors.testing.message_faults import MessageFaults
 
@@ -120,7 +120,7 @@ def test_what_only_the_simulated_world_knows_is_refused() -> None:
             require_carried_out([refused])
 
 
-ROSTER = Roster(
+ROSTER = Membership(
     epoch=3,
     shards=((0, 1), (1, 2)),
     stages=((ANN, BOB, CAT), ("c-dan",)),

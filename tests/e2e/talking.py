@@ -34,7 +34,7 @@ from share_compute.topology import Topology
 from share_compute_actors.inference.assignment import ServingAssignment
 from share_compute_actors.inference.messages import Heartbeat
 from share_compute_actors.inference.scheduler_service import SchedulerService
-from share_compute_actors.training.step_log import Standing
+from share_compute_actors.inference.status_recorder import StatusRecorder
 from share_compute_api.control.deployments.deployments import DeploymentSupervisor
 
 LAYERS = 4
@@ -87,9 +87,9 @@ class Talker:
     def __init__(self, assignment: ServingAssignment) -> None:
         self._assignment = assignment
         self._news = threading.Condition()
-        self._desk = SchedulerService(limits_before(assignment.spec, assignment.window_tokens), self._wake)
-        self._standing = Standing(self._desk, assignment.window_tokens)
-        self._standing.move(DeploymentState.pending, "waiting for machines: none is there")
+        self._service = SchedulerService(limits_before(assignment.spec, assignment.window_tokens), self._wake)
+        self._status = StatusRecorder(self._service, assignment.window_tokens)
+        self._status.set_state(DeploymentState.pending, "waiting for machines: none is there")
         self._config = declared_config(ModelSpec(path=assignment.folder))
         self._names: dict[str, str] = {}
         self._row: list[ServingStage] = []
@@ -114,8 +114,8 @@ class Talker:
         """A machine dies: nothing is computed until `go_on`."""
         with self._news:
             self._row = []
-            self._standing.lost(f"lost {name}", (name,))
-            self._standing.move(DeploymentState.degraded, f"lost {name}; requests wait until others go on")
+            self._status.lost(f"lost {name}", (name,))
+            self._status.set_state(DeploymentState.degraded, f"lost {name}; requests wait until others go on")
             self._workers = tuple(one for one in self._workers if self._names[one] != name)
 
     def go_on(self) -> None:
@@ -126,18 +126,18 @@ class Talker:
     # -- what the supervisor asks ----------------------------------------------------------------------------------
 
     async def submit(self, generations: Sequence[Generation]) -> None:
-        self._desk.submit(generations)
+        self._service.submit(generations)
 
     async def cancel(self, sequences: Sequence[int]) -> None:
-        self._desk.cancel(sequences)
+        self._service.cancel(sequences)
 
     async def pull(self, after: int, timeout_s: float) -> list[SequenceEvent]:
-        return await asyncio.to_thread(self._desk.pull, after, min(timeout_s, _PULL_S))
+        return await asyncio.to_thread(self._service.pull, after, min(timeout_s, _PULL_S))
 
     async def status(self) -> ServingStatus:
         alive = frozenset(self._workers)
-        self._standing.look(alive, frozenset(), {worker: self._sign(worker) for worker in alive})
-        return self._standing.tell()
+        self._status.observe(alive, frozenset(), {worker: self._sign(worker) for worker in alive})
+        return self._status.read()
 
     async def offer(self, topology: Topology) -> None:
         self._names |= {machine.id: machine.name for machine in topology.contributors}
@@ -176,10 +176,10 @@ class Talker:
             window_tokens=window, kv_tokens=4 * window, max_sequences=4, step_tokens=256, stages=1,
             max_queued=64, run_ahead=0,
         )  # fmt: skip
-        self._desk.reform(self._epoch, limits)
+        self._service.reform(self._epoch, limits)
         placement = Placement(self._prediction(cuts), 4, {})
-        self._standing.formed(self._epoch, placement)
-        self._standing.move(DeploymentState.ready, placement.sentence)
+        self._status.formed(self._epoch, placement)
+        self._status.set_state(DeploymentState.ready, placement.sentence)
         self._news.notify_all()
 
     def _prediction(self, cuts: list[int]) -> ServingPrediction:
@@ -222,14 +222,14 @@ class Talker:
                 # Held while it computes, so that a loss comes between two steps.
                 for step in steps:
                     begun_s = time.monotonic()
-                    self._desk.completed(self._compute(step))
+                    self._service.completed(self._compute(step))
                     total, _ = self._computed_s[-1]
                     self._computed_s.append((total + time.monotonic() - begun_s, time.monotonic()))
 
     def _next_steps(self) -> list[EngineStep]:
         if not self._row or self.steps_left <= 0:
             return []
-        steps = self._desk.next_steps()
+        steps = self._service.next_steps()
         self.steps_left -= len(steps)
         return steps
 

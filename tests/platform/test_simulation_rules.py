@@ -14,8 +14,8 @@ from share_compute.planning.cost.layout import Layout, StageLayout
 from share_compute.protocol.failures import Failure, FailureKind
 from share_compute.protocol.member import MemberMachine
 from share_compute.protocol.member_events import Computed, Effect, Event
+from share_compute.protocol.membership import Membership, Worker
 from share_compute.protocol.points import Point
-from share_compute.protocol.roster import Roster, Worker
 from share_compute.simulation.rules import EpochRules
 
 LAYERS, RUNS = 6, (2, 2, 2, 2)
@@ -27,15 +27,15 @@ NAMES = "abcdef"
 
 
 class Cell(NamedTuple):
-    """One cell that a member of the world computed, in the epoch of a roster."""
+    """One cell that a member of the world computed, in the epoch of a membership."""
 
     worker: Worker
-    roster: Roster
+    membership: Membership
     step: int
 
     @property
     def shard(self) -> tuple[int, int]:
-        return self.roster.shards[self.roster.stage_of(self.worker)]
+        return self.membership.shards[self.membership.stage_of(self.worker)]
 
 
 class Death(NamedTuple):
@@ -47,11 +47,11 @@ class Death(NamedTuple):
     @property
     def layouts(self) -> tuple[Layout, Layout]:
         """Layouts before and after the death; machines are indices into `NAMES`."""
-        return layout(self.before[-1].roster), layout(self.after[-1].roster)
+        return layout(self.before[-1].membership), layout(self.after[-1].membership)
 
 
-def layout(roster: Roster) -> Layout:
-    stages = zip(roster.shards, roster.stages, roster.owners, strict=True)
+def layout(membership: Membership) -> Layout:
+    stages = zip(membership.shards, membership.stages, membership.owners, strict=True)
     return Layout(
         tuple(
             StageLayout(*shard, tuple(map(NAMES.index, stage)), tuple(map(owners.count, stage)))
@@ -64,10 +64,10 @@ def watched(cells: list[Cell]) -> type[MemberMachine]:
     """Return a class of members that note their cells."""
 
     class Watched(MemberMachine):
-        latest: Roster | None = None
+        latest: Membership | None = None
 
         def handle(self, event: Event) -> list[Effect]:
-            self.latest = self.roster or self.latest  # a member that is halted ends its cell first
+            self.latest = self.membership or self.latest  # a member that is halted ends its cell first
             if isinstance(event, Computed) and self.latest is not None:
                 cells.append(Cell(self.worker, self.latest, self.applied + 1))
             return super().handle(event)
@@ -85,11 +85,11 @@ def deaths(machines: int, stages: int) -> Iterator[Death]:
         )
         outcome = World(scenario, new_member=watched(cells)).run()
         step = [cell for cell in cells if cell.step == KILLED_IN]
-        epochs = sorted({cell.roster.epoch for cell in step})
-        before = [cell for cell in step if cell.roster.epoch == epochs[0]]
-        if not outcome.unmet and len(epochs) == 2 and DEAD in before[0].roster.workers:
-            after = [cell for cell in step if cell.roster.epoch == epochs[1]]
-            if any(cell.worker == DEAD for cell in before) and DEAD not in after[0].roster.workers:
+        epochs = sorted({cell.membership.epoch for cell in step})
+        before = [cell for cell in step if cell.membership.epoch == epochs[0]]
+        if not outcome.unmet and len(epochs) == 2 and DEAD in before[0].membership.workers:
+            after = [cell for cell in step if cell.membership.epoch == epochs[1]]
+            if any(cell.worker == DEAD for cell in before) and DEAD not in after[0].membership.workers:
                 yield Death(before, after)
 
 

@@ -11,8 +11,8 @@ from tests.simulated_world.symbols import Reference, SymbolicModel, Weights
 from share_compute.errors import VerificationFailed
 from share_compute.protocol.coordinator import Record
 from share_compute.protocol.member_events import Apply
+from share_compute.protocol.membership import Membership, Worker
 from share_compute.protocol.messages import Prepared
-from share_compute.protocol.roster import Roster, Worker
 
 
 class Checks:
@@ -31,7 +31,7 @@ class Checks:
 
     def before_commit(
         self,
-        roster: Roster,
+        membership: Membership,
         record: Record,
         prepared: Mapping[Worker, Prepared],
         hosts: Mapping[Worker, Host],
@@ -39,18 +39,18 @@ class Checks:
         """Check a step that a coordinator is about to record."""
         step = record.step
         assert step is not None
-        _must(set(prepared) == set(roster.workers), f"step {step}: only {sorted(prepared)} are prepared")
+        _must(set(prepared) == set(membership.workers), f"step {step}: only {sorted(prepared)} are prepared")
         _must(record.scale == self._reference.scales[step], f"step {step} is scaled by {record.scale}")
         for worker, each in prepared.items():
-            start, stop = roster.shards[roster.stage_of(worker)]
+            start, stop = membership.shards[membership.stage_of(worker)]
             gradient = {layer: self._reference.gradients[step][layer] for layer in range(start, stop)}
             is_right = each.digest == self._model.digest(gradient)
             _must(is_right, f"step {step}: {worker} prepared another gradient")
-        for worker in roster.workers:
-            for keeper in roster.keepers(worker):
-                vault = hosts[keeper].vaults.get(roster.shards[roster.stage_of(worker)])
+        for worker in membership.workers:
+            for keeper in membership.keepers(worker):
+                vault = hosts[keeper].vaults.get(membership.shards[membership.stage_of(worker)])
                 # Otherwise that machine has died since, or this coordinator was replaced and will be refused.
-                if hosts[keeper].machine.epoch == roster.epoch:
+                if hosts[keeper].machine.epoch == membership.epoch:
                     scales = {**hosts[keeper].scales, step: record.scale}
                     is_kept = vault is not None and vault.reaches(step, scales)
                     _must(is_kept, f"step {step}: {keeper} cannot rebuild what {worker} has")

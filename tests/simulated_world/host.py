@@ -33,6 +33,7 @@ from share_compute.protocol.member_events import (
     Tell,
     Updated,
 )
+from share_compute.protocol.membership import Worker
 from share_compute.protocol.messages import (
     Form,
     Halt,
@@ -42,7 +43,6 @@ from share_compute.protocol.messages import (
     ToMember,
 )
 from share_compute.protocol.points import HEARD, SENDING, Point
-from share_compute.protocol.roster import Worker
 from share_compute.protocol.tree import Node
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ class Host(Process):
     def lasting_layers(self) -> set[int]:
         """Layers whose weights stay here even when a message that is on its way arrives."""
         layers = set(self.weights)
-        if self.machine.roster is None and self.next_layout is not None:
+        if self.machine.membership is None and self.next_layout is not None:
             epoch, shard, _ = self.next_layout
             if epoch == self.machine.epoch:
                 layers &= set(range(*shard))
@@ -113,11 +113,11 @@ class Host(Process):
         self.push(lambda: self._on_message(message))
 
     def _on_message(self, message: ToMember) -> None:
-        was_halted = self.machine.roster is None
+        was_halted = self.machine.membership is None
         if isinstance(message, Halt) and message.epoch > self.machine.epoch:
             self._world.leave_reductions(self.worker)
         self._handle(message)
-        began = was_halted and self.machine.roster is not None
+        began = was_halted and self.machine.membership is not None
         if began and isinstance(message, Form) and not message.keeps_step:
             assert self.next_layout is not None
             epoch, self.shard, self.weights = self.next_layout
@@ -197,9 +197,9 @@ class Host(Process):
         self._is_poisoned = any(failure.kind is FailureKind.poison for failure in failures)
 
     def _compute(self, compute: Compute) -> Action:
-        roster = self.machine.roster
-        assert roster is not None
-        stage = roster.stage_of(self.worker)
+        membership = self.machine.membership
+        assert membership is not None
+        stage = membership.stage_of(self.worker)
         microbatch, is_forward = compute.action.microbatch, compute.action.kind == "F"
 
         def run() -> None:
@@ -213,7 +213,7 @@ class Host(Process):
                 self._later(lambda: self._forward(compute, value))
             else:
                 label = Label(compute.step, "gradient", microbatch, stage + 1)
-                is_last = stage + 1 == len(roster.stages)
+                is_last = stage + 1 == len(membership.stages)
                 gradient = None if is_last else self._work.heard[label]
                 self._later(lambda: self._backward(compute, gradient))
 
@@ -280,15 +280,15 @@ class Host(Process):
         )
 
     def _reduce(self, reduce: Reduce) -> None:
-        roster = self.machine.roster
-        if roster is None:  # halted before it began
+        membership = self.machine.membership
+        if membership is None:  # halted before it began
             self._end_reduction(ReduceFailed(is_spoilt=False), None)
             return
 
         def answer(ended: Reduced | ReduceFailed, result: Gradient | None) -> None:
             self.push(lambda: self._end_reduction(ended, result))
 
-        reduction = self._world.reduction(roster, roster.stage_of(self.worker), reduce)
+        reduction = self._world.reduction(membership, membership.stage_of(self.worker), reduce)
         reduction.enter(self.worker, dict(self._work.sums), self._work.reduced, answer)
 
     def _end_reduction(self, ended: Reduced | ReduceFailed, result: Gradient | None) -> None:
@@ -348,10 +348,10 @@ class Host(Process):
     def _tell(self, message: ToCoordinator) -> list[Action]:
         has_peers = False
         if isinstance(message, Prepared):
-            complete, roster = self._complete, self.machine.roster
-            assert roster is not None
-            has_peers = len(roster.stages[roster.stage_of(self.worker)]) > 1
-            self._world.on_prepared(roster, message)
+            complete, membership = self._complete, self.machine.membership
+            assert membership is not None
+            has_peers = len(membership.stages[membership.stage_of(self.worker)]) > 1
+            self._world.on_prepared(membership, message)
             message = Prepared(
                 message.epoch,
                 message.worker,

@@ -13,9 +13,9 @@ from tests.simulated_world.vault import Vault
 
 from share_compute.protocol.coordinator import Plan
 from share_compute.protocol.member_events import Loaded
+from share_compute.protocol.membership import Membership, Worker, fresh
 from share_compute.protocol.messages import Form
 from share_compute.protocol.recovery import recover
-from share_compute.protocol.roster import Roster, Worker, fresh
 from share_compute.protocol.schedule import even_shares
 
 if TYPE_CHECKING:
@@ -140,7 +140,7 @@ class Planner:
         step, world = plan.committed + 1, self._world
         owners = tuple(tuple(self._owners(stage)) for stage in members)
         buddies, followers = self._buddies(members), self._followers(members)
-        roster = Roster(
+        membership = Membership(
             epoch=plan.epoch,
             shards=tuple(shards),
             stages=tuple(tuple(stage) for stage in members),
@@ -151,15 +151,15 @@ class Planner:
             followers=followers,
             is_tied=world.model.is_tied,
         )
-        self._give_copies(roster, hosts, plan.committed, weights)
+        self._give_copies(membership, hosts, plan.committed, weights)
         if moved is None:
-            return Form(roster, keeps_step=False)
+            return Form(membership, keeps_step=False)
         reports = {worker: report for worker, report in plan.reports.items() if worker not in moved}
         left = recover(members, owners, reports, step)
-        roster = replace(
-            roster, tasks=left.tasks, resends=left.resends, forgets=left.forgets, reduced=left.reduced
+        membership = replace(
+            membership, tasks=left.tasks, resends=left.resends, forgets=left.forgets, reduced=left.reduced
         )
-        return Form(roster)
+        return Form(membership)
 
     def _owners(self, stage: Sequence[Worker]) -> list[Worker]:
         """Return the member that computes each microbatch. Shares and order are arbitrary."""
@@ -186,11 +186,11 @@ class Planner:
         return found
 
     def _give_copies(
-        self, roster: Roster, hosts: Mapping[Worker, Host], committed: int, weights: Weights
+        self, membership: Membership, hosts: Mapping[Worker, Host], committed: int, weights: Weights
     ) -> None:
         """Give all members that hold copies the weights that they lack."""
-        for shard, stage in zip(roster.shards, roster.stages, strict=True):
-            for keeper in (hosts[keeper] for owner in stage for keeper in roster.keepers(owner)):
+        for shard, stage in zip(membership.shards, membership.stages, strict=True):
+            for keeper in (hosts[keeper] for owner in stage for keeper in membership.keepers(owner)):
                 if shard not in keeper.vaults or not keeper.vaults[shard].reaches(committed, keeper.scales):
                     keeper.vaults[shard] = Vault(
                         committed, {layer: weights[layer] for layer in range(*shard)}

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from tests.simulated_world.network import Action
 
 from share_compute.protocol.failures import Failure, FailureKind
+from share_compute.protocol.membership import Worker
 from share_compute.protocol.points import Point
-from share_compute.protocol.roster import Worker
 
 if TYPE_CHECKING:
     from tests.simulated_world.world import World

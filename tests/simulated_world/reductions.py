@@ -9,7 +9,7 @@ from tests.simulated_world.network import Clock
 from tests.simulated_world.symbols import Gradient, SymbolicModel
 
 from share_compute.protocol.member_events import Reduced, ReduceFailed
-from share_compute.protocol.roster import Worker
+from share_compute.protocol.membership import Worker
 from share_compute.protocol.tree import Node
 
 DEADLINE_S = 25.0

@@ -9,8 +9,8 @@ from random import Random
 from tests.simulated_world.network import Weather
 
 from share_compute.protocol.failures import Failure, FailureKind
+from share_compute.protocol.membership import Worker
 from share_compute.protocol.points import Point
-from share_compute.protocol.roster import Worker
 
 
 class UpsetKind(Enum):

@@ -107,7 +107,7 @@ class Seat(Process):
         world = self._world
         if record.step is not None:
             assert self._form is not None
-            world.checks.before_commit(self._form.roster, record, self.machine.prepared, world.hosts)
+            world.checks.before_commit(self._form.membership, record, self.machine.prepared, world.hosts)
         point = Point.epoch_recorded if record.step is None else Point.step_recorded
 
         def write() -> None:

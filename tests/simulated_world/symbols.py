@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from share_compute.errors import VerificationFailed
+from share_compute.protocol.membership import Worker
 from share_compute.protocol.messages import Prepared
-from share_compute.protocol.roster import Worker
 from share_compute.protocol.tree import Node, SummationTree
 
 Symbol = int

@@ -40,9 +40,9 @@ from share_compute.protocol.failures import Failure, FailureScript
 from share_compute.protocol.member import MemberMachine
 from share_compute.protocol.member_events import Reduce
 from share_compute.protocol.member_events import Tick as MemberTick
+from share_compute.protocol.membership import Membership, Worker
 from share_compute.protocol.messages import Prepared
 from share_compute.protocol.points import Point
-from share_compute.protocol.roster import Roster, Worker
 from share_compute.protocol.tree import SummationTree
 
 TICK_S = 3.0
@@ -241,12 +241,12 @@ class World:
         self._cells += 1
         return 0.2 + 0.8 * self.random.random()
 
-    def reduction(self, roster: Roster, stage: int, reduce: Reduce) -> Reduction:
+    def reduction(self, membership: Membership, stage: int, reduce: Reduce) -> Reduction:
         """Return the reduction of a stage, the same for all of its members."""
-        key = (roster.epoch, stage, reduce.step)
+        key = (membership.epoch, stage, reduce.step)
         if key not in self._reductions:
             self._reductions[key] = Reduction(
-                roster.stages[stage], reduce.source, self.model, self.clock, self.random
+                membership.stages[stage], reduce.source, self.model, self.clock, self.random
             )
         return self._reductions[key]
 
@@ -259,11 +259,11 @@ class World:
         """Write what a coordinator asks for to the step log, unless the coordinator was replaced."""
         return self.record.write(record)
 
-    def on_prepared(self, roster: Roster, prepared: Prepared) -> None:
+    def on_prepared(self, membership: Membership, prepared: Prepared) -> None:
         """Note that a member is prepared. From the last one on, the step may be recorded, even if any machine dies."""
-        workers = self._prepared[roster.epoch, prepared.step]
+        workers = self._prepared[membership.epoch, prepared.step]
         workers.add(prepared.worker)
-        if workers >= set(roster.workers):
+        if workers >= set(membership.workers):
             generation = self.hosts[prepared.worker].machine.generation
             self._committable = max(self._committable, (prepared.step, generation))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 
-from share_compute.protocol.roster import Worker
+from share_compute.protocol.membership import Worker
 
 
 def next_pause_s(last_s: float, first_s: float, longest_s: float, *, has_lasted: bool) -> float:

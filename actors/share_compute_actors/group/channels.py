@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Literal
 
 from share_compute.errors import ContributorLost
-from share_compute.protocol.roster import Worker
+from share_compute.protocol.membership import Worker
 from share_compute_actors.group.worker_group import WorkerGroup
 from share_compute_actors.transport.channel import Keys
 from share_compute_actors.transport.handshakes import PEER, WORKERS

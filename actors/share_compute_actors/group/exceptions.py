@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from share_compute.protocol.roster import Worker
+from share_compute.protocol.membership import Worker
 
 
 class Cancelled(Exception):

@@ -10,7 +10,7 @@ import ray
 from ray.exceptions import ActorUnavailableError, RayError
 
 from share_compute.errors import ShareComputeError
-from share_compute.protocol.roster import Worker
+from share_compute.protocol.membership import Worker
 from share_compute_actors.group.answering import answered
 from share_compute_actors.unpickling import is_refusal
 from share_compute_actors.wire import Packs, Undeclared, undeclared

@@ -10,7 +10,7 @@ import numpy as np
 import ray
 from numpy.typing import NDArray
 
-from share_compute.protocol.roster import Worker
+from share_compute.protocol.membership import Worker
 from share_compute_actors.group.answering import answers
 from share_compute_actors.group.compute_thread import ComputeThread
 from share_compute_actors.transport.channel import Channel, Keys, Peer

@@ -12,7 +12,7 @@ from uuid import uuid4
 import ray
 from ray.util import list_named_actors
 
-from share_compute.protocol.roster import Worker
+from share_compute.protocol.membership import Worker
 
 _PREFIX = "share-compute/"
 

@@ -15,7 +15,7 @@ import ray
 from ray.exceptions import ActorUnavailableError, ObjectLostError, RayActorError, RayError
 
 from share_compute.errors import ContributorLost, ShareComputeError, StaleEpoch, Unavailable, WrongTensor
-from share_compute.protocol.roster import Worker
+from share_compute.protocol.membership import Worker
 from share_compute.topology import Topology
 from share_compute_actors.group.answering import answered
 from share_compute_actors.group.exceptions import Cancelled, MembersLost

@@ -23,7 +23,7 @@ from share_compute.errors import (
 from share_compute.inference.placement import Placement, limits_of
 from share_compute.inference.scheduler.engine_steps import EngineStep
 from share_compute.lifecycle.deployment_states import DeploymentState
-from share_compute.protocol.roster import Worker
+from share_compute.protocol.membership import Worker
 from share_compute.quantities import listed
 from share_compute.topology import Topology
 from share_compute_actors.group.backoff import Backoff

@@ -22,7 +22,7 @@ from share_compute.errors import (
     WrongTensor,
 )
 from share_compute.inference.scheduler.engine_steps import EngineStep, StepResult
-from share_compute.protocol.roster import Worker
+from share_compute.protocol.membership import Worker
 from share_compute.topology import Topology
 from share_compute_actors.inference.assembly import Assembly
 from share_compute_actors.inference.messages import Trouble, unpack_to_server

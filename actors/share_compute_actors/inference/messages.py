@@ -10,7 +10,7 @@ from share_compute.inference.placement import Holding
 from share_compute.inference.scheduler.engine_steps import StepResult
 from share_compute.models.blueprint import Blueprint
 from share_compute.models.huggingface.encoder_types import Pooling
-from share_compute.protocol.roster import Worker
+from share_compute.protocol.membership import Worker
 from share_compute.specification import ServedPrecision
 from share_compute.topology import DeviceKind
 from share_compute_actors.wire import Messages, Natural, Raised, Schema, Seconds

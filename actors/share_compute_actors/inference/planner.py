@@ -10,7 +10,7 @@ from typing import Literal
 from share_compute.errors import PlanInfeasible
 from share_compute.inference.placement import Placement, place
 from share_compute.models.profiles.profile import ModelProfile
-from share_compute.protocol.roster import Worker
+from share_compute.protocol.membership import Worker
 from share_compute.specification import ServeJob
 from share_compute.topology import Topology
 

@@ -15,7 +15,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from share_compute.errors import ShareComputeError, as_ours
 from share_compute.inference.placement import Placement
 from share_compute.inference.scheduler.engine_steps import EngineStep
-from share_compute.protocol.roster import Worker
+from share_compute.protocol.membership import Worker
 from share_compute.shard import Shard
 from share_compute_actors.group.answering import answered
 from share_compute_actors.group.worker_group import WorkerGroup

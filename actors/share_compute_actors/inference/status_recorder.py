@@ -20,7 +20,7 @@ from share_compute.lifecycle.deployment_status import (
     ServingStatus,
     StageStatus,
 )
-from share_compute.protocol.roster import Worker
+from share_compute.protocol.membership import Worker
 from share_compute_actors.inference.scheduler_service import SchedulerService
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ from share_compute.settings import Settings
 from share_compute_actors.machine.confine import Policy, landlock_version, unprivileged_user
 from share_compute_actors.machine.launch import GCS_SUPERVISOR, RayNode, launch, ray_environment
 from share_compute_actors.machine.ports import NodePorts, PortRange
-from share_compute_actors.machine.processes import Roster
+from share_compute_actors.machine.processes import ChildProcesses
 
 _OBJECT_STORE_BYTES = 200_000_000
 _DEADLINE_S = 60.0
@@ -75,12 +75,12 @@ class Head:
         return {"RAY_gcs_rpc_server_reconnect_timeout_s": str(_RECONNECT_S)}
 
 
-def start_head(settings: Settings, roster: Roster, advertise_address: str) -> Head:
+def start_head(settings: Settings, children: ChildProcesses, advertise_address: str) -> Head:
     """Start the head and wait until it is registered.
 
     Args:
         settings: settings of the server; the token and Ray's tables are kept in its data folder.
-        roster: list of child processes that records the child; its folder must have a short path.
+        children: list of child processes that records the child; its folder must have a short path.
         advertise_address: IP address that contributors reach this machine at.
 
     Raises:
@@ -89,12 +89,12 @@ def start_head(settings: Settings, roster: Roster, advertise_address: str) -> He
     """
     token = read_or_make_secret(settings.data_folder / _TOKEN)
     # Ray gives all users access to its folder, so the folder around it stays closed. Sockets need a short path.
-    folder = roster.folder / "r" / "s"
+    folder = children.folder / "r" / "s"
     # Ray refuses to use the same port again if the file has the address of an earlier run.
     tables = settings.data_folder / _TABLES
-    policy = _policy(settings, roster.folder, tables)
+    policy = _policy(settings, children.folder, tables)
     (folder / "ray_current_cluster").unlink(missing_ok=True)
-    shared = {**ray_environment(token, roster.folder), "TMPDIR": str(roster.folder / "tmp")}
+    shared = {**ray_environment(token, children.folder), "TMPDIR": str(children.folder / "tmp")}
     environment = {
         **shared,
         **HEALTH_CHECKS,
@@ -120,7 +120,7 @@ def start_head(settings: Settings, roster: Roster, advertise_address: str) -> He
             *ports.arguments(apart_from=port),
         ]
         node = launch(
-            roster,
+            children,
             "head",
             arguments,
             environment=environment,

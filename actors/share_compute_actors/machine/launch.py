@@ -16,7 +16,7 @@ import psutil
 
 from share_compute.errors import Conflict, NotAuthorized, Unavailable, VersionMismatch
 from share_compute_actors.machine.confine import Policy, clean_environment, confined
-from share_compute_actors.machine.processes import Child, Roster, is_alive
+from share_compute_actors.machine.processes import Child, ChildProcesses, is_alive
 
 _STARTED = "Ray runtime started"
 GCS_SUPERVISOR = "gcs-supervisor"
@@ -83,7 +83,7 @@ def ray_environment(token: str, folder: Path | None = None) -> dict[str, str]:
 
 
 def launch(
-    roster: Roster,
+    children: ChildProcesses,
     name: str,
     arguments: Sequence[str],
     *,
@@ -95,7 +95,7 @@ def launch(
     """Run ``ray start --block`` with ``arguments``, confined, and wait until its node is registered.
 
     Args:
-        roster: list of child processes that records the child.
+        children: list of child processes that records the child.
         name: name of the child.
         arguments: arguments of ``ray start``.
         environment: variables to set, in addition to the harmless ones that are inherited.
@@ -120,7 +120,7 @@ def launch(
         "--disable-usage-stats",
         *arguments,
     ]
-    child = roster.start(
+    child = children.start(
         name,
         confined(command, policy),
         environment={**quiet, **environment},
@@ -130,9 +130,9 @@ def launch(
         _wait_until_started(child, name, deadline_s)
         node = _started_node(child)
     except BaseException:
-        roster.stop(child, grace_s=0)
+        children.stop(child, grace_s=0)
         raise
-    roster.refresh()
+    children.refresh()
     return node
 
 

@@ -11,7 +11,7 @@ from share_compute.errors import Unavailable
 from share_compute_actors.machine.confine import Policy
 from share_compute_actors.machine.launch import RayNode, launch, ray_environment
 from share_compute_actors.machine.ports import NodePorts
-from share_compute_actors.machine.processes import Roster
+from share_compute_actors.machine.processes import ChildProcesses
 from share_compute_actors.machine.temporary import temporary_folder
 
 _OBJECT_STORE_BYTES = 80_000_000
@@ -40,7 +40,7 @@ class NodeAccess:
 
 
 def start_node(
-    roster: Roster,
+    children: ChildProcesses,
     access: NodeAccess,
     limits: NodeLimits,
     ports: NodePorts,
@@ -50,8 +50,8 @@ def start_node(
     """Start this machine's node, confined to its own folders, and wait until it is registered.
 
     Args:
-        roster: list of child processes that records the child. Its folder must have a short path, and no other node may
-            use it.
+        children: child processes, which record the node. Their folder must have a short path, and no other node may use
+            it.
         access: address of the head, the cluster's token, and settings of the node.
         limits: resources that are lent.
         ports: ports that the node may listen on.
@@ -67,24 +67,24 @@ def start_node(
         f"--num-gpus={0 if limits.gpu is None else 1}",
         f"--memory={limits.memory_bytes}",
         f"--object-store-memory={_OBJECT_STORE_BYTES}",
-        f"--temp-dir={roster.folder / 'ray'}",
+        f"--temp-dir={children.folder / 'ray'}",
         f"--labels={labels}",
         "--include-log-monitor=false",
         *ports.arguments(),
     ]
     if address:
         arguments.append(f"--node-ip-address={address}")
-    temporary = _private_folder(temporary_folder() / f"share-compute-{os.getuid()}-{roster.folder.name}")
-    own = _private_folder(roster.folder / "ray")
+    temporary = _private_folder(temporary_folder() / f"share-compute-{os.getuid()}-{children.folder.name}")
+    own = _private_folder(children.folder / "ray")
     environment = {
-        **ray_environment(access.token, roster.folder),
+        **ray_environment(access.token, children.folder),
         **access.environment,
         **ports.environment,
         **_device_environment(limits.gpu),
         "TMPDIR": str(temporary),
     }
     policy = Policy(write=(str(own), str(temporary)), home=str(temporary))
-    return launch(roster, "node", arguments, environment=environment, policy=policy, deadline_s=_DEADLINE_S)
+    return launch(children, "node", arguments, environment=environment, policy=policy, deadline_s=_DEADLINE_S)
 
 
 def _private_folder(folder: Path) -> Path:

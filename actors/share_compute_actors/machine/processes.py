@@ -2,9 +2,9 @@
 
 Three mechanisms back each other up:
 
-1. The process that starts a child ends it (`Roster.stop`).
+1. The process that starts a child ends it (`ChildProcesses.stop`).
 2. On Linux, the kernel ends the child when this process dies.
-3. Children are listed in a file, and the next run ends those that a killed run left (`Roster.end_leftovers`).
+3. Children are listed in a file, and the next run ends those that a killed run left (`ChildProcesses.end_leftovers`).
 """
 
 from __future__ import annotations
@@ -208,7 +208,7 @@ def is_alive(process: psutil.Process) -> bool:
         return False
 
 
-class Roster:
+class ChildProcesses:
     """The children of this process, listed in a file of a folder that one process uses at a time.
 
     Args:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TextIO
 
 from share_compute.errors import Conflict, Unavailable
-from share_compute_actors.machine.processes import Roster
+from share_compute_actors.machine.processes import ChildProcesses
 
 _LONGEST_ROOT = 27
 """Longest path of the root folder, in bytes.
@@ -57,7 +57,7 @@ def run_folder(key: str) -> Path:
     return root_folder() / hashlib.sha256(key.encode()).hexdigest()[:8]
 
 
-def open_run_folder(key: str) -> Roster:
+def open_run_folder(key: str) -> ChildProcesses:
     """Lock the run folder for ``key``, and return its list of child processes.
 
     Processes that a killed run with the same key left there are ended.
@@ -69,14 +69,14 @@ def open_run_folder(key: str) -> Roster:
     folder = run_folder(key)
     with _translated(folder):
         lock = _take(folder)
-        roster = Roster(folder, lock)
-        roster.end_leftovers()
+        children = ChildProcesses(folder, lock)
+        children.end_leftovers()
         lock.write(str(os.getpid()))
         lock.flush()
-    return roster
+    return children
 
 
-def abandoned() -> Iterator[Roster]:
+def abandoned() -> Iterator[ChildProcesses]:
     """Yield the process lists of run folders whose owner died; each folder is locked until the next is requested.
 
     Raises:
@@ -87,29 +87,29 @@ def abandoned() -> Iterator[Roster]:
             lock = _try_to_take(folder)
         if lock is not None:
             with lock:
-                yield Roster(folder, lock)
+                yield ChildProcesses(folder, lock)
 
 
 def sweep() -> int:
     """End the processes that killed runs of this user left, and remove their folders; return the number of folders."""
     count = 0
-    for roster in abandoned():
-        close_run_folder(roster)
+    for children in abandoned():
+        close_run_folder(children)
         count += 1
     return count
 
 
-def close_run_folder(roster: Roster) -> None:
+def close_run_folder(children: ChildProcesses) -> None:
     """End all processes of a run folder, remove the folder and release its lock."""
-    roster.stop_all()
-    roster.end_leftovers()
-    doomed = roster.folder
+    children.stop_all()
+    children.end_leftovers()
+    doomed = children.folder
     # The next owner may use the old name meanwhile, so the folder is renamed before its files are removed.
     with suppress(OSError):
         doomed = doomed.rename(doomed.with_suffix(f".{secrets.token_hex(4)}"))
     shutil.rmtree(doomed, ignore_errors=True)
-    if roster.lock is not None:
-        roster.lock.close()
+    if children.lock is not None:
+        children.lock.close()
 
 
 def _take(folder: Path) -> TextIO:

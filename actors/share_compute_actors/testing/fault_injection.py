@@ -16,8 +16,8 @@ from typing import Literal
 
 from share_compute.errors import Conflict, UserError
 from share_compute.protocol.failures import Failure, FailureKind, FailureScript
+from share_compute.protocol.membership import Worker
 from share_compute.protocol.points import SENDING, Point
-from share_compute.protocol.roster import Worker
 from share_compute_actors.group.naming import members_of
 from share_compute_actors.testing.message_faults import MessageFaults
 

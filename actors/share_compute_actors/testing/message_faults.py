@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from share_compute.protocol.failures import Failure, FailureKind
-from share_compute.protocol.roster import Worker
+from share_compute.protocol.membership import Worker
 from share_compute_actors.transport.channel import Letter
 
 Send = Callable[[], None]

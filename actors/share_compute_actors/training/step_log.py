@@ -15,7 +15,7 @@ from share_compute.errors import StaleEpoch, Unavailable
 from share_compute.lifecycle.attempt_events import StepCommitted
 from share_compute.planning.plan import Plan
 from share_compute.protocol.doubts import quarantines
-from share_compute.protocol.roster import Roster, Worker
+from share_compute.protocol.membership import Membership, Worker
 from share_compute.training.loss_scale import LossScale
 
 FILE = "steps.sqlite3"
@@ -26,7 +26,7 @@ _STEPS_KEPT = 10_000
 _TABLES = """
     CREATE TABLE standing (
         one INTEGER PRIMARY KEY CHECK (one = 1), attempt INTEGER NOT NULL, epoch INTEGER NOT NULL,
-        committed INTEGER NOT NULL, crew TEXT
+        committed INTEGER NOT NULL, group TEXT
     );
     CREATE TABLE steps (
         step INTEGER PRIMARY KEY, scale REAL NOT NULL, facts TEXT, generation INTEGER NOT NULL DEFAULT 0
@@ -54,10 +54,10 @@ class Standing(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class CrewFacts:
+class GroupFacts:
     """Facts about a job's members: all that another coordinator needs to continue with the same members."""
 
-    roster: Roster
+    membership: Membership
     """Membership of the last epoch that was formed."""
     plan: Plan
     """The plan, as that epoch carries it out."""
@@ -78,7 +78,7 @@ class StepFacts:
     """Whether the step changed no weights, because its gradient is not finite."""
 
 
-_crews: TypeAdapter[CrewFacts] = TypeAdapter(CrewFacts)
+_crews: TypeAdapter[GroupFacts] = TypeAdapter(GroupFacts)
 _steps: TypeAdapter[StepFacts] = TypeAdapter(StepFacts)
 
 
@@ -152,16 +152,16 @@ class StepLog:
             "UPDATE standing SET epoch = ? WHERE epoch < ? AND attempt = ?", epoch, epoch, self._attempt
         )
 
-    def lay(self, crew: CrewFacts) -> None:
+    def lay(self, group: GroupFacts) -> None:
         """Write the facts about the members that hold the job from now on.
 
         Raises:
             StaleEpoch: a later epoch has begun.
         """
         written = self._write(
-            "UPDATE standing SET crew = ? WHERE epoch = ? AND attempt = ?",
-            _crews.dump_json(crew).decode(),
-            crew.roster.epoch,
+            "UPDATE standing SET group = ? WHERE epoch = ? AND attempt = ?",
+            _crews.dump_json(group).decode(),
+            group.membership.epoch,
             self._attempt,
         )
         if written is None:
@@ -224,7 +224,7 @@ class StepLog:
         """Go back to the step of a checkpoint, when all members that had the later committed state are lost."""
         with self._transaction():
             rewound = self._write(
-                "UPDATE standing SET epoch = epoch + 1, committed = ?, crew = NULL WHERE attempt = ?",
+                "UPDATE standing SET epoch = epoch + 1, committed = ?, group = NULL WHERE attempt = ?",
                 step, self._attempt,
             )  # fmt: skip
             if rewound is None:
@@ -243,9 +243,9 @@ class StepLog:
         return Standing(*found.fetchone())
 
     @property
-    def crew(self) -> CrewFacts | None:
+    def group(self) -> GroupFacts | None:
         """Facts about the job's members; None after a return to a checkpoint, until the next epoch is formed."""
-        (written,) = self._base.execute("SELECT crew FROM standing").fetchone()
+        (written,) = self._base.execute("SELECT group FROM standing").fetchone()
         return None if written is None else _crews.validate_json(written)
 
     def steps(self, after: int) -> list[StepFacts]:

@@ -33,7 +33,7 @@ from torch import Tensor
 from zmq.auth.thread import ThreadAuthenticator
 
 from share_compute.errors import ContributorLost, StaleEpoch, Unavailable, VerificationFailed, WrongTensor
-from share_compute.protocol.roster import Worker
+from share_compute.protocol.membership import Worker
 from share_compute_actors.machine.ports import channel_ports
 from share_compute_actors.transport.arrivals import Arrivals
 from share_compute_actors.transport.envelope import Envelope, Label, Phase

@@ -10,8 +10,8 @@ import xxhash
 from pydantic import Field
 
 from share_compute.errors import VerificationFailed
+from share_compute.protocol.membership import Worker
 from share_compute.protocol.messages import Label as ProtocolLabel
-from share_compute.protocol.roster import Worker
 from share_compute_actors.wire import Natural, Schema, StepNumber
 
 WIRE_VERSION = 2

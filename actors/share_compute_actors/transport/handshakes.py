@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from share_compute.errors import ContributorLost
-from share_compute.protocol.roster import Worker
+from share_compute.protocol.membership import Worker
 from share_compute_actors.transport.channel import Channel, Peer
 from share_compute_actors.transport.envelope import Label
 from share_compute_actors.wire import Schema

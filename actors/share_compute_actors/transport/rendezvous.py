@@ -18,7 +18,7 @@ import torch
 import xxhash
 
 from share_compute.errors import ContributorLost
-from share_compute.protocol.roster import Worker
+from share_compute.protocol.membership import Worker
 from share_compute_actors.transport.channel import Channel
 from share_compute_actors.transport.envelope import Label
 

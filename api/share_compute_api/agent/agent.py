@@ -25,7 +25,7 @@ from share_compute_actors.machine.launch import RayNode
 from share_compute_actors.machine.node import NodeAccess, NodeLimits, start_node
 from share_compute_actors.machine.ports import NodePorts
 from share_compute_actors.machine.preflight import route_address
-from share_compute_actors.machine.processes import Roster
+from share_compute_actors.machine.processes import ChildProcesses
 from share_compute_actors.machine.run_folders import close_run_folder, open_run_folder
 from share_compute_api.agent import client as agent_client
 from share_compute_api.agent.client import AgentClient
@@ -89,7 +89,7 @@ class Agent:
         self._identities = identities
         self._report = report
         self._view = View(options.name, options.url, "checking this machine", datetime.now(UTC))
-        self._roster: Roster | None = None
+        self._children: ChildProcesses | None = None
         self._node: RayNode | None = None
         self._ports: NodePorts | None = None
         """Ports that the node has, or is about to have."""
@@ -116,9 +116,9 @@ class Agent:
             stack.enter_context(self._identities.in_use(options.url, options.name))
             limits = resolve_limits(options)
             identity, access = self.enroll(limits)
-            self._roster = open_run_folder(f"contributor {options.url} {options.name}")
-            stack.callback(close_run_folder, self._roster)
-            interrupts.takes_along(self._roster)
+            self._children = open_run_folder(f"contributor {options.url} {options.name}")
+            stack.callback(close_run_folder, self._children)
+            interrupts.takes_along(self._children)
             client = stack.enter_context(self._client(identity))
             self._view = replace(self._view, contributor_id=identity.contributor_id)
             try:
@@ -254,8 +254,8 @@ class Agent:
         if self._node is None or self._node.end is not None:
             raise ContributorLost("the Ray node ended", hint="it is started again")
         self._beats += 1
-        if self._beats % _WRITE_BEATS == 1 and self._roster is not None:
-            self._roster.refresh()
+        if self._beats % _WRITE_BEATS == 1 and self._children is not None:
+            self._children.refresh()
         work = client.heartbeat()
         # State `joining` at this point means that the report of the node (`online`) did not reach the server.
         if work.state in (ContributorState.lost, ContributorState.joining):
@@ -312,14 +312,14 @@ class Agent:
         time.sleep(pause_s)
 
     def _come_online(self, client: AgentClient, access: ClusterAccess, limits: NodeLimits) -> None:
-        assert self._roster is not None
+        assert self._children is not None
         if self._node is None or self._node.end is not None:
             self._stop_node()
             known = NodeAccess(access.ray_address, access.token, access.labels, access.environment)
             try:
                 ports = self._take_ports(client, access, limits)
                 self._show("starting the Ray node")
-                self._node = start_node(self._roster, known, limits, ports, address=self._options.address)
+                self._node = start_node(self._children, known, limits, ports, address=self._options.address)
             except NotAuthorized as refused:  # the token was changed on the way
                 raise ContributorLost(refused.message, hint="it asks for the new token") from refused
             self._node_started = time.monotonic()
@@ -343,8 +343,8 @@ class Agent:
         return ports
 
     def _stop_node(self) -> None:
-        if self._node is not None and self._roster is not None:
-            self._roster.stop(self._node.child, self._grace_s)
+        if self._node is not None and self._children is not None:
+            self._children.stop(self._node.child, self._grace_s)
             self._node = None
         if self._ports is not None:
             self._ports.release()

@@ -90,7 +90,7 @@ def _temporary_folder() -> Finding:
 
 def _leftovers() -> Finding:
     try:
-        left = {str(roster.folder): len(roster.leftovers()) for roster in abandoned()}
+        left = {str(children.folder): len(children.leftovers()) for children in abandoned()}
     except ShareComputeError as failure:
         return Finding("leftovers", "warn", failure.message, hint=failure.hint)
     if not left:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from share_compute_actors.machine.cores import on_cores, share_cores
-from share_compute_actors.machine.processes import Child, Roster
+from share_compute_actors.machine.processes import Child, ChildProcesses
 from share_compute_actors.machine.run_folders import close_run_folder, open_run_folder
 from share_compute_api.agent.agent import Agent, View
 from share_compute_api.agent.identity import Identities
@@ -107,23 +107,23 @@ class Host:
         options = [device.options for device in self._devices]
         with Interrupts() as interrupts, ExitStack() as stack:
             stack.callback(interrupts.begin_stopping)
-            roster = open_run_folder(f"host {options[0].url} {self._name}")
-            stack.callback(close_run_folder, roster)
-            interrupts.takes_along(roster)
+            children = open_run_folder(f"host {options[0].url} {self._name}")
+            stack.callback(close_run_folder, children)
+            interrupts.takes_along(children)
             enroll(options, self._report, self._identities, self._name)
             try:
-                self._follow(roster)
+                self._follow(children)
             finally:
                 interrupts.begin_stopping()
-                self._leave(roster)
+                self._leave(children)
         return next((device.status for device in self._devices if device.status), 0)
 
-    def _follow(self, roster: Roster, deadline: float = float("inf")) -> None:
+    def _follow(self, children: ChildProcesses, deadline: float = float("inf")) -> None:
         """Report the output of the agents, and start agents that are due, until all ended or the deadline passed."""
         while time.monotonic() < deadline and any(device.status is None for device in self._devices):
             for device in self._devices:
                 if device.child is None and device.status is None and time.monotonic() >= device.starts_at:
-                    self._start(roster, device)
+                    self._start(children, device)
             try:
                 device, line = self._printed.get(timeout=_POLL_S)
             except queue.Empty:
@@ -133,7 +133,7 @@ class Host:
             elif line.startswith("{"):
                 self._show(device, line)
 
-    def _leave(self, roster: Roster) -> None:
+    def _leave(self, children: ChildProcesses) -> None:
         """Ask all agents to leave at the same time, and report their progress."""
         self._is_leaving = True
         for device in self._devices:
@@ -142,9 +142,9 @@ class Host:
             else:
                 device.child.interrupt()
         longest_s = max(device.options.leave_within_s for device in self._devices)
-        self._follow(roster, time.monotonic() + longest_s + _GRACE_S)
+        self._follow(children, time.monotonic() + longest_s + _GRACE_S)
 
-    def _start(self, roster: Roster, device: _Device) -> None:
+    def _start(self, children: ChildProcesses, device: _Device) -> None:
         reading, writing = os.pipe()
         options = device.options
         given = {
@@ -163,7 +163,7 @@ class Host:
         insecure = ["--insecure"] if options.is_insecure else []
         command = own_command("join", options.url, *words, *insecure, "--json")
         try:
-            device.child = roster.start(
+            device.child = children.start(
                 options.name, on_cores(command, device.cores), environment={}, output=writing
             )
         finally:

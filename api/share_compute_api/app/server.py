@@ -18,7 +18,7 @@ from share_compute.errors import Conflict, UserError
 from share_compute.settings import Settings
 from share_compute.store import Store
 from share_compute.store.database.backups import FOLDER, prepare
-from share_compute_actors.machine.processes import Roster
+from share_compute_actors.machine.processes import ChildProcesses
 from share_compute_actors.machine.run_folders import close_run_folder, open_run_folder
 from share_compute_api.app.app import create_app, end_streams
 from share_compute_api.app.fencing import ends_within_grace
@@ -66,15 +66,15 @@ class Running:
 class _Server(uvicorn.Server):
     """uvicorn server that also ends when another server has taken over its database."""
 
-    def __init__(self, config: uvicorn.Config, app: FastAPI, roster: Roster, store: Store) -> None:
+    def __init__(self, config: uvicorn.Config, app: FastAPI, children: ChildProcesses, store: Store) -> None:
         super().__init__(config)
         self._store = store
         self._app = app
-        self._roster = roster
+        self._children = children
 
     async def on_tick(self, counter: int) -> bool:
         if counter % _WRITE_TICKS == 0:
-            await asyncio.to_thread(self._roster.refresh)
+            await asyncio.to_thread(self._children.refresh)
         if self._store.fenced is not None:
             self.force_exit = True  # open requests could not write anything more
         return await super().on_tick(counter) or self.force_exit
@@ -113,20 +113,20 @@ def serve(
         certificate = server_certificate(settings, address)
         url = f"{'http' if certificate is None else 'https'}://{address}:{port}"
         store = _open_store(settings, stack)
-        roster = open_run_folder(f"head of {settings.data_folder.resolve()}")
-        interrupts.takes_along(roster)
-        store.on_fenced(ends_within_grace(roster))
-        stack.callback(close_run_folder, roster)
+        children = open_run_folder(f"head of {settings.data_folder.resolve()}")
+        interrupts.takes_along(children)
+        store.on_fenced(ends_within_grace(children))
+        stack.callback(close_run_folder, children)
         progress("starting the Ray head")
-        cluster = Cluster(settings, roster)
+        cluster = Cluster(settings, children)
         app = create_app(settings, store, cluster=cluster, fingerprint=_pin(settings, certificate))
         running = _introduce(app, url, certificate, cluster, stack)
         if contribute:
-            _contribute(store, running, roster, settings)
+            _contribute(store, running, children, settings)
         announce(running)
-        roster.refresh()
+        children.refresh()
         try:
-            _control_plane(app, certificate, roster).run(sockets=[listener])
+            _control_plane(app, certificate, children).run(sockets=[listener])
         finally:
             interrupts.begin_stopping()
         if store.fenced is not None:
@@ -178,7 +178,7 @@ def _pin(settings: Settings, certificate: ServerCertificate | None) -> str | Non
     return certificate.fingerprint if certificate and settings.public_url is None else None
 
 
-def _control_plane(app: FastAPI, certificate: ServerCertificate | None, roster: Roster) -> _Server:
+def _control_plane(app: FastAPI, certificate: ServerCertificate | None, children: ChildProcesses) -> _Server:
     context: Context = app.state.context
     settings = context.settings
     logging.getLogger("share_compute_api").setLevel(settings.log_level.upper())
@@ -190,10 +190,10 @@ def _control_plane(app: FastAPI, certificate: ServerCertificate | None, roster: 
         access_log=settings.log_level == "debug",
         timeout_graceful_shutdown=settings.shutdown_grace_s,
     )
-    return _Server(config, app, roster, context.store)
+    return _Server(config, app, children, context.store)
 
 
-def _contribute(store: Store, running: Running, roster: Roster, settings: Settings) -> None:
+def _contribute(store: Store, running: Running, children: ChildProcesses, settings: Settings) -> None:
     _, code = store.invites.create(label="this machine", expires_in_s=settings.invite_life_s)
     command = own_command("join", running.url, "--name", f"{socket.gethostname().split('.')[0]}-server")
     # All users of the machine can read arguments, but not the environment.
@@ -201,7 +201,7 @@ def _contribute(store: Store, running: Running, roster: Roster, settings: Settin
         INVITE_VARIABLE: join_invite(code, running.fingerprint),
         "SHARE_COMPUTE_DATA_FOLDER": str(settings.data_folder),
     }
-    roster.start("contribute", command, environment=environment, cwd=settings.data_folder)
+    children.start("contribute", command, environment=environment, cwd=settings.data_folder)
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -26,7 +26,7 @@ from share_compute_actors.machine.head import (
     show,
     start_head,
 )
-from share_compute_actors.machine.processes import Child, Roster
+from share_compute_actors.machine.processes import Child, ChildProcesses
 from share_compute_api.cluster.calls import NodeFacts, members_answer, nodes_answer
 from share_compute_api.cluster.gateway import Gateway, RemoteActor, translated
 from share_compute_api.cluster.pings import MOST_MISSED, PING_S, unresponsive
@@ -80,16 +80,16 @@ class Cluster:
 
     Args:
         settings: the server's settings.
-        roster: records the child processes, and ends them.
+        children: records the child processes, and ends them.
 
     Raises:
         Conflict: the head's port is taken.
         Unavailable: the head did not start.
     """
 
-    def __init__(self, settings: Settings, roster: Roster) -> None:
+    def __init__(self, settings: Settings, children: ChildProcesses) -> None:
         self._settings = settings
-        self._roster = roster
+        self._children = children
         self._address = advertised(settings)
         self._began_s = 0.0
         self._head_backoff = _backoff()
@@ -246,7 +246,7 @@ class Cluster:
             with theirs:
                 child = await asyncio.to_thread(self._start_gateway, theirs.fileno())
             why = await self._listen(gateway, child)
-            await asyncio.to_thread(self._roster.stop, child, 1.0)
+            await asyncio.to_thread(self._children.stop, child, 1.0)
             return (
                 why or f"the process that calls Ray ended with status {child.exit_code}: {child.last_words()}"
             )
@@ -345,7 +345,7 @@ class Cluster:
             *("--address", head.ray_address, "--node-address", head.node.address),
             *("--temp-dir", str(head.folder), "--socket", str(descriptor)),
         ]
-        return self._roster.start(
+        return self._children.start(
             "gateway",
             confined(command, head.policy),
             environment={**head.environment, "RAY_ADDRESS": "", "PYTHONWARNINGS": "ignore"},
@@ -356,13 +356,13 @@ class Cluster:
     def _start_head(self, *, renews: bool) -> Head:
         if renews:
             renew_token(self._settings.data_folder)
-        head = start_head(self._settings, self._roster, self._address)
+        head = start_head(self._settings, self._children, self._address)
         self._began_s = time.monotonic()
         return head
 
     def _start_another_head(self, *, renews: bool) -> None:
         """Start another head in place of one that may still run."""
-        self._roster.stop(self._head.node.child, 2.0)
+        self._children.stop(self._head.node.child, 2.0)
         self._head.ports.release()
         self._head = self._start_head(renews=renews)
         self._hang = None

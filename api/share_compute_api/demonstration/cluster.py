@@ -10,7 +10,7 @@ from pathlib import Path
 from share_compute.errors import ShareComputeError, Unavailable
 from share_compute.lifecycle.states import ContributorState
 from share_compute.store.records import ContributorRecord
-from share_compute_actors.machine.processes import Child, Roster
+from share_compute_actors.machine.processes import Child, ChildProcesses
 from share_compute_api.client.client import Client
 from share_compute_api.connection.data_folder import written_api_key
 from share_compute_api.terminal.children import own_command
@@ -33,13 +33,13 @@ class LocalCluster:
     """A server on a free port with its state in ``data_folder``; `close` ends everything.
 
     Args:
-        roster: records the child processes.
+        children: records the child processes.
         data_folder: the server's data folder.
         data_roots: folders below which jobs may name files; the data folder must not be in one of them.
     """
 
-    def __init__(self, roster: Roster, data_folder: Path, data_roots: Sequence[Path]) -> None:
-        self._roster = roster
+    def __init__(self, children: ChildProcesses, data_folder: Path, data_roots: Sequence[Path]) -> None:
+        self._children = children
         self._data_roots = tuple(data_roots)
         self._data_folder = data_folder
         self._server: Child | None = None
@@ -58,7 +58,7 @@ class LocalCluster:
             *(word for root in self._data_roots for word in ("--data-root", str(root))),
             *("--database-url", f"sqlite:///{self._data_folder / 'share-compute.db'}"),
         )
-        self._server = self._roster.start("server", command, environment=_OWN_SETTINGS)
+        self._server = self._children.start("server", command, environment=_OWN_SETTINGS)
         facts = self._server.watch(_first_json, _UP_DEADLINE_S)
         if facts is None:
             raise _not_started(self._server)
@@ -88,7 +88,7 @@ class LocalCluster:
             "SHARE_COMPUTE_INVITE": code,
             "SHARE_COMPUTE_DATA_FOLDER": str(self._data_folder),  # keys of its machines end with it
         }
-        self._machines[name] = self._roster.start(name, command, environment=environment)
+        self._machines[name] = self._children.start(name, command, environment=environment)
 
     def wait_until_ready(
         self, client: Client, progress: Callable[[list[ContributorRecord]], None]
@@ -121,9 +121,9 @@ class LocalCluster:
         for child in self._machines.values():
             child.interrupt()
         for child in self._machines.values():
-            self._roster.stop(child, _JOIN_GRACE_S)
+            self._children.stop(child, _JOIN_GRACE_S)
         if self._server is not None:
-            self._roster.stop(self._server, _UP_GRACE_S)
+            self._children.stop(self._server, _UP_GRACE_S)
 
 
 def _first_json(printed: str) -> dict[str, str] | None:

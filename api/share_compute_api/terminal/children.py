@@ -10,7 +10,7 @@ from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Self
 
-from share_compute_actors.machine.processes import Roster
+from share_compute_actors.machine.processes import ChildProcesses
 
 _MAIN = "from share_compute_api.cli import main; main()"
 _FORCED = 130
@@ -31,16 +31,16 @@ class Interrupts:
     """
 
     def __init__(self) -> None:
-        self._rosters: list[Roster] = []
+        self._rosters: list[ChildProcesses] = []
         self._is_stopping = False
         self._last = float("-inf")
         self._previous: dict[
             int, signal.Handlers | Callable[[int, FrameType | None], object] | int | None
         ] = {}
 
-    def takes_along(self, roster: Roster) -> None:
-        """Add a roster whose child processes are killed too when the end is forced."""
-        self._rosters.append(roster)
+    def takes_along(self, children: ChildProcesses) -> None:
+        """Add a children whose child processes are killed too when the end is forced."""
+        self._rosters.append(children)
 
     def install(self) -> None:
         """Install the signal handlers; call it again after a library replaced them."""
@@ -62,8 +62,8 @@ class Interrupts:
         if self._last - before < _SAME_SIGNAL_S:
             return
         try:
-            for roster in self._rosters:
-                roster.kill_all()
+            for children in self._rosters:
+                children.kill_all()
         finally:
             os._exit(_FORCED)
 

@@ -14,7 +14,7 @@ from share_compute.planning.report import ServingPrediction
 from share_compute.planning.search.strategies import with_nominal_speeds
 from share_compute.planning.serving.cost import ServingCost
 from share_compute.planning.serving.plan import plan_serving
-from share_compute.protocol.roster import Worker
+from share_compute.protocol.membership import Worker
 from share_compute.quantities import listed
 from share_compute.shard import Shard
 from share_compute.specification import ServeJob

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from share_compute.protocol.roster import Worker
+from share_compute.protocol.membership import Worker
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
+from share_compute.protocol.membership import Membership, Worker
 from share_compute.protocol.messages import Label
-from share_compute.protocol.roster import Roster, Worker
 from share_compute.protocol.schedule import Action, in_order, round_the_blocks, windows
 
 
-def remaining(roster: Roster, step: int, worker: Worker) -> list[Action]:
+def remaining(membership: Membership, step: int, worker: Worker) -> list[Action]:
     """Return the actions of one member in a step, in the order that all members follow."""
-    stage = roster.stage_of(worker)
-    widest = max(range(len(roster.stages)), key=lambda place: len(roster.stages[place]))
+    stage = membership.stage_of(worker)
+    widest = max(range(len(membership.stages)), key=lambda place: len(membership.stages[place]))
     owned = [
-        [microbatch for microbatch, owner in enumerate(roster.owners[widest]) if owner == member]
-        for member in roster.stages[widest]
+        [microbatch for microbatch, owner in enumerate(membership.owners[widest]) if owner == member]
+        for member in membership.stages[widest]
     ]
     tasks = {
         microbatch: task
-        for microbatch, task in enumerate(roster.tasks_of(step)[stage])
+        for microbatch, task in enumerate(membership.tasks_of(step)[stage])
         if task.worker == worker
     }
-    window = windows([len(members) for members in roster.stages])[stage]
+    window = windows([len(members) for members in membership.stages])[stage]
     return [
         action
         for action in in_order(round_the_blocks(owned), window, tasks)
@@ -28,26 +28,28 @@ def remaining(roster: Roster, step: int, worker: Worker) -> list[Action]:
     ]
 
 
-def holders(roster: Roster, step: int, stage: int) -> list[list[int]]:
+def holders(membership: Membership, step: int, stage: int) -> list[list[int]]:
     """Return, for each member of a stage, the microbatches whose gradients it holds when the step's cells are done."""
-    tasks = roster.tasks_of(step)[stage]
+    tasks = membership.tasks_of(step)[stage]
     held = [task.worker if task.adds else task.holder for task in tasks]
     return [
         [microbatch for microbatch, holder in enumerate(held) if holder == worker]
-        for worker in roster.stages[stage]
+        for worker in membership.stages[stage]
     ]
 
 
-def needed(roster: Roster, step: int, stage: int, action: Action) -> Label | None:
+def needed(membership: Membership, step: int, stage: int, action: Action) -> Label | None:
     """Return the tensor that must arrive from another member before a cell can run; None if no tensor must."""
     if action.kind == "F":
         return Label(step, "activation", action.microbatch, stage - 1) if stage > 0 else None
-    return Label(step, "gradient", action.microbatch, stage + 1) if stage + 1 < len(roster.stages) else None
+    return (
+        Label(step, "gradient", action.microbatch, stage + 1) if stage + 1 < len(membership.stages) else None
+    )
 
 
-def delivery(roster: Roster, step: int, stage: int, action: Action) -> tuple[Label, Worker] | None:
+def delivery(membership: Membership, step: int, stage: int, action: Action) -> tuple[Label, Worker] | None:
     """Return (label, receiver), or None if no neighbour needs the tensor or a kept copy will be sent again."""
-    tasks = roster.tasks_of(step)
+    tasks = membership.tasks_of(step)
     if action.kind == "F":
         label = Label(step, "activation", action.microbatch, stage)
         target = tasks[stage + 1][action.microbatch] if stage + 1 < len(tasks) else None
@@ -58,7 +60,7 @@ def delivery(roster: Roster, step: int, stage: int, action: Action) -> tuple[Lab
         is_wanted = target is not None and target.backward
     if target is None or not is_wanted:
         return None
-    is_sent_again = step == roster.step and any(
-        (resend.cargo, resend.microbatch, resend.stage) == label[1:] for resend in roster.resends
+    is_sent_again = step == membership.step and any(
+        (resend.cargo, resend.microbatch, resend.stage) == label[1:] for resend in membership.resends
     )
     return None if is_sent_again else (label, target.worker)

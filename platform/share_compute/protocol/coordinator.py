@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from share_compute.protocol.doubts import UNBELIEVED, Accusations, Doubts
+from share_compute.protocol.membership import Membership, Worker
 from share_compute.protocol.messages import (
     Applied,
     Broken,
@@ -29,7 +30,6 @@ from share_compute.protocol.messages import (
     ToCoordinator,
     ToMember,
 )
-from share_compute.protocol.roster import Roster, Worker
 
 # -- events --------------------------------------------------------------------------------------------------------
 
@@ -275,7 +275,7 @@ class CoordinatorMachine:
         self._reports: dict[Worker, Report] = {}
         self._prepared: dict[Worker, Prepared] = {}
         self._quiet_ticks = 0
-        self._roster: Roster | None = None
+        self._membership: Membership | None = None
         """Membership of the last epoch that members were notified of."""
         self._doubts = Doubts()
         """Open questions about the numbers of the open step."""
@@ -389,13 +389,13 @@ class CoordinatorMachine:
         if isinstance(planned, Unplanned):
             self._phase = "idle"
             return []
-        roster = planned.form.roster
-        if roster.step != self.committed + 1 or not self.workers.issuperset(roster.workers):
+        membership = planned.form.membership
+        if membership.step != self.committed + 1 or not self.workers.issuperset(membership.workers):
             raise ValueError(
-                f"planned step {roster.step} for {roster.workers}; there are {sorted(self.workers)}"
+                f"planned step {membership.step} for {membership.workers}; there are {sorted(self.workers)}"
             )
-        self.workers = set(roster.workers)
-        self._roster = roster
+        self.workers = set(membership.workers)
+        self._membership = membership
         pauses, generation = self.until <= self.committed, self._doubts.generation
         return self._say(replace(planned.form, pauses=pauses, generation=generation), "forming")
 
@@ -478,8 +478,8 @@ class CoordinatorMachine:
     def _on_rejected(self, rejected: Rejected) -> list[Effect]:  # noqa: PLR0911 - a return for each verdict
         """Treat a bad tensor as the loss of the machine that made it, unless any machine would make such a tensor."""
         source, accuser, step = rejected.source, rejected.worker, self.committed + 1
-        assert self._roster is not None
-        if source not in self._roster.everybody:
+        assert self._membership is not None
+        if source not in self._membership.everybody:
             what = f"it rejected a tensor of {source[:_MOST_NAME]!r}, which has no part in this epoch"
             return [Blame(accuser, step, what), *self._expel(frozenset({accuser}))]
         if not rejected.is_certain:
@@ -510,9 +510,9 @@ class CoordinatorMachine:
 
     def _judge(self) -> list[Effect]:
         """Commit the step, for which all members are prepared, if its numbers can be used."""
-        assert self._roster is not None
+        assert self._membership is not None
         step = self.committed + 1
-        deviating, disputed = self._doubts.deviating(self._roster, self._prepared)
+        deviating, disputed = self._doubts.deviating(self._membership, self._prepared)
         if deviating:
             self._doubts.answers.clear()
             self._doubts.generation += 1
@@ -522,7 +522,7 @@ class CoordinatorMachine:
         if disputed:
             if self._doubts.answers:
                 return [Disputed(step, disputed)]
-            self._doubts.take_answers(self._roster, self._prepared, disputed)
+            self._doubts.take_answers(self._membership, self._prepared, disputed)
             return self._start_over(step, disputed)
         scale = self._decide(self._prepared)
         if scale is None:

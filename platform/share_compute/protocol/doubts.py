@@ -6,8 +6,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from share_compute.protocol.agreement import compare
+from share_compute.protocol.membership import Membership, Worker
 from share_compute.protocol.messages import Prepared
-from share_compute.protocol.roster import Roster, Worker
 
 UNBELIEVED = "it rejected a tensor of another member again, and its word alone is taken once"
 """Reason for which an accuser is excluded."""
@@ -65,17 +65,17 @@ class Doubts:
     """First digests of members that disagreed without a majority, by member and shard."""
 
     def take_answers(
-        self, roster: Roster, prepared: Mapping[Worker, Prepared], workers: Collection[Worker]
+        self, membership: Membership, prepared: Mapping[Worker, Prepared], workers: Collection[Worker]
     ) -> None:
         """Keep the digests of these members for comparison with their next answers."""
-        self.answers = {(worker, roster.shard_of(worker)): prepared[worker].digest for worker in workers}
+        self.answers = {(worker, membership.shard_of(worker)): prepared[worker].digest for worker in workers}
 
     def deviating(
-        self, roster: Roster, prepared: Mapping[Worker, Prepared]
+        self, membership: Membership, prepared: Mapping[Worker, Prepared]
     ) -> tuple[frozenset[Worker], frozenset[Worker]]:
         """Return the members whose gradient is wrong, and the members in dispute if no majority decides."""
         found = []
-        for shard, stage in zip(roster.shards, roster.stages, strict=True):
+        for shard, stage in zip(membership.shards, membership.stages, strict=True):
             before = {worker: answer for (worker, part), answer in self.answers.items() if part == shard}
             if len(stage) > 1 or before:
                 found.append(compare({worker: prepared[worker].digest for worker in stage}, before))

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from enum import Enum
 
 from share_compute.errors import UserError
+from share_compute.protocol.membership import Worker
 from share_compute.protocol.points import Point
-from share_compute.protocol.roster import Worker
 
 
 class FailureKind(Enum):

@@ -35,6 +35,7 @@ from share_compute.protocol.member_events import (
     Tick,
     Updated,
 )
+from share_compute.protocol.membership import Membership, Task, Worker
 from share_compute.protocol.messages import (
     Applied,
     Broken,
@@ -49,7 +50,6 @@ from share_compute.protocol.messages import (
     Rejected,
     Report,
 )
-from share_compute.protocol.roster import Roster, Task, Worker
 from share_compute.protocol.schedule import Action
 
 Phase = Literal["computing", "reducing", "broken", "tying", "logging", "prepared", "applying", "paused"]
@@ -83,7 +83,7 @@ class MemberMachine:
         self.worker = worker
         self.epoch = 0
         self.applied = applied
-        self.roster: Roster | None = None
+        self.membership: Membership | None = None
         """Membership of the current epoch; None while the member is halted."""
         self._step = _Step(applied + 1)
         self._rejected: dict[Label, Rejected] = {}
@@ -92,7 +92,7 @@ class MemberMachine:
         """Tensors from members that began the epoch, or applied the last step, before this member did."""
         self._waiting: list[Action] = []
         self._logged: set[int] = set()
-        """Positions in `Roster.keepers` of the members that have received the gradient of the open step."""
+        """Positions in `Membership.keepers` of the members that have received the gradient of the open step."""
         self._phase: Phase = "computing"
         self._running: Compute | Reduce | Apply | None = None
         self._halt: Halt | None = None
@@ -132,11 +132,11 @@ class MemberMachine:
         self, event: Commit | Proceed | Arrived | Misfit | Missed | Logged | Tick
     ) -> list[Effect]:
         """Process any other event. A halted member only keeps early tensors and reports misfits."""
-        if isinstance(event, Arrived) and event.epoch == self.epoch and self.roster is None:
+        if isinstance(event, Arrived) and event.epoch == self.epoch and self.membership is None:
             self._early.append(event.label)
-        if isinstance(event, Misfit) and event.epoch == self.epoch and self.roster is None:
+        if isinstance(event, Misfit) and event.epoch == self.epoch and self.membership is None:
             self._reject(event.source, event.label, event.what, is_certain=event.is_certain)
-        if self.roster is None or (not isinstance(event, Tick) and event.epoch != self.epoch):
+        if self.membership is None or (not isinstance(event, Tick) and event.epoch != self.epoch):
             return []
         match event:
             case Commit():
@@ -162,7 +162,7 @@ class MemberMachine:
             self._early.clear()
             self._rejected.clear()
         self.epoch = halt.epoch
-        self.roster = None
+        self.membership = None
         self._halt = halt
         return self._settle()
 
@@ -202,24 +202,24 @@ class MemberMachine:
     def _on_form(self, form: Form) -> list[Effect]:
         if form.epoch != self.epoch:
             return []
-        if self.roster is not None:
+        if self.membership is not None:
             return self._prepare() if self._phase == "prepared" else [Tell(Formed(self.epoch, self.worker))]
-        if self._running is not None or form.roster.step != self.applied + 1:
+        if self._running is not None or form.membership.step != self.applied + 1:
             return []  # not settled yet; the coordinator will send `Form` again
         self._halt = None
-        self.roster = form.roster
+        self.membership = form.membership
         effects: list[Effect] = [Tell(Formed(self.epoch, self.worker))]
         is_stale = self._step.generation != form.generation
-        if is_stale or not form.keeps_step or self.worker in form.roster.forgets:
+        if is_stale or not form.keeps_step or self.worker in form.membership.forgets:
             effects.append(Discard())
-            self._step = _Step(form.roster.step, form.generation)
+            self._step = _Step(form.membership.step, form.generation)
         # Among tensors of earlier epochs only the sum of the shared parameter counts. Other needed tensors are sent
         # again.
         self._step.arrived = {label for label in self._step.arrived if label.cargo == "tied"}
         self._take_early()
-        for resend in form.roster.resends:
+        for resend in form.membership.resends:
             if resend.keeper == self.worker:
-                label = Label(form.roster.step, resend.cargo, resend.microbatch, resend.stage)
+                label = Label(form.membership.step, resend.cargo, resend.microbatch, resend.stage)
                 effects.append(Send(label, resend.target))
         effects += [Tell(rejected) for rejected in self._rejected.values()]
         self._pauses = form.pauses
@@ -284,7 +284,7 @@ class MemberMachine:
             step.gradients.add(microbatch)
             if running.adds:
                 step.summed.add(microbatch)
-        if self.roster is None:
+        if self.membership is None:
             return self._settle()
         self._waiting.remove(computed.action)
         return self._deliver(computed.action) + self._next()
@@ -292,7 +292,7 @@ class MemberMachine:
     def _on_unusable(self, action: Action) -> list[Effect]:
         """Discard the whole step: a cell's result is not finite, and may already be in sums."""
         self._step = _Step(self._step.number, self._step.generation, arrived=self._step.arrived)
-        if self.roster is None:
+        if self.membership is None:
             return [Discard(), *self._settle()]
         self._phase = "broken"
         cargo: Cargo = "activation" if action.kind == "F" else "gradient"
@@ -307,7 +307,7 @@ class MemberMachine:
             self._step.is_reduced = True
         elif ended.is_spoilt:
             self._step.summed.clear()
-        if self.roster is None:
+        if self.membership is None:
             return self._settle()
         if isinstance(ended, Reduced):
             return self._tie(sends=True)
@@ -319,7 +319,7 @@ class MemberMachine:
         self._running = None
         self.applied = updated.step
         self._step = _Step(updated.step + 1)
-        if self.roster is None:
+        if self.membership is None:
             return self._settle()
         self._take_early()
         return self._begin() + self._answer()
@@ -332,22 +332,22 @@ class MemberMachine:
 
     def _begin(self) -> list[Effect]:
         """Begin or resume the open step of the epoch, unless the step waits for `Proceed`."""
-        assert self.roster is not None
+        assert self.membership is not None
         if self._pauses:
             self._phase = "paused"
             return []
-        self._waiting = remaining(self.roster, self._step.number, self.worker)
+        self._waiting = remaining(self.membership, self._step.number, self.worker)
         self._phase = "computing"
         return self._next()
 
     def _next(self) -> list[Effect]:
         """Start the next cell when its input has arrived; start the reduction after the last cell."""
-        if self._running is not None or self._phase != "computing" or self.roster is None:
+        if self._running is not None or self._phase != "computing" or self.membership is None:
             return []
         if not self._waiting:
             return self._finish()
         action = self._waiting[0]
-        need = needed(self.roster, self._step.number, self._stage, action)
+        need = needed(self.membership, self._step.number, self._stage, action)
         if need is not None and need not in self._step.arrived:
             return []
         task = self._task(action)
@@ -357,41 +357,41 @@ class MemberMachine:
 
     @property
     def _stage(self) -> int:
-        assert self.roster is not None
-        return self.roster.stage_of(self.worker)
+        assert self.membership is not None
+        return self.membership.stage_of(self.worker)
 
     def _task(self, action: Action) -> Task:
-        assert self.roster is not None
-        return self.roster.tasks_of(self._step.number)[self._stage][action.microbatch]
+        assert self.membership is not None
+        return self.membership.tasks_of(self._step.number)[self._stage][action.microbatch]
 
     def _deliver(self, action: Action) -> list[Effect]:
         """Send the output of a cell to the member that needs it."""
-        assert self.roster is not None
-        sent = delivery(self.roster, self._step.number, self._stage, action)
+        assert self.membership is not None
+        sent = delivery(self.membership, self._step.number, self._stage, action)
         return [Send(*sent)] if sent else []
 
     def _finish(self) -> list[Effect]:
         """Reduce, or copy the reduced gradient if some members of the stage already have it."""
-        roster, number = self.roster, self._step.number
-        assert roster is not None
-        holders = roster.reduced.get(self._stage, ()) if number == roster.step else ()
-        if len(holders) == len(roster.stages[self._stage]):
+        membership, number = self.membership, self._step.number
+        assert membership is not None
+        holders = membership.reduced.get(self._stage, ()) if number == membership.step else ()
+        if len(holders) == len(membership.stages[self._stage]):
             return self._tie(sends=True)
         self._phase = "reducing"
         return self._start(Reduce(number, holders[0] if holders else None))
 
     def _tie(self, *, sends: bool = False) -> list[Effect]:
         """Exchange the sums of a parameter that the first and the last stage share."""
-        roster, number = self.roster, self._step.number
-        assert roster is not None
-        stage, last = self._stage, len(roster.stages) - 1
-        if not roster.is_tied or last == 0 or stage not in (0, last):
+        membership, number = self.membership, self._step.number
+        assert membership is not None
+        stage, last = self._stage, len(membership.stages) - 1
+        if not membership.is_tied or last == 0 or stage not in (0, last):
             return self._complete()
         self._phase = "tying"
         other = last - stage
         effects: list[Effect] = []
-        if sends and self.worker == roster.stages[stage][0]:
-            effects += [Send(Label(number, "tied", 0, stage), target) for target in roster.stages[other]]
+        if sends and self.worker == membership.stages[stage][0]:
+            effects += [Send(Label(number, "tied", 0, stage), target) for target in membership.stages[other]]
         return effects + (self._complete() if Label(number, "tied", 0, other) in self._step.arrived else [])
 
     def _complete(self) -> list[Effect]:
@@ -408,10 +408,10 @@ class MemberMachine:
         return [*unlogged]
 
     def _unlogged(self) -> list[Log]:
-        assert self.roster is not None
+        assert self.membership is not None
         return [
             Log(self._step.number, keeper, place)
-            for place, keeper in enumerate(self.roster.keepers(self.worker))
+            for place, keeper in enumerate(self.membership.keepers(self.worker))
             if place not in self._logged
         ]
 

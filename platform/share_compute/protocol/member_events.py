@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from share_compute.protocol.membership import Worker
 from share_compute.protocol.messages import Commit, Form, Halt, Label, Proceed, ToCoordinator
-from share_compute.protocol.roster import Worker
 from share_compute.protocol.schedule import Action
 
 # -- events --------------------------------------------------------------------------------------------------------
@@ -76,7 +76,7 @@ class Logged:
     epoch: int
     step: int
     place: int
-    """Position of that member in `Roster.keepers`."""
+    """Position of that member in `Membership.keepers`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +150,7 @@ class Log:
     step: int
     keeper: Worker
     place: int
-    """Position of the receiver in `Roster.keepers`."""
+    """Position of the receiver in `Membership.keepers`."""
 
 
 @dataclass(frozen=True, slots=True)

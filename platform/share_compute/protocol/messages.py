@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from share_compute.protocol.roster import Roster, Worker
+from share_compute.protocol.membership import Membership, Worker
 
 Cargo = Literal["activation", "gradient", "tied", "log"]
 """Kind of tensor between members: over a stage boundary, sum of a parameter that two stages share, or for a backup."""
@@ -67,7 +67,7 @@ class Report:
 class Form:
     """Coordinator to member: the next epoch begins."""
 
-    roster: Roster
+    membership: Membership
     keeps_step: bool = True
     """Whether completed work of the open step still counts. False after shards have changed."""
     pauses: bool = False
@@ -79,7 +79,7 @@ class Form:
     @property
     def epoch(self) -> int:
         """Epoch that begins."""
-        return self.roster.epoch
+        return self.membership.epoch
 
 
 @dataclass(frozen=True, slots=True)

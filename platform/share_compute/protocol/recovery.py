@@ -7,13 +7,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from share_compute.protocol.membership import Resend, Task, Tasks, Worker
 from share_compute.protocol.messages import Report
-from share_compute.protocol.roster import Resend, Task, Tasks, Worker
 
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """Remaining work of an open step. The fields are those of `Roster`."""
+    """Remaining work of an open step. The fields are those of `Membership`."""
 
     tasks: Tasks
     resends: tuple[Resend, ...]

@@ -18,18 +18,18 @@ from share_compute_actors.machine import head as head_module
 from share_compute_actors.machine.head import Head
 from share_compute_actors.machine.node import NodeAccess, NodeLimits, start_node
 from share_compute_actors.machine.ports import DEFAULT_RANGE, NodePorts
-from share_compute_actors.machine.processes import Child, Roster, is_alive
+from share_compute_actors.machine.processes import Child, ChildProcesses, is_alive
 from share_compute_actors.machine.run_folders import close_run_folder, open_run_folder
 
 LIMITS = NodeLimits(memory_bytes=600 * 2**20, cpu_threads=1)
 
 
 @pytest.fixture
-def rosters() -> Iterator[list[Roster]]:
+def rosters() -> Iterator[list[ChildProcesses]]:
     made = [open_run_folder(f"test node {os.getpid()} {number}") for number in range(2)]
     yield made
-    for roster in reversed(made):
-        close_run_folder(roster)
+    for children in reversed(made):
+        close_run_folder(children)
 
 
 StartHead = Callable[..., Head]
@@ -62,7 +62,7 @@ def access(head: Head, **changes: str) -> NodeAccess:
 
 
 def test_a_head_keeps_its_port_and_token_and_leaves_nothing(
-    tmp_path: Path, rosters: list[Roster], start_head: StartHead
+    tmp_path: Path, rosters: list[ChildProcesses], start_head: StartHead
 ):
     settings = Settings(data_folder=tmp_path)
     for spoilt_by_a_full_disk in ("ray-port", "ray-token"):
@@ -80,7 +80,7 @@ def test_a_head_keeps_its_port_and_token_and_leaves_nothing(
 
 @pytest.mark.slow
 def test_a_node_joins_only_with_the_token(
-    tmp_path: Path, rosters: list[Roster], start_head: StartHead, ports: NodePorts
+    tmp_path: Path, rosters: list[ChildProcesses], start_head: StartHead, ports: NodePorts
 ):
     head = start_head(Settings(data_folder=tmp_path), rosters[0], "127.0.0.1")
     node = start_node(rosters[1], access(head), LIMITS, ports)
@@ -106,7 +106,7 @@ def listened(child: Child) -> set[int]:
     }
 
 
-def test_a_taken_port_is_named(tmp_path: Path, rosters: list[Roster], start_head: StartHead):
+def test_a_taken_port_is_named(tmp_path: Path, rosters: list[ChildProcesses], start_head: StartHead):
     with socket.create_server(("", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(Conflict, match=str(port)) as refused:
@@ -115,10 +115,10 @@ def test_a_taken_port_is_named(tmp_path: Path, rosters: list[Roster], start_head
 
 
 @pytest.mark.thorough
-def test_two_heads_stand_side_by_side(tmp_path: Path, rosters: list[Roster], start_head: StartHead):
+def test_two_heads_stand_side_by_side(tmp_path: Path, rosters: list[ChildProcesses], start_head: StartHead):
     heads = [
-        start_head(Settings(data_folder=tmp_path / str(number)), roster, "127.0.0.1")
-        for number, roster in enumerate(rosters)
+        start_head(Settings(data_folder=tmp_path / str(number)), children, "127.0.0.1")
+        for number, children in enumerate(rosters)
     ]
     assert heads[0].ray_address != heads[1].ray_address
     assert heads[0].token != heads[1].token

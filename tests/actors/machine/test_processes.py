@@ -19,7 +19,7 @@ import pytest
 
 from share_compute.errors import Conflict, Unavailable
 from share_compute_actors.machine.confine import END_NOW
-from share_compute_actors.machine.processes import Identity, Roster, is_alive, tied
+from share_compute_actors.machine.processes import ChildProcesses, Identity, is_alive, tied
 from share_compute_actors.machine.run_folders import (
     abandoned,
     close_run_folder,
@@ -48,55 +48,55 @@ def is_gone(process: psutil.Process) -> bool:
 
 
 @pytest.fixture
-def roster(tmp_path: Path):
-    made = Roster(tmp_path / "roster")
+def children(tmp_path: Path):
+    made = ChildProcesses(tmp_path / "roster")
     yield made
     made.stop_all(grace_s=0)
 
 
-def started(roster: Roster, code: str, wait_for: Wait):
-    child = roster.start("child", python(code), environment={})
+def started(children: ChildProcesses, code: str, wait_for: Wait):
+    child = children.start("child", python(code), environment={})
     wait_for(lambda: "up" in child.log.read_text(), "the child", 20)
     return child
 
 
-def test_stop_ends_the_whole_family(roster: Roster, wait_for: Wait):
-    child = started(roster, PARENT, wait_for)
+def test_stop_ends_the_whole_family(children: ChildProcesses, wait_for: Wait):
+    child = started(children, PARENT, wait_for)
     family = child.family()
     assert len(family) == 2
-    roster.stop(child)
+    children.stop(child)
     assert all(is_gone(member) for member in family)
 
 
-def test_a_child_that_ignores_sigterm_is_killed(roster: Roster, wait_for: Wait):
-    child = started(roster, DEAF, wait_for)
-    roster.stop(child, grace_s=0.2)
+def test_a_child_that_ignores_sigterm_is_killed(children: ChildProcesses, wait_for: Wait):
+    child = started(children, DEAF, wait_for)
+    children.stop(child, grace_s=0.2)
     assert child.exit_code == -END_NOW
 
 
-def test_a_child_that_ended_by_itself_is_no_trouble(roster: Roster):
-    child = roster.start("brief", python("raise SystemExit(3)"), environment={})
+def test_a_child_that_ended_by_itself_is_no_trouble(children: ChildProcesses):
+    child = children.start("brief", python("raise SystemExit(3)"), environment={})
     assert child.wait(20) == 3
-    roster.stop(child)
+    children.stop(child)
     assert child.exit_code == 3
 
 
-def test_a_grandchild_whose_parent_died_is_ended_too(roster: Roster, wait_for: Wait):
-    child = started(roster, PARENT, wait_for)
+def test_a_grandchild_whose_parent_died_is_ended_too(children: ChildProcesses, wait_for: Wait):
+    child = started(children, PARENT, wait_for)
     grandchild = next(member for member in child.family() if member.pid != child.pid)
     os.kill(child.pid, signal.SIGKILL)
     child.wait(10)
     assert grandchild.is_running()
-    roster.stop(child)
+    children.stop(child)
     assert is_gone(grandchild)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel does this on Linux only")
 def test_a_child_dies_with_a_killed_parent(tmp_path: Path, wait_for: Wait):
     code = (
-        "import sys, time; from pathlib import Path; from share_compute_actors.machine.processes import Roster;"
+        "import sys, time; from pathlib import Path; from share_compute_actors.machine.processes import ChildProcesses;"
         f"command = [sys.executable, '-c', {SLEEPER!r}];"
-        f"child = Roster(Path({str(tmp_path)!r})).start('child', command, environment={{}});"
+        f"child = ChildProcesses(Path({str(tmp_path)!r})).start('child', command, environment={{}});"
         "print(child.pid, flush=True); time.sleep(600)"
     )
     with subprocess.Popen(python(code), stdout=subprocess.PIPE, text=True) as parent:
@@ -115,7 +115,7 @@ def test_leftovers_are_ended_only_when_they_are_the_same_process(tmp_path: Path)
         mistaken = replace(Identity.of(psutil.Process(other.pid)), start=real.start + "1")
         rows = [[identity.pid, identity.start] for identity in (real, mistaken)]
         (tmp_path / "processes.json").write_text(json.dumps(rows))
-        assert Roster(tmp_path).end_leftovers() == 1
+        assert ChildProcesses(tmp_path).end_leftovers() == 1
         assert left.wait(10) is not None
         assert other.poll() is None
     finally:
@@ -144,23 +144,23 @@ def test_a_process_is_known_again_when_the_clock_was_set(monkeypatch: pytest.Mon
 
 
 def test_a_list_that_cannot_be_written_ends_nothing(
-    roster: Roster, wait_for: Wait, caplog: pytest.LogCaptureFixture
+    children: ChildProcesses, wait_for: Wait, caplog: pytest.LogCaptureFixture
 ):
-    child = started(roster, SLEEPER, wait_for)
-    (roster.folder / "processes.partial").mkdir()
+    child = started(children, SLEEPER, wait_for)
+    (children.folder / "processes.partial").mkdir()
     for _ in range(2):
-        roster.refresh()
+        children.refresh()
     assert len(caplog.records) == 1
     assert child.exit_code is None
-    roster.stop(child)
+    children.stop(child)
     assert child.exit_code is not None
 
 
-def test_a_child_that_cannot_be_written_down_is_not_left_running(roster: Roster):
-    (roster.folder / "processes.partial").mkdir()
+def test_a_child_that_cannot_be_written_down_is_not_left_running(children: ChildProcesses):
+    (children.folder / "processes.partial").mkdir()
     before = psutil.Process().children()
     with pytest.raises(Unavailable, match="cannot be started") as refused:
-        roster.start("child", python(SLEEPER), environment={})
+        children.start("child", python(SLEEPER), environment={})
     assert refused.value.hint
     assert not [child for child in psutil.Process().children() if is_alive(child) and child not in before]
 
@@ -178,7 +178,7 @@ def own_root(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def test_a_run_folder_has_one_owner_and_is_swept_after_it(own_root: Path, monkeypatch: pytest.MonkeyPatch):
     code = (
         "import time; from share_compute_actors.machine.run_folders import open_run_folder;"
-        "roster = open_run_folder('key'); print(roster.folder, flush=True); time.sleep(600)"
+        "children = open_run_folder('key'); print(children.folder, flush=True); time.sleep(600)"
     )
     with subprocess.Popen(python(code), stdout=subprocess.PIPE, text=True) as owner:
         assert owner.stdout is not None
@@ -190,7 +190,7 @@ def test_a_run_folder_has_one_owner_and_is_swept_after_it(own_root: Path, monkey
         assert sweep() == 0
         assert folder.exists()
         owner.kill()
-    assert [roster.folder for roster in abandoned()] == [folder]
+    assert [children.folder for children in abandoned()] == [folder]
     assert sweep() == 1
     assert not list(own_root.iterdir())
 
@@ -214,10 +214,10 @@ def test_who_comes_while_a_folder_is_swept_gets_a_new_one():
 @pytest.mark.usefixtures("own_root")
 def test_a_run_folder_is_used_again_after_its_owner_closed_it():
     for _ in range(2):
-        roster = open_run_folder("again")
-        assert len(str(roster.folder)) < 45
-        close_run_folder(roster)
-        assert not roster.folder.exists()
+        children = open_run_folder("again")
+        assert len(str(children.folder)) < 45
+        close_run_folder(children)
+        assert not children.folder.exists()
 
 
 def test_a_temporary_folder_that_cannot_be_written_is_said(own_root: Path):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from share_compute.protocol.roster import Roster, fresh
+from share_compute.protocol.membership import Membership, fresh
 from share_compute_actors.messages import StepFigures
 from share_compute_actors.training.membership.balancing import Balancer
-from share_compute_actors.training.membership.rosters import Shares, dealt
+from share_compute_actors.training.membership.epochs import Shares, dealt
 
 
 class Watched:
@@ -19,7 +19,7 @@ class Watched:
             tuple(f"{'abc'[place]}{member}" for member in range(len(own))) for place, own in enumerate(shares)
         )
         owners = tuple(dealt(stage, own) for stage, own in zip(stages, shares, strict=True))
-        self.roster = Roster(
+        self.membership = Membership(
             epoch=1,
             shards=tuple((place, place + 1) for place in range(len(stages))),
             stages=stages,
@@ -27,7 +27,7 @@ class Watched:
             step=1,
             tasks=fresh(owners),
         )
-        self.balancer.reform(self.roster)
+        self.balancer.reform(self.membership)
         self.step = 0
 
     def steps(
@@ -37,7 +37,7 @@ class Watched:
         for _ in range(count):
             self.step += 1
             figures = {}
-            for stage, owners in zip(self.roster.stages, self.roster.owners, strict=True):
+            for stage, owners in zip(self.membership.stages, self.membership.owners, strict=True):
                 for worker in stage:
                     busy_s = owners.count(worker) * cell_s.get(worker, usual_s)
                     figures[worker] = StepFigures(targets=1, seconds=busy_s + 5.0, waited_s=5.0)

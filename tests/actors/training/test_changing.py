@@ -22,7 +22,7 @@ from share_compute.lifecycle.attempt_events import (
     ReplanProposed,
 )
 from share_compute.planning.planner import Solution, solve
-from share_compute.protocol.roster import Roster, fresh
+from share_compute.protocol.membership import Membership, fresh
 from share_compute.topology import Topology
 from share_compute_actors.group.allocator import as_reported, is_out_of_memory
 from share_compute_actors.group.backoff import Backoff
@@ -79,10 +79,10 @@ def test_another_one_is_asked_for_the_copy_that_found_no_room() -> None:
     assert recopying.backups((("a",), ("b", "c")), fleet)["a"] == ({"b", "c"} - {before}).pop()
 
 
-def roster(*stages: tuple[tuple[int, int], tuple[str, ...]]) -> Roster:
+def membership(*stages: tuple[tuple[int, int], tuple[str, ...]]) -> Membership:
     shards, members = zip(*stages, strict=True)
     owners = tuple((stage[0],) * 4 for stage in members)
-    return Roster(1, shards, members, owners, 3, fresh(owners))
+    return Membership(1, shards, members, owners, 3, fresh(owners))
 
 
 def plan(*stages: tuple[tuple[int, int], tuple[str, ...]]) -> Any:
@@ -100,7 +100,7 @@ def alike(_: str) -> str:
 
 
 def test_whoever_is_to_hold_other_layers_follows_those_who_have_them() -> None:
-    two = roster(((0, 6), ("a",)), ((6, 12), ("b", "c")))
+    two = membership(((0, 6), ("a",)), ((6, 12), ("b", "c")))
     assert replicas_of(two, plan(((0, 6), ("a",)), ((6, 12), ("b", "c"))), alike) == {}
     assert replicas_of(two, plan(((0, 6), ("a",)), ((6, 12), ("c",))), alike) == {}
     more = plan(((0, 6), ("a", "d")), ((6, 12), ("b", "e", "c", "f", "g")))
@@ -118,7 +118,7 @@ def test_whoever_is_to_hold_other_layers_follows_those_who_have_them() -> None:
 
 def test_a_member_that_will_keep_a_copy_of_other_layers_follows_those_who_have_them() -> None:
     one = plan(((0, 3), ("a",)), ((3, 12), ("b",)))
-    two = replace(roster(((0, 6), ("a",)), ((6, 12), ("b",))), buddies={"a": "b", "b": "a"})
+    two = replace(membership(((0, 6), ("a",)), ((6, 12), ("b",))), buddies={"a": "b", "b": "a"})
     heirs = {"a": ((3, 12),), "b": ((0, 3),)}
     assert replicas_of(two, one, alike) == {"a": ("b",)}
     assert replicas_of(two, one, alike, heirs) == {"a": ("b",), "b": ("a",)}
@@ -150,11 +150,11 @@ class Story:
 
     def __init__(self, folder: Path) -> None:
         assignment = Assignment(job_id="job", attempt=1, spec=job(stages=1), topology=LAN["a"], folder=folder)
-        self.crew = TrainingGroup(assignment, NOBODY, NOBODY, NOBODY, threading.Event(), (4,), None, print)
-        self.crew._actors["a"] = NOBODY
+        self.group = TrainingGroup(assignment, NOBODY, NOBODY, NOBODY, threading.Event(), (4,), None, print)
+        self.group._actors["a"] = NOBODY
         self.requests = ControlRequests()
         self.told: list[AttemptEvent] = []
-        self.changes = Changes(self.crew, self.requests, self.told.append)
+        self.changes = Changes(self.group, self.requests, self.told.append)
 
     def propose(self, step: int, names: str) -> ReplanProposed:
         better = solution(names)
@@ -168,17 +168,17 @@ class Story:
         self.requests.offer(Offer(topology=LAN[names], answers=answers))
 
     def are_due(self, *followers: str) -> bool:
-        return self.changes.are_due(self.roster(*followers))
+        return self.changes.are_due(self.membership(*followers))
 
-    def roster(self, *followers: str) -> Roster:
+    def membership(self, *followers: str) -> Membership:
         owners = (("a",) * 4,)
         following = {"a": followers} if followers else {}
-        return Roster(1, ((0, 12),), (("a",),), owners, 3, fresh(owners), followers=following)
+        return Membership(1, ((0, 12),), (("a",),), owners, 3, fresh(owners), followers=following)
 
     def reformed(self, *followers: str) -> tuple[str, ...]:
         """Return who is said to be expected when an epoch was formed."""
         event = Reformed(epoch=1, step=3, plan=solution("a").plan, seconds=0, recomputed=0, sentence="")
-        self.changes.tell_reformed(event, self.roster(*followers))
+        self.changes.tell_reformed(event, self.membership(*followers))
         told = self.told.pop()
         assert isinstance(told, Reformed)
         return told.expected
@@ -195,7 +195,7 @@ def test_no_member_is_started_before_its_machine_is_the_jobs(story: Story) -> No
     proposed = story.propose(7, "ab")
     story.offer("ab", answers=5)
     assert not story.are_due()
-    assert (story.told[-1], story.crew._invited) == (proposed, {})
+    assert (story.told[-1], story.group._invited) == (proposed, {})
     story.offer("ab", answers=7)
     with pytest.raises(AttributeError):  # it is tried, and here is nothing to start it with
         story.are_due()
@@ -247,13 +247,13 @@ def test_the_newest_plan_counts(story: Story) -> None:
 def test_a_plan_whose_machines_are_there_outlasts_an_epoch_for_which_they_were_not_asked(
     story: Story, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(story.crew, "topology", LAN["ab"])
-    monkeypatch.setattr(story.crew, "ask_following", lambda _: {})
+    monkeypatch.setattr(story.group, "topology", LAN["ab"])
+    monkeypatch.setattr(story.group, "ask_following", lambda _: {})
     story.offer("ab", answers=7)
     story.propose(7, "ab")
-    story.crew._actors["b"] = NOBODY
+    story.group._actors["b"] = NOBODY
     assert story.are_due()
-    assert story.changes.replicas(story.roster()) == {"a": ("b",)}
+    assert story.changes.replicas(story.membership()) == {"a": ("b",)}
     assert story.changes._joining is not None
     story.changes._joining.is_ready = True
     assert story.changes.take_solution({"a"}) is None
@@ -266,9 +266,9 @@ def test_who_follows_a_member_is_expected_until_an_epoch_does_without(story: Sto
     story.offer("ab")
     story.propose(7, "ab")
     assert story.reformed() == ("b",)
-    story.crew._actors["b"] = NOBODY
+    story.group._actors["b"] = NOBODY
     assert story.reformed("b") == ("b",)
-    story.crew._actors.pop("b")
+    story.group._actors.pop("b")
     story.offer("a", answers=7)
     assert story.are_due("b")  # the member that is followed must know
     assert story.reformed("b") == ("b",)  # one that was being formed already

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from share_compute.protocol.roster import Roster, fresh
+from share_compute.protocol.membership import Membership, fresh
 from share_compute.topology import Contributor, Topology
 from share_compute_actors.machine.reach import Place
 from share_compute_actors.training.membership.cuts import LinksCut, needed, require_links
@@ -14,11 +14,13 @@ from share_compute_actors.training.membership.cuts import LinksCut, needed, requ
 PAIR = ("b", "c")
 
 
-def roster(*stages: str, **more: Any) -> Roster:
+def membership(*stages: str, **more: Any) -> Membership:
     members = tuple(tuple(stage) for stage in stages)
     owners = tuple((stage[0],) for stage in members)
     shards = tuple((place, place + 1) for place in range(len(stages)))
-    return Roster(epoch=1, shards=shards, stages=members, owners=owners, step=1, tasks=fresh(owners), **more)
+    return Membership(
+        epoch=1, shards=shards, stages=members, owners=owners, step=1, tasks=fresh(owners), **more
+    )
 
 
 class Handle:
@@ -58,29 +60,32 @@ class Crew:
 @pytest.mark.parametrize(
     ("formed", "pairs"),
     [
-        (roster("a", "b", "c"), {("a", "b"), ("b", "c")}),
-        (roster("ab", "c"), {("a", "b"), ("a", "c"), ("b", "c")}),
-        (roster("a", "b", "c", is_tied=True), {("a", "b"), ("b", "c"), ("a", "c")}),
-        (roster("a", "b", buddies={"b": "d"}, followers={"a": ("e",)}), {("a", "b"), ("b", "d"), ("a", "e")}),
-        (roster("a"), set()),
-        (roster("a", is_tied=True), set()),
+        (membership("a", "b", "c"), {("a", "b"), ("b", "c")}),
+        (membership("ab", "c"), {("a", "b"), ("a", "c"), ("b", "c")}),
+        (membership("a", "b", "c", is_tied=True), {("a", "b"), ("b", "c"), ("a", "c")}),
+        (
+            membership("a", "b", buddies={"b": "d"}, followers={"a": ("e",)}),
+            {("a", "b"), ("b", "d"), ("a", "e")},
+        ),
+        (membership("a"), set()),
+        (membership("a", is_tied=True), set()),
     ],
 )
 def test_neighbours_and_keepers_of_copies_need_each_other(
-    formed: Roster, pairs: set[tuple[str, str]]
+    formed: Membership, pairs: set[tuple[str, str]]
 ) -> None:
     assert needed(formed) == pairs
 
 
 @pytest.mark.parametrize("silent", [{"b": "c"}, {"c": "b"}, {"b": "c", "c": "b"}])
 def test_a_cut_pair_is_named_whichever_of_them_finds_it(silent: dict[str, str]) -> None:
-    crew: Any = Crew(**{name: Handle(*silent.get(name, "")) for name in "abc"})
+    group: Any = Crew(**{name: Handle(*silent.get(name, "")) for name in "abc"})
     with pytest.raises(LinksCut, match=r"do not reach each other any more: B - C$") as caught:
-        require_links(crew, roster("a", "b", "c"))
+        require_links(group, membership("a", "b", "c"))
     assert caught.value.pairs == (PAIR,)
-    assert crew.handles["a"].asked == {"b": ("host-b", 1)}, "it needs nobody else"
+    assert group.handles["a"].asked == {"b": ("host-b", 1)}, "it needs nobody else"
 
 
 def test_who_is_not_needed_may_be_cut_off() -> None:
-    crew: Any = Crew(a=Handle("c"), b=Handle(), c=Handle("a"))
-    require_links(crew, roster("a", "b", "c"))
+    group: Any = Crew(a=Handle("c"), b=Handle(), c=Handle("a"))
+    require_links(group, membership("a", "b", "c"))

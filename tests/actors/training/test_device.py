@@ -21,7 +21,7 @@ from share_compute_actors.machine.launch import ray_environment
 from share_compute_actors.machine.node import NodeLimits, start_node
 from share_compute_actors.machine.ports import NodePorts
 from share_compute_actors.machine.preflight import find_gpus
-from share_compute_actors.machine.processes import Roster
+from share_compute_actors.machine.processes import ChildProcesses
 
 LOOK = """
 import json, os, sys, ray
@@ -57,7 +57,7 @@ def test_another_gpu_than_the_measured_one_is_refused(monkeypatch: pytest.Monkey
 def test_actors_of_a_node_see_its_gpu_alone(
     gpu: str | None,
     tmp_path: Path,
-    rosters: list[Roster],  # noqa: F811
+    rosters: list[ChildProcesses],  # noqa: F811
     ports: NodePorts,  # noqa: F811
     start_head: StartHead,  # noqa: F811
     monkeypatch: pytest.MonkeyPatch,

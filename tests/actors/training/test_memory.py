@@ -70,28 +70,28 @@ def test_peak_memory_of_a_member_is_its_shard_and_the_process(
     ask_shard_store(NOTHING, shard_store.cut.remote(list(runs)))
     settled = spec.with_microbatches(solution.plan.microbatches)
     assignment = assignment.model_copy(update={"spec": settled})
-    crew = TrainingGroup(
+    group = TrainingGroup(
         assignment, facts, shard_store, mailbox, threading.Event(), runs, profile.tied_name, print
     )
     try:
-        crew.load(solution.plan)
+        group.load(solution.plan)
         holders = [stage.members[0].contributor_id for stage in solution.plan.stages]
-        crew.gather(
+        group.gather(
             FLAG,
             {
-                worker: crew.handle(worker).snapshot.remote(place, "artifact", copies=False)
+                worker: group.handle(worker).snapshot.remote(place, "artifact", copies=False)
                 for place, worker in enumerate(holders)
             },
         )
-        members = [crew.handle(worker) for worker in holders]
+        members = [group.handle(worker) for worker in holders]
         state = STATE_OF_TRAINING.pack(facts.state)
         saving = shard_store.save.remote("artifacts/model", "artifact", state, holders, *members)
         assert ask_shard_store(SAVED, saving).size_bytes
-        for worker, status in crew.ask(STATUS, holders, "status").items():
+        for worker, status in group.ask(STATUS, holders, "status").items():
             # A member that trains holds its weights and as many bytes of gradients.
             shard = 2 * 4 * profile.parameters_of(solution.plan.shard(holders.index(worker)))
             assert status.peak_resident_bytes <= shard + PROCESS_BYTES, f"{status}"
     finally:
-        crew.dismiss()
+        group.dismiss()
         ray.kill(mailbox)
         ray.kill(shard_store)

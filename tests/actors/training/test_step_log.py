@@ -14,12 +14,12 @@ from share_compute.errors import StaleEpoch, Unavailable
 from share_compute.models.blueprint import blueprint_of
 from share_compute.models.factory import dissect
 from share_compute.planning.planner import solve
-from share_compute.protocol.roster import Resend, Roster, fresh
+from share_compute.protocol.membership import Membership, Resend, fresh
 from share_compute.specification import parse_job
 from share_compute.topology import Contributor, Device, Topology
 from share_compute.training.loss_scale import LossScale
 from share_compute_actors.messages import MemberStatus
-from share_compute_actors.training.membership.rosters import owners_of, shards_of, stages_of
+from share_compute_actors.training.membership.epochs import owners_of, shards_of, stages_of
 from share_compute_actors.training.membership.takeover import (
     Takeover,
     fits,
@@ -29,7 +29,7 @@ from share_compute_actors.training.membership.takeover import (
     state_of,
 )
 from share_compute_actors.training.shard_store import TrainingState
-from share_compute_actors.training.step_log import FILE, CrewFacts, Standing, StepFacts, StepLog
+from share_compute_actors.training.step_log import FILE, GroupFacts, Standing, StepFacts, StepLog
 
 Open = Callable[[int], StepLog]
 
@@ -44,9 +44,9 @@ def facts(number: int, factor: float = 1.0) -> StepFacts:
     return StepFacts(step(number), LossScale(factor, clean_steps=number, is_dynamic=True))
 
 
-def roster(epoch: int) -> Roster:
+def membership(epoch: int) -> Membership:
     owners = (("a", "b"), ("c", "c"))
-    return Roster(
+    return Membership(
         epoch=epoch,
         shards=((0, 2), (2, 5)),
         stages=(("a", "b"), ("c",)),
@@ -71,7 +71,7 @@ def committed(step_log: StepLog, last: int, epoch: int = 0) -> int:
 def test_what_is_committed_is_found_again(step_log: Open) -> None:
     first = step_log(1)
     epoch = committed(first, 3)
-    first.lay(CrewFacts(roster(epoch), laid("a", "b", "c"), (2, 1), attempt=1))
+    first.lay(GroupFacts(membership(epoch), laid("a", "b", "c"), (2, 1), attempt=1))
     first.validated(2, 0.25)
     first.close()
     again = step_log(2)
@@ -81,10 +81,10 @@ def test_what_is_committed_is_found_again(step_log: Open) -> None:
     assert again.steps(after=2) == [facts(3, 8.0)]
     assert again.scales() == {1: 0.5, 2: 1.0, 3: 1.5}
     assert again.validations() == ((2, 0.25),)
-    crew = again.crew
-    assert crew is not None
-    assert (crew.roster, crew.runs, crew.attempt) == (roster(epoch), (2, 1), 1)
-    assert crew.plan == laid("a", "b", "c")
+    group = again.group
+    assert group is not None
+    assert (group.membership, group.runs, group.attempt) == (membership(epoch), (2, 1), 1)
+    assert group.plan == laid("a", "b", "c")
 
 
 def test_only_the_later_of_two_coordinators_writes(step_log: Open) -> None:
@@ -97,7 +97,7 @@ def test_only_the_later_of_two_coordinators_writes(step_log: Open) -> None:
     assert older.commit(epoch, 3, 1.0, facts(3)) is None
     assert older.begin_epoch(taken.epoch + 5) is None
     with pytest.raises(StaleEpoch, match="another coordinator"):
-        older.lay(CrewFacts(roster(epoch), laid("a"), (1,), attempt=1))
+        older.lay(GroupFacts(membership(epoch), laid("a"), (1,), attempt=1))
     with pytest.raises(StaleEpoch):
         older.rewind(0)
     with pytest.raises(StaleEpoch):
@@ -130,12 +130,12 @@ def test_what_is_long_past_is_not_kept(step_log: Open, monkeypatch: pytest.Monke
 def test_rewound_to_a_checkpoint(step_log: Open) -> None:
     one = step_log(1)
     epoch = committed(one, 4)
-    one.lay(CrewFacts(roster(epoch), laid("a"), (1,), attempt=1))
+    one.lay(GroupFacts(membership(epoch), laid("a"), (1,), attempt=1))
     one.validated(2, 0.5)
     one.validated(4, 0.25)
     one.rewind(2)
     assert one.read() == (epoch + 1, 2, 1.0, 0)
-    assert (one.crew, one.validations(), list(one.scales())) == (None, ((2, 0.5),), [1, 2])
+    assert (one.group, one.validations(), list(one.scales())) == (None, ((2, 0.5),), [1, 2])
     assert one.commit(epoch, 3, 1.0, facts(3)) is None
     committed(one, 3)
     assert [found.event.step for found in one.steps(after=0)] == [1, 2, 3]
@@ -148,7 +148,7 @@ def test_a_file_of_another_shape_is_begun_anew(tmp_path: Path, step_log: Open) -
         older.commit()
     one = step_log(1)
     assert one.read() == (0, 0, 1.0, 0)
-    assert one.crew is None
+    assert one.group is None
     committed(one, 1)
     assert step_log(2).read().committed == 1  # a file of this shape is not touched
 
@@ -188,7 +188,7 @@ def status(worker: str, step: int, reaches: int, holds: tuple[int, int] | None) 
     ],
 )
 def test_who_can_be_taken_over(member: MemberStatus, *, is_fit: bool) -> None:
-    assert fits(roster(4), committed=2, status=member) is is_fit
+    assert fits(membership(4), committed=2, status=member) is is_fit
 
 
 @pytest.mark.parametrize(
@@ -199,19 +199,19 @@ def test_who_was_about_to_hold_a_shard_can_be_told_to(
     loaded: tuple[int, int] | None, step: int, *, may_go_on: bool
 ) -> None:
     halfway = MemberStatus("a", 2, 0, 0, 2, (2, 5), loaded, step)
-    assert not fits(roster(4), committed=2, status=halfway)
-    assert has_loaded(roster(4), committed=2, status=halfway) is may_go_on
+    assert not fits(membership(4), committed=2, status=halfway)
+    assert has_loaded(membership(4), committed=2, status=halfway) is may_go_on
 
 
 def test_all_shards_must_be_left() -> None:
-    whole = roster(4)
+    whole = membership(4)
     assert is_whole(whole, {"b": None, "c": None})
     assert is_whole(whole, {"a": None})  # keeps a copy for c
     assert not is_whole(whole, {"b": None})
     assert not is_whole(whole, {"c": None})
 
 
-def test_what_is_left_of_a_crew_is_a_plan() -> None:
+def test_what_is_left_of_a_group_is_a_plan() -> None:
     source = {
         "model": {"layers": [{"type": "linear", "options": {"in_features": 64, "out_features": 64}}] * 4},
         "data": {"dataset": "digits"},
@@ -226,10 +226,10 @@ def test_what_is_left_of_a_crew_is_a_plan() -> None:
     profile = dissect(blueprint_of(spec, None))
     plan = solve(spec, Topology(machines), profile, 0, {}).plan
     owners = owners_of(plan)
-    laid_out = Roster(1, shards_of(plan), stages_of(plan), owners, step=3, tasks=fresh(owners))
+    laid_out = Membership(1, shards_of(plan), stages_of(plan), owners, step=3, tasks=fresh(owners))
     gone = laid_out.stages[1][0]
     left = {worker: object() for worker in laid_out.workers if worker != gone}
-    takeover = Takeover(CrewFacts(laid_out, plan, (8,), attempt=1), left)
+    takeover = Takeover(GroupFacts(laid_out, plan, (8,), attempt=1), left)
     topology = Topology(tuple(machine for machine in machines if machine.id in left))
     solution = solution_of(takeover, spec, topology, profile, {})
     assert stages_of(solution.plan) == (laid_out.stages[0], laid_out.stages[1][1:])

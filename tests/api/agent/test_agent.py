@@ -12,7 +12,7 @@ from share_compute.errors import ContributorLost
 from share_compute.lifecycle.states import ContributorState
 from share_compute.specification import parse_job
 from share_compute_actors.machine.node import NodeLimits
-from share_compute_actors.machine.processes import Roster
+from share_compute_actors.machine.processes import ChildProcesses
 from share_compute_api.agent.agent import Agent, View
 from share_compute_api.agent.client import AgentClient
 from share_compute_api.agent.identity import Identities
@@ -54,7 +54,7 @@ def test_a_machine_whose_node_the_server_does_not_know_comes_back(plane: Any, tm
         store.invites.create()[1], name="ada", host="h", versions={}, limits={"cpu_threads": 1}
     )
     agent = Agent(JoinOptions(plane.url, "used", "ada"), lambda _: None, Identities(tmp_path))
-    agent._roster = Roster(tmp_path)
+    agent._children = ChildProcesses(tmp_path)
     agent._node = SimpleNamespace(end=None, node_id="ab", address="192.0.2.7")
     access = ClusterAccess(ray_address="192.0.2.1:6379", token="token", labels={}, environment={})
     with AgentClient(plane.url, record.id, key) as client:

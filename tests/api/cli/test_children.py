@@ -9,10 +9,10 @@ from pathlib import Path
 CODE = """
 import os, signal
 from pathlib import Path
-from share_compute_actors.machine.processes import Roster
+from share_compute_actors.machine.processes import ChildProcesses
 from share_compute_api.terminal.children import Interrupts
 
-class Failing(Roster):
+class Failing(ChildProcesses):
     def kill_all(self):
         raise RuntimeError
 

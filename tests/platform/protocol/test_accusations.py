@@ -28,9 +28,9 @@ from share_compute.protocol.coordinator import (
 )
 from share_compute.protocol.doubts import UNBELIEVED, quarantines
 from share_compute.protocol.failures import Failure, FailureKind
+from share_compute.protocol.membership import Membership, fresh
 from share_compute.protocol.messages import Broken, Form, Formed, Label, Prepared, Rejected, Report
 from share_compute.protocol.points import Point
-from share_compute.protocol.roster import Roster, fresh
 
 FOLLOWER = "f"
 WHAT = "its dtype is float64"
@@ -67,11 +67,11 @@ class Epochs:
                     stages = (tuple(workers),) if self.is_one_stage else tuple((each,) for each in workers)
                     shards = tuple((place, place + 1) for place in range(len(stages)))
                     tasks = fresh(stages)
-                    roster = Roster(
+                    membership = Membership(
                         epoch, shards, stages, stages, self.machine.committed + 1, tasks,
                         followers={workers[0]: (FOLLOWER,)},
                     )  # fmt: skip
-                    waiting += self.machine.handle(Planned(Form(roster)))
+                    waiting += self.machine.handle(Planned(Form(membership)))
                     for worker in workers:
                         waiting += self.machine.handle(Formed(epoch, worker))
                 case Tell(message=Form() as form):

@@ -91,7 +91,7 @@ class WaitsForTheFirstCopyAlone(MemberMachine):
 
 class SendsNothingAgain(MemberMachine):
     def _on_form(self, form: Form) -> list[Effect]:
-        return super()._on_form(replace(form, roster=replace(form.roster, resends=())))
+        return super()._on_form(replace(form, membership=replace(form.membership, resends=())))
 
 
 class KeepsEverything(MemberMachine):
@@ -103,7 +103,7 @@ class KeepsEverything(MemberMachine):
 
 class ForgetsNothing(MemberMachine):
     def _on_form(self, form: Form) -> list[Effect]:
-        return super()._on_form(replace(form, roster=replace(form.roster, forgets=frozenset())))
+        return super()._on_form(replace(form, membership=replace(form.membership, forgets=frozenset())))
 
 
 class ComputesInItsOwnOrder(MemberMachine):

@@ -6,16 +6,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from share_compute.protocol.cells import delivery, needed, remaining
+from share_compute.protocol.membership import Membership, fresh
 from share_compute.protocol.messages import Label, Report
 from share_compute.protocol.recovery import recover
-from share_compute.protocol.roster import Roster, fresh
 from share_compute.protocol.schedule import Action
 
 STEP = 5
 
 
 @st.composite
-def rosters(draw: st.DrawFn) -> Roster:
+def memberships(draw: st.DrawFn) -> Membership:
     """Stages of any size, owners of any microbatches, and an open step of which any part is done."""
     count = draw(st.integers(1, 8))
     stages = tuple(
@@ -38,7 +38,7 @@ def rosters(draw: st.DrawFn) -> Roster:
             gradients=gone,
         )
     left = recover(stages, owners, reports, STEP)
-    return Roster(
+    return Membership(
         epoch=2,
         shards=tuple((place, place + 1) for place in range(len(stages))),
         stages=stages,
@@ -51,28 +51,28 @@ def rosters(draw: st.DrawFn) -> Roster:
     )
 
 
-def walk(roster: Roster, step: int) -> set[tuple[int, Action]]:
+def walk(membership: Membership, step: int) -> set[tuple[int, Action]]:
     """Let all members compute until nobody can go on; return what was computed."""
-    waiting = {worker: remaining(roster, step, worker) for worker in roster.workers}
+    waiting = {worker: remaining(membership, step, worker) for worker in membership.workers}
     arrived = {
         (resend.target, Label(step, resend.cargo, resend.microbatch, resend.stage))
-        for resend in roster.resends
-        if step == roster.step
+        for resend in membership.resends
+        if step == membership.step
     }
     done: set[tuple[int, Action]] = set()
     moved = True
     while moved:
         moved = False
         for worker, actions in waiting.items():
-            stage = roster.stage_of(worker)
+            stage = membership.stage_of(worker)
             while actions:
-                need = needed(roster, step, stage, actions[0])
+                need = needed(membership, step, stage, actions[0])
                 if need is not None and (worker, need) not in arrived:
                     break
                 action = actions.pop(0)
                 assert (stage, action) not in done
                 done.add((stage, action))
-                sent = delivery(roster, step, stage, action)
+                sent = delivery(membership, step, stage, action)
                 if sent is not None:
                     assert (sent[1], sent[0]) not in arrived
                     arrived.add((sent[1], sent[0]))
@@ -81,18 +81,18 @@ def walk(roster: Roster, step: int) -> set[tuple[int, Action]]:
     return done
 
 
-@given(rosters())
-def test_the_open_step_ends_with_what_was_left_of_it(roster: Roster) -> None:
-    assert walk(roster, STEP) == {
+@given(memberships())
+def test_the_open_step_ends_with_what_was_left_of_it(membership: Membership) -> None:
+    assert walk(membership, STEP) == {
         (place, Action(kind, microbatch))
-        for place, row in enumerate(roster.tasks)
+        for place, row in enumerate(membership.tasks)
         for microbatch, task in enumerate(row)
         for kind, is_run in (("F", task.forward), ("B", task.backward))
         if is_run
     }
 
 
-@given(rosters())
-def test_later_steps_compute_every_cell_once(roster: Roster) -> None:
-    assert roster.tasks_of(STEP + 1) == fresh(roster.owners)
-    assert len(walk(roster, STEP + 1)) == 2 * len(roster.stages) * len(roster.owners[0])
+@given(memberships())
+def test_later_steps_compute_every_cell_once(membership: Membership) -> None:
+    assert membership.tasks_of(STEP + 1) == fresh(membership.owners)
+    assert len(walk(membership, STEP + 1)) == 2 * len(membership.stages) * len(membership.owners[0])

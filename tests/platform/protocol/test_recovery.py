@@ -7,9 +7,9 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from share_compute.protocol.membership import Resend, Task
 from share_compute.protocol.messages import Report
 from share_compute.protocol.recovery import Recovery, recover
-from share_compute.protocol.roster import Resend, Task
 
 STAGES = (("a", "b"), ("c", "d"))
 OWNERS = (("a", "a", "b", "b"), ("c", "c", "d", "d"))

@@ -16,7 +16,7 @@ from tests.conftest import wait_for
 
 from share_compute_actors.machine import confine
 from share_compute_actors.machine.confine import Policy, confined, landlock_version
-from share_compute_actors.machine.processes import Child, Roster
+from share_compute_actors.machine.processes import Child, ChildProcesses
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="guards exist on Linux only")
 
@@ -62,8 +62,8 @@ wait("end")
 STARTER = """
 import json, sys
 from pathlib import Path
-from share_compute_actors.machine.processes import Roster
-Roster(Path(sys.argv[1])).start("program", json.loads(sys.argv[2]), environment={}).wait()
+from share_compute_actors.machine.processes import ChildProcesses
+ChildProcesses(Path(sys.argv[1])).start("program", json.loads(sys.argv[2]), environment={}).wait()
 """
 OLDER = """
 import sys
@@ -92,15 +92,15 @@ def command(request: pytest.FixtureRequest, tmp_path: Path) -> Command:
 
 
 @pytest.fixture
-def roster(tmp_path: Path) -> Iterator[Roster]:
-    made = Roster(tmp_path / "roster")
+def children(tmp_path: Path) -> Iterator[ChildProcesses]:
+    made = ChildProcesses(tmp_path / "roster")
     yield made
     made.stop_all(grace_s=0)
 
 
-def start(roster: Roster, command: list[str], folder: Path) -> Child:
+def start(children: ChildProcesses, command: list[str], folder: Path) -> Child:
     """Start a program, and return when it has detached a process."""
-    child = roster.start("program", command, environment={})
+    child = children.start("program", command, environment={})
     wait_for((folder / "detached").exists, "a detached process", 30)
     assert is_left(folder)
     return child
@@ -117,22 +117,24 @@ def is_left(folder: Path) -> bool:
 
 
 @pytest.mark.parametrize("code", [SLEEPS, DEAF, CHAIN], ids=["sleeps", "deaf", "chain"])
-def test_stop_ends_a_detached_process(tmp_path: Path, roster: Roster, command: Command, code: str) -> None:
-    child = start(roster, command(code), tmp_path)
-    roster.stop(child, grace_s=0.2)
+def test_stop_ends_a_detached_process(
+    tmp_path: Path, children: ChildProcesses, command: Command, code: str
+) -> None:
+    child = start(children, command(code), tmp_path)
+    children.stop(child, grace_s=0.2)
     assert not is_left(tmp_path)
 
 
-def test_kill_all_ends_a_detached_process(tmp_path: Path, roster: Roster, command: Command) -> None:
-    start(roster, command(DEAF), tmp_path)
-    roster.kill_all()
+def test_kill_all_ends_a_detached_process(tmp_path: Path, children: ChildProcesses, command: Command) -> None:
+    start(children, command(DEAF), tmp_path)
+    children.kill_all()
     assert not is_left(tmp_path)
 
 
 def test_the_end_of_a_program_ends_a_detached_process(
-    tmp_path: Path, roster: Roster, command: Command
+    tmp_path: Path, children: ChildProcesses, command: Command
 ) -> None:
-    child = start(roster, command(SLEEPS), tmp_path)
+    child = start(children, command(SLEEPS), tmp_path)
     (tmp_path / "end").touch()
     assert child.wait(30) == 7
     assert not is_left(tmp_path)
@@ -140,9 +142,9 @@ def test_the_end_of_a_program_ends_a_detached_process(
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
 def test_a_guard_ends_with_the_signal_that_ended_its_program(
-    roster: Roster, command: Command, number: signal.Signals
+    children: ChildProcesses, command: Command, number: signal.Signals
 ) -> None:
-    child = roster.start("program", command(f"os.kill(os.getpid(), {int(number)})"), environment={})
+    child = children.start("program", command(f"os.kill(os.getpid(), {int(number)})"), environment={})
     assert child.wait(30) == -number
 
 
@@ -155,27 +157,27 @@ def test_the_death_of_the_starter_ends_a_detached_process(tmp_path: Path, comman
 
 
 def test_stop_ends_a_detached_process_whose_guard_was_killed(
-    tmp_path: Path, roster: Roster, command: Command
+    tmp_path: Path, children: ChildProcesses, command: Command
 ) -> None:
-    child = start(roster, command(DEAF), tmp_path)
-    roster.refresh()
+    child = start(children, command(DEAF), tmp_path)
+    children.refresh()
     os.kill(child.pid, signal.SIGKILL)
     child.wait(30)
-    roster.stop(child)
+    children.stop(child)
     assert not is_left(tmp_path)
 
 
 @pytest.mark.skipif(landlock_version() < 6, reason="this kernel lets signals out of a Landlock domain")
-def test_a_program_cannot_signal_its_guard(roster: Roster) -> None:
+def test_a_program_cannot_signal_its_guard(children: ChildProcesses) -> None:
     code = "import os; os.kill(os.getppid(), 9)"
-    child = roster.start("program", confined([sys.executable, "-c", code], Policy()), environment={})
+    child = children.start("program", confined([sys.executable, "-c", code], Policy()), environment={})
     assert child.wait(30) == 1
     assert "PermissionError" in child.log_tail()
 
 
-def test_a_program_links_across_folders(tmp_path: Path, roster: Roster, command: Command) -> None:
+def test_a_program_links_across_folders(tmp_path: Path, children: ChildProcesses, command: Command) -> None:
     (tmp_path / "inner").mkdir()
-    child = roster.start(
+    child = children.start(
         "program", command("os.rename(folder / 'held', folder / 'inner/held')"), environment={}
     )
     assert child.wait(30) == 0, child.log_tail()

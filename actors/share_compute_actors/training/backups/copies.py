@@ -23,7 +23,7 @@ from share_compute.errors import (
     VerificationFailed,
     as_ours,
 )
-from share_compute.protocol.roster import Worker
+from share_compute.protocol.membership import Worker
 from share_compute.specification import TrainingSpec
 from share_compute_actors.messages import Followed
 from share_compute_actors.training.backups.copying import Copied, Legacy, Outline, ShardRange

@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from share_compute.errors import ShareComputeError, StaleEpoch
 from share_compute.models.profiles.profile import FLOAT_BYTES
 from share_compute.models.stage import Stage
-from share_compute.protocol.roster import Worker
+from share_compute.protocol.membership import Worker
 from share_compute.training.gradients import GradientBuckets
 from share_compute.training.loss_scale import LossScale
 from share_compute.training.optimizers import optimizer_tensors, parameter_of, undecayed_parameters

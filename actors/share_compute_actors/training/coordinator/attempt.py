@@ -16,7 +16,7 @@ from share_compute.models.factory import dissect
 from share_compute.planning.cost.timings import Timings, holding
 from share_compute.planning.planner import Solution, solve
 from share_compute.planning.search.strategies import with_nominal_speeds
-from share_compute.protocol.roster import Worker
+from share_compute.protocol.membership import Worker
 from share_compute.quantities import listed
 from share_compute.specification import TrainJob
 from share_compute.topology import Topology
@@ -26,7 +26,7 @@ from share_compute_actors.training.coordinator.checkpoint_manager import suspend
 from share_compute_actors.training.coordinator.conductor import Heard
 from share_compute_actors.training.coordinator.training_run import TrainingRun
 from share_compute_actors.training.membership.control_requests import ControlRequests
-from share_compute_actors.training.membership.rosters import machines_lost
+from share_compute_actors.training.membership.epochs import machines_lost
 from share_compute_actors.training.membership.takeover import Start, find_takeover, solution_of, state_of
 from share_compute_actors.training.membership.training_group import TrainingGroup
 from share_compute_actors.training.shard_store import FACTS, PROGRESS, ShardStore, ShardStoreFacts
@@ -74,7 +74,7 @@ class TrainingAttempt:
                 ray.kill(shard_store)
 
     def _make(self, step_log: StepLog, shard_store: Any) -> AttemptEnded:
-        crew: TrainingGroup | None = None
+        group: TrainingGroup | None = None
         is_over = True
         try:
             facts = self._prepare(shard_store)
@@ -84,16 +84,16 @@ class TrainingAttempt:
             assignment = self._assignment.model_copy(update={"spec": spec})
             tied = start.solution.cost.profile.tied_name
             me = ray.get_runtime_context().current_actor
-            crew = TrainingGroup(
+            group = TrainingGroup(
                 assignment, facts, shard_store, me, self._requests.cancelled, start.runs, tied, self._note
             )
             if start.takeover is not None:
-                crew.attach(start.takeover.actors)
+                group.attach(start.takeover.actors)
             else:
                 self._tell(Planned(plan=start.solution.plan))
-                crew.load(start.solution.plan)
+                group.load(start.solution.plan)
             run = TrainingRun(
-                assignment, start, shard_store, crew, step_log, self._requests, self._inbox, self._tell
+                assignment, start, shard_store, group, step_log, self._requests, self._inbox, self._tell
             )
             return AttemptEnded(outcome="succeeded", reason=run.run())
         except (ShardStoreLost, LinkLost, StaleEpoch):
@@ -105,12 +105,12 @@ class TrainingAttempt:
                 is_over = False
                 raise superseded() from failure
             if isinstance(failure, MembersLost):
-                topology = self._assignment.topology if crew is None else crew.topology
+                topology = self._assignment.topology if group is None else group.topology
                 raise machines_lost(topology, failure.workers) from failure
             raise
         finally:
-            if crew is not None and is_over:
-                crew.dismiss()
+            if group is not None and is_over:
+                group.dismiss()
 
     def _start(self, step_log: StepLog, facts: ShardStoreFacts) -> Start:
         """Return the start from members of an earlier attempt; without such members, plan from the last checkpoint."""

@@ -24,7 +24,7 @@ from share_compute.lifecycle.attempt_events import (
     CheckpointSaved,
     Note,
 )
-from share_compute.protocol.roster import Worker
+from share_compute.protocol.membership import Worker
 from share_compute.training.checkpoint_pace import CheckpointPace
 from share_compute_actors.group.answering import ask_shard_store
 from share_compute_actors.group.exceptions import MembersLost
@@ -57,7 +57,7 @@ class CheckpointManager:
 
     Args:
         shard_store: the shard store's actor, which writes the folders.
-        crew: the members, which hold the model.
+        group: the members, which hold the model.
         conductor: pauses training, so that no step is computed while snapshots are taken.
         assignment: the attempt, with the job's folder and the period of checkpoints.
         tell: receives events.
@@ -67,14 +67,14 @@ class CheckpointManager:
     def __init__(
         self,
         shard_store: Any,
-        crew: TrainingGroup,
+        group: TrainingGroup,
         conductor: Conductor,
         assignment: Assignment,
         tell: Callable[[AttemptEvent], None],
         requests: ControlRequests,
     ) -> None:
         self._shard_store = shard_store
-        self._crew = crew
+        self._group = group
         self._conductor = conductor
         self._place = assignment.folder
         self._requests = requests
@@ -181,21 +181,21 @@ class CheckpointManager:
 
     def _begin(self, folder: str, kind: FolderKind, state: TrainingState, *, copies: bool) -> bool:
         """Have snapshots taken and fetched; return whether all are copies, so that training may go on meanwhile."""
-        first = {stage[0]: place for place, stage in enumerate(self._conductor.roster.stages)}
-        are_copies = self._crew.gather(
+        first = {stage[0]: place for place, stage in enumerate(self._conductor.membership.stages)}
+        are_copies = self._group.gather(
             FLAG,
             {
-                worker: self._crew.handle(worker).snapshot.remote(place, kind, copies=copies)
+                worker: self._group.handle(worker).snapshot.remote(place, kind, copies=copies)
                 for worker, place in first.items()
             },
         )
-        names = [self._crew.name(worker) for worker in first]
-        members = [self._crew.handle(worker) for worker in first]
+        names = [self._group.name(worker) for worker in first]
+        members = [self._group.handle(worker) for worker in first]
         answer = self._shard_store.save.remote(folder, kind, STATE_OF_TRAINING.pack(state), names, *members)
         self._under_way = _Saving(folder, kind, state.step, tuple(first), answer)
         if copies and not all(are_copies.values()) and not self._has_told_of_memory:
             self._has_told_of_memory = True
-            short = ", ".join(sorted(self._crew.name(worker) for worker in first if not are_copies[worker]))
+            short = ", ".join(sorted(self._group.name(worker) for worker in first if not are_copies[worker]))
             message = f"training waits for its checkpoints: no memory for a copy of what {short} holds"
             self._tell(Note(message=message))
         return all(are_copies.values())
@@ -210,7 +210,7 @@ class CheckpointManager:
         saving = self._under_way
         if saving is None:
             return
-        self._crew.wait([saving.answer])
+        self._group.wait([saving.answer])
         self._settle(saving)
 
     def _settle(self, saving: _Saving) -> None:
@@ -219,8 +219,8 @@ class CheckpointManager:
         if self._pace is not None:
             self._pace = self._pace.written(time.monotonic())
         saved = ask_shard_store(SAVED, saving.answer)
-        if saved.culprit is not None and saving.holders[saved.culprit] in self._crew.workers:
-            self._crew.detector.accuse(saving.holders[saved.culprit], VerificationFailed(saved.fault))
+        if saved.culprit is not None and saving.holders[saved.culprit] in self._group.workers:
+            self._group.detector.accuse(saving.holders[saved.culprit], VerificationFailed(saved.fault))
         size_bytes = saved.size_bytes
         if size_bytes is None:
             self._tell(

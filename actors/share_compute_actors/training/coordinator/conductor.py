@@ -45,9 +45,9 @@ from share_compute.protocol.coordinator import (
 )
 from share_compute.protocol.doubts import UNBELIEVED
 from share_compute.protocol.failures import Failure
+from share_compute.protocol.membership import Membership, Worker
 from share_compute.protocol.messages import Broken, Prepared, ToCoordinator
 from share_compute.protocol.points import HEARD, SENDING, Point
-from share_compute.protocol.roster import Roster, Worker
 from share_compute.quantities import bytes_text, listed
 from share_compute.specification import TrainingSpec
 from share_compute.training.loss_scale import NotFinite, not_finite
@@ -59,9 +59,9 @@ from share_compute_actors.training.coordinator.verdict import Verdict, disputed,
 from share_compute_actors.training.member.schemas import unpack_said
 from share_compute_actors.training.membership.changes import Changes
 from share_compute_actors.training.membership.cuts import LinksCut, require_links
+from share_compute_actors.training.membership.epochs import machines_lost
 from share_compute_actors.training.membership.linking import Links
 from share_compute_actors.training.membership.membership_planner import MembershipPlanner
-from share_compute_actors.training.membership.rosters import machines_lost
 from share_compute_actors.training.membership.training_group import TrainingGroup
 from share_compute_actors.training.step_log import Standing, StepFacts, StepLog, superseded
 from share_compute_actors.wire import Undeclared
@@ -88,7 +88,7 @@ class Conductor:
     """Drives one job's steps.
 
     Args:
-        crew: members of the job.
+        group: members of the job.
         step_log: the step log.
         planner: plans each epoch.
         listener: receives the progress.
@@ -100,7 +100,7 @@ class Conductor:
 
     def __init__(
         self,
-        crew: TrainingGroup,
+        group: TrainingGroup,
         step_log: StepLog,
         planner: MembershipPlanner,
         listener: Listener,
@@ -109,7 +109,7 @@ class Conductor:
         changes: Changes,
         tell: Callable[[AttemptEvent], None],
     ) -> None:
-        self._crew = crew
+        self._group = group
         self._step_log = step_log
         self._planner = planner
         self._listener = listener
@@ -117,14 +117,14 @@ class Conductor:
         self._training = training
         self._changes = changes
         self._tell = tell
-        self._links = Links(crew, self._note)
-        self._injector = FaultInjector(crew.failures, None)
+        self._links = Links(group, self._note)
+        self._injector = FaultInjector(group.failures, None)
         standing = step_log.read()
         self._machine = CoordinatorMachine(
             standing.epoch, standing.committed, self._decide, math.ceil(_QUIET_S / _TICK_S)
         )
-        self._roster: Roster | None = None
-        self._formed: Roster | None = None
+        self._membership: Membership | None = None
+        self._formed: Membership | None = None
         """Membership of the last epoch in which all members were told to compute."""
         self._lost: set[Worker] = set()
         self._stopped_s: float | None = None
@@ -149,7 +149,7 @@ class Conductor:
     def assemble(self) -> None:
         """Begin the first epoch, with all members."""
         self._is_paused = False
-        self._handle(Assemble(self._crew.workers))
+        self._handle(Assemble(self._group.workers))
         self._run()
 
     def steps(self, until: int) -> int:
@@ -170,7 +170,7 @@ class Conductor:
 
     def pause_early(self) -> None:
         """Pause after the step that is being computed, so that `steps` returns; does nothing between epochs."""
-        is_stepping = self._roster is not None and self._machine.phase == "stepping"
+        is_stepping = self._membership is not None and self._machine.phase == "stepping"
         if is_stepping and self._machine.until > self._machine.committed:
             self._handle(Continue(self._machine.committed))
 
@@ -182,7 +182,7 @@ class Conductor:
             except MembersLost as loss:
                 self._lose(loss.workers)
             except StaleEpoch:
-                self._handle(Assemble(self._crew.workers))
+                self._handle(Assemble(self._group.workers))
             except WrongTensor as failure:
                 for event in self._without_sender(failure):
                     self._handle(event)
@@ -195,22 +195,22 @@ class Conductor:
         Raises:
             ContributorLost: no other member can hold the shard of a member that leaves.
         """
-        if not self._changes.are_due(self.roster):
+        if not self._changes.are_due(self.membership):
             return
         self._changes.parting = self._changes.leaving
         self._stopped_s = time.monotonic()
         self._is_paused = False
         try:
-            self._handle(Assemble(self._crew.workers))
+            self._handle(Assemble(self._group.workers))
             self._run()
         finally:
             self._changes.parting = frozenset()
 
     @property
-    def roster(self) -> Roster:
+    def membership(self) -> Membership:
         """Membership of the epoch."""
-        assert self._roster is not None
-        return self._roster
+        assert self._membership is not None
+        return self._membership
 
     # -- the loop ----------------------------------------------------------------------------------------------------
 
@@ -224,11 +224,11 @@ class Conductor:
                 self._open(*heard)
             if self._changes.requests.cancelled.is_set():
                 raise Cancelled
-            self._lose(self._crew.check_members())
-            for worker, message in self._crew.repeated_messages():
+            self._lose(self._group.check_members())
+            for worker, message in self._group.repeated_messages():
                 self._unpack(worker, message)
-            if not self._crew.workers:
-                raise machines_lost(self._crew.topology, self._lost)
+            if not self._group.workers:
+                raise machines_lost(self._group.topology, self._lost)
             self._pause_if_due()
             if time.monotonic() - self._ticked_s > _TICK_S:
                 self._ticked_s = time.monotonic()
@@ -243,31 +243,31 @@ class Conductor:
         A cut leaves TCP connections open, so nothing else shows that the tensors of a step will not arrive.
         """
         quiet, rest = divmod(self._machine.quiet_ticks, _CUT_TICKS)
-        if self._roster is None or rest or quiet.bit_count() != 1:
+        if self._membership is None or rest or quiet.bit_count() != 1:
             return
         try:
-            require_links(self._crew, self._roster)
+            require_links(self._group, self._membership)
         except MembersLost as loss:
             self._lose(loss.workers)
         except LinksCut as cut:
             self._cut = cut  # raised later: once members are halted, all have applied the last committed step
-            self._handle(Assemble(self._crew.workers))
+            self._handle(Assemble(self._group.workers))
 
     def _pause_if_due(self) -> None:
-        if self._roster is not None and self._changes.are_due(self._roster):
+        if self._membership is not None and self._changes.are_due(self._membership):
             self.pause_early()
 
     def _open(self, worker: Any, key: Any, data: Any) -> None:
         """Check a message's key and read it; drop it if the key is wrong."""
-        if self._crew.is_from(worker, key):
+        if self._group.is_from(worker, key):
             self._unpack(worker, data)
 
     def _unpack(self, worker: Worker, data: Any) -> None:
         """Read a message of a member; count the sender as lost if it is malformed."""
         try:
-            message, figures = unpack_said(data, worker, self._crew.name(worker), self._crew.microbatches)
+            message, figures = unpack_said(data, worker, self._group.name(worker), self._group.microbatches)
         except Undeclared as failure:
-            self._crew.detector.accuse(worker, failure)
+            self._group.detector.accuse(worker, failure)
         else:
             self._hear(worker, message, figures)
 
@@ -275,25 +275,25 @@ class Conductor:
         self, worker: Worker, message: ToCoordinator | ShareComputeError, figures: StepFigures | None
     ) -> None:
         if isinstance(message, (ContributorLost, StaleEpoch, Broken)):
-            self._crew.detector.shorten_limit()
+            self._group.detector.shorten_limit()
         if isinstance(message, (ContributorLost, StaleEpoch)):
             return  # the member waited for another one, which the failure detector finds
         if isinstance(message, NoCopy):
-            if self._roster is not None and self._roster.buddies.get(message.owner) == worker:
-                is_current = message.epoch == self._roster.epoch  # else a newer copy was begun since
+            if self._membership is not None and self._membership.buddies.get(message.owner) == worker:
+                is_current = message.epoch == self._membership.epoch  # else a newer copy was begun since
                 self._changes.recopying.lost(
                     worker, lacks_room=message.lacks_room, is_restarted=not is_current
                 )
                 if is_current:
                     self._changes.protection.lose_copy(self._machine.committed)
-            self._note(f"{self._crew.name(worker)}: {message.message}")
+            self._note(f"{self._group.name(worker)}: {message.message}")
         elif isinstance(message, ShareComputeError):
-            if worker in self._crew.workers:
-                if isinstance(message, OutOfMemory) and len(self._crew.workers) > 1:
+            if worker in self._group.workers:
+                if isinstance(message, OutOfMemory) and len(self._group.workers) > 1:
                     self._do_without(worker, message)
                     return
                 if not isinstance(message, Unavailable):
-                    message.machine = message.machine or self._crew.name(worker)
+                    message.machine = message.machine or self._group.name(worker)
                 raise message
         else:
             self._take(worker, message, figures)
@@ -310,25 +310,25 @@ class Conductor:
 
     def _do_without(self, worker: Worker, failure: OutOfMemory) -> None:
         """Continue without a machine that has less memory than it lends; it may join again with the memory it has."""
-        name = self._crew.name(worker)
+        name = self._group.name(worker)
         self._note(f"{name} ran out of memory at {bytes_text(failure.room_bytes)}: it is given less")
         self._changes.shrink(worker, failure.room_bytes)
-        self._crew.remove([worker])
+        self._group.remove([worker])
         self._lose(frozenset([worker]))
 
     def _lose(self, workers: frozenset[Worker]) -> None:
         for loss in self._say_lost(workers):
             self._handle(loss)
-        if self._roster is not None and not workers.isdisjoint(
-            set(self._roster.everybody) - set(self._roster.workers)
+        if self._membership is not None and not workers.isdisjoint(
+            set(self._membership.everybody) - set(self._membership.workers)
         ):
             # A member waits until a machine that was to join has its gradient; the protocol does not know this machine.
-            self._handle(Assemble(self._crew.workers))
+            self._handle(Assemble(self._group.workers))
 
     def _say_lost(self, workers: frozenset[Worker]) -> list[Event]:
         for worker in sorted(workers):
-            fault = self._crew.detector.take_fault(worker)
-            self._note(f"lost machine {self._crew.name(worker)}" + (f": {fault}" if fault else ""))
+            fault = self._group.detector.take_fault(worker)
+            self._note(f"lost machine {self._group.name(worker)}" + (f": {fault}" if fault else ""))
             self._figures.pop(worker, None)
             self._lost.add(worker)
             self._changes.lost(worker)
@@ -346,17 +346,17 @@ class Conductor:
         while waiting:
             for answer in self._carry_out(waiting.popleft()):
                 waiting.extend(self._machine.handle(answer))
-        if self._machine.phase in ("stepping", "paused") and self._formed is not self._roster:
+        if self._machine.phase in ("stepping", "paused") and self._formed is not self._membership:
             self._tell_reformed()
 
     def _tell_reformed(self) -> None:
         """Report that the members of a new epoch compute, unless it is the first epoch."""
-        before, self._formed = self._formed, self._roster
+        before, self._formed = self._formed, self._membership
         # Before the report: after it, other jobs may use the machines of these members.
-        self._changes.end_others(self.roster)
+        self._changes.end_others(self.membership)
         if before is not None:
             stopped_s = time.monotonic() - (self._stopped_s or time.monotonic())
-            self._listener.reformed(before, self.roster, frozenset(self._lost), stopped_s)
+            self._listener.reformed(before, self.membership, frozenset(self._lost), stopped_s)
         self._lost.clear()
         self._stopped_s = None
         self._changes.why = ""
@@ -380,7 +380,7 @@ class Conductor:
                 return [recorded]
             case Tell(worker=worker, message=message):
                 failures = self._passes(SENDING[type(message)])
-                self._injector.messages.send(worker, lambda: self._crew.tell(worker, message), failures)
+                self._injector.messages.send(worker, lambda: self._group.tell(worker, message), failures)
             case Plan():
                 self._passes(Point.planning)
                 answer = self._form(effect)
@@ -407,19 +407,19 @@ class Conductor:
                 self._blame(effect)
             case Expel():
                 if effect.why:
-                    self._note(f"{self._crew.name(effect.worker)} is left out: {effect.why}")
-                self._crew.remove([effect.worker])
+                    self._note(f"{self._group.name(effect.worker)} is left out: {effect.why}")
+                self._group.remove([effect.worker])
                 return self._say_lost(frozenset({effect.worker}))
             case StartOver():
                 self._start_over(effect)
             case Diverged():
                 raise self._diverged(effect)
             case Disputed():
-                raise disputed(effect.workers, effect.step, self._crew.name)
+                raise disputed(effect.workers, effect.step, self._group.name)
         return []
 
     def _suspect(self, suspect: Suspect) -> None:
-        name = self._crew.name(suspect.worker)
+        name = self._group.name(suspect.worker)
         self._note(
             f"step {suspect.step} begins anew without {name}, to see whether other machines make the same: "
             f"{suspect.what}"
@@ -431,12 +431,12 @@ class Conductor:
     def _blame(self, blame: Blame) -> None:
         """Write to the step log that a machine made wrong numbers, and report it."""
         worker, step, what, accuser = blame.worker, blame.step, blame.what, blame.accuser
-        name = self._crew.name(worker)
+        name = self._group.name(worker)
         is_over = self._step_log.offend(worker, step, what, is_grave=blame.is_grave, accuser=accuser)
         self._changes.blame(worker)
         if is_over:
             self._changes.quarantine(worker)
-        source = "" if accuser is None else f", as {self._crew.name(accuser)} reports"
+        source = "" if accuser is None else f", as {self._group.name(accuser)} reports"
         sentence = f"{name} made wrong numbers in step {step}{source}: {what}. "
         sentence += "They were not used; the step goes on without it"
         if is_over:
@@ -454,7 +454,7 @@ class Conductor:
 
     def _start_over(self, effect: StartOver) -> None:
         if effect.workers:
-            names = listed(sorted(map(self._crew.name, effect.workers)))
+            names = listed(sorted(map(self._group.name, effect.workers)))
             why = f"the gradients on {names} differ, so step {effect.step} is computed again"
         else:
             why = f"numbers of step {effect.step} are not finite, so it is computed again and each cell is checked"
@@ -468,21 +468,21 @@ class Conductor:
         if effect.is_alone:
             failure.witnesses = "; no other machine could compute it again to tell the machine from the model"
         elif effect.by:
-            failure.witnesses = f"; {listed(sorted(map(self._crew.name, effect.by)))} found the same"
+            failure.witnesses = f"; {listed(sorted(map(self._group.name, effect.by)))} found the same"
         failure.message += failure.witnesses
         return failure
 
     def _without_sender(self, failure: WrongTensor) -> list[Event]:
         """Continue without the sender of a wrong tensor, or without its accuser; for times when no step is computed."""
         worker, accuser = failure.worker, failure.accuser
-        if not {worker, accuser} <= self._crew.workers:
+        if not {worker, accuser} <= self._group.workers:
             raise failure
         loser = self._machine.accusations.loser(worker, accuser)
         if loser == worker:
             witness = None if accuser == worker else accuser
             self._blame(Blame(worker, self._machine.committed + 1, failure.what, accuser=witness))
         expel = Expel(loser, "" if loser == worker else f"{UNBELIEVED}: {failure.what}")
-        return [*self._on_doubt(expel), Assemble(self._crew.workers)]
+        return [*self._on_doubt(expel), Assemble(self._group.workers)]
 
     def _note(self, message: str) -> None:
         self._tell(Note(message=message))
@@ -494,8 +494,8 @@ class Conductor:
         cut, self._cut = self._cut, None
         if (
             cut is not None
-            and self._roster is not None
-            and self._crew.workers.issuperset(self._roster.workers)
+            and self._membership is not None
+            and self._group.workers.issuperset(self._membership.workers)
         ):
             raise cut
         try:
@@ -511,9 +511,9 @@ class Conductor:
                 raise
             step = effect.committed + 1
             raise self._diverged(Diverged(step, effect.without, is_alone=True)) from failure
-        self._roster = form.roster
+        self._membership = form.membership
         try:
-            self._links.make(form.roster)
+            self._links.make(form.membership)
         except MembersLost as loss:
             return self._without(loss)
         except LinksCut:
@@ -526,7 +526,7 @@ class Conductor:
 
     def _without(self, loss: MembersLost) -> list[Event]:
         """Begin another epoch without the lost members, including members that the protocol does not know."""
-        return [*self._say_lost(loss.workers), Assemble(self._crew.workers)]
+        return [*self._say_lost(loss.workers), Assemble(self._group.workers)]
 
     def _restart(self, failure: ShareComputeError) -> list[Event]:
         if self._epochs_in_vain >= _EPOCHS_IN_VAIN:
@@ -535,7 +535,7 @@ class Conductor:
                 hint="look at the network between the job's machines, then resume it",
             ) from failure
         self._note(f"members could not be linked, and are linked anew: {failure.message}")
-        return [Assemble(self._crew.workers)]
+        return [Assemble(self._group.workers)]
 
     def _count_epochs(self) -> None:
         """Count an epoch that begins, and double the time without news that it is allowed.
@@ -562,7 +562,7 @@ class Conductor:
         self._machine.patience = math.ceil(self._quiet_s / _TICK_S)
         self._committed_s = now
         self._epochs_in_vain = 0
-        self._crew.detector.reset_limit()
+        self._group.detector.reset_limit()
 
     def _decide(self, prepared: Mapping[Worker, Prepared]) -> float | None:
         """Return the factor for the gradient of the open step; None if its numbers are not finite."""

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from share_compute.errors import UserError
 from share_compute.lifecycle.attempt_events import AttemptEvent, Sampled, Validated
-from share_compute.protocol.roster import Worker
+from share_compute.protocol.membership import Worker
 from share_compute.specification import SamplesSpec, TrainJob
 from share_compute.training.finiteness import first_of
 from share_compute.training.loss_scale import NotFinite, not_finite
@@ -37,7 +37,7 @@ class Evaluation:
         spec: the job, with its number of microbatches settled.
         facts: the facts that the shard store returned.
         shard_store: the shard store's actor, which has the tokenizer.
-        crew: the members.
+        group: the members.
         conductor: pauses training, so that no step is computed meanwhile.
         tell: receives events.
     """
@@ -47,14 +47,14 @@ class Evaluation:
         spec: TrainJob,
         facts: ShardStoreFacts,
         shard_store: Any,
-        crew: TrainingGroup,
+        group: TrainingGroup,
         conductor: Conductor,
         tell: Callable[[AttemptEvent], None],
     ) -> None:
         self._spec = spec
         self._facts = facts
         self._shard_store = shard_store
-        self._crew = crew
+        self._group = group
         self._conductor = conductor
         self._tell = tell
 
@@ -68,7 +68,7 @@ class Evaluation:
         parts: list[EvaluationResult] = []
         start = 0
         while start < count:
-            at_once = _EVALUATED_AT_ONCE * max(map(len, self._conductor.roster.stages))
+            at_once = _EVALUATED_AT_ONCE * max(map(len, self._conductor.membership.stages))
             chunk = list(range(start, min(start + at_once, count)))
             parts += self._conductor.at_pause(partial(self._evaluate_some, split, step, chunk))
             start += len(chunk)
@@ -91,12 +91,14 @@ class Evaluation:
     def _evaluate_some(
         self, split: Literal["validation", "test"], step: int, chunk: list[int]
     ) -> list[EvaluationResult]:
-        roster = self._conductor.roster
-        answers = self._crew.gather(
+        membership = self._conductor.membership
+        answers = self._group.gather(
             EVALUATION,
             {
-                worker: self._crew.handle(worker).evaluate.remote(split, step, chunk, place, roster.stages)
-                for place, stage in enumerate(roster.stages)
+                worker: self._group.handle(worker).evaluate.remote(
+                    split, step, chunk, place, membership.stages
+                )
+                for place, stage in enumerate(membership.stages)
                 for worker in stage
             },
         )
@@ -115,32 +117,32 @@ class Evaluation:
             self._tell(Sampled(step=step, prompt=prompt, text=text))
 
     def _next_logits(self, step: int, ids: list[int]) -> Tensor:
-        way = [stage[0] for stage in self._conductor.roster.stages]
-        answers = self._crew.gather(
+        way = [stage[0] for stage in self._conductor.membership.stages]
+        answers = self._group.gather(
             LOGITS,
             {
-                worker: self._crew.handle(worker).next_logits.remote(step, ids, place, way)
+                worker: self._group.handle(worker).next_logits.remote(step, ids, place, way)
                 for place, worker in enumerate(way)
             },
         )
         logits = answers[way[-1]]
         if logits is None or not len(logits):
-            self._crew.accuse(way[-1], "no logits of the last stage")
+            self._group.accuse(way[-1], "no logits of the last stage")
         return torch.tensor(logits)
 
     def locate(self, failure: NotFinite) -> UserError:
         """Return an error that names where numbers stopped being finite; `failure` itself if no member knows."""
-        step, roster = failure.step, self._conductor.roster
+        step, membership = failure.step, self._conductor.membership
         assert step is not None
         own: dict[Worker, tuple[int, list[int]]] = {}
-        for place, tasks in enumerate(roster.tasks_of(step)):
+        for place, tasks in enumerate(membership.tasks_of(step)):
             for microbatch, task in enumerate(tasks):
                 own.setdefault(task.worker, (place, []))[1].append(microbatch)
         try:
-            findings = self._crew.gather(
+            findings = self._group.gather(
                 FINDING,
                 {
-                    worker: self._crew.handle(worker).find_nonfinite.remote(step, place, microbatches)
+                    worker: self._group.handle(worker).find_nonfinite.remote(step, place, microbatches)
                     for worker, (place, microbatches) in own.items()
                 },
             )

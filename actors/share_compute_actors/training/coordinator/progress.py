@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from share_compute.lifecycle.attempt_events import AttemptEvent, Note, StepCommitted
-from share_compute.protocol.roster import Roster, Worker
+from share_compute.protocol.membership import Membership, Worker
 from share_compute.specification import TrainJob
 from share_compute.training.early_stopping import EarlyStopping
 from share_compute.training.loss_scale import SKIPPED
@@ -38,7 +38,9 @@ class Listener(ABC):
         """Receive a committed step, and the figures of its members."""
 
     @abstractmethod
-    def reformed(self, before: Roster, after: Roster, lost: frozenset[Worker], seconds: float) -> None:
+    def reformed(
+        self, before: Membership, after: Membership, lost: frozenset[Worker], seconds: float
+    ) -> None:
         """Receive the memberships before and after, lost members, and the seconds in which nothing was computed."""
 
     @abstractmethod

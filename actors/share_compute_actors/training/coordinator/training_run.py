@@ -21,7 +21,7 @@ from share_compute.lifecycle.attempt_events import (
     Reformed,
     Started,
 )
-from share_compute.protocol.roster import Roster, Worker
+from share_compute.protocol.membership import Membership, Worker
 from share_compute.quantities import listed
 from share_compute.training.loss_scale import NotFinite
 from share_compute_actors.messages import StepFigures
@@ -49,7 +49,7 @@ class TrainingRun(Listener):
         assignment: the attempt, with its number of microbatches settled.
         start: plan and training state that the members begin with.
         shard_store: the shard store's actor.
-        crew: the members, each with its shard.
+        group: the members, each with its shard.
         step_log: the step log of the job, claimed by this attempt.
         requests: control requests of the control plane.
         inbox: messages of members.
@@ -61,7 +61,7 @@ class TrainingRun(Listener):
         assignment: Assignment,
         start: Start,
         shard_store: Any,
-        crew: TrainingGroup,
+        group: TrainingGroup,
         step_log: StepLog,
         requests: ControlRequests,
         inbox: SimpleQueue[Heard],
@@ -70,12 +70,12 @@ class TrainingRun(Listener):
         spec = assignment.spec
         self._assignment = assignment
         self._start = start
-        self._crew = crew
+        self._group = group
         self._step_log = step_log
         self._tell = tell
         self._training = spec.training
         self._changes = Changes(
-            crew, requests, tell, can_shadow=spec.parallelism.buddies, quarantined=step_log.quarantined()
+            group, requests, tell, can_shadow=spec.parallelism.buddies, quarantined=step_log.quarantined()
         )
         self._balancer = Balancer()
         self._monitor = PerformanceMonitor(assignment, start.solution, tell, self._changes)
@@ -84,16 +84,16 @@ class TrainingRun(Listener):
             assignment,
             start,
             self._changes,
-            Resharder(crew, start.facts.first_step),
+            Resharder(group, start.facts.first_step),
             step_log,
             self._monitor,
             tell,
         )
         self._conductor = Conductor(
-            crew, step_log, self._planner, self, inbox, spec.training, self._changes, tell
+            group, step_log, self._planner, self, inbox, spec.training, self._changes, tell
         )
-        self._evaluation = Evaluation(spec, start.facts, shard_store, crew, self._conductor, tell)
-        self._checkpoints = CheckpointManager(shard_store, crew, self._conductor, assignment, tell, requests)
+        self._evaluation = Evaluation(spec, start.facts, shard_store, group, self._conductor, tell)
+        self._checkpoints = CheckpointManager(shard_store, group, self._conductor, assignment, tell, requests)
 
     def run(self) -> str:
         """Train and save the result; return the reason why training ended.
@@ -115,20 +115,20 @@ class TrainingRun(Listener):
 
     def _begin(self) -> None:
         """Report the first epoch, and the committed steps that an earlier attempt did not report."""
-        self._balancer.reform(self._conductor.roster)
+        self._balancer.reform(self._conductor.membership)
         if self._start.takeover is not None:
             self._monitor.reform(self._planner.solution, are_lost=True)
             self._tell(Planned(plan=self._planner.solution.plan))
         for step in self._step_log.steps(after=self._assignment.told):
             self._tell(step.event)
-        self._changes.protection.reform(self._conductor.roster)
+        self._changes.protection.reform(self._conductor.membership)
         first_step = self._start.state.step + 1
         self._tell(Started(first_step=first_step, total_steps=self._training.steps))
 
     def _report_busy_fractions(self) -> None:
-        rest = "other machines and for the server" if len(self._crew.workers) > 1 else "the server"
+        rest = "other machines and for the server" if len(self._group.workers) > 1 else "the server"
         for worker, share in self._progress.busy_fractions().items():
-            name = self._crew.name(worker)
+            name = self._group.name(worker)
             message = f"{name} computed {share:.0%} of the time; the rest went into waiting for {rest}"
             self._tell(Note(message=message))
 
@@ -223,7 +223,9 @@ class TrainingRun(Listener):
         if shares is not None:
             self._changes.share(shares)
 
-    def reformed(self, before: Roster, after: Roster, lost: frozenset[Worker], seconds: float) -> None:
+    def reformed(
+        self, before: Membership, after: Membership, lost: frozenset[Worker], seconds: float
+    ) -> None:
         """Report an epoch that follows another, with the causes."""
         self._monitor.reform(self._planner.solution, are_lost=bool(lost))
         self._balancer.reform(after)
@@ -245,7 +247,7 @@ class TrainingRun(Listener):
     def _causes(self, lost: frozenset[Worker], left: frozenset[Worker], joined: frozenset[Worker]) -> str:
         """Return the causes of a new epoch, for the user."""
         causes = [
-            f"{listed(sorted(map(self._crew.name, workers)))} {verb}"
+            f"{listed(sorted(map(self._group.name, workers)))} {verb}"
             for workers, verb in ((lost, "lost"), (left, "left"), (joined, "joined"))
             if workers
         ]

@@ -10,8 +10,8 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from share_compute.errors import VerificationFailed
+from share_compute.protocol.membership import Worker
 from share_compute.protocol.messages import Prepared
-from share_compute.protocol.roster import Worker
 from share_compute.quantities import listed
 from share_compute.specification import TrainingSpec
 from share_compute.training.loss_scale import not_finite, update_factor

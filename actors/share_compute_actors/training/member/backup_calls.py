@@ -7,7 +7,7 @@ from functools import partial
 
 import ray
 
-from share_compute.protocol.roster import Worker
+from share_compute.protocol.membership import Worker
 from share_compute_actors.group.answering import answers
 from share_compute_actors.messages import Followed
 from share_compute_actors.training.backups.copying import Copied, Outline, ShardRange

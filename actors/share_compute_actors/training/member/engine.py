@@ -35,9 +35,9 @@ from share_compute.protocol.member_events import (
     Tick,
     Updated,
 )
+from share_compute.protocol.membership import Membership, Worker
 from share_compute.protocol.messages import Halt, Prepared, ToCoordinator, ToMember
 from share_compute.protocol.points import Point
-from share_compute.protocol.roster import Roster, Worker
 from share_compute.protocol.schedule import Action
 from share_compute.protocol.tree import SummationTree
 from share_compute_actors.group.allocator import as_reported
@@ -339,22 +339,22 @@ class Engine(ComputeThread):
                 entering = self._arrived["activation", step, microbatch]
             runner.forward(step, microbatch, entering, keeps_graph=effect.has_backward)
             return
-        roster, incoming = self._machine.roster, self._given.target(step, microbatch)
+        membership, incoming = self._machine.membership, self._given.target(step, microbatch)
         if incoming is None:
             incoming = self._arrived["gradient", step, microbatch]
         holders = None  # halted meanwhile, no member would wait for a reduction that began inside
-        if effect.is_last and roster is not None and reduces_inside:
-            holders = held_by(roster, self._machine.worker, step, self._tree)
+        if effect.is_last and membership is not None and reduces_inside:
+            holders = held_by(membership, self._machine.worker, step, self._tree)
         runner.backward(microbatch, incoming, adds=effect.adds, holders=holders)
 
     def _begin(self, step: int) -> None:
         """Start the clock at the first cell of a step, and request the samples of this step and the next."""
         self._clock.start()
-        roster = self._machine.roster
-        if roster is None:
+        membership = self._machine.membership
+        if membership is None:
             return
-        self._given.expect(roster, self._machine.worker, step)
-        if step == roster.step + 1:
+        self._given.expect(membership, self._machine.worker, step)
+        if step == membership.step + 1:
             self._runner.start_timing(step)
 
     def _send(self, effect: Send) -> None:
@@ -365,13 +365,13 @@ class Engine(ComputeThread):
 
     def _give(self, log: Log) -> None:
         """Send the reduced gradient to a backup member."""
-        roster = self._machine.roster
-        if roster is None:
+        membership = self._machine.membership
+        if membership is None:
             return  # halted meanwhile: the next epoch determines the receiver
         assert self.channel is not None
-        self._tie(roster, log.step)
+        self._tie(membership, log.step)
         self.copier.require_still()
-        self._outbox.give(self.channel, log, roster.stage_of(self._machine.worker), self._runner)
+        self._outbox.give(self.channel, log, membership.stage_of(self._machine.worker), self._runner)
 
     def _apply(self, effect: Apply) -> None:
         self._runner.apply(effect.step, effect.scale)
@@ -380,11 +380,11 @@ class Engine(ComputeThread):
         if self.channel is not None:
             self.channel.forget(effect.step)
 
-    def _tie(self, roster: Roster, step: int) -> None:
+    def _tie(self, membership: Membership, step: int) -> None:
         """Add the other stage's sum of a tied parameter's gradient, if it arrived; repeated calls are harmless."""
-        other = len(roster.stages) - 1 - roster.stage_of(self._machine.worker)
+        other = len(membership.stages) - 1 - membership.stage_of(self._machine.worker)
         theirs = self._arrived.get(("tied", step, other))
-        if roster.is_tied and theirs is not None:
+        if membership.is_tied and theirs is not None:
             self._runner.tie(theirs)
 
     def _report(self, message: ToCoordinator) -> None:
@@ -392,10 +392,10 @@ class Engine(ComputeThread):
         if not isinstance(message, Prepared):
             self._deliver(message, None)
             return
-        runner, roster = self._runner, self._machine.roster
-        if roster is None:
+        runner, membership = self._runner, self._machine.membership
+        if membership is None:
             return  # halted meanwhile: no member waits for it
-        self._tie(roster, message.step)
+        self._tie(membership, message.step)
         spent = self._clock.read()
         figures = StepFigures(
             targets=runner.targets_per_microbatch,

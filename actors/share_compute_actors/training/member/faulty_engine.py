@@ -14,9 +14,9 @@ from torch import Tensor
 from share_compute.protocol.failures import Failure
 from share_compute.protocol.member import MemberMachine
 from share_compute.protocol.member_events import Apply, Compute, Effect, Event, Loaded, Log, Reduce, Send
+from share_compute.protocol.membership import Worker
 from share_compute.protocol.messages import Prepared, ToCoordinator, ToMember
 from share_compute.protocol.points import HEARD, SENDING, Point
-from share_compute.protocol.roster import Worker
 from share_compute.protocol.tree import SummationTree
 from share_compute_actors.messages import Followed, StepFigures
 from share_compute_actors.testing.fault_injection import FaultInjector

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from share_compute.errors import ShardStoreLost, ShareComputeError, StaleEpoch
 from share_compute.protocol.member import MemberMachine
 from share_compute.protocol.member_events import Loaded
+from share_compute.protocol.membership import Worker
 from share_compute.protocol.messages import ToCoordinator, ToMember
-from share_compute.protocol.roster import Worker
 from share_compute.protocol.tree import SummationTree
 from share_compute.shard import Shard
 from share_compute.training.finiteness import Finding, first_of

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from share_compute.protocol.member_events import Log, Send
-from share_compute.protocol.roster import Worker
+from share_compute.protocol.membership import Worker
 from share_compute_actors.messages import Followed
 from share_compute_actors.training.backups.logs import letters
 from share_compute_actors.training.member.runner import Runner

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from share_compute.errors import WrongTensor
-from share_compute.protocol.roster import Worker
+from share_compute.protocol.membership import Worker
 from share_compute_actors.messages import EvaluationResult
 from share_compute_actors.training.member.rows import Part
 from share_compute_actors.training.member.runner import Runner

@@ -8,16 +8,16 @@ from share_compute.errors import ContributorLost
 from share_compute.protocol.cells import holders
 from share_compute.protocol.member import MemberMachine
 from share_compute.protocol.member_events import Reduce, Reduced, ReduceFailed
+from share_compute.protocol.membership import Membership, Worker
 from share_compute.protocol.points import Point
-from share_compute.protocol.roster import Roster, Worker
 from share_compute.protocol.tree import Node, SummationTree
 from share_compute_actors.training.member.runner import Runner
 from share_compute_actors.transport.collective.backend import EpochGroup
 
 
-def held_by(roster: Roster, worker: Worker, step: int, tree: SummationTree) -> list[tuple[Node, ...]]:
+def held_by(membership: Membership, worker: Worker, step: int, tree: SummationTree) -> list[tuple[Node, ...]]:
     """Return the sums that each member of a worker's stage holds at the end of a step."""
-    return [tree.cover(ids) for ids in holders(roster, step, roster.stage_of(worker))]
+    return [tree.cover(ids) for ids in holders(membership, step, membership.stage_of(worker))]
 
 
 def reduce(
@@ -32,27 +32,27 @@ def reduce(
 
     Args:
         effect: the reduction to run.
-        machine: the member's protocol machine; without a roster if the member was halted meanwhile.
+        machine: the member's protocol machine; without a membership if the member was halted meanwhile.
         tree: the order in which gradients are added.
         runner: runner with this member's part.
         group: process group of the stage; None if the stage has no other members.
         passes: callback that passes a protocol point.
     """
-    roster, worker = machine.roster, machine.worker
-    if roster is None and group is not None:
+    membership, worker = machine.membership, machine.worker
+    if membership is None and group is not None:
         has_begun = runner.is_reducing
         if has_begun:
             runner.spoil()
         return ReduceFailed(is_spoilt=has_begun)
-    place = roster.stage_of(worker) if roster is not None else 0
-    has_it = roster is not None and effect.source is not None and worker in roster.reduced[place]
+    place = membership.stage_of(worker) if membership is not None else 0
+    has_it = membership is not None and effect.source is not None and worker in membership.reduced[place]
     try:
-        if roster is None or group is None:
+        if membership is None or group is None:
             runner.reduce([])
         elif effect.source is None:
-            runner.reduce(held_by(roster, worker, effect.step, tree))
+            runner.reduce(held_by(membership, worker, effect.step, tree))
         else:
-            runner.copy(roster.stages[place].index(effect.source), has_it=has_it)
+            runner.copy(membership.stages[place].index(effect.source), has_it=has_it)
     except ContributorLost:
         if not has_it:
             runner.spoil()

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from share_compute.errors import UserError
 from share_compute.models.numbers import is_finite
-from share_compute.protocol.roster import Roster, Worker
+from share_compute.protocol.membership import Membership, Worker
 from share_compute.shard import Shard
 from share_compute_actors.training.member.rows import Rows
 
@@ -47,13 +47,13 @@ class Samples:
         """Return the targets of a microbatch; None unless this is the last stage."""
         return self._targets.take(step, microbatch) if self._targets is not None else None
 
-    def expect(self, roster: Roster, worker: Worker, step: int) -> None:
+    def expect(self, membership: Membership, worker: Worker, step: int) -> None:
         """Request the samples that a member needs in a step and in the next one."""
-        stage = roster.stage_of(worker)
+        stage = membership.stage_of(worker)
         for number in (step, step + 1):
             own = [
                 microbatch
-                for microbatch, task in enumerate(roster.tasks_of(number)[stage])
+                for microbatch, task in enumerate(membership.tasks_of(number)[stage])
                 if task.worker == worker and (task.forward or task.backward)
             ]
             for rows in self._all:

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from share_compute.errors import ShareComputeError
 from share_compute.planning.cost.timings import LayerTiming
+from share_compute.protocol.membership import Worker
 from share_compute.protocol.messages import Prepared, Rejected, Report, ToCoordinator
-from share_compute.protocol.roster import Worker
 from share_compute.training.finiteness import Finding
 from share_compute_actors.messages import EvaluationResult, MemberStatus, StepFigures
 from share_compute_actors.training.backups.copying import ShardRange

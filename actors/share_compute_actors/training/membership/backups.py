@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Container, Mapping, Sequence
 
-from share_compute.protocol.roster import Worker
+from share_compute.protocol.membership import Worker
 from share_compute.topology import Topology
 
 

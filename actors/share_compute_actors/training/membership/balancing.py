@@ -7,9 +7,9 @@ from collections import defaultdict, deque
 from collections.abc import Mapping
 
 from share_compute.planning.cost.cost import fill_shares
-from share_compute.protocol.roster import Roster, Worker
+from share_compute.protocol.membership import Membership, Worker
 from share_compute_actors.messages import StepFigures
-from share_compute_actors.training.membership.rosters import Shares
+from share_compute_actors.training.membership.epochs import Shares
 
 _STEPS = 3
 """Steps in the first median: one slow step does not make a straggler, and three steps pass quickly."""
@@ -25,14 +25,14 @@ class Balancer:
     """Measures how long the members of each stage compute, and proposes shares of microbatches."""
 
     def __init__(self) -> None:
-        self._roster: Roster | None = None
+        self._membership: Membership | None = None
         self._steps = _STEPS
         self._cell_s: dict[Worker, deque[float]] = {}
 
-    def reform(self, roster: Roster) -> None:
+    def reform(self, membership: Membership) -> None:
         """Restart the measurement, for other members or for the same members with other shares."""
-        before, self._roster = self._roster, roster
-        if before is not None and before.stages != roster.stages:
+        before, self._membership = self._membership, membership
+        if before is not None and before.stages != membership.stages:
             self._steps = _STEPS
         steps = self._steps
         self._cell_s = defaultdict(lambda: deque(maxlen=steps))
@@ -45,17 +45,17 @@ class Balancer:
             figures: reported figures, by member.
             steps_left: number of steps that would run with the new shares.
         """
-        roster = self._roster
-        if roster is None or step == roster.step:
+        membership = self._membership
+        if membership is None or step == membership.step:
             return None  # the first step of an epoch may have begun in an earlier epoch, and includes warm-up
-        shares = self._shares(roster)
-        for stage, own in zip(roster.stages, shares, strict=True):
+        shares = self._shares(membership)
+        for stage, own in zip(membership.stages, shares, strict=True):
             for worker, share in zip(stage, own, strict=True):
                 if worker in figures and share:
                     said = figures[worker]
                     self._cell_s[worker].append((said.seconds - said.waited_s) / share)
         now_s, better_s, found = 0.0, 0.0, {}
-        for place, (stage, own) in enumerate(zip(roster.stages, shares, strict=True)):
+        for place, (stage, own) in enumerate(zip(membership.stages, shares, strict=True)):
             if not all(own):
                 continue  # a stage with fewer microbatches than members cannot be balanced
             seen = [self._cell_s[worker] for worker in stage]
@@ -76,10 +76,10 @@ class Balancer:
         return found
 
     @staticmethod
-    def _shares(roster: Roster) -> list[tuple[int, ...]]:
+    def _shares(membership: Membership) -> list[tuple[int, ...]]:
         return [
             tuple(owners.count(worker) for worker in stage)
-            for stage, owners in zip(roster.stages, roster.owners, strict=True)
+            for stage, owners in zip(membership.stages, membership.owners, strict=True)
         ]
 
 

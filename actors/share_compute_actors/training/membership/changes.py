@@ -9,15 +9,15 @@ from dataclasses import replace
 
 from share_compute.lifecycle.attempt_events import AttemptEvent, Reformed, ReplanAbandoned, ReplanProposed
 from share_compute.planning.planner import Solution
-from share_compute.protocol.roster import Roster, Worker
+from share_compute.protocol.membership import Membership, Worker
 from share_compute.quantities import listed
 from share_compute.topology import Contributor, Topology
 from share_compute_actors.group.backoff import Backoff, next_pause_s
 from share_compute_actors.training.membership.backups import backups_of
 from share_compute_actors.training.membership.control_requests import ControlRequests
+from share_compute_actors.training.membership.epochs import Shares, shards_of, stages_of
 from share_compute_actors.training.membership.joining import Joining
 from share_compute_actors.training.membership.protection import ProtectionWatch
-from share_compute_actors.training.membership.rosters import Shares, shards_of, stages_of
 from share_compute_actors.training.membership.training_group import TrainingGroup
 
 _REST_S = 5.0
@@ -84,7 +84,7 @@ class Changes:
     """Collects changes to a job's members and plan, and decides when a pause for them is due.
 
     Args:
-        crew: the members.
+        group: the members.
         requests: control requests of the control plane.
         tell: receives events.
         can_shadow: whether members can be shadowed while they train.
@@ -93,14 +93,14 @@ class Changes:
 
     def __init__(
         self,
-        crew: TrainingGroup,
+        group: TrainingGroup,
         requests: ControlRequests,
         tell: Callable[[AttemptEvent], None],
         *,
         can_shadow: bool = True,
         quarantined: Collection[Worker] = (),
     ) -> None:
-        self._crew = crew
+        self._group = group
         self.requests = requests
         """Control requests of the control plane."""
         self._tell = tell
@@ -120,7 +120,7 @@ class Changes:
         self._room: dict[Worker, int] = {}
         """Usable memory in bytes of machines that had less than they lend, by machine."""
         self.recopying = Recopying()
-        self.protection = ProtectionWatch(crew, tell)
+        self.protection = ProtectionWatch(group, tell)
         self.parting: frozenset[Worker] = frozenset()
         """Living members that the next epoch must leave out."""
         self.why = ""
@@ -135,7 +135,7 @@ class Changes:
             self._given_up = ""
             if self._joining is None or not self._joining.takes(solution, proposed):
                 self._joining = Joining(
-                    self._crew, solution, proposed, self.heirs, can_shadow=self._can_shadow
+                    self._group, solution, proposed, self.heirs, can_shadow=self._can_shadow
                 )
 
     def under_way(self) -> Solution | None:
@@ -166,31 +166,31 @@ class Changes:
     @property
     def leaving(self) -> frozenset[Worker]:
         """Members that are asked to leave."""
-        return self.requests.leaving & self._crew.workers
+        return self.requests.leaving & self._group.workers
 
     @property
     def known(self) -> Topology:
         """All machines that members run on or ran on."""
-        return self._crew.topology
+        return self._group.topology
 
     @property
     def usable(self) -> Topology:
         """All machines that the job may use from now on: machines that it holds, and machines that it was offered."""
-        crew, leaving, offer = self._crew, self.requests.leaving, self.requests.offered
-        offered = crew.topology if offer is None else offer.topology
+        group, leaving, offer = self._group, self.requests.leaving, self.requests.offered
+        offered = group.topology if offer is None else offer.topology
         known = {machine.id for machine in offered.contributors}
-        held = (machine for machine in crew.topology.contributors if machine.id not in known)
+        held = (machine for machine in group.topology.contributors if machine.id not in known)
         machines = (
             self._as_it_is(machine)
             for machine in (*offered.contributors, *held)
             if machine.id not in leaving
-            and (machine.id in crew.workers or (machine.id in known and self._may_come(machine)))
+            and (machine.id in group.workers or (machine.id in known and self._may_come(machine)))
         )
         return Topology(tuple(machines), offered.links)
 
     def _may_come(self, machine: Contributor) -> bool:
         is_welcome = machine.id not in self._quarantined and machine.id not in self.backoff
-        return is_welcome and not self._crew.has_refused(machine)
+        return is_welcome and not self._group.has_refused(machine)
 
     def suspect(self, worker: Worker) -> None:
         """Begin a suspected machine's backoff. Its member is kept until it is blamed, since others may read from it."""
@@ -201,7 +201,7 @@ class Changes:
         """Remove the member of a machine that made wrong numbers, if it was kept as a suspect."""
         if worker in self._suspected:
             self._suspected.discard(worker)
-            self._crew.remove([worker])
+            self._group.remove([worker])
 
     def quarantine(self, worker: Worker) -> None:
         """Exclude a machine from the job from now on."""
@@ -221,37 +221,37 @@ class Changes:
         )
         return replace(machine, devices=tuple(devices))
 
-    def are_due(self, roster: Roster) -> bool:
+    def are_due(self, membership: Membership) -> bool:
         """Whether changes are due that need a pause; also advances the preparation of a pending plan.
 
         Args:
-            roster: membership of the epoch.
+            membership: membership of the epoch.
         """
         joining = self._live_joining
         if self.leaving or self._shares is not None or self.recopying.is_due:
             return True
         if joining is None:
-            return self._let_go(roster)
+            return self._let_go(membership)
         usable, offer = self.usable, self.requests.offered
         lacking = joining.lacking(usable)
         if not lacking:
-            return joining.needs_epoch(usable, roster, None if offer is None else offer.answers)
+            return joining.needs_epoch(usable, membership, None if offer is None else offer.answers)
         # Machines have left again, did not join, or belong to another job.
         self._drop(joining, f"the job cannot have {joining.names(lacking)}")
-        return self._let_go(roster)
+        return self._let_go(membership)
 
     def _drop(self, joining: Joining, why: str = "") -> None:
         with self._lock:
             if self._joining is joining:
                 self._joining, self._given_up = None, why
 
-    def _let_go(self, roster: Roster) -> bool:
+    def _let_go(self, membership: Membership) -> bool:
         """Release the machines of a plan that was given up; return whether this needs another epoch."""
         if not self._given_up:
             return False
-        if roster.followers:
+        if membership.followers:
             return True
-        self.end_others(roster)
+        self.end_others(membership)
         with self._lock:
             if self._given_up:
                 self._tell(ReplanAbandoned(reason=self._given_up))
@@ -264,26 +264,26 @@ class Changes:
         was_given_up, self._was_given_up = self._was_given_up, False
         return was_given_up
 
-    def end_others(self, roster: Roster) -> None:
+    def end_others(self, membership: Membership) -> None:
         """Remove members that an epoch does not use: they left, or had joined for a plan that was given up."""
-        self._crew.remove(self._crew.workers - set(roster.everybody) - self.expected - self._suspected)
-        self._crew.withdraw(self.expected)
+        self._group.remove(self._group.workers - set(membership.everybody) - self.expected - self._suspected)
+        self._group.withdraw(self.expected)
 
-    def tell_reformed(self, event: Reformed, roster: Roster) -> None:
+    def tell_reformed(self, event: Reformed, membership: Membership) -> None:
         """Report an epoch, with the machines that are expected to join the job.
 
         Args:
             event: the event to report.
-            roster: membership of the epoch.
+            membership: membership of the epoch.
         """
         with self._lock:
-            expected = frozenset(roster.everybody) - frozenset(roster.workers)
+            expected = frozenset(membership.everybody) - frozenset(membership.workers)
             if not expected:
                 self._given_up = ""
             if self._joining is not None:
-                expected |= self._joining.machines - set(roster.workers)
+                expected |= self._joining.machines - set(membership.workers)
             self._tell(event.model_copy(update={"expected": tuple(sorted(expected))}))
-        self.protection.reform(roster)
+        self.protection.reform(membership)
 
     @property
     def expected(self) -> frozenset[Worker]:
@@ -301,19 +301,19 @@ class Changes:
         self.why = joining.why
         return joining.solution
 
-    def backups(self, roster: Roster, before: Roster | None) -> dict[Worker, Worker]:
+    def backups(self, membership: Membership, before: Membership | None) -> dict[Worker, Worker]:
         """Return the backup member of each primary, in an epoch that is being formed.
 
         Args:
-            roster: membership of that epoch.
+            membership: membership of that epoch.
             before: membership of the epoch before.
         """
         if self.recopying.is_due and not self.why:
             self.why = "copies of what one machine alone holds were lost: they are begun anew"
         self.recopying.begun()
-        return self._backups(roster.shards, roster.stages, before)
+        return self._backups(membership.shards, membership.stages, before)
 
-    def heirs(self, solution: Solution, before: Roster) -> dict[Worker, tuple[tuple[int, int], ...]]:
+    def heirs(self, solution: Solution, before: Membership) -> dict[Worker, tuple[tuple[int, int], ...]]:
         """Return the shards of which each member will keep a backup copy once a plan is carried out, by member.
 
         Args:
@@ -333,7 +333,7 @@ class Changes:
         self,
         shards: Sequence[tuple[int, int]],
         stages: Sequence[Sequence[Worker]],
-        before: Roster | None,
+        before: Membership | None,
     ) -> dict[Worker, Worker]:
         held = {worker: shard for shard, stage in zip(shards, stages, strict=True) for worker in stage}
         present = {
@@ -343,17 +343,17 @@ class Changes:
         }
         return self.recopying.backups(stages, self.known, present)
 
-    def replicas(self, roster: Roster) -> dict[Worker, tuple[Worker, ...]]:
+    def replicas(self, membership: Membership) -> dict[Worker, tuple[Worker, ...]]:
         """Return the catch-up replicas of each member's layers, in an epoch that is being formed."""
-        self.backoff.joined(roster.workers)
+        self.backoff.joined(membership.workers)
         joining = self._live_joining
-        replicas = {} if joining is None else joining.replicas(roster)
+        replicas = {} if joining is None else joining.replicas(membership)
         if self._given_up and not self.why:
             self.why = f"the better plan is given up: {self._given_up}"
         if replicas and not self.why:
             comers = {replica for each in replicas.values() for replica in each}
-            new = comers - set(roster.workers)
-            names = listed(sorted(map(self._crew.name, new or comers)))
+            new = comers - set(membership.workers)
+            names = listed(sorted(map(self._group.name, new or comers)))
             what = f"to join: {names}" if new else f"to hold other layers: {names}"
             self.why = f"{what}, as soon as what they are to hold has come"
         return replicas

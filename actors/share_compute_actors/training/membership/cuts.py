@@ -7,7 +7,7 @@ from collections.abc import Collection
 from itertools import combinations, pairwise, product
 
 from share_compute.errors import ContributorLost
-from share_compute.protocol.roster import Roster, Worker
+from share_compute.protocol.membership import Membership, Worker
 from share_compute.quantities import listed
 from share_compute_actors.machine.reach import Place
 from share_compute_actors.training.membership.training_group import TrainingGroup
@@ -32,36 +32,36 @@ class LinksCut(ContributorLost):
         self.pairs = tuple(sorted(pairs))
 
 
-def needed(roster: Roster) -> frozenset[Pair]:
+def needed(membership: Membership) -> frozenset[Pair]:
     """Return the pairs of members that send to each other in an epoch, each once and sorted."""
-    within = (pair for stage in roster.stages for pair in combinations(stage, 2))
-    between = (pair for one, other in pairwise(roster.stages) for pair in product(one, other))
-    tied = product(roster.stages[0], roster.stages[-1]) if roster.is_tied else ()
-    copies = ((owner, keeper) for owner in roster.workers for keeper in roster.keepers(owner))
+    within = (pair for stage in membership.stages for pair in combinations(stage, 2))
+    between = (pair for one, other in pairwise(membership.stages) for pair in product(one, other))
+    tied = product(membership.stages[0], membership.stages[-1]) if membership.is_tied else ()
+    copies = ((owner, keeper) for owner in membership.workers for keeper in membership.keepers(owner))
     pairs = (pair for group in (within, between, tied, copies) for pair in group)
     return frozenset((min(pair), max(pair)) for pair in pairs if pair[0] != pair[1])
 
 
-def require_links(crew: TrainingGroup, roster: Roster) -> None:
+def require_links(group: TrainingGroup, membership: Membership) -> None:
     """Check that each member can connect to the hosts of the members that it must communicate with.
 
     Args:
-        crew: all members.
-        roster: membership of the epoch.
+        group: all members.
+        membership: membership of the epoch.
 
     Raises:
         LinksCut: hosts do not answer each other.
         MembersLost: members died meanwhile.
     """
-    nodes = crew.nodes()
+    nodes = group.nodes()
     places: dict[Worker, dict[Worker, Place]] = defaultdict(dict)
-    for pair in needed(roster):
+    for pair in needed(membership):
         for worker, other in (pair, pair[::-1]):
-            place = nodes.get(crew.topology[other].node_id)
-            if place is not None and {worker, other} <= crew.workers:
+            place = nodes.get(group.topology[other].node_id)
+            if place is not None and {worker, other} <= group.workers:
                 places[worker][other] = place
-    silent = crew.gather(
-        NAMES, {worker: crew.handle(worker).unreached.remote(others) for worker, others in places.items()}
+    silent = group.gather(
+        NAMES, {worker: group.handle(worker).unreached.remote(others) for worker, others in places.items()}
     )
     pairs = {
         (min(worker, other), max(worker, other))
@@ -70,4 +70,4 @@ def require_links(crew: TrainingGroup, roster: Roster) -> None:
         if other in places[worker]
     }
     if pairs:
-        raise LinksCut(pairs, {" - ".join(sorted(map(crew.name, pair))) for pair in pairs})
+        raise LinksCut(pairs, {" - ".join(sorted(map(group.name, pair))) for pair in pairs})

@@ -18,10 +18,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from share_compute.lifecycle.attempt_events import ReplanProposed
 from share_compute.planning.drift import have_same_shards
 from share_compute.planning.planner import Solution
-from share_compute.protocol.roster import Roster, Worker
+from share_compute.protocol.membership import Membership, Worker
 from share_compute.quantities import listed
 from share_compute.topology import Topology
-from share_compute_actors.training.membership.rosters import shards_of, stages_of
+from share_compute_actors.training.membership.epochs import shards_of, stages_of
 from share_compute_actors.training.membership.training_group import Poll, TrainingGroup
 
 Heirs = Mapping[Worker, Sequence[tuple[int, int]]]
@@ -32,7 +32,7 @@ class Joining:
     """One plan that waits for its machines.
 
     Args:
-        crew: the members.
+        group: the members.
         solution: the plan.
         proposed: the event that reported the plan.
         heirs: returns the backup copies that members will keep, for a plan and the membership before it.
@@ -41,14 +41,14 @@ class Joining:
 
     def __init__(
         self,
-        crew: TrainingGroup,
+        group: TrainingGroup,
         solution: Solution,
         proposed: ReplanProposed,
-        heirs: Callable[[Solution, Roster], Heirs] = lambda _solution, _roster: {},
+        heirs: Callable[[Solution, Membership], Heirs] = lambda _solution, _membership: {},
         *,
         can_shadow: bool = True,
     ) -> None:
-        self._crew = crew
+        self._group = group
         self._heirs = heirs
         self._can_shadow = can_shadow
         self.solution = solution
@@ -56,7 +56,7 @@ class Joining:
         self._is_linked = False
         """Whether an epoch was formed after all machines of the plan were there, so that replicas can catch up."""
         self._replicas: dict[Worker, tuple[Worker, ...]] = {}
-        self._poll = Poll(crew)
+        self._poll = Poll(group)
         self.is_ready = False
         """Whether the next epoch can carry out the plan."""
 
@@ -84,18 +84,18 @@ class Joining:
 
     def lacking(self, usable: Topology) -> frozenset[Worker]:
         """Return the plan's machines that have no member and may not be used."""
-        return self.machines - self._crew.workers - {machine.id for machine in usable.contributors}
+        return self.machines - self._group.workers - {machine.id for machine in usable.contributors}
 
-    def needs_epoch(self, usable: Topology, roster: Roster, granted: int | None) -> bool:
+    def needs_epoch(self, usable: Topology, membership: Membership, granted: int | None) -> bool:
         """Advance the preparation of the plan; return whether it needs another epoch to go on.
 
         Args:
             usable: machines on which members may be started.
-            roster: membership of the epoch.
+            membership: membership of the epoch.
             granted: step of the proposal whose machines were granted to the job. No machine is started before this
                 proposal's machines are granted.
         """
-        missing = self.machines - self._crew.workers
+        missing = self.machines - self._group.workers
         if missing and granted != self._proposed.step:
             return False
         if missing:
@@ -104,36 +104,36 @@ class Joining:
                 for place, stage in enumerate(self.solution.plan.stages)
                 for member in stage.members
             }
-            self._crew.invite({worker: shards[worker] for worker in missing}, usable)
+            self._group.invite({worker: shards[worker] for worker in missing}, usable)
             return False
         if not self._is_linked:
-            self.is_ready = not self._replicas_of(roster)
+            self.is_ready = not self._replicas_of(membership)
         if not self._is_linked or self.is_ready:
             return True
         replicas = {replica for each in self._replicas.values() for replica in each}
-        self.is_ready = self._poll.is_unanimous(lambda: self._crew.ask_following(replicas))
+        self.is_ready = self._poll.is_unanimous(lambda: self._group.ask_following(replicas))
         return self.is_ready
 
-    def _replicas_of(self, roster: Roster) -> dict[Worker, tuple[Worker, ...]]:
+    def _replicas_of(self, membership: Membership) -> dict[Worker, tuple[Worker, ...]]:
         if not self._can_shadow:
             return {}
-        topology = self._crew.topology
-        heirs = self._heirs(self.solution, roster)
-        return replicas_of(roster, self.solution, lambda one: topology[one].device.kind, heirs)
+        topology = self._group.topology
+        heirs = self._heirs(self.solution, membership)
+        return replicas_of(membership, self.solution, lambda one: topology[one].device.kind, heirs)
 
-    def replicas(self, roster: Roster) -> dict[Worker, tuple[Worker, ...]]:
+    def replicas(self, membership: Membership) -> dict[Worker, tuple[Worker, ...]]:
         """Return the catch-up replicas of each member, in an epoch that is being formed."""
-        self._is_linked, self._poll = self.machines <= self._crew.workers, Poll(self._crew)
+        self._is_linked, self._poll = self.machines <= self._group.workers, Poll(self._group)
         if not self._is_linked:
             self._replicas, self.is_ready = {}, False
             return {}
-        self._replicas = self._replicas_of(roster)
+        self._replicas = self._replicas_of(membership)
         self.is_ready = not self._replicas
         return self._replicas
 
 
 def replicas_of(
-    roster: Roster, solution: Solution, kind: Callable[[Worker], str], heirs: Heirs | None = None
+    membership: Membership, solution: Solution, kind: Callable[[Worker], str], heirs: Heirs | None = None
 ) -> dict[Worker, tuple[Worker, ...]]:
     """Return the catch-up replicas of each member, for the time before a plan is carried out.
 
@@ -143,7 +143,7 @@ def replicas_of(
     give updates with the same bits. If there is no such member, the layers are loaded while steps pause.
 
     Args:
-        roster: membership of the epoch.
+        membership: membership of the epoch.
         solution: the plan.
         kind: returns the kind of a member's device.
         heirs: the backup copies that members will keep.
@@ -154,9 +154,9 @@ def replicas_of(
         (shard, (heir,))
         for heir, shards in (heirs or {}).items()
         for shard in shards
-        if not _keeps(roster, heir, shard)
+        if not _keeps(membership, heir, shard)
     ]
-    for held, stage in zip(roster.shards, roster.stages, strict=True):
+    for held, stage in zip(membership.shards, membership.stages, strict=True):
         comers = dict.fromkeys(
             worker
             for shard, workers in wanted
@@ -172,10 +172,10 @@ def replicas_of(
     return found
 
 
-def _keeps(roster: Roster, worker: Worker, shard: tuple[int, int]) -> bool:
+def _keeps(membership: Membership, worker: Worker, shard: tuple[int, int]) -> bool:
     """Whether a member keeps a backup copy of this shard."""
-    primaries = (primary for primary, backup in roster.buddies.items() if backup == worker)
-    return any(roster.shard_of(primary) == shard for primary in primaries)
+    primaries = (primary for primary, backup in membership.buddies.items() if backup == worker)
+    return any(membership.shard_of(primary) == shard for primary in primaries)
 
 
 def overlap(one: tuple[int, int], other: tuple[int, int]) -> range:

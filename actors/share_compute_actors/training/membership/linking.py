@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from share_compute.protocol.roster import Roster, Worker
+from share_compute.protocol.membership import Membership, Worker
 from share_compute_actors.group.channels import open_channels
 from share_compute_actors.group.exceptions import MembersLost
 from share_compute_actors.messages import Followed
@@ -18,15 +18,15 @@ class Links:
     """All links between the members of one job, made again for each epoch.
 
     Args:
-        crew: the members.
+        group: the members.
         note: receives lines for the job's log.
     """
 
-    def __init__(self, crew: TrainingGroup, note: Callable[[str], None]) -> None:
-        self._crew = crew
+    def __init__(self, group: TrainingGroup, note: Callable[[str], None]) -> None:
+        self._group = group
         self._note = note
 
-    def make(self, roster: Roster) -> None:
+    def make(self, membership: Membership) -> None:
         """Link all members of an epoch, before it begins.
 
         Raises:
@@ -35,46 +35,46 @@ class Links:
             LinksCut: members that must communicate do not reach each other.
             StaleEpoch: a later epoch has begun.
         """
-        crew, workers = self._crew, roster.everybody
-        if gone := set(workers) - crew.workers:
+        group, workers = self._group, membership.everybody
+        if gone := set(workers) - group.workers:
             raise MembersLost(gone)
-        if not open_channels(crew, roster.epoch, workers, crew.wanted_channel, self._note):
-            require_links(crew, roster)
-        self._form(roster)
-        self._keep_copies(roster)
+        if not open_channels(group, membership.epoch, workers, group.wanted_channel, self._note):
+            require_links(group, membership)
+        self._form(membership)
+        self._keep_copies(membership)
 
-    def _form(self, roster: Roster) -> None:
+    def _form(self, membership: Membership) -> None:
         """Have the members of each stage form a communication group."""
-        crew = self._crew
+        group = self._group
         calls = {}
-        for place, stage in enumerate(roster.stages):
+        for place, stage in enumerate(membership.stages):
             for rank, worker in enumerate(stage):
                 meeting = None
                 if len(stage) > 1:
                     meeting = Rendezvous(
-                        group=f"{crew.attempt}/{roster.epoch}/{place}",
+                        group=f"{group.attempt}/{membership.epoch}/{place}",
                         members=tuple(stage),
                         timeout_s=DEADLINE_S,
-                        address=crew.topology[worker].address,
+                        address=group.topology[worker].address,
                     )
-                calls[worker] = crew.handle(worker).form.remote(roster.epoch, meeting, rank, len(stage))
-        crew.gather(NOTHING, calls)
+                calls[worker] = group.handle(worker).form.remote(membership.epoch, meeting, rank, len(stage))
+        group.gather(NOTHING, calls)
 
-    def _keep_copies(self, roster: Roster) -> None:
+    def _keep_copies(self, membership: Membership) -> None:
         """Tell each member the primaries whose shards it keeps copies of."""
-        crew = self._crew
-        followed: dict[Worker, dict[int, Followed]] = {worker: {} for worker in roster.everybody}
-        for place, stage in enumerate(roster.stages):
+        group = self._group
+        followed: dict[Worker, dict[int, Followed]] = {worker: {} for worker in membership.everybody}
+        for place, stage in enumerate(membership.stages):
             for owner in stage:
-                for number, keeper in enumerate(roster.keepers(owner)):
+                for number, keeper in enumerate(membership.keepers(owner)):
                     followed[keeper][place] = Followed(
-                        owner, crew.handle(owner), roster.shards[place], number
+                        owner, group.handle(owner), membership.shards[place], number
                     )
-        crew.gather(
+        group.gather(
             NOTHING,
             {
-                worker: crew.handle(worker).keep_copies.remote(
-                    roster.epoch, roster.step - 1, owners, roster.keepers(worker)
+                worker: group.handle(worker).keep_copies.remote(
+                    membership.epoch, membership.step - 1, owners, membership.keepers(worker)
                 )
                 for worker, owners in followed.items()
             },

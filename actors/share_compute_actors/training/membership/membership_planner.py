@@ -10,13 +10,11 @@ from share_compute.lifecycle.attempt_events import Assignment, AttemptEvent, Not
 from share_compute.planning.drift import plan_again
 from share_compute.planning.planner import Solution
 from share_compute.protocol.coordinator import Plan
+from share_compute.protocol.membership import Membership, Worker
 from share_compute.protocol.messages import Form
-from share_compute.protocol.roster import Roster, Worker
 from share_compute.topology import Topology
 from share_compute_actors.training.membership.changes import Changes
-from share_compute_actors.training.membership.performance_monitor import PerformanceMonitor
-from share_compute_actors.training.membership.resharder import Resharder
-from share_compute_actors.training.membership.rosters import (
+from share_compute_actors.training.membership.epochs import (
     Shares,
     computed_again,
     first_form,
@@ -25,8 +23,10 @@ from share_compute_actors.training.membership.rosters import (
     next_form,
     standing,
 )
+from share_compute_actors.training.membership.performance_monitor import PerformanceMonitor
+from share_compute_actors.training.membership.resharder import Resharder
 from share_compute_actors.training.membership.takeover import Start
-from share_compute_actors.training.step_log import CrewFacts, StepLog
+from share_compute_actors.training.step_log import GroupFacts, StepLog
 
 
 class MembershipPlanner:
@@ -63,8 +63,8 @@ class MembershipPlanner:
         self._step_log = step_log
         self._monitor = monitor
         self._tell = tell
-        self._roster = start.takeover.facts.roster if start.takeover is not None else None
-        self._before = self._roster, self.solution
+        self._membership = start.takeover.facts.membership if start.takeover is not None else None
+        self._before = self._membership, self.solution
         self.recomputed = 0
         """Number of microbatches that the last epoch computes again, because the members that held them are lost."""
 
@@ -81,13 +81,13 @@ class MembershipPlanner:
             StaleEpoch: another coordinator has claimed the step log.
         """
         form = self._next(asked)
-        self._step_log.lay(CrewFacts(form.roster, self.solution.plan, self._runs, self._attempt))
+        self._step_log.lay(GroupFacts(form.membership, self.solution.plan, self._runs, self._attempt))
         self._adopt()
         return form
 
     def _next(self, asked: Plan) -> Form:
         """Return the next epoch for the members that reported, and have them load what they lack."""
-        before = self._roster
+        before = self._membership
         self._before = before, self.solution
         self._resharder.forget()
         leaving = self._changes.parting | asked.without
@@ -97,17 +97,17 @@ class MembershipPlanner:
         if before is None:
             plan = self.solution.plan
             form = first_form(plan, asked, is_tied=self._is_tied(len(plan.stages)))
-            if not able >= set(form.roster.workers):
-                form = self._without(form.roster, asked, able, leaving, None)
+            if not able >= set(form.membership.workers):
+                form = self._without(form.membership, asked, able, leaving, None)
         else:
             form = self._improved(before, wanted, asked) or self._without(
                 before, asked, able, leaving, shares
             )
         if before is not None:
-            self.recomputed = computed_again(before, form.roster, list(asked.reports.values()))
+            self.recomputed = computed_again(before, form.membership, list(asked.reports.values()))
         form = self._with_copies(form, before)
-        self._roster = form.roster
-        self.solution = standing(form.roster, self.solution)
+        self._membership = form.membership
+        self.solution = standing(form.membership, self.solution)
         return form
 
     def _adopt(self) -> None:
@@ -115,30 +115,30 @@ class MembershipPlanner:
         try:
             self._resharder.adopt()
         except BaseException:
-            self._roster, self.solution = self._before
+            self._membership, self.solution = self._before
             raise
 
-    def _with_copies(self, form: Form, before: Roster | None) -> Form:
+    def _with_copies(self, form: Form, before: Membership | None) -> Form:
         """Return the epoch with its backup members and its catch-up replicas."""
-        roster = form.roster
-        backups = self._changes.backups(roster, before) if self._spec.parallelism.buddies else {}
-        replicas = self._changes.replicas(roster)
-        return replace(form, roster=replace(roster, buddies=backups, followers=replicas))
+        membership = form.membership
+        backups = self._changes.backups(membership, before) if self._spec.parallelism.buddies else {}
+        replicas = self._changes.replicas(membership)
+        return replace(form, membership=replace(membership, buddies=backups, followers=replicas))
 
     def can_do_without(self, leaving: frozenset[Worker]) -> bool:
         """Whether the other members could hold the shards of the leaving ones."""
-        assert self._roster is not None
-        if all(not leaving.issuperset(stage) for stage in self._roster.stages):
+        assert self._membership is not None
+        if all(not leaving.issuperset(stage) for stage in self._membership.stages):
             return True
         try:
-            self._plan(frozenset(self._roster.workers) - leaving, self._roster.epoch + 1)
+            self._plan(frozenset(self._membership.workers) - leaving, self._membership.epoch + 1)
         except PlanInfeasible:
             return False
         return True
 
     def _without(
         self,
-        before: Roster,
+        before: Membership,
         asked: Plan,
         able: frozenset[Worker],
         leaving: frozenset[Worker],
@@ -152,7 +152,7 @@ class MembershipPlanner:
             raise machines_lost(self.solution.cost.topology, before.workers)
         return self._moved(before, self._plan(able, asked.epoch), asked)
 
-    def _improved(self, before: Roster, wanted: Solution | None, asked: Plan) -> Form | None:
+    def _improved(self, before: Membership, wanted: Solution | None, asked: Plan) -> Form | None:
         """Return the first epoch of a better plan; None if there is no better plan, or if it cannot be carried out."""
         if wanted is None:
             return None
@@ -163,7 +163,7 @@ class MembershipPlanner:
             self._tell(Note(message=f"stays with its plan, since in the better one {failure.message}"))
             return None
 
-    def _moved(self, before: Roster, solution: Solution, asked: Plan) -> Form:
+    def _moved(self, before: Membership, solution: Solution, asked: Plan) -> Form:
         heirs = self._changes.heirs(solution, before)
         moved = self._resharder.load(before, solution.plan, asked, self._step_log.scales(), heirs)
         self.solution = solution

@@ -24,7 +24,7 @@ from share_compute.lifecycle.attempt_events import (
 from share_compute.planning.cost.timings import LayerTiming, MachineTimings, Timings
 from share_compute.planning.drift import DriftLimits, DriftWatch, propose, seats
 from share_compute.planning.planner import Solution
-from share_compute.protocol.roster import Worker
+from share_compute.protocol.membership import Worker
 from share_compute.topology import Topology
 from share_compute_actors.messages import StepFigures
 from share_compute_actors.training.membership.changes import Changes

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from share_compute.lifecycle.attempt_events import Protection
-from share_compute.protocol.roster import Roster
+from share_compute.protocol.membership import Membership
 from share_compute_actors.training.membership.training_group import Poll, TrainingGroup
 
 
@@ -13,23 +13,23 @@ class ProtectionWatch:
     """Asks the backup members until all copies of an epoch are complete, and reports changes of the protection.
 
     Args:
-        crew: the members.
+        group: the members.
         tell: receives a `Protection` event for each change.
     """
 
-    def __init__(self, crew: TrainingGroup, tell: Callable[[Protection], None]) -> None:
-        self._crew = crew
+    def __init__(self, group: TrainingGroup, tell: Callable[[Protection], None]) -> None:
+        self._group = group
         self._tell = tell
-        self._roster: Roster | None = None
+        self._membership: Membership | None = None
         """Membership of the epoch whose copies are pending; None once they are complete, or after one is lost."""
-        self._poll = Poll(crew)
+        self._poll = Poll(group)
         self._is_protected = False
 
-    def reform(self, roster: Roster) -> None:
+    def reform(self, membership: Membership) -> None:
         """Start to watch an epoch; the event that reports the epoch marks the job as not protected yet."""
-        is_alone = (stage[0] not in roster.buddies for stage in roster.stages if len(stage) == 1)
-        self._roster, self._is_protected = None if any(is_alone) else roster, False
-        self._poll = Poll(self._crew)
+        is_alone = (stage[0] not in membership.buddies for stage in membership.stages if len(stage) == 1)
+        self._membership, self._is_protected = None if any(is_alone) else membership, False
+        self._poll = Poll(self._group)
 
     def lose_copy(self, step: int) -> None:
         """Record that a copy is lost, and report the lost protection; the next epoch begins another copy.
@@ -37,7 +37,7 @@ class ProtectionWatch:
         Args:
             step: number of the last committed step.
         """
-        self._roster = None
+        self._membership = None
         if self._is_protected:
             self._is_protected = False
             self._tell(Protection(step=step, is_protected=False))
@@ -48,9 +48,9 @@ class ProtectionWatch:
         Args:
             step: number of the last committed step.
         """
-        if self._roster is None or not self._crew.workers.issuperset(self._roster.workers):
+        if self._membership is None or not self._group.workers.issuperset(self._membership.workers):
             return  # the next epoch begins when a member is lost
-        keepers = set(self._roster.buddies.values())
-        if self._poll.is_unanimous(lambda: self._crew.ask_for_whole_copies(keepers)):
-            self._roster, self._is_protected = None, True
+        keepers = set(self._membership.buddies.values())
+        if self._poll.is_unanimous(lambda: self._group.ask_for_whole_copies(keepers)):
+            self._membership, self._is_protected = None, True
             self._tell(Protection(step=step, is_protected=True))

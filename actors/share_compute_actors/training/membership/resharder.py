@@ -6,12 +6,12 @@ from collections.abc import Mapping
 
 from share_compute.planning import plan as plans
 from share_compute.protocol.coordinator import Plan
-from share_compute.protocol.roster import Roster, Worker
+from share_compute.protocol.membership import Membership, Worker
 from share_compute.shard import Shard
 from share_compute_actors.messages import Source, Sources
 from share_compute_actors.training.member.schemas import HOLDING
+from share_compute_actors.training.membership.epochs import machines_lost
 from share_compute_actors.training.membership.joining import Heirs, overlap
-from share_compute_actors.training.membership.rosters import machines_lost
 from share_compute_actors.training.membership.training_group import TrainingGroup
 from share_compute_actors.wire import FLAG
 
@@ -20,13 +20,13 @@ class Resharder:
     """Moves shards between members that are halted.
 
     Args:
-        crew: the members.
+        group: the members.
         first_step: first step of the attempt. Until it is committed, all shards can be loaded from the sources that the
             attempt began with.
     """
 
-    def __init__(self, crew: TrainingGroup, first_step: int) -> None:
-        self._crew = crew
+    def __init__(self, group: TrainingGroup, first_step: int) -> None:
+        self._group = group
         self._first_step = first_step
         self.is_torn = False
         """Whether a move failed midway, so that members may hold other shards than the membership before says."""
@@ -35,7 +35,7 @@ class Resharder:
 
     def load(
         self,
-        before: Roster,
+        before: Membership,
         plan: plans.Plan,
         asked: Plan,
         scales: Mapping[int, float],
@@ -75,21 +75,23 @@ class Resharder:
             others = None
             if own.keys() != moved.keys():
                 others = self._sources(before, held, asked.committed, scales)
-            self._crew.load_shards(moved, lambda worker: own.get(worker, others), asked.committed)
+            self._group.load_shards(moved, lambda worker: own.get(worker, others), asked.committed)
         self._bring_to(before, heirs or {}, asked.committed, scales)
         self._loaded = frozenset(moved), asked
         return frozenset(moved)
 
-    def _bring_to(self, before: Roster, heirs: Heirs, committed: int, scales: Mapping[int, float]) -> None:
+    def _bring_to(
+        self, before: Membership, heirs: Heirs, committed: int, scales: Mapping[int, float]
+    ) -> None:
         """Bring those copies to the committed step from which other copies will be made on the same machine."""
         for shard, stage in zip(before.shards, before.stages, strict=True):
-            keepers = {keeper for owner in stage for keeper in before.keepers(owner)} & self._crew.workers
+            keepers = {keeper for owner in stage for keeper in before.keepers(owner)} & self._group.workers
             calls = {
-                keeper: self._crew.handle(keeper).bring_to.remote(shard, committed, scales)
+                keeper: self._group.handle(keeper).bring_to.remote(shard, committed, scales)
                 for keeper in keepers
                 if any(overlap(shard, wanted) for wanted in heirs.get(keeper, ()))
             }
-            self._crew.gather(FLAG, calls)
+            self._group.gather(FLAG, calls)
 
     def forget(self) -> None:
         """Forget the shards that were loaded and not adopted."""
@@ -106,12 +108,12 @@ class Resharder:
         (moved, asked), self._loaded = self._loaded, None
         if moved:
             self.is_torn = True
-            self._crew.adopt(moved, asked.epoch, asked.committed)
+            self._group.adopt(moved, asked.epoch, asked.committed)
         self.is_torn = False
 
     def _own(
         self,
-        before: Roster,
+        before: Membership,
         moved: Mapping[Worker, Shard],
         held: Mapping[Worker, tuple[int, int]],
         committed: int,
@@ -121,21 +123,21 @@ class Resharder:
         found: dict[Worker, list[Source]] = {}
         lacking = {worker: set(range(shard.start, shard.stop)) for worker, shard in moved.items()}
         for worker in moved.keys() & held.keys():
-            found[worker] = [self._crew.source(worker)]
+            found[worker] = [self._group.source(worker)]
             lacking[worker].difference_update(range(*held[worker]))
         for shard, stage in zip(before.shards, before.stages, strict=True):
             keepers = {keeper for owner in stage for keeper in before.keepers(owner)}
             calls = {
-                keeper: self._crew.handle(keeper).bring_to.remote(shard, committed, scales)
+                keeper: self._group.handle(keeper).bring_to.remote(shard, committed, scales)
                 for keeper in keepers & moved.keys()
                 if not lacking[keeper].isdisjoint(range(*shard))
             }
-            for keeper, has_it in self._crew.gather(FLAG, calls).items():
+            for keeper, has_it in self._group.gather(FLAG, calls).items():
                 if has_it:
-                    found.setdefault(keeper, []).append(self._crew.source(keeper, shard))
+                    found.setdefault(keeper, []).append(self._group.source(keeper, shard))
                     lacking[keeper].difference_update(range(*shard))
         return {
-            worker: Sources(tuple(sources)) if len(sources) == 1 else self._crew.inventory(sources)
+            worker: Sources(tuple(sources)) if len(sources) == 1 else self._group.inventory(sources)
             for worker, sources in found.items()
             if not lacking[worker]
         }
@@ -143,12 +145,12 @@ class Resharder:
     def _held(self, asked: Plan) -> dict[Worker, tuple[int, int]]:
         """Return the layers [start, stop) of each member whose shard is in the state after the last committed step."""
         current = [worker for worker, report in asked.reports.items() if report.applied == asked.committed]
-        answers = self._crew.ask(HOLDING, current, "holding") if current else {}
+        answers = self._group.ask(HOLDING, current, "holding") if current else {}
         return {worker: shard for worker, shard in answers.items() if shard is not None}
 
     def _sources(
         self,
-        before: Roster,
+        before: Membership,
         held: Mapping[Worker, tuple[int, int]],
         committed: int,
         scales: Mapping[int, float],
@@ -161,7 +163,7 @@ class Resharder:
         covered: set[int] = set()
         for worker, (start, stop) in sorted(held.items(), key=lambda one: (one[1], one[0])):
             if not covered.issuperset(range(start, stop)):
-                found.append(self._crew.source(worker))
+                found.append(self._group.source(worker))
                 covered.update(range(start, stop))
         lost: list[Worker] = []
         for shard, stage in zip(before.shards, before.stages, strict=True):
@@ -173,14 +175,14 @@ class Resharder:
             else:
                 found.append(copy)
         if not lost:
-            return self._crew.inventory(found)
+            return self._group.inventory(found)
         if committed < self._first_step:
-            return self._crew.beginning
-        raise machines_lost(self._crew.topology, lost)
+            return self._group.beginning
+        raise machines_lost(self._group.topology, lost)
 
     def _copy(self, shard: tuple[int, int], committed: int, scales: Mapping[int, float]) -> Source | None:
         """Return a copy of a shard, brought to the last committed step; None if no member has such a copy."""
-        for worker in sorted(self._crew.workers):
-            if self._crew.ask(FLAG, [worker], "bring_to", shard, committed, scales)[worker]:
-                return self._crew.source(worker, shard)
+        for worker in sorted(self._group.workers):
+            if self._group.ask(FLAG, [worker], "bring_to", shard, committed, scales)[worker]:
+                return self._group.source(worker, shard)
         return None

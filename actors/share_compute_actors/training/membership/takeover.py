@@ -19,16 +19,16 @@ from share_compute.planning.cost.timings import Timings
 from share_compute.planning.network.regions import complete
 from share_compute.planning.planner import Solution, workload
 from share_compute.planning.search.strategies import is_measured, with_nominal_speeds
-from share_compute.protocol.roster import Roster, Worker
+from share_compute.protocol.membership import Membership, Worker
 from share_compute.specification import TrainJob
 from share_compute.topology import Topology
 from share_compute_actors.group.answering import answered
 from share_compute_actors.group.naming import workers_of
 from share_compute_actors.messages import MemberStatus
 from share_compute_actors.training.member.schemas import STATUS
-from share_compute_actors.training.membership.rosters import shared, standing
+from share_compute_actors.training.membership.epochs import shared, standing
 from share_compute_actors.training.shard_store import ShardStoreFacts, TrainingState
-from share_compute_actors.training.step_log import CrewFacts, StepLog
+from share_compute_actors.training.step_log import GroupFacts, StepLog
 from share_compute_actors.wire import NOTHING, unpack_answer
 
 _ANSWER_S = 5.0
@@ -40,7 +40,7 @@ _log = logging.getLogger(__name__)
 class Takeover:
     """Members of an earlier attempt that continue the open step."""
 
-    facts: CrewFacts
+    facts: GroupFacts
     actors: Mapping[Worker, Any]
 
 
@@ -69,18 +69,19 @@ def find_takeover(job_id: str, topology: Topology, step_log: StepLog) -> Takeove
         step_log: step log of the job. It must be claimed, so that nobody commits a step meanwhile.
     """
     left = workers_of(job_id)
-    crew, committed = step_log.crew, step_log.read().committed
+    group, committed = step_log.group, step_log.read().committed
     usable: dict[Worker, Any] = {}
-    if crew is not None:
+    if group is not None:
         known = {machine.id for machine in topology.contributors}
         for actor, status in _statuses(left):
             if status.worker not in known:
                 continue
-            if fits(crew.roster, committed, status) or (
-                has_loaded(crew.roster, committed, status) and _adopts(actor, crew.roster.epoch, committed)
+            if fits(group.membership, committed, status) or (
+                has_loaded(group.membership, committed, status)
+                and _adopts(actor, group.membership.epoch, committed)
             ):
                 usable[status.worker] = actor
-    found = Takeover(crew, usable) if crew is not None and is_whole(crew.roster, usable) else None
+    found = Takeover(group, usable) if group is not None and is_whole(group.membership, usable) else None
     kept = set(found.actors.values()) if found is not None else set()
     for actor in left:
         if actor not in kept:
@@ -88,28 +89,28 @@ def find_takeover(job_id: str, topology: Topology, step_log: StepLog) -> Takeove
     return found
 
 
-def fits(roster: Roster, committed: int, status: MemberStatus) -> bool:
+def fits(membership: Membership, committed: int, status: MemberStatus) -> bool:
     """Whether a member holds its shard of the membership in the state after the last committed step."""
-    shard = _shard_of(roster, status.worker)
+    shard = _shard_of(membership, status.worker)
     return shard is not None and status.holds == shard and status.step <= committed <= status.reaches
 
 
-def has_loaded(roster: Roster, committed: int, status: MemberStatus) -> bool:
+def has_loaded(membership: Membership, committed: int, status: MemberStatus) -> bool:
     """Whether a member has loaded its shard of the membership without having been told to switch to it."""
-    shard = _shard_of(roster, status.worker)
+    shard = _shard_of(membership, status.worker)
     return shard is not None and (status.loaded, status.loaded_step) == (shard, committed)
 
 
-def _shard_of(roster: Roster, worker: Worker) -> tuple[int, int] | None:
-    shards = zip(roster.shards, roster.stages, strict=True)
+def _shard_of(membership: Membership, worker: Worker) -> tuple[int, int] | None:
+    shards = zip(membership.shards, membership.stages, strict=True)
     return next((shard for shard, stage in shards if worker in stage), None)
 
 
-def is_whole(roster: Roster, usable: Mapping[Worker, object]) -> bool:
+def is_whole(membership: Membership, usable: Mapping[Worker, object]) -> bool:
     """Whether each stage has a usable member, or a usable backup of one of its members."""
     return all(
-        any(worker in usable or roster.buddies.get(worker) in usable for worker in stage)
-        for stage in roster.stages
+        any(worker in usable or membership.buddies.get(worker) in usable for worker in stage)
+        for stage in membership.stages
     )
 
 
@@ -119,14 +120,18 @@ def solution_of(
     """Return the solution that the remaining members carry out, costed with the present machines and links."""
     facts, usable = takeover.facts, with_nominal_speeds(topology)
     cost = TrainingCost(profile, usable, complete(usable), workload(spec, facts.plan.microbatches), timings)
-    roster = facts.roster
-    stages = tuple(tuple(worker for worker in stage if worker in takeover.actors) for stage in roster.stages)
+    membership = facts.membership
+    stages = tuple(
+        tuple(worker for worker in stage if worker in takeover.actors) for stage in membership.stages
+    )
     owners = tuple(
         shared(stage, shard, cost) if stage and stage != before else who
-        for stage, before, shard, who in zip(stages, roster.stages, roster.shards, roster.owners, strict=True)
+        for stage, before, shard, who in zip(
+            stages, membership.stages, membership.shards, membership.owners, strict=True
+        )
     )
     found = standing(
-        replace(roster, stages=stages, owners=owners),
+        replace(membership, stages=stages, owners=owners),
         Solution(facts.plan, cost, layout=Layout(()), timeline=None),
     )
     if all(stages) and any(map(is_measured, topology.contributors)):

@@ -14,8 +14,8 @@ from share_compute.errors import LinkLost, StaleEpoch
 from share_compute.lifecycle.attempt_events import Assignment
 from share_compute.planning.plan import Plan
 from share_compute.protocol.failures import Failure
+from share_compute.protocol.membership import Worker
 from share_compute.protocol.messages import ToMember
-from share_compute.protocol.roster import Worker
 from share_compute.quantities import listed
 from share_compute.shard import Shard
 from share_compute.topology import Contributor, Topology
@@ -348,11 +348,11 @@ class Poll:
     """A yes-or-no question to members, asked again until all of them answer yes; never waits.
 
     Args:
-        crew: the members.
+        group: the members.
     """
 
-    def __init__(self, crew: TrainingGroup) -> None:
-        self._crew = crew
+    def __init__(self, group: TrainingGroup) -> None:
+        self._group = group
         self._pending: dict[Any, Worker] = {}
         """Calls without an answer yet, with the member of each."""
 
@@ -368,4 +368,4 @@ class Poll:
         if len(answered) < len(self._pending):
             return False
         asked, self._pending = self._pending, {}
-        return all(self._crew.is_affirmed(worker, ref) for ref, worker in asked.items())
+        return all(self._group.is_affirmed(worker, ref) for ref, worker in asked.items())

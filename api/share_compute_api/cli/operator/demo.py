@@ -26,7 +26,7 @@ from share_compute_api.terminal.output import Terminal, print_json, rate, state_
 
 if TYPE_CHECKING:
     from share_compute.store.records import ContributorRecord, JobRecord
-    from share_compute_actors.machine.processes import Roster
+    from share_compute_actors.machine.processes import ChildProcesses
     from share_compute_api.client.client import Client
     from share_compute_api.demonstration.cluster import LocalCluster
 
@@ -50,15 +50,15 @@ def demo(
     try:
         with (
             Interrupts() as interrupts,
-            _folders(keep_data) as (roster, folder),
+            _folders(keep_data) as (children, folder),
             ExitStack() as stack,
         ):
-            interrupts.takes_along(roster)
+            interrupts.takes_along(children)
             texts, here = folder / "texts", Path.cwd()
             texts.mkdir()
             # The working folder is a root too, for jobs that the user submits afterwards.
             roots = [texts] if folder.is_relative_to(here) else [texts, here]
-            cluster = LocalCluster(roster, folder / "server", roots)
+            cluster = LocalCluster(children, folder / "server", roots)
             stack.callback(cluster.close)
             stack.callback(console.print, "[dim]ending what the demonstration started[/]")
             stack.callback(interrupts.begin_stopping)
@@ -205,15 +205,15 @@ def _placement(plan: dict[str, Any]) -> Text:
 
 
 @contextmanager
-def _folders(keep_data: bool) -> Iterator[tuple[Roster, Path]]:
+def _folders(keep_data: bool) -> Iterator[tuple[ChildProcesses, Path]]:
     from share_compute_actors.machine.run_folders import close_run_folder, open_run_folder, sweep
 
     sweep()
-    roster = open_run_folder(f"demo {os.getpid()}")
+    children = open_run_folder(f"demo {os.getpid()}")
     try:
-        yield roster, Path(tempfile.mkdtemp(prefix="share-compute-demo-")) if keep_data else roster.folder
+        yield children, Path(tempfile.mkdtemp(prefix="share-compute-demo-")) if keep_data else children.folder
     finally:
-        close_run_folder(roster)
+        close_run_folder(children)
         sweep()  # leftovers of children that had to be killed
 
 

@@ -39,7 +39,7 @@ Tasks = tuple[tuple[Task, ...], ...]
 
 
 @dataclass(frozen=True)
-class Roster:
+class Membership:
     """The membership of one epoch.
 
     Args:

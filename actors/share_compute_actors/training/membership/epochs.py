@@ -11,9 +11,9 @@ from share_compute.planning.cost.layout import Layout, StageLayout
 from share_compute.planning.cost.schedule_simulator import simulate_step
 from share_compute.planning.planner import Solution
 from share_compute.protocol.coordinator import Plan
+from share_compute.protocol.membership import Membership, Worker, fresh
 from share_compute.protocol.messages import Form, Report
 from share_compute.protocol.recovery import recover
-from share_compute.protocol.roster import Roster, Worker, fresh
 from share_compute.protocol.schedule import blocks, even_shares
 from share_compute.quantities import listed
 from share_compute.topology import Topology
@@ -25,7 +25,7 @@ Shares = Mapping[int, Sequence[int]]
 def first_form(plan: plans.Plan, asked: Plan, *, is_tied: bool) -> Form:
     """Return the first epoch of a plan, in which the open step starts from the beginning."""
     owners = owners_of(plan)
-    roster = Roster(
+    membership = Membership(
         epoch=asked.epoch,
         shards=shards_of(plan),
         stages=stages_of(plan),
@@ -34,11 +34,11 @@ def first_form(plan: plans.Plan, asked: Plan, *, is_tied: bool) -> Form:
         tasks=fresh(owners),
         is_tied=is_tied,
     )
-    return Form(roster, keeps_step=False)
+    return Form(membership, keeps_step=False)
 
 
 def next_form(
-    roster: Roster,
+    membership: Membership,
     asked: Plan,
     cost: TrainingCost,
     leaving: Container[Worker] = (),
@@ -47,7 +47,7 @@ def next_form(
     """Return the epoch that follows when members are lost or leave: the same shards, with the remaining members.
 
     Args:
-        roster: membership of the epoch before.
+        membership: membership of the epoch before.
         asked: the request for the epoch, with the members' reports.
         cost: cost model, which knows the members' speeds.
         leaving: members to leave out.
@@ -58,24 +58,24 @@ def next_form(
     """
     stages = tuple(
         tuple(worker for worker in stage if worker in asked.reports and worker not in leaving)
-        for stage in roster.stages
+        for stage in membership.stages
     )
     if not all(stages):
         left = frozenset(worker for stage in stages for worker in stage)
-        raise machines_lost(cost.topology, [worker for worker in roster.workers if worker not in left])
+        raise machines_lost(cost.topology, [worker for worker in membership.workers if worker not in left])
     owners = []
     for place, stage in enumerate(stages):
-        if len(stage) < len(roster.stages[place]):
-            owners.append(shared(stage, roster.shards[place], cost))
+        if len(stage) < len(membership.stages[place]):
+            owners.append(shared(stage, membership.shards[place], cost))
         elif shares is not None and place in shares:
             owners.append(dealt(stage, shares[place]))
         else:
-            owners.append(roster.owners[place])
-    return recovered(roster.shards, stages, owners, asked, asked.reports, is_tied=roster.is_tied)
+            owners.append(membership.owners[place])
+    return recovered(membership.shards, stages, owners, asked, asked.reports, is_tied=membership.is_tied)
 
 
 def moved_form(
-    before: Roster | None, plan: plans.Plan, asked: Plan, moved: Container[Worker], *, is_tied: bool
+    before: Membership | None, plan: plans.Plan, asked: Plan, moved: Container[Worker], *, is_tied: bool
 ) -> Form:
     """Return the first epoch of another plan, whose members have loaded their shards.
 
@@ -107,7 +107,7 @@ def recovered(
     step = asked.committed + 1
     recovery = recover(stages, owners, reports, step)
     return Form(
-        Roster(
+        Membership(
             epoch=asked.epoch,
             shards=shards,
             stages=stages,
@@ -181,10 +181,10 @@ def shared(stage: Sequence[Worker], shard: tuple[int, int], cost: TrainingCost) 
 # -- reports for the user and the planner ----------------------------------------------------------------------------
 
 
-def plan_of(roster: Roster, plan: plans.Plan) -> plans.Plan:
+def plan_of(membership: Membership, plan: plans.Plan) -> plans.Plan:
     """Return a plan as an epoch carries it out, for the user: the remaining members, and the microbatches of each."""
     stages = []
-    for stage, workers, owners in zip(plan.stages, roster.stages, roster.owners, strict=True):
+    for stage, workers, owners in zip(plan.stages, membership.stages, membership.owners, strict=True):
         known = {member.contributor_id: member for member in stage.members}
         members = tuple(
             known[worker].model_copy(
@@ -197,32 +197,36 @@ def plan_of(roster: Roster, plan: plans.Plan) -> plans.Plan:
             for worker in workers
         )
         stages.append(stage.model_copy(update={"members": members}))
-    is_as_planned = stages_of(plan) == roster.stages and owners_of(plan) == roster.owners
+    is_as_planned = stages_of(plan) == membership.stages and owners_of(plan) == membership.owners
     prediction = plan.prediction if is_as_planned else None
-    return plan.model_copy(update={"epoch": roster.epoch, "stages": tuple(stages), "prediction": prediction})
+    return plan.model_copy(
+        update={"epoch": membership.epoch, "stages": tuple(stages), "prediction": prediction}
+    )
 
 
-def standing(roster: Roster, solution: Solution) -> Solution:
+def standing(membership: Membership, solution: Solution) -> Solution:
     """Return the solution that an epoch carries out, with a simulated step if `solution` has one.
 
     Args:
-        roster: membership of the epoch.
+        membership: membership of the epoch.
         solution: the solution that the epoch was formed from: the same stages, possibly with more members.
     """
     cost = solution.cost
     index = {machine.id: place for place, machine in enumerate(cost.topology.contributors)}
     stages = []
-    for (start, stop), workers, owners in zip(roster.shards, roster.stages, roster.owners, strict=True):
+    for (start, stop), workers, owners in zip(
+        membership.shards, membership.stages, membership.owners, strict=True
+    ):
         shares = {worker: owners.count(worker) for worker in workers if worker in owners}
         stages.append(
             StageLayout(start, stop, tuple(index[worker] for worker in shares), tuple(shares.values()))
         )
     layout = Layout(tuple(stages))
     timeline = simulate_step(cost, layout) if solution.timeline is not None else None
-    return Solution(plan_of(roster, solution.plan), cost, layout, timeline)
+    return Solution(plan_of(membership, solution.plan), cost, layout, timeline)
 
 
-def computed_again(before: Roster, after: Roster, reports: Collection[Report]) -> int:
+def computed_again(before: Membership, after: Membership, reports: Collection[Report]) -> int:
     """Return the number of microbatches of the open step that are computed again; 0 if no member had begun it."""
     if not any(report.step == after.step and (report.activations or report.summed) for report in reports):
         return 0
