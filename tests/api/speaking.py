@@ -95,12 +95,11 @@ class Speech:
 
     def __init__(self, speaker: Speaker, generations: Sequence[Generation]) -> None:
         self._speaker = speaker
-        self._open = {one.sequence: self._say(one) for one in generations}
+        self._open = {one.sequence: self._say(one, speaker.ids(one)) for one in generations}
         self._index = 0
 
-    def _say(self, generation: Generation) -> Iterator[Emitted | Finished]:
+    def _say(self, generation: Generation, ids: Sequence[int]) -> Iterator[Emitted | Finished]:
         speaker, options = self._speaker, generation.options
-        ids = list(speaker.ids(generation))
         for index, token in enumerate(ids[: options.max_tokens]):
             if speaker.failure is not None and index == speaker.failure[0]:
                 raise speaker.failure[1]
