@@ -108,7 +108,7 @@ class LocalEngine:
         return stream
 
     async def embed(self, owner: str, prompts: Sequence[tuple[int, ...]]) -> list[list[float]]:
-        """EngineStep texts into vectors; see `VectorEngine.embed`."""
+        """Turn texts into vectors; see `VectorEngine.embed`."""
         return await embedded(self.generate, owner, prompts)
 
     def _deliver(self, events: Sequence[SequenceEvent]) -> None:

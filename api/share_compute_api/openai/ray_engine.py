@@ -81,7 +81,7 @@ class RayEngine:
         return stream
 
     async def embed(self, owner: str, prompts: Sequence[tuple[int, ...]]) -> list[list[float]]:
-        """EngineStep texts into vectors; see `VectorEngine.embed`."""
+        """Turn texts into vectors; see `VectorEngine.embed`."""
         return await embedded(self.generate, owner, prompts)
 
     def _refuse_too_many(self, number: int) -> None:
