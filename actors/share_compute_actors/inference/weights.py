@@ -135,7 +135,7 @@ class ServedWeights:
 
     @ray.method(concurrency_group="weights")
     def scales(self, extents: bytes) -> list[Piece]:
-        """Return the float32 factors that step int8 rows into weights."""
+        """Return the float32 factors that turn int8 rows into weights."""
         return [
             Piece.of_rows(extent.name, torch.cat(list(self._scales_of(extent))))
             for extent in read_extents(extents)

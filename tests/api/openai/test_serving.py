@@ -94,7 +94,7 @@ def test_text_goes_on_when_a_machine_dies(
         assert not list(members(machines[1].command.process.pid))
         assert openai.models.list().data == []
 
-        # The same machines step texts into vectors.
+        # The same machines turn texts into vectors.
         client.deploy({"name": "bert", "model": {"path": str(encoder)}, "parallelism": {"stages": 2}})
         wait_for(lambda: [model.id for model in openai.models.list()] == ["bert"], "the encoder")
         texts = [TEXT, *(f"the quick brown fox and {number} lazy dogs" for number in range(60))]
