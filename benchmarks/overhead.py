@@ -31,7 +31,7 @@ from share_compute_actors.transport.envelope import Label
 
 GOAL = 0.03
 """Maximum overhead of the protocol, as a fraction of the step time."""
-BUDDY_GOAL = 0.06
+BACKUP_GOAL = 0.06
 """Maximum overhead of backups, as a fraction of the step time."""
 LAYOUTS = ((2, 1), (1, 2))
 """Layouts as (number of stages, members of each)."""
@@ -192,7 +192,7 @@ def measure(nodes: list[str], stages: int, members: int, turns: int, steps: int)
             strategy="uniform",
             stages=stages,
             members_per_stage=members,
-            buddies=False,
+            backups=False,
         )
         ours = Ours(spec, Path(name), nodes, [1.0] * len(nodes))
         try:
@@ -224,26 +224,26 @@ def measure(nodes: list[str], stages: int, members: int, turns: int, steps: int)
     )
 
 
-def measure_buddies(nodes: list[str], turns: int, steps: int) -> None:
+def measure_backups(nodes: list[str], turns: int, steps: int) -> None:
     """Measure the cost of backups and print the figure."""
-    with tempfile.TemporaryDirectory() as name, ExitStack() as crews:
+    with tempfile.TemporaryDirectory() as name, ExitStack() as groups:
         sides: dict[bool, Ours] = {}
-        for has_buddies in (False, True):
-            folder = Path(name) / str(has_buddies)
+        for has_backups in (False, True):
+            folder = Path(name) / str(has_backups)
             folder.mkdir()
             spec = job(
-                folder, steps=10_000, strategy="uniform", stages=2, members_per_stage=1, buddies=has_buddies
+                folder, steps=10_000, strategy="uniform", stages=2, members_per_stage=1, backups=has_backups
             )
-            sides[has_buddies] = Ours(spec, folder, nodes, [1.0] * len(nodes))
-            crews.callback(sides[has_buddies].close)
+            sides[has_backups] = Ours(spec, folder, nodes, [1.0] * len(nodes))
+            groups.callback(sides[has_backups].close)
             # In these steps the backups are fetched, and their gradients are applied once.
-            sides[has_buddies].block(1, 2 * _SETTLING_STEPS)
+            sides[has_backups].block(1, 2 * _SETTLING_STEPS)
         seconds: list[tuple[float, float]] = []
         for number in range(turns):
             first = 2 * _SETTLING_STEPS + 1 + number * steps
             taken = {
-                has_buddies: sides[has_buddies].block(first, steps)
-                for has_buddies in ((False, True) if number % 2 == 0 else (True, False))
+                has_backups: sides[has_backups].block(first, steps)
+                for has_backups in ((False, True) if number % 2 == 0 else (True, False))
             }
             seconds.append((taken[True], taken[False]))
         losses = [side.losses for side in sides.values()]
@@ -252,11 +252,11 @@ def measure_buddies(nodes: list[str], turns: int, steps: int) -> None:
         raise RuntimeError(f"the sides did not train the same: {losses}")
     overhead = statistics.median(own / other - 1 for own, other in seconds)
     print_figure(
-        "buddy_overhead",
+        "backup_overhead",
         ours=overhead,
-        peer=BUDDY_GOAL,
+        peer=BACKUP_GOAL,
         peer_name="goal, against the same job without copies",
-        ratio=(1 + BUDDY_GOAL) / (1 + overhead),
+        ratio=(1 + BACKUP_GOAL) / (1 + overhead),
         unit="share of the step time",
         layout="2 x 1",
         step_ms=round(1000 * statistics.median(own for own, _ in seconds) / steps, 1),
@@ -274,7 +274,7 @@ def main() -> None:
     with cluster(2) as nodes:
         for stages, members in LAYOUTS:
             measure(nodes, stages, members, options.blocks, options.steps)
-        measure_buddies(nodes, options.blocks, options.steps)
+        measure_backups(nodes, options.blocks, options.steps)
 
 
 if __name__ == "__main__":

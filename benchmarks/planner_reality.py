@@ -255,7 +255,7 @@ def main() -> None:
         for group in groups:
             with inside(group):
                 nodes.append(local.add_node(num_cpus=1, object_store_memory=80 * 2**20).node_id)
-        spec = job(folder, steps=_SETTLING_STEPS + steps, channel="direct", buddies=False)
+        spec = job(folder, steps=_SETTLING_STEPS + steps, channel="direct", backups=False)
         training = spec.training.model_copy(update={"batch_size": 8, "microbatches": 4})
         bench = Bench(spec.model_copy(update={"training": training}), probe(nodes), folder)
         compare(bench, steps)

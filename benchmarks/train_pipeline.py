@@ -85,7 +85,7 @@ def main() -> None:
     options = arguments(__doc__ or "")
     with tempfile.TemporaryDirectory() as name, cluster(2) as nodes:
         folder = Path(name)
-        spec = job(folder, steps=10_000, strategy="compute_weighted", stages=2, buddies=False)
+        spec = job(folder, steps=10_000, strategy="compute_weighted", stages=2, backups=False)
         ours = Ours(spec, folder, nodes, [float(CUT), float(LAYERS - CUT)])
         assert [stage.stop for stage in ours.plan.stages] == [CUT, LAYERS]
         rival = Rival(worker, 2, str(folder), spec.model_dump_json(), ours.config)

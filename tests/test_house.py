@@ -22,6 +22,8 @@ PACKAGES = {
 MODULES = sorted(chain.from_iterable(folder.rglob("*.py") for folder in PACKAGES.values()))
 PUBLIC_PACKAGES = ["share_compute", "share_compute.data"]
 MAX_LINES = 600
+MOST_FILES = 20
+"""In one folder; migrations are a list that only grows."""
 REFUSED = re.compile(
     r"(Who|Whoever|Whom|Whose|What|So long|Of|For so long|How long|How it is that|Those)\b(?![^.]*\?)"
 )
@@ -55,6 +57,13 @@ def test_modules_are_small_and_say_what_they_are_for(file: Path) -> None:
     assert len(source.splitlines()) <= MAX_LINES
     if "migrations" not in file.parts:
         assert ast.get_docstring(ast.parse(source)), f"{shown(file)} has no docstring"
+
+
+@pytest.mark.parametrize(
+    "folder", sorted({file.parent for file in MODULES if "migrations" not in file.parts}), ids=shown
+)
+def test_a_folder_has_few_files(folder: Path) -> None:
+    assert len(list(folder.glob("*.py"))) <= MOST_FILES
 
 
 def prose(file: Path) -> Iterator[tuple[int, str]]:

@@ -115,7 +115,7 @@ def test_a_loss_just_after_cuts_moved_loses_no_step(
         if event.type == "replan-proposed":
             offer(coordinator, slow(topology, 3), event.step)
 
-    # The newcomer dies in the first cell that it computes. Its buddy has had no time to fetch anything from it.
+    # The newcomer dies in the first cell that it computes. Its backup has had no time to fetch anything from it.
     death = Failure(FailureKind.kill, Point.cell_starting, worker="c2")
     weights, curve, events = train(
         attempt, tmp_path / "joined", document, [*PAUSES, death], on_event=come, machines=machines, drift=1e6

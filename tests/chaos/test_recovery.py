@@ -22,7 +22,7 @@ MEMBER_POINTS = [
     point
     for point in Point
     if point.role == "member"
-    # Passed only after another failure, or with a buddy.
+    # Passed only after another failure, or with a backup.
     and point not in {Point.reduce_failed, Point.broken_sending, Point.log_sending, Point.log_heard}
 ]
 

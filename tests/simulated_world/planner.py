@@ -139,7 +139,7 @@ class Planner:
     ) -> Form:
         step, world = plan.committed + 1, self._world
         owners = tuple(tuple(self._owners(stage)) for stage in members)
-        buddies, followers = self._buddies(members), self._followers(members)
+        backups, followers = self._backups(members), self._followers(members)
         membership = Membership(
             epoch=plan.epoch,
             shards=tuple(shards),
@@ -147,7 +147,7 @@ class Planner:
             owners=owners,
             step=step,
             tasks=fresh(owners),
-            buddies=buddies,
+            backups=backups,
             followers=followers,
             is_tied=world.model.is_tied,
         )
@@ -169,7 +169,7 @@ class Planner:
             return [worker for worker, share in zip(stage, shares, strict=True) for _ in range(share)]
         return [random.choice(stage) for _ in range(count)]
 
-    def _buddies(self, members: Sequence[Sequence[Worker]]) -> dict[Worker, Worker]:
+    def _backups(self, members: Sequence[Sequence[Worker]]) -> dict[Worker, Worker]:
         """Choose a backup for each member that is alone in its stage."""
         return {
             stage[0]: self._world.random.choice(others)

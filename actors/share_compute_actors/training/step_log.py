@@ -26,7 +26,7 @@ _STEPS_KEPT = 10_000
 _TABLES = """
     CREATE TABLE standing (
         one INTEGER PRIMARY KEY CHECK (one = 1), attempt INTEGER NOT NULL, epoch INTEGER NOT NULL,
-        committed INTEGER NOT NULL, group TEXT
+        committed INTEGER NOT NULL, membership TEXT
     );
     CREATE TABLE steps (
         step INTEGER PRIMARY KEY, scale REAL NOT NULL, facts TEXT, generation INTEGER NOT NULL DEFAULT 0
@@ -78,7 +78,7 @@ class StepFacts:
     """Whether the step changed no weights, because its gradient is not finite."""
 
 
-_crews: TypeAdapter[GroupFacts] = TypeAdapter(GroupFacts)
+_groups: TypeAdapter[GroupFacts] = TypeAdapter(GroupFacts)
 _steps: TypeAdapter[StepFacts] = TypeAdapter(StepFacts)
 
 
@@ -159,8 +159,8 @@ class StepLog:
             StaleEpoch: a later epoch has begun.
         """
         written = self._write(
-            "UPDATE standing SET group = ? WHERE epoch = ? AND attempt = ?",
-            _crews.dump_json(group).decode(),
+            "UPDATE standing SET membership = ? WHERE epoch = ? AND attempt = ?",
+            _groups.dump_json(group).decode(),
             group.membership.epoch,
             self._attempt,
         )
@@ -224,7 +224,7 @@ class StepLog:
         """Go back to the step of a checkpoint, when all members that had the later committed state are lost."""
         with self._transaction():
             rewound = self._write(
-                "UPDATE standing SET epoch = epoch + 1, committed = ?, group = NULL WHERE attempt = ?",
+                "UPDATE standing SET epoch = epoch + 1, committed = ?, membership = NULL WHERE attempt = ?",
                 step, self._attempt,
             )  # fmt: skip
             if rewound is None:
@@ -245,8 +245,8 @@ class StepLog:
     @property
     def group(self) -> GroupFacts | None:
         """Facts about the job's members; None after a return to a checkpoint, until the next epoch is formed."""
-        (written,) = self._base.execute("SELECT group FROM standing").fetchone()
-        return None if written is None else _crews.validate_json(written)
+        (written,) = self._base.execute("SELECT membership FROM standing").fetchone()
+        return None if written is None else _groups.validate_json(written)
 
     def steps(self, after: int) -> list[StepFacts]:
         """Return the facts about the committed steps that follow ``after``, in order."""

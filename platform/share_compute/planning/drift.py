@@ -90,7 +90,7 @@ def plan_again(
     """Plan a running job with its requested layout, or with the best layout if the machines cannot satisfy the request.
 
     A job that is on several machines, or asks for several, stays on two at least if two can hold it: each layer that
-    one machine alone holds has its backup on another one. `parallelism.buddies` set to false lifts that.
+    one machine alone holds has its backup on another one. `parallelism.backups` set to false lifts that.
 
     Args:
         spec: the job, with a fixed number of microbatches.
@@ -103,7 +103,7 @@ def plan_again(
     Raises:
         PlanInfeasible: the machines cannot hold the model.
     """
-    needs_two = spec.parallelism.buddies and max(in_use, spec.parallelism.machines_needed) > 1
+    needs_two = spec.parallelism.backups and max(in_use, spec.parallelism.machines_needed) > 1
     try:
         found = solve(spec, topology, profile, epoch, timings)
     except PlanInfeasible:

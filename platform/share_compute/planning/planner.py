@@ -108,7 +108,7 @@ def workload(spec: TrainJob, microbatches: int) -> TrainingWorkload:
         optimizer_tensors=training.optimizer.name.state_tensors,
         dtype=training.precision,
         activation_checkpointing=training.activation_checkpointing,
-        buddies=spec.parallelism.buddies,
+        backups=spec.parallelism.backups,
     )
 
 

@@ -53,7 +53,7 @@ class Membership:
         resends: kept tensors that the cells of that step need.
         forgets: members that drop their work on that step, since others have added the same microbatches.
         reduced: members that hold the reduced gradient of that step, by stage; the others copy it from the first.
-        buddies: backup member by primary, for each primary that is alone in its stage.
+        backups: backup member by primary, for each primary that is alone in its stage.
         followers: catch-up replicas by member. They copy its state for a while, since they are about to hold some of
             it.
         is_tied: whether the first and the last stage share a parameter.
@@ -68,7 +68,7 @@ class Membership:
     resends: tuple[Resend, ...] = ()
     forgets: frozenset[Worker] = frozenset()
     reduced: Mapping[int, tuple[Worker, ...]] = field(default_factory=dict)
-    buddies: Mapping[Worker, Worker] = field(default_factory=dict)
+    backups: Mapping[Worker, Worker] = field(default_factory=dict)
     followers: Mapping[Worker, tuple[Worker, ...]] = field(default_factory=dict)
     is_tied: bool = False
 
@@ -86,9 +86,9 @@ class Membership:
 
     def keepers(self, owner: Worker) -> tuple[Worker, ...]:
         """Return the members that hold a copy of a member's state: its backup, if any, then its catch-up replicas."""
-        buddy = self.buddies.get(owner)
-        followers = (follower for follower in self.followers.get(owner, ()) if follower != buddy)
-        return (*(() if buddy is None else (buddy,)), *followers)
+        backup = self.backups.get(owner)
+        followers = (follower for follower in self.followers.get(owner, ()) if follower != backup)
+        return (*(() if backup is None else (backup,)), *followers)
 
     def stage_of(self, worker: Worker) -> int:
         """Return the stage of a member; raise ValueError if it is in none."""

@@ -28,7 +28,7 @@ class ParallelismSpec(SpecModel):
     """Machines per stage that share its microbatches; default: the fastest number (simple strategies: 1)."""
     channel: Literal["auto", "direct", "ray"] = "auto"
     """Transport of tensors: direct sockets, Ray calls, or (auto) direct wherever the machines reach each other."""
-    buddies: bool = True
+    backups: bool = True
     """Back up state that only one machine holds on another machine, so that the loss of any one loses nothing."""
 
     @property

@@ -39,7 +39,7 @@ class TrainingWorkload:
     """Data type of the computation; weights, gradients and optimizer state are float32."""
     activation_checkpointing: bool = False
     """Whether a layer keeps only its input for the backward, which recomputes the rest."""
-    buddies: bool = False
+    backups: bool = False
     """Whether state that only one machine holds has a backup on another one, which gets the gradient of each step."""
 
     @property

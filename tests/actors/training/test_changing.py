@@ -118,7 +118,7 @@ def test_whoever_is_to_hold_other_layers_follows_those_who_have_them() -> None:
 
 def test_a_member_that_will_keep_a_copy_of_other_layers_follows_those_who_have_them() -> None:
     one = plan(((0, 3), ("a",)), ((3, 12), ("b",)))
-    two = replace(membership(((0, 6), ("a",)), ((6, 12), ("b",))), buddies={"a": "b", "b": "a"})
+    two = replace(membership(((0, 6), ("a",)), ((6, 12), ("b",))), backups={"a": "b", "b": "a"})
     heirs = {"a": ((3, 12),), "b": ((0, 3),)}
     assert replicas_of(two, one, alike) == {"a": ("b",)}
     assert replicas_of(two, one, alike, heirs) == {"a": ("b",), "b": ("a",)}

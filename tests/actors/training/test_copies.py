@@ -32,7 +32,7 @@ def trainer() -> Trainer:
 
 @pytest.fixture
 def copies(trainer: Trainer) -> Iterator[Copies]:
-    """Return those of a machine that follows the trainer; owner and buddy are in one process."""
+    """Return those of a machine that follows the trainer; owner and backup are in one process."""
     failures: list[ShareComputeError] = []
     kept = Copies("bob", trainer.training, CPU, failures.append, Room(), reach=directly)
     keep(kept, trainer, 0)

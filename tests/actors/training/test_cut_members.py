@@ -64,7 +64,7 @@ class Crew:
         (membership("ab", "c"), {("a", "b"), ("a", "c"), ("b", "c")}),
         (membership("a", "b", "c", is_tied=True), {("a", "b"), ("b", "c"), ("a", "c")}),
         (
-            membership("a", "b", buddies={"b": "d"}, followers={"a": ("e",)}),
+            membership("a", "b", backups={"b": "d"}, followers={"a": ("e",)}),
             {("a", "b"), ("b", "d"), ("a", "e")},
         ),
         (membership("a"), set()),

@@ -503,7 +503,7 @@ def test_a_copy_of_other_layers_begins_with_what_is_there(
     assert same(follower, owner)
 
 
-def test_only_who_is_alone_needs_a_buddy() -> None:
+def test_only_who_is_alone_needs_a_backup() -> None:
     fleet = Topology(tuple(machine(name) for name in "abcd"))
     assert backups_of((("a",),), fleet) == {}
     assert backups_of((("a", "b"), ("c", "d")), fleet) == {}
@@ -511,7 +511,7 @@ def test_only_who_is_alone_needs_a_buddy() -> None:
     assert backups_of((("a", "b"), ("c",)), fleet) == {"c": "a"}
 
 
-def test_buddies_are_near_alike_and_not_all_the_same() -> None:
+def test_backups_are_near_alike_and_not_all_the_same() -> None:
     links = (
         Link("a", "c", 0.0, 9e9),
         Link("a", "b", 0.0, 1e9),
@@ -528,7 +528,7 @@ def test_buddies_are_near_alike_and_not_all_the_same() -> None:
     assert backups_of((("a",), ("b",), ("c",), ("d",)), fleet, present={"a": "d"})["a"] == "d"
 
 
-def test_buddies_reach_each_other() -> None:
+def test_backups_reach_each_other() -> None:
     machines = tuple(machine(name) for name in "abc")
     stages = (("a",), ("b",), ("c",))
     assert backups_of(stages, Topology(machines))["c"] == "a"
@@ -538,7 +538,7 @@ def test_buddies_reach_each_other() -> None:
     assert "c" not in backups_of(stages, alone)
 
 
-def test_buddies_are_those_that_have_room_if_there_are_any() -> None:
+def test_backups_are_those_that_have_room_if_there_are_any() -> None:
     fleet = Topology((machine("a"), machine("b"), machine("c", "cuda"), machine("d")))
     stages = (("a",), ("b", "c", "d"))
     assert backups_of(stages, fleet, cramped={"b"}) == {"a": "d"}

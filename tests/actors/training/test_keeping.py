@@ -137,7 +137,7 @@ def test_a_job_that_names_no_interval_survives_the_loss_of_all_its_members(
     attempt: Attempt, corpus: Path, pretrained: Path, nodes: list[Any], tmp_path: Path
 ) -> None:
     document = job(corpus, pretrained, checkpoint_every=None, steps=STEPS_UNTIL_TIME)
-    document["parallelism"]["buddies"] = False
+    document["parallelism"]["backups"] = False
     killed: list[int] = []
 
     def kill(event: AttemptEvent, _coordinator: Any) -> None:

@@ -56,7 +56,7 @@ def membership(epoch: int) -> Membership:
         resends=(Resend("a", "activation", 0, 0, "c"),),
         forgets=frozenset({"b"}),
         reduced={1: ("c",)},
-        buddies={"c": "a"},
+        backups={"c": "a"},
     )
 
 

@@ -307,7 +307,7 @@ def test_a_dead_member_is_named_and_its_checkpoint_stays(
             assert pid is not None
             os.kill(pid, signal.SIGKILL)
 
-    document = job(corpus, training={"steps": 5000, "checkpoint_every": 10}, stages=2, buddies=False)
+    document = job(corpus, training={"steps": 5000, "checkpoint_every": 10}, stages=2, backups=False)
     events = attempt(document, on_event=kill)
     assert ending(events).outcome == "failed"
     assert "machine-1" in ending(events).reason
@@ -335,7 +335,7 @@ def test_a_member_that_dies_before_the_first_step_is_done_without(
             killed.append(pid)
             os.kill(pid, signal.SIGKILL)
 
-    events = attempt(job(corpus, training={"steps": 20}, stages=2, buddies=False), on_event=kill)
+    events = attempt(job(corpus, training={"steps": 20}, stages=2, backups=False), on_event=kill)
     assert killed or moment == "planned"  # then the process may not have been there yet
     assert ending(events).outcome == "succeeded", ending(events).reason
     notes = [event.message for event in events if event.type == "note"]
@@ -354,7 +354,7 @@ def test_a_silent_member_is_named(attempt: Attempt, corpus: Path, nodes: list[An
             os.kill(pid, signal.SIGSTOP)
             stopped.append(pid)
 
-    events = attempt(job(corpus, training={"steps": 5000}, stages=2, buddies=False), on_event=stop)
+    events = attempt(job(corpus, training={"steps": 5000}, stages=2, backups=False), on_event=stop)
     os.kill(stopped[0], signal.SIGCONT)
     assert ending(events).outcome == "failed"
     assert ending(events).error["machine"] == "machine-1"

@@ -51,9 +51,9 @@ def with_overhead(cost: TrainingCost) -> TrainingCost:
     return replace(cost, topology=replace(cost.topology, contributors=machines))
 
 
-def with_buddies(cost: TrainingCost) -> TrainingCost:
+def with_backups(cost: TrainingCost) -> TrainingCost:
     """Return a problem in which the gradient of each stage of one goes to another machine, too."""
-    return replace(cost, workload=replace(cost.workload, buddies=True))
+    return replace(cost, workload=replace(cost.workload, backups=True))
 
 
 def sparing(cost: TrainingCost) -> TrainingCost:

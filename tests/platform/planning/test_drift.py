@@ -84,7 +84,7 @@ class TestProposal:
 
     def test_it_does_not_pay_over_a_narrow_link(self) -> None:
         narrow = lan(machine("a", 50), machine("b", 50), bytes_per_s=2e6)
-        spec = job(stages=2, members_per_stage=1, buddies=False)  # else all wait for copies on their way
+        spec = job(stages=2, members_per_stage=1, backups=False)  # else all wait for copies on their way
         current = solution(narrow, spec)
         timings = slowed(current, "a", 3.0)
         replan = propose(spec, narrow, current, timings, 100_000, LIMITS)
@@ -160,7 +160,7 @@ class TestCopies:
         return sorted(member.name for stage in found.plan.stages for member in stage.members)
 
     def test_two_that_are_left_both_go_on_though_one_alone_were_faster(self) -> None:
-        without = job(stages=3, members_per_stage=1, microbatches=4, buddies=False)
+        without = job(stages=3, members_per_stage=1, microbatches=4, backups=False)
         assert len(self.again(self.narrow, without)) == 1
         assert self.again(self.narrow) == ["a", "b"]
 

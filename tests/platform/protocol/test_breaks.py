@@ -79,7 +79,7 @@ class AppliesHalfOnHalt(MemberMachine):
         return super()._settle()
 
 
-class DoesNotWaitForTheBuddy(MemberMachine):
+class DoesNotWaitForTheBackup(MemberMachine):
     def _log(self) -> list[Effect]:
         return [effect for effect in super()._log() if not isinstance(effect, Log)] + self._prepare()
 
@@ -240,7 +240,7 @@ MEMBERS = [
     ReportsSpoiltSums,
     PreparesWithoutTheOtherHalf,
     AppliesHalfOnHalt,
-    DoesNotWaitForTheBuddy,
+    DoesNotWaitForTheBackup,
     WaitsForTheFirstCopyAlone,
     SendsNothingAgain,
     KeepsEverything,

@@ -83,7 +83,7 @@ def test_drawn_schedules_pass_every_point_and_meet_most_failures() -> None:
 # -- one kill at every point ---------------------------------------------------------------------------------------
 
 SINGLES = Scenario(machines=3, stages=3, layers=4, runs=(2, 2), is_tied=True, pauses=(2, 3))
-"""Stages of one, each with a buddy; the first and the last share a parameter."""
+"""Stages of one, each with a backup; the first and the last share a parameter."""
 PAIRS = Scenario(machines=4, stages=2, layers=4, runs=(2, 1, 2), is_tied=True, pauses=(2, 3))
 """Stages of two."""
 ONE_STAGE = Scenario(machines=3, stages=1, layers=2, runs=(2, 2), pauses=(2, 3))
@@ -92,7 +92,7 @@ SCENARIOS = {"singles": SINGLES, "pairs": PAIRS, "one stage": ONE_STAGE}
 MEMBER_POINTS = [point for point in Point if point.role == "member"]
 COORDINATOR_POINTS = [point for point in Point if point.role == "coordinator"]
 OF_BROKEN_REDUCTIONS = (Point.reduce_failed, Point.broken_sending, Point.broken_heard)
-OF_BUDDIES = (Point.log_sending, Point.log_heard)
+OF_BACKUPS = (Point.log_sending, Point.log_heard)
 DISTURBANCES = {
     "none": {},
     "an epoch begins in the middle": {"upsets": (Upset(14.0, UpsetKind.suspect, "c"),)},
@@ -115,7 +115,7 @@ def can_be_passed(name: str, point: Point) -> bool:
         return name != "singles"
     if point in (Point.tensor_sending, Point.tensor_heard):
         return name != "one stage"
-    return name == "singles" or point not in OF_BUDDIES
+    return name == "singles" or point not in OF_BACKUPS
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
@@ -176,7 +176,7 @@ def test_the_older_of_two_coordinators_ends(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_a_whole_stage_comes_back_from_the_buddy(seed: int) -> None:
+def test_a_whole_stage_comes_back_from_the_backup(seed: int) -> None:
     scenario = replace(SINGLES, seed=seed, failures=(Failure(FailureKind.kill, Point.apply_done, "b", 2),))
     assert run(scenario).unmet == ()
 

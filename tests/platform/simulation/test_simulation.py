@@ -169,12 +169,12 @@ def stages(*members: tuple[int, ...]) -> Layout:
     )
 
 
-def test_the_dead_shard_comes_from_its_stage_its_buddy_or_the_checkpoint() -> None:
+def test_the_dead_shard_comes_from_its_stage_its_backup_or_the_checkpoint() -> None:
     fleet = make_fleet(FleetName.datacentre, 6, seed=1)
     cost = TrainingCost(model(2), fleet, complete(fleet), TrainingWorkload(4, 4, optimizer_tensors=2))
     size = LAYER.parameters * 4 * 3
     moved_s = cost.network.transfer_s(1, 5, size)
-    # Another member of the stage has it; the buddy has it; nobody has it.
+    # Another member of the stage has it; the backup has it; nobody has it.
     assert fetching_s(cost, stages((0, 1), (2,)), stages((5, 1), (2,)), {0}) == moved_s
     assert fetching_s(cost, stages((0,), (1,)), stages((5,), (1,)), {0}) == moved_s
     assert fetching_s(cost, stages((0,), (1,)), stages((5,), (4,)), {0, 1}) == pytest.approx(moved_s)

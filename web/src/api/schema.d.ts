@@ -3886,7 +3886,7 @@ export interface components {
             name: string;
             /**
              * @default {
-             *       "buddies": true,
+             *       "backups": true,
              *       "channel": "auto",
              *       "members_per_stage": null,
              *       "stages": null,
@@ -4704,11 +4704,11 @@ export interface components {
          */
         ParallelismSpec: {
             /**
-             * Buddies
+             * Backups
              * @description Back up state that only one machine holds on another machine, so that the loss of any one loses nothing.
              * @default true
              */
-            buddies: boolean;
+            backups: boolean;
             /**
              * Channel
              * @description Transport of tensors: direct sockets, Ray calls, or (auto) direct wherever the machines reach each other.
@@ -4739,11 +4739,11 @@ export interface components {
          */
         ParallelismSpecRequest: {
             /**
-             * Buddies
+             * Backups
              * @description Back up state that only one machine holds on another machine, so that the loss of any one loses nothing.
              * @default true
              */
-            buddies: boolean;
+            backups: boolean;
             /**
              * Channel
              * @description Transport of tensors: direct sockets, Ray calls, or (auto) direct wherever the machines reach each other.
@@ -5133,7 +5133,7 @@ export interface components {
              */
             running: number;
             /**
-             * Turns In Flight
+             * Steps In Flight
              * @default 0
              */
             steps_in_flight: number;
@@ -6603,7 +6603,7 @@ export interface components {
             name: string;
             /**
              * @default {
-             *       "buddies": true,
+             *       "backups": true,
              *       "channel": "auto",
              *       "strategy": "auto"
              *     }

@@ -233,7 +233,7 @@ class Copies:
         if followed is None or followed.shard not in self._followers:
             return "nobody keeps a copy of the gradient that it sent"
         what = self._followers[followed.shard].misfit(label.microbatch, tensor)
-        return None if what is None else f"the gradient that it sent to its buddy: {what}"
+        return None if what is None else f"the gradient that it sent to its backup: {what}"
 
     def take(self, label: Label, tensor: Tensor) -> Followed | None:
         """Take in a part of a gradient; once it is complete, return its primary, which waits for the answer."""

@@ -247,7 +247,7 @@ class Copier:
             if name in here and here[name]._version != version:  # noqa: SLF001
                 raise ShareComputeError(
                     f"{name} changes while the model is trained, and is no parameter: no other machine can follow it",
-                    hint="set parallelism.buddies to false",
+                    hint="set parallelism.backups to false",
                 )
 
     def _at(self, shard: ShardRange) -> tuple[Held, int]:

@@ -66,7 +66,7 @@ class Room:
             where, hint = f"{where}, which is memory", "set TMPDIR there to a folder on a disk"
         raise Unavailable(
             f"it takes {bytes_text(size)} more in {where}, and {bytes_text(max(left, 0))} are left for that",
-            hint=f"{hint}, or set parallelism.buddies to false",
+            hint=f"{hint}, or set parallelism.backups to false",
         )
 
     def _left(self) -> int:
@@ -75,7 +75,7 @@ class Room:
         except OSError as failure:
             raise Unavailable(
                 f"{self.folder} is not there: {failure.strerror}",
-                hint="make that folder again, or set parallelism.buddies to false",
+                hint="make that folder again, or set parallelism.backups to false",
             ) from failure
         left = disk.free - reserve_bytes(disk.total)
         if not self._is_memory:

@@ -76,7 +76,7 @@ class TensorFile:
         except OSError as failure:
             raise Unavailable(
                 f"a copy of another machine's part of the model cannot be written: {failure.strerror}",
-                hint="free disk space in the folder for temporary files there, or set parallelism.buddies to false",
+                hint="free disk space in the folder for temporary files there, or set parallelism.backups to false",
             ) from failure
         self._places[name] = _Place(begin, ready.dtype, tuple(ready.shape), digest)
 

@@ -279,7 +279,7 @@ class Conductor:
         if isinstance(message, (ContributorLost, StaleEpoch)):
             return  # the member waited for another one, which the failure detector finds
         if isinstance(message, NoCopy):
-            if self._membership is not None and self._membership.buddies.get(message.owner) == worker:
+            if self._membership is not None and self._membership.backups.get(message.owner) == worker:
                 is_current = message.epoch == self._membership.epoch  # else a newer copy was begun since
                 self._changes.recopying.lost(
                     worker, lacks_room=message.lacks_room, is_restarted=not is_current

@@ -75,7 +75,7 @@ class TrainingRun(Listener):
         self._tell = tell
         self._training = spec.training
         self._changes = Changes(
-            group, requests, tell, can_shadow=spec.parallelism.buddies, quarantined=step_log.quarantined()
+            group, requests, tell, can_shadow=spec.parallelism.backups, quarantined=step_log.quarantined()
         )
         self._balancer = Balancer()
         self._monitor = PerformanceMonitor(assignment, start.solution, tell, self._changes)

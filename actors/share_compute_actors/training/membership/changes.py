@@ -338,7 +338,7 @@ class Changes:
         held = {worker: shard for shard, stage in zip(shards, stages, strict=True) for worker in stage}
         present = {
             primary: backup
-            for primary, backup in (before.buddies.items() if before is not None else ())
+            for primary, backup in (before.backups.items() if before is not None else ())
             if before is not None and before.shard_of(primary) == held.get(primary)
         }
         return self.recopying.backups(stages, self.known, present)

@@ -174,7 +174,7 @@ def replicas_of(
 
 def _keeps(membership: Membership, worker: Worker, shard: tuple[int, int]) -> bool:
     """Whether a member keeps a backup copy of this shard."""
-    primaries = (primary for primary, backup in membership.buddies.items() if backup == worker)
+    primaries = (primary for primary, backup in membership.backups.items() if backup == worker)
     return any(membership.shard_of(primary) == shard for primary in primaries)
 
 

@@ -121,9 +121,9 @@ class MembershipPlanner:
     def _with_copies(self, form: Form, before: Membership | None) -> Form:
         """Return the epoch with its backup members and its catch-up replicas."""
         membership = form.membership
-        backups = self._changes.backups(membership, before) if self._spec.parallelism.buddies else {}
+        backups = self._changes.backups(membership, before) if self._spec.parallelism.backups else {}
         replicas = self._changes.replicas(membership)
-        return replace(form, membership=replace(membership, buddies=backups, followers=replicas))
+        return replace(form, membership=replace(membership, backups=backups, followers=replicas))
 
     def can_do_without(self, leaving: frozenset[Worker]) -> bool:
         """Whether the other members could hold the shards of the leaving ones."""

@@ -27,7 +27,7 @@ class ProtectionWatch:
 
     def reform(self, membership: Membership) -> None:
         """Start to watch an epoch; the event that reports the epoch marks the job as not protected yet."""
-        is_alone = (stage[0] not in membership.buddies for stage in membership.stages if len(stage) == 1)
+        is_alone = (stage[0] not in membership.backups for stage in membership.stages if len(stage) == 1)
         self._membership, self._is_protected = None if any(is_alone) else membership, False
         self._poll = Poll(self._group)
 
@@ -50,7 +50,7 @@ class ProtectionWatch:
         """
         if self._membership is None or not self._group.workers.issuperset(self._membership.workers):
             return  # the next epoch begins when a member is lost
-        keepers = set(self._membership.buddies.values())
+        keepers = set(self._membership.backups.values())
         if self._poll.is_unanimous(lambda: self._group.ask_for_whole_copies(keepers)):
             self._membership, self._is_protected = None, True
             self._tell(Protection(step=step, is_protected=True))

@@ -109,7 +109,7 @@ def _shard_of(membership: Membership, worker: Worker) -> tuple[int, int] | None:
 def is_whole(membership: Membership, usable: Mapping[Worker, object]) -> bool:
     """Whether each stage has a usable member, or a usable backup of one of its members."""
     return all(
-        any(worker in usable or membership.buddies.get(worker) in usable for worker in stage)
+        any(worker in usable or membership.backups.get(worker) in usable for worker in stage)
         for stage in membership.stages
     )
 

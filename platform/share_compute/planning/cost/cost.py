@@ -169,7 +169,7 @@ class TrainingCost(TrainingMemory):
             others: machines that may be the backup member, of which the fastest to reach is chosen; None allows all.
         """
         is_alone = len(stage.members) == 1 and stage.stop - stage.start < self.num_layers
-        if not self.workload.buddies or not is_alone:
+        if not self.workload.backups or not is_alone:
             return 0.0
         (owner,) = stage.members
         size = self.trained_parameters(stage.start, stage.stop) * FLOAT_BYTES

@@ -176,7 +176,7 @@ class Options:
     def _log(self, members: tuple[int, ...], trained: Floats, is_part: NDArray[np.bool_]) -> Floats:
         """Return `TrainingCost.log_s` for each range of layers ``[ranges]``."""
         cost, none = self._cost, np.zeros(len(trained))
-        if len(members) > 1 or not cost.workload.buddies:
+        if len(members) > 1 or not cost.workload.backups:
             return none
         times = [
             2 * latency + trained * FLOAT_BYTES / rate

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.platform.planning.instances import instance, sparing, with_buddies, with_overhead
+from tests.platform.planning.instances import instance, sparing, with_backups, with_overhead
 from tests.platform.protocol.schedules import peak_in_flight
 
 from share_compute.planning.cost.cost import STEP_OPERATIONS, TrainingCost, fill_shares, most_carried
@@ -128,9 +128,9 @@ def test_further_gradients_count_where_stages_share_differently() -> None:
     assert not narrow.fits(layout)
 
 
-def test_who_is_alone_waits_for_its_buddy() -> None:
+def test_who_is_alone_waits_for_its_backup() -> None:
     plain = replace(instance(3, machines=3, layers=4, microbatches=4), timings={})
-    cost = with_buddies(plain)
+    cost = with_backups(plain)
     alone, split = (
         solo(0, 4, 4),
         Layout((StageLayout(0, 2, (0,), (4,)), StageLayout(2, 4, (1, 2), (2, 2)))),
@@ -204,7 +204,7 @@ def test_some_pair_of_members_carries_at_least_what_the_formula_says(shares: lis
         assert max(common) >= most_carried(sum(before), len(before), len(after))
 
 
-@pytest.mark.parametrize("change", [with_overhead, sparing, with_buddies])
+@pytest.mark.parametrize("change", [with_overhead, sparing, with_backups])
 @pytest.mark.parametrize("seed", range(30))
 def test_tables_say_what_the_formula_says(seed: int, change: Callable[[TrainingCost], TrainingCost]) -> None:
     draw = random.Random(seed)

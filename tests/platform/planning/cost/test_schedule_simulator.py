@@ -137,9 +137,9 @@ def test_members_share_microbatches_and_sum_their_gradients() -> None:
     assert cost.step_s(layout) == 20.0
 
 
-def test_a_gradient_reaches_its_buddy_before_the_step_counts() -> None:
+def test_a_gradient_reaches_its_backup_before_the_step_counts() -> None:
     plain = plain_cost([(1.0, 2.0)] * 2, machines=2, microbatches=2, latency_s=0.5, carry_s=1.0)
-    cost = replace(plain, workload=replace(plain.workload, buddies=True))
+    cost = replace(plain, workload=replace(plain.workload, backups=True))
     stage = row(cost).stages[0]
     wait_s = cost.log_s(stage)
     assert simulate_step(cost, row(cost)).step_s == simulate_step(plain, row(plain)).step_s + wait_s
@@ -227,10 +227,10 @@ def random_layout(draw: random.Random, cost: TrainingCost) -> Layout:
 def test_no_schedule_is_faster_than_the_formula(seed: int) -> None:
     draw = random.Random(seed)
     cost = random_cost(draw)
-    cost = replace(cost, workload=replace(cost.workload, buddies=draw.random() < 0.5))
+    cost = replace(cost, workload=replace(cost.workload, backups=draw.random() < 0.5))
     layout = random_layout(draw, cost)
     timeline = simulate_step(cost, layout)
-    # The gradient of a stage behind the first may reach its buddy while those before it go backward.
+    # The gradient of a stage behind the first may reach its backup while those before it go backward.
     hidden_s = max((cost.log_s(stage) for stage in layout.stages[1:]), default=0.0)
     assert timeline.step_s >= (cost.step_s(layout) - hidden_s) * (1 - 1e-9)
     assert all(0 < share <= 1 + 1e-9 for share in timeline.busy_fractions.values())

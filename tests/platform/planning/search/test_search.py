@@ -11,7 +11,7 @@ from typing import Literal
 
 import numpy as np
 import pytest
-from tests.platform.planning.instances import instance, with_buddies, with_overhead
+from tests.platform.planning.instances import instance, with_backups, with_overhead
 from tests.platform.planning.search.brute_force import best, can_hold_a_layer
 from tests.thoroughly import thoroughly
 
@@ -86,7 +86,7 @@ def test_equal_to_brute_force_over_all_layouts_and_over_one_order(block: int) ->
         assert lower_bound_s(cost) <= smallest * (1 + 1e-9), seed
 
 
-@pytest.mark.parametrize("change", [with_overhead, with_buddies])
+@pytest.mark.parametrize("change", [with_overhead, with_backups])
 def test_equal_to_brute_force_where_more_takes_its_time(
     change: Callable[[TrainingCost], TrainingCost],
 ) -> None:

@@ -1,4 +1,4 @@
-"""Plans have ``stages``, which were named ``pools`` before, in specifications, plans, measurements and events."""
+"""New names in jobs, plans and events: ``pools`` are ``stages``, and ``buddies`` of a parallelism ``backups``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ branch_labels = None
 depends_on = None
 
 _JSON = sa.JSON(none_as_null=True).with_variant(JSONB(none_as_null=True), "postgresql")
-_NAMES = {"pools": "stages", "members_per_pool": "members_per_stage", "pool": "stage"}
+_NAMES = {"pools": "stages", "members_per_pool": "members_per_stage", "pool": "stage", "buddies": "backups"}
 _KINDS = ("planned", "reformed", "replan-proposed", "measured", "work")
 """Kinds of events that hold a plan, the times of its stages, or the index of a stage."""
 

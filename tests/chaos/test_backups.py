@@ -29,7 +29,7 @@ def calm(attempt: Attempt, topology: Topology, tmp_path_factory: pytest.TempPath
     if not _calm:
         folder = tmp_path_factory.mktemp("calm")
         document = job(2, 1, steps=STEPS)
-        document["parallelism"]["buddies"] = False
+        document["parallelism"]["backups"] = False
         weights, curve, _ = train(attempt, folder, document, machines=Topology(topology.contributors[:2]))
         _calm.append(Calm(folder, weights, curve))
     return _calm[0]
@@ -86,7 +86,7 @@ def test_a_stage_without_parameters_is_lost(attempt: Attempt, topology: Topology
     ],
     ids=lambda kind: kind.name,
 )
-def test_a_gradient_on_its_way_to_a_buddy_meets_failures(
+def test_a_gradient_on_its_way_to_a_backup_meets_failures(
     attempt: Attempt, topology: Topology, tmp_path: Path, calm: Calm, kind: FailureKind
 ) -> None:
     failures = [
