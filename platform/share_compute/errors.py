@@ -307,7 +307,7 @@ class WrongTensor(VerificationFailed):
             f"{machine} sent a wrong tensor: {what}",
             machine=machine,
             step=step,
-            hint=f"check the memory and the software of {machine}; the job goes on without it",
+            hint=f"check the memory and the software of {machine}; the job continues without it",
             details={"worker": worker, "what": what},
         )
 

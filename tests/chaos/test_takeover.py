@@ -1,4 +1,4 @@
-"""Whatever kills a coordinator, the next attempt goes on with its members at the open step, and no step is lost."""
+"""Whatever kills a coordinator, the next attempt continues with its members at the open step, and no step is lost."""
 
 from __future__ import annotations
 

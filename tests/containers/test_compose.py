@@ -1,4 +1,4 @@
-"""The image and docker-compose.yml make a cluster that works, and goes on when its containers end."""
+"""The image and docker-compose.yml make a cluster that works, and continues when its containers end."""
 
 from __future__ import annotations
 

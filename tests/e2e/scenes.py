@@ -66,7 +66,7 @@ def start(store: Store, job: JobRecord, machines: list[ContributorRecord]) -> No
 
 
 def reform(store: Store, job: JobRecord, machines: list[ContributorRecord], sentence: str) -> None:
-    """Machines came or went, and training goes on with these."""
+    """Machines came or went, and training continues with these."""
     epoch = Reformed(epoch=1, step=11, plan=_laid(machines), seconds=0.8, recomputed=3, sentence=sentence)
     store.progress.record(job.id, job.attempt, [epoch])
 

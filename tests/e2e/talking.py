@@ -119,7 +119,7 @@ class Talker:
             self._workers = tuple(one for one in self._workers if self._names[one] != name)
 
     def go_on(self) -> None:
-        """Who is left loads what was lost, and goes on."""
+        """Who is left loads what was lost, and continues."""
         with self._news:
             self._form(self._workers)
 
@@ -253,7 +253,7 @@ class Talker:
 
 
 def make_model(folder: Path, *, with_template: bool = True) -> Path:
-    """Write a small Llama that chats, or one that only goes on with text."""
+    """Write a small Llama that chats, or one that only continues with text."""
     from tests.api.speaking import make_llama
 
     make_llama(folder, window=WINDOW, num_hidden_layers=LAYERS)

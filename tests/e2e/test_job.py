@@ -283,7 +283,7 @@ def test_checkpoints_are_listed_and_one_is_exported(page: Page, cluster: Cluster
     page.goto(f"{cluster.url}/jobs/{job.id}")
     section = page.get_by_role("region", name="Checkpoints")
     expect(section.get_by_role("listitem").first).to_contain_text(
-        "step 10 \N{MIDDLE DOT} the job goes on from here"
+        "step 10 \N{MIDDLE DOT} the job continues from here"
     )
     made = folder / "exports" / "step-00000005" / "model"
 

@@ -149,7 +149,7 @@ def test_an_answer_goes_on_while_a_machine_dies(
         expect(answer.get_by_test_id("answer")).not_to_be_empty(timeout=READY_MS)
         machines.kill(doomed)
         mark = answer.get_by_role("note")
-        expect(mark).to_contain_text(f"{doomed} was lost here; the answer goes on", timeout=READY_MS)
+        expect(mark).to_contain_text(f"{doomed} was lost here; the answer continues", timeout=READY_MS)
         expect(answer).to_contain_text("400 tokens", timeout=READY_MS)
         whole = answer.get_by_test_id("answer").inner_text().replace(mark.inner_text(), "")
         assert "".join(whole.split()) == "".join(undisturbed.split())

@@ -245,7 +245,7 @@ def test_a_machine_dies_and_the_answer_goes_on_with_a_mark_where_it_happened(
     before = text(page, "poet").inner_text()
     talker.allow(float("inf"))
     talker.go_on()
-    expect(mark).to_contain_text("birch was lost here; the answer goes on (after")
+    expect(mark).to_contain_text("birch was lost here; the answer continues (after")
     expect(answer(page, "poet")).to_contain_text("120 tokens")
     whole = text(page, "poet").inner_text()
     written = mark.inner_text()

@@ -147,7 +147,7 @@ def test_a_server_takes_its_lock_again_after_postgresql_restarted(
             return False
 
         wait_for(is_held, "the lock is held again")
-        store.keys.create("goes on")
+        store.keys.create("continues")
         assert store.fenced is None
         with pytest.raises(Conflict, match="another server uses the database"):
             late.hold()

@@ -1,4 +1,4 @@
-"""A submitter whose templates, tokenizers, schemas and files take endless time or memory: the server goes on.
+"""A submitter whose templates, tokenizers, schemas and files take endless time or memory: the server continues.
 
 Each test looks at four things: the request is refused by an error that says why, /health answers after at most a second
 of work meanwhile, the server's process hardly grows, and the next ordinary request is answered.

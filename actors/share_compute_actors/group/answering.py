@@ -53,7 +53,7 @@ def answered(schema: Packs[T], asked: Any, sender: str) -> T:
 def shard_store_lost() -> ShardStoreLost:
     """Return the error for a shard store whose actor died."""
     return ShardStoreLost(
-        "the library process on the server died",
+        "the shard store on the server died",
         hint="look for lack of memory on the server, then resume the job",
     )
 

@@ -208,7 +208,7 @@ def find_gpus() -> tuple[Gpu, ...]:
     if program is None:
         return ()
     command = [program, "--query-gpu=uuid,name", "--format=csv,noheader"]
-    hint = "install the driver anew, or join with --device cpu"
+    hint = "reinstall the driver, or join with --device cpu"
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_GPU_TIMEOUT_S, check=False)
     except (OSError, subprocess.TimeoutExpired) as failure:

@@ -290,7 +290,7 @@ class StepLog:
         except sqlite3.Error as failure:
             raise Unavailable(
                 f"{self._path} cannot be written: {failure}",
-                hint="make room on the server's disk, then resume the job",
+                hint="free space on the server's disk, then resume the job",
             ) from failure
 
 

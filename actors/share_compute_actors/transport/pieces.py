@@ -146,7 +146,7 @@ def take_all(
     damaged = ContributorLost(
         f"a piece of what {machine} saves arrived damaged {TRIES} times",
         machine=machine,
-        hint="look into memory and network of that machine; the job goes on from its last checkpoint",
+        hint="look into memory and network of that machine; the job continues from its last checkpoint",
     )
     for number in count():
         piece = whole(partial(ask, number), damaged)

@@ -357,7 +357,7 @@ class Agent:
         try:
             state = client.leave().state
             if state is ContributorState.draining:
-                self._show("leaving; handing over what it holds")
+                self._show("leaving; its shards move to other machines first")
             while state is ContributorState.draining and time.monotonic() < deadline:
                 time.sleep(0.2)
                 state = client.heartbeat().state

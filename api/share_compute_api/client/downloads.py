@@ -32,7 +32,7 @@ def download(
     except OSError as failure:
         raise Unavailable(
             f"{target} cannot be written: {failure.strerror or failure}",
-            hint="free space or choose another folder; the download goes on where it stopped",
+            hint="free space or choose another folder; the download continues where it stopped",
         ) from failure
     return target
 
@@ -65,5 +65,5 @@ def _fetch(
                 progress(len(piece))
     if path.stat().st_size != entry.size_bytes:
         raise Unavailable(
-            f"{entry.path} arrived incomplete", hint="download again; it goes on where it stopped"
+            f"{entry.path} arrived incomplete", hint="download again; it continues where it stopped"
         )

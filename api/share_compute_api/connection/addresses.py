@@ -45,7 +45,7 @@ def address_warnings(settings: Settings) -> Iterator[str]:
         )
     elif others := [address for address in _own_addresses(version) if address != chosen]:
         yield (
-            f"other machines are told to join at {chosen}, and this one has {listed(others)} too; "
+            f"other machines join at {chosen}, and this one has {listed(others)} too; "
             "choose with --advertise-address"
         )
 

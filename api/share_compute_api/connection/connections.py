@@ -119,7 +119,9 @@ class ConnectionTable:
         for connection in list(self._open):
             connection.check(now_s)
         if self._dropped and now_s - self._logged_s > _LOG_PERIOD_S:
-            _log.warning("closed %d connections that sent no request, to make room for others", self._dropped)
+            _log.warning(
+                "closed %d connections that sent no request, to free places for others", self._dropped
+            )
             self._dropped, self._logged_s = 0, now_s
 
     def _make_room(self) -> None:

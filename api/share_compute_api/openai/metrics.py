@@ -17,8 +17,8 @@ MEDIA_TYPE = CONTENT_TYPE_LATEST
 _REPLICA = {
     "num_requests_running": "Requests that a replica runs.",
     "num_requests_waiting": "Requests that wait in a replica's queue.",
-    "num_preemptions": "Requests of a replica that gave up their room, since it was full and there was none for more.",
-    "kv_cache_usage_perc": "Share of a replica's room for caches that is reserved, from 0 to 1.",
+    "num_preemptions": "Requests of a replica that were preempted, because KV capacity was short.",
+    "kv_cache_usage_perc": "Share of a replica's KV capacity that is reserved, from 0 to 1.",
     "batch_size": "Requests in one step of a replica, the mean of the last steps.",
     "generation_tokens_per_second": "Tokens that a replica generates a second, while it does.",
     "predicted_generation_tokens_per_second": "The same on paper, with all requests in flight.",

@@ -106,7 +106,7 @@ def of_machines(
             yield _of_machine(
                 "machine-silent",
                 machine,
-                "is silent: its agent does not answer, though its Ray node does",
+                "is unresponsive: its agent does not answer, though its Ray node does",
                 heard_at,
             )
         if machine.state is ContributorState.quarantined:

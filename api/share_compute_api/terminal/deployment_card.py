@@ -80,7 +80,7 @@ def _stages(replica: ServingStatus) -> Table:
     for column in ("stage", "machine", "layers", "busy", "predicted", "memory", "of it caches"):
         table.add_column(column, no_wrap=True)
     for index, stage in enumerate(replica.stages):
-        name = escape(stage.name) if stage.is_alive else f"[red]{escape(stage.name)} (silent)[/red]"
+        name = escape(stage.name) if stage.is_alive else f"[red]{escape(stage.name)} (unresponsive)[/red]"
         table.add_row(
             str(index),
             name,

@@ -88,7 +88,7 @@ def protection_text(job: JobRecord) -> str | None:
     if job.is_protected:
         return "yes: every layer is on two machines"
     if job.plan is not None and len(job.plan.machines) == 1:
-        return "no: one machine holds all of it; after its loss the job goes on from its last checkpoint"
+        return "no: one machine holds all of it; after its loss the job continues from its last checkpoint"
     if not job.spec.parallelism.backups:
         return "no: parallelism.backups is false"
     return "not yet: copies are being made"

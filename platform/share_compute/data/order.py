@@ -28,7 +28,7 @@ class StepOrder:
 
     Steps walk through endless passes over the samples. A batch may straddle two passes (or more, when it is
     larger than the data), so every pass visits every sample exactly once and nothing is dropped. Nothing is
-    remembered between steps: a resumed job goes on exactly where it stopped.
+    remembered between steps: a resumed job continues exactly where it stopped.
     """
 
     seed: int

@@ -182,7 +182,7 @@ def _parse_lines(file: Path, column: str, batches: Iterator[list[str]]) -> Itera
     number, columns_known = 0, False
     for lines in batches:
         rows: list[dict[str, Any]] = []
-        for number, line in enumerate(lines, start=number + 1):  # noqa: B020 - goes on counting
+        for number, line in enumerate(lines, start=number + 1):  # noqa: B020 - continues counting
             if line.strip():
                 rows.append(_parse_line(file, number, line))
         if rows and not columns_known:

@@ -139,7 +139,7 @@ def place(
         PlanInfeasible: the machines cannot hold the model and a single sequence.
     """
     if not topology.contributors:
-        raise PlanInfeasible("no machine is there", hint="let machines join")
+        raise PlanInfeasible("there is no machine", hint="let machines join")
     failure: PlanInfeasible | None = None
     for workload in _workloads(spec, window_tokens, embeds=embeds):
         try:
@@ -227,7 +227,7 @@ def limits_of(
             stage.members[0] for stage in placement.plan.stages if stage.members[0].contributor_id == tightest
         )
         raise PlanInfeasible(
-            f"{member.name} has no room for the cache of a sequence beside its part of the model",
+            f"{member.name} has no memory for the KV cache of a sequence beside its shard",
             machine=member.name,
             hint="lend more memory there, or let another machine join",
         )

@@ -2,7 +2,7 @@
 
 `CoordinatorMachine.handle` takes one event and returns effects. The step log is written before any member is notified:
 an epoch is recorded before members are halted for it, and a step before they apply it. So a coordinator that takes over
-after a crash reads the step log, starts a later epoch, and goes on with the open step.
+after a crash reads the step log, starts a later epoch, and continues with the open step.
 
 In each phase the coordinator has sent its members one message (`Halt`, `Form`, `Commit` or `Proceed`) and waits for
 their answers. After ticks without news it repeats the message to the members that have not answered.

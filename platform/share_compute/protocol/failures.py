@@ -21,7 +21,7 @@ class FailureKind(Enum):
     kill = "kill"
     """The process ends at once, with all that it holds."""
     stop = "stop"
-    """The process stalls for a while, with its sockets open. Then it goes on as if nothing had happened."""
+    """The process stalls for a while, with its sockets open. Then it continues as if nothing had happened."""
     partition = "partition"
     """The process and ``peers`` cannot reach each other for a while."""
     delay = "delay"

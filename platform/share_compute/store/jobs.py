@@ -412,7 +412,7 @@ def _again_unless_cancelled(
     if row.started_at is None:
         begins = "beginning"
     elif leaves_members:
-        begins = f"going on with what its members hold, else from {_from(row)},"
+        begins = f"continuing from its members' state, else from {_from(row)},"
     else:
         begins = f"continuing from {_from(row)}"
     reason = f"{why}; {begins} as soon as enough machines are there"

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 _MOST_PAUSED = 0.05
 """Largest share of the time for which training may be paused for checkpoints."""
 _MOST_WRITING = 0.25
-"""Largest share of the time for which a checkpoint may be written over the members' links while training goes on."""
+"""Largest share of the time for which a checkpoint may be written over the members' links while training continues."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Checkpoints on real Ray nodes: training goes on while they are written, whole ones are continued from."""
+"""Checkpoints on real Ray nodes: training continues while they are written, whole ones are continued from."""
 
 from __future__ import annotations
 

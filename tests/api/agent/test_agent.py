@@ -36,7 +36,7 @@ def test_who_leaves_waits_until_its_work_is_handed_over_but_not_for_ever(
 
     def show(view: View) -> None:
         phases.append(view.phase)
-        if is_released and view.phase == "leaving; handing over what it holds":
+        if is_released and view.phase == "leaving; its shards move to other machines first":
             seen = store.contributors.get(record.id)
             store.contributors.set_state(seen, ContributorState.left, "its owner takes it back")
 
@@ -45,7 +45,7 @@ def test_who_leaves_waits_until_its_work_is_handed_over_but_not_for_ever(
     with AgentClient(plane.url, record.id, key) as client:
         Agent(options, show, Identities(tmp_path))._leave(client)
     held = [] if is_released else ["leaving; a job still holds it, and loses it"]
-    assert phases == ["leaving", "leaving; handing over what it holds", *held, "left"]
+    assert phases == ["leaving", "leaving; its shards move to other machines first", *held, "left"]
 
 
 def test_a_machine_whose_node_the_server_does_not_know_comes_back(plane: Any, tmp_path: Path) -> None:

@@ -122,7 +122,7 @@ def test_a_job_goes_on_after_the_server_was_restarted(store: Store, tmp_path: Pa
         assert (again.assignment.attempt, again.assignment.checkpoint) == (2, tmp_path / "checkpoint")
         reasons = [event.data.get("reason") for event in store.events.after(0)]
         assert (
-            "the server was restarted; going on with what its members hold, else from step 5, "
+            "the server was restarted; continuing from its members' state, else from step 5, "
             "as soon as enough machines are there"
         ) in reasons
 
@@ -199,7 +199,7 @@ def test_a_job_whose_end_could_not_be_written_is_queued_again(
         assert again.assignment.attempt == 2
         assert attempt.killed.is_set()
         reasons = [event.data.get("reason") for event in store.events.after(0, job_id=job_id)]
-        lost = "its attempt was lost; going on with what its members hold, else from the start (it has no checkpoint)"
+        lost = "its attempt was lost; continuing from its members' state, else from the start (it has no checkpoint)"
         assert f"{lost}, as soon as enough machines are there" in reasons
 
     run(store, tmp_path, story, Patience(store_s=0))
@@ -349,7 +349,7 @@ class TestWaiting:
         cluster.members |= {ada: {"job-that-waits"}, grace: {job_id}}
         assert self.why_not(cluster, waiting, job_id) == (
             "waiting for contributors: needs 2, 1 is ready (1 more holds members of another job); "
-            "goes on with what its members hold on 1 machine"
+            "continues with what its members hold on 1 machine"
         )
         cluster.members[ada] = {job_id}
         assert self.why_not(cluster, waiting, job_id) is None
@@ -362,7 +362,7 @@ class TestWaiting:
         assert self.why_not(cluster, waiting, job_id) is None
         cluster.members |= {ada: {job_id}, late: {job_id}}
         assert self.why_not(cluster, waiting, job_id) == (
-            "waiting for contributors: 2 are ready, 1 is about to be; goes on with what its members hold on 2 machines"
+            "waiting for contributors: 2 are ready, 1 is about to be; continues from its members' state on 2 machines"
         )
         now[0] = 121.0
         assert self.why_not(cluster, waiting, job_id) is None

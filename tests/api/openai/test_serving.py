@@ -1,4 +1,4 @@
-"""Models on real machines behind the OpenAI API: what they say is what transformers says, and goes on when one dies."""
+"""Models on real machines behind the OpenAI API give the text of transformers, and continue when a machine dies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoints as others get them, while the job that makes them goes on."""
+"""Checkpoints as others get them, while the job that makes them continues."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def test_a_draw_does_not_depend_on_its_batch() -> None:
     together = Serving([stage]).run({**others, opening(1, PROMPT, **DRAWN): [4, 5]}, 12)[1]
     assert together == alone
     stage.clear()
-    # Another server goes on after six tokens.
+    # Another server continues after six tokens.
     history = (*PROMPT, *alone[:6])
     after = Serving([stage]).run({opening(1, PROMPT, **DRAWN, history=history): [len(history)]}, 6)[1]
     assert after == alone[6:]

@@ -289,7 +289,7 @@ def test_members_that_live_on_hold_what_was_committed(store: Store) -> None:
     again = store.jobs.requeue(job.id, "the coordinator died", attempt=1, leaves_members=True)
     assert again.step == 4
     assert again.reason == (
-        "the coordinator died; going on with what its members hold, else from step 3, "
+        "the coordinator died; continuing from its members' state, else from step 3, "
         "as soon as enough machines are there"
     )
     store.jobs.begin(job.id, [])
@@ -387,7 +387,7 @@ def test_a_restarted_server_queues_again_what_it_was_at(store: Store) -> None:
     again = store.jobs.get(kept.id)
     assert (again.state, again.attempt, again.step) == ("queued", 2, 4)
     assert again.reason == (
-        "the server was restarted; going on with what its members hold, else from step 3, "
+        "the server was restarted; continuing from its members' state, else from step 3, "
         "as soon as enough machines are there"
     )
     assert store.jobs.get(stopped.id).state == "cancelled"

@@ -117,7 +117,7 @@ function applyToJobLists(client: QueryClient, byJob: Map<string | null, ClusterE
   }
 }
 
-/** The pages of single machines: their story goes on, and their figures are asked for again. */
+/** The pages of single machines: their story continues, and their figures are asked for again. */
 function applyToMachines(client: QueryClient, refresher: Refresher, events: ClusterEvent[]): void {
   for (const query of client.getQueryCache().findAll({ queryKey: ["contributor"] })) {
     const [, id, part] = query.queryKey as [string, string, string?];

@@ -69,6 +69,6 @@ export function ofOpenAi(status: number, { message, code }: OpenAiError): ApiPro
 export function unreachable(): ApiProblem {
   return new ApiProblem(0, {
     detail: "the server does not answer",
-    hint: "check that share-compute up is still running; this page goes on by itself when it is back",
+    hint: "check that share-compute up is still running; this page continues by itself when it is back",
   });
 }

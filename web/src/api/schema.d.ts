@@ -9985,7 +9985,7 @@ export interface operations {
         };
         requestBody?: never;
         responses: {
-            /** @description A page of events; with `Accept: text/event-stream` a stream that goes on. */
+            /** @description A page of events; with `Accept: text/event-stream` a stream that continues. */
             200: {
                 headers: {
                     [name: string]: unknown;
@@ -10118,7 +10118,7 @@ export interface operations {
             query?: {
                 format?: "json" | "csv";
                 after_step?: number;
-                /** @description The last one told. */
+                /** @description Last event received. */
                 until_step?: number | null;
                 /** @description Where a split has more steps than this, of each stretch of them only the one with the lowest and the one with the highest loss are told, so that a curve through them looks the same. */
                 most?: number | null;

@@ -55,7 +55,7 @@ export function markOf(news: NonNullable<DeploymentNews["interrupted"]>, arrival
 }
 
 /**
- * The same marks when it goes on: the mark stays where the text was when stages were formed again.
+ * The same marks when it continues: the mark stays where the text was when stages were formed again.
  *
  * @param until when the last of the text came, if that was before now.
  */

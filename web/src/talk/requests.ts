@@ -16,7 +16,7 @@ export function chatRequest(model: string, before: readonly Turn[], prompt: stri
   return { model, messages, ...options(settings, seed) };
 }
 
-/** The same as one text that the model goes on with. */
+/** The same as one text that the model continues with. */
 export function plainRequest(
   model: string,
   before: readonly Turn[],

@@ -48,7 +48,7 @@ export interface Answer {
   state: AnswerState;
   text: string;
   marks: Mark[];
-  /** Whether the model goes on with plain text, since it has no chat template. */
+  /** Whether the model continues with plain text, since it has no chat template. */
   isPlain: boolean;
   /** Why no token comes just now, as the server says it; empty while it does not. */
   wait: string;

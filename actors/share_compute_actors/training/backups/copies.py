@@ -259,11 +259,11 @@ class Copies:
             self._tell(as_ours(failure))
             return
         owner = next((one.owner for one in self._followed.values() if one.shard == shard), "")
-        room = "make room in this machine's folder for temporary files, and in its memory"
+        room = "free space in this machine's folder for temporary files, and memory"
         self._tell(
             NoCopy(
                 f"no copy of what another machine holds is kept here for now: {failure}",
-                hint=room if lacks_room else "nothing: another one is begun soon",
+                hint=room if lacks_room else "nothing: another copy starts soon",
                 details={"lacks_room": lacks_room, "epoch": self._epoch, "owner": owner},
             )
         )

@@ -1,4 +1,4 @@
-"""Saves the trained model: checkpoints while training goes on, and the result when it has ended."""
+"""Saves the trained model: checkpoints while training continues, and the result when it has ended."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ class _Saving(NamedTuple):
 class CheckpointManager:
     """Saves the model of a job into folders of the shard store, one folder at a time.
 
-    At a pause, the first member of each stage takes a snapshot. Training then goes on while the shard store fetches the
-    snapshots and writes them. All methods must be called on the coordinator's one thread.
+    At a pause, the first member of each stage takes a snapshot. Training then continues while the shard store
+    fetches the snapshots and writes them. All methods must be called on the coordinator's one thread.
 
     Args:
         shard_store: the shard store's actor, which writes the folders.
@@ -135,7 +135,7 @@ class CheckpointManager:
     def look(self) -> None:
         """Report a folder that is whole or has failed; request a pause if a timed checkpoint or a suspension is due.
 
-        Call it regularly while training goes on.
+        Call it regularly while training continues.
         """
         saving = self._under_way
         if saving is not None and ray.wait([saving.answer], timeout=0)[0]:
@@ -241,5 +241,5 @@ class CheckpointManager:
 
 
 def suspended(when: str) -> ContributorLost:
-    """Return the error that ends an attempt so that another one goes on."""
-    return ContributorLost(f"suspended {when}", hint="it goes on by itself")
+    """Return the error that ends an attempt so that another one continues."""
+    return ContributorLost(f"suspended {when}", hint="it continues by itself")

@@ -421,7 +421,7 @@ class Conductor:
     def _suspect(self, suspect: Suspect) -> None:
         name = self._group.name(suspect.worker)
         self._note(
-            f"step {suspect.step} begins anew without {name}, to see whether other machines make the same: "
+            f"step {suspect.step} restarts without {name}, to see whether other machines make the same: "
             f"{suspect.what}"
         )
         self._changes.suspect(suspect.worker)
@@ -438,7 +438,7 @@ class Conductor:
             self._changes.quarantine(worker)
         source = "" if accuser is None else f", as {self._group.name(accuser)} reports"
         sentence = f"{name} made wrong numbers in step {step}{source}: {what}. "
-        sentence += "They were not used; the step goes on without it"
+        sentence += "They were not used; the step continues without it"
         if is_over:
             sentence += f". {name} is quarantined"
         self._tell(
@@ -534,7 +534,7 @@ class Conductor:
                 f"members could not be linked {_EPOCHS_IN_VAIN} times: {failure.message}",
                 hint="look at the network between the job's machines, then resume it",
             ) from failure
-        self._note(f"members could not be linked, and are linked anew: {failure.message}")
+        self._note(f"members could not connect, and connect again: {failure.message}")
         return [Assemble(self._group.workers)]
 
     def _count_epochs(self) -> None:

@@ -255,7 +255,7 @@ class TrainingRun(Listener):
             causes.append(self._changes.why)
         if not causes:
             retried = "a message was lost; members began the step again"
-            causes.append(retried if self._changes.is_broken else "members were linked anew")
+            causes.append(retried if self._changes.is_broken else "members connected again")
         return "; ".join(causes)
 
     def ticked(self) -> None:

@@ -309,7 +309,7 @@ class Changes:
             before: membership of the epoch before.
         """
         if self.recopying.is_due and not self.why:
-            self.why = "copies of what one machine alone holds were lost: they are begun anew"
+            self.why = "backups of state that only one machine holds were lost: they are copied again"
         self.recopying.begun()
         return self._backups(membership.shards, membership.stages, before)
 

@@ -96,7 +96,7 @@ class TrainingGroup(WorkerGroup):
         names = listed(sorted(map(self.name, workers)))
         raise LinkLost(
             f"the server was cut off from its machines, and connections to {names} did not come back",
-            hint="nothing: another coordinator goes on with what they hold",
+            hint="nothing: another coordinator continues with what they hold",
         )
 
     # -- joining and leaving -----------------------------------------------------------------------------------------

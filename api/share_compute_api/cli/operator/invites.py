@@ -15,7 +15,7 @@ from share_compute_api.terminal.output import console, print_json, print_table, 
 app = typer.Typer(
     help="Make, list and revoke invites; plain `invite` makes one.", invoke_without_command=True
 )
-Label = Annotated[str | None, typer.Option(help="For whom or what it is.")]
+Label = Annotated[str | None, typer.Option(help="Person or purpose.")]
 Uses = Annotated[int, typer.Option(min=1, help="Machines that may join with it.")]
 Expires = Annotated[str, typer.Option(help="How long it works, e.g. 90s, 30m, 12h or 7d.")]
 MostMemory = Annotated[

@@ -29,11 +29,11 @@ class _Given(StrEnum):
 
 @app.command("create")
 def create_key(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="For whom or what it is.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Person or purpose.")],
     scope: Annotated[
         list[_Given] | None,
         typer.Option(
-            help="What it may do; may be given several times. chat: use served models (the default). read: look at "
+            help="Scope; may be given several times. chat: use served models (the default). read: look at "
             "jobs and machines. submit: also run one's own jobs, and chat. admin: everything."
         ),
     ] = None,

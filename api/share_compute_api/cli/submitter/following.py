@@ -29,7 +29,7 @@ def follow(client: Client, job: JobRecord, *, after: int = 0, as_json: bool = Fa
             _show(client, job, after)
     except KeyboardInterrupt:
         if not as_json:
-            console.print(f"\nThe job goes on. Follow it again: share-compute logs -f {job.id}")
+            console.print(f"\nThe job continues. Follow it again: share-compute logs -f {job.id}")
         raise typer.Exit(_INTERRUPTED) from None
     job = client.job(job.id)
     if not as_json:

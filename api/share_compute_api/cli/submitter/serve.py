@@ -195,7 +195,9 @@ def undeploy(
 
 def chat(
     name: Name,
-    system: Annotated[str | None, typer.Option(help="What the model is told first.")] = None,
+    system: Annotated[
+        str | None, typer.Option(help="Instructions for the model, before the conversation.")
+    ] = None,
     temperature: Annotated[
         float | None, typer.Option(min=0, max=2, help="0 takes the most probable token.")
     ] = None,

@@ -22,7 +22,9 @@ def upload(
     name: Annotated[
         str | None, typer.Option(help="What people call it; default: the path's own name.")
     ] = None,
-    kind: Annotated[UploadKind | None, typer.Option(help="What it is; default: what it looks like.")] = None,
+    kind: Annotated[
+        UploadKind | None, typer.Option(help="Kind of the upload; detected if not given.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Send data, or the folder of a model or tokenizer, to the server; a job then names it as upload:ID."""

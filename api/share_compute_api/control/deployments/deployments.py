@@ -108,7 +108,7 @@ class DeploymentSupervisor:
         self._serving.pop(record.id, None)
         failure = None if task.cancelled() else task.exception()
         if failure is not None:
-            _log.error("deployment %s: it is begun again", record.name, exc_info=failure)
+            _log.error("deployment %s: it is started again", record.name, exc_info=failure)
         elif not task.cancelled():
             self._failed.add(record.id)
         self._bell.ring()

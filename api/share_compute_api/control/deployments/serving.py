@@ -220,7 +220,7 @@ class Serving:
             async with asyncio.timeout(_ANSWER_S):
                 status = await seat.replica.status()
         except (ContributorLost, TimeoutError) as failure:
-            _log.warning("a replica of %s is begun anew: %s", self._spec.name, failure)
+            _log.warning("a replica of %s is restarted: %s", self._spec.name, failure)
             await self._drop(seat)
             await self._tell_interruptions(seat, seat.interruptions.died(now_s))
             return

@@ -112,7 +112,7 @@ class Following:
                     await attempt.offer(offer)
             except ShareComputeError as failure:
                 # A lost attempt shows in its events; in any other case the report is repeated.
-                _log.warning("job %s was not told of its machines: %s", self._job.id, failure.message)
+                _log.warning("job %s did not receive its machines: %s", self._job.id, failure.message)
                 await asyncio.sleep(_POLL_S)
             else:
                 told = wanted

@@ -210,7 +210,7 @@ class Supply:
             return "" if step is None else f"; continues from step {step}"
         where = "1 machine" if living == 1 else f"{living} machines"
         otherwise = "" if step is None else f", else from step {step}"
-        return f"; goes on with what its members hold on {where}{otherwise}"
+        return f"; continues from its members' state on {where}{otherwise}"
 
 
 def _nodes(machines: Iterable[ContributorRecord]) -> _Nodes:

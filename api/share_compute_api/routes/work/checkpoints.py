@@ -56,7 +56,7 @@ async def export_checkpoint(job_id: str, step: Step, context: InContext, caller:
         if checkpoint is None:
             raise NotFound(
                 f"job {job_id} has no checkpoint of step {step}",
-                hint="list its checkpoints; older ones make room for newer ones, see training.checkpoints_kept",
+                hint="list its checkpoints; older ones are deleted for newer ones, see training.checkpoints_kept",
                 job=job_id,
             )
         target = _folder(job_id, context) / "exports" / name / "model"

@@ -28,7 +28,7 @@ WithFigures = Annotated[
     responses={
         **documented(404),
         200: {
-            "description": "A page of events; with `Accept: text/event-stream` a stream that goes on.",
+            "description": "A page of events; with `Accept: text/event-stream` a stream that continues.",
             "content": STREAM_RESPONSE["content"],
         },
     },

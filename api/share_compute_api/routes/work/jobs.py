@@ -124,7 +124,7 @@ async def get_timeline(job_id: str, request: Request, context: InContext) -> Pla
         return PlanTimeline(problem=problem)
     timeline = await context.plans.timeline(wanted, lambda: departure(request.receive, context.bell))
     if timeline is None:
-        raise Unavailable("the server ends, or whoever asked went away", hint="ask again")
+        raise Unavailable("the server ends, or the client disconnected", hint="ask again")
     return timeline
 
 
@@ -172,7 +172,7 @@ def get_metrics(
     context: InContext,
     format: Literal["json", "csv"] = "json",  # noqa: A002 - the name of the query parameter
     after_step: Annotated[int, Query(ge=0, le=2**31 - 1)] = 0,
-    until_step: Annotated[int | None, Query(ge=0, le=2**31 - 1, description="The last one told.")] = None,
+    until_step: Annotated[int | None, Query(ge=0, le=2**31 - 1, description="Last event received.")] = None,
     most: Annotated[
         int | None,
         Query(

@@ -61,7 +61,7 @@ async def plan(request: Request, context: InContext, caller: Submitter) -> PlanR
     )
     report = await context.plans.plan(wanted, departure(request.receive, context.bell))
     if report is None:
-        raise Unavailable("the server ends, or whoever asked went away", hint="ask again")
+        raise Unavailable("the server ends, or the client disconnected", hint="ask again")
     return _with_idle(report, left_out) if left_out else report
 
 

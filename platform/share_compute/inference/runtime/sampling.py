@@ -44,7 +44,7 @@ class _Sequence:
         self.prompt_tokens = opening.prompt_tokens
         self.grammar = grammar
         self.end: int | None = None
-        """The token that ended the sequence; None while it goes on."""
+        """The token that ended the sequence; None while it continues."""
         self.is_greedy = options.temperature == 0
         self._stops = torch.tensor(options.stop_token_ids, dtype=torch.int64, device=device)
         self._seen: Tensor | None = None

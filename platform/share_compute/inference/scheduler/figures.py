@@ -47,7 +47,7 @@ class Figures:
         self._began: dict[int, float] = {}
         """Arrival time of each sequence that has no token yet."""
         self._last: dict[int, float] = {}
-        """Time of the last token of each sequence that goes on."""
+        """Time of the last token of each sequence that continues."""
         self._first_s: deque[float] = deque(maxlen=_SAMPLES)
         self._between_s: deque[float] = deque(maxlen=_SAMPLES)
         self._emitted: deque[tuple[float, int]] = deque()

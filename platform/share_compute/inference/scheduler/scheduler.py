@@ -411,6 +411,6 @@ def _verify(step: EngineStep, result: StepResult) -> None:
     if asked != told:
         raise VerificationFailed(
             f"the last stage sampled other tokens in step {step.id} than it was asked for",
-            hint="form the stages anew",
+            hint="form the stages again",
             details={"asked": asked, "told": told},
         )

@@ -46,7 +46,7 @@ function Entry({ job, checkpoint, isMade }: { job: Job; checkpoint: Checkpoint; 
     <li className={classes.file}>
       <Text size="sm" className={classes.path}>
         {t("step {{step}}", { step: count(step) })}
-        {job.checkpoint_step === step && ` · ${t("the job goes on from here")}`}
+        {job.checkpoint_step === step && ` · ${t("the job continues from here")}`}
       </Text>
       <Text size="sm" c="dimmed">
         {dateAndTime(checkpoint.saved_at)} · {bytes(checkpoint.size_bytes)}

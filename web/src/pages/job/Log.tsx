@@ -89,7 +89,7 @@ const Line = memo(function Line({ event }: { event: ClusterEvent }) {
   );
 });
 
-/** Keep the end in view while it is followed; who scrolls away stops following, who comes back goes on. */
+/** Keep the end in view while it is followed; who scrolls away stops following, who comes back continues. */
 function useFollowing(shown: readonly ClusterEvent[], follows: boolean, setFollows: (follows: boolean) => void) {
   const [holder, setHolder] = useState<HTMLDivElement | null>(null);
   const last = shown.at(-1)?.seq;

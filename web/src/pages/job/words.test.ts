@@ -15,7 +15,7 @@ const event = (kind: string, data: Record<string, unknown>): ClusterEvent => ({
 
 test("a sample shows the prompt and what follows", () => {
   expect(wordsFor(event("sampled", { step: 20, prompt: "The License", text: " and the" }))).toBe(
-    "Sample at step 20: “The License” goes on “ and the”.",
+    "Sample at step 20: “The License” continues “ and the”.",
   );
 });
 

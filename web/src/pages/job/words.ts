@@ -54,7 +54,7 @@ export function wordsFor({ kind, data }: ClusterEvent): string {
       return validated(data as { split: string; step: number; loss: number; accuracy?: number | null; perplexity?: number | null });
     case "sampled": {
       const { step, prompt, text } = data as { step: number; prompt: string; text: string };
-      return `Sample at step ${step}: “${prompt}” goes on “${text}”.`;
+      return `Sample at step ${step}: “${prompt}” continues “${text}”.`;
     }
     case "checkpoint": {
       const { step, size_bytes } = data as { step: number; size_bytes: number };

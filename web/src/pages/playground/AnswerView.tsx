@@ -29,7 +29,7 @@ export function AnswerView({ turnId, answer, isLast, windows }: Props) {
       </AnchorLink>
       {answer.isPlain && (
         <Text size="xs" c="dimmed">
-          {t("This model has no chat template: it goes on with the text as it is.")}
+          {t("This model has no chat template: it continues with the text as it is.")}
         </Text>
       )}
       <div className={classes.text} data-testid="answer">
@@ -71,7 +71,7 @@ function LossMark({ mark, isOver }: { mark: Mark; isOver: boolean }) {
   return (
     <span className={classes.mark} role="note">
       {what}
-      {went && `; ${t("the answer goes on")}`}
+      {went && `; ${t("the answer continues")}`}
       {mark.seconds !== null && ` (${t("after {{time}}", { time: stepTime(mark.seconds) })})`}
     </span>
   );
