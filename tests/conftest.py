@@ -227,7 +227,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     """One server that all tests share."""
     files = tmp_path_factory.getbasetemp()
     with (
-        tempfile.TemporaryDirectory(prefix=f"{files.name}-server-", dir=files.parent) as folder,
+        # Another pytest removes, when it ends, what is named pytest-... here, unless it has a lock of pytest's own.
+        tempfile.TemporaryDirectory(prefix=f"server-{files.name}-", dir=files.parent) as folder,
         run_server(Path(folder), data_root=files) as running,
     ):
         yield running
