@@ -24,7 +24,7 @@ from share_compute.planning.plan import MemberPlan, Plan, StagePlan
 from share_compute.specification import parse_job
 from share_compute.store import JobRecord, Store
 from share_compute.topology import Device, Link
-from share_compute_api.connection.notifier import Bell
+from share_compute_api.connection.notifier import Notifier
 from share_compute_api.control.jobs.jobs import JobSupervisor
 from share_compute_api.control.patience import Patience
 
@@ -101,14 +101,14 @@ class Cluster:
 
     def __init__(self, store: Store, folder: Path, patience: Patience) -> None:
         self.store = store
-        self.bell = Bell()
+        self.notifier = Notifier()
         self.attempts: asyncio.Queue[Attempt] = asyncio.Queue()
         self.members: dict[str, set[str]] = {}
         """By contributor, the jobs that have members there."""
         self.supervisor = JobSupervisor(
-            store, self._launch, folder, self.bell, patience, members=self._members
+            store, self._launch, folder, self.notifier, patience, members=self._members
         )
-        store.on_commit(self.bell.ring)
+        store.on_commit(self.notifier.notify)
         self._nodes = count(1)
 
     async def _members(self) -> dict[str, set[str]]:
@@ -158,11 +158,11 @@ class Cluster:
 
     async def until(self, job_id: str, condition: Callable[[JobRecord], Any]) -> JobRecord:
         while True:
-            ticket = self.bell.ticket
+            ticket = self.notifier.ticket
             record = await asyncio.to_thread(self.store.jobs.get, job_id)
             if condition(record):
                 return record
-            await self.bell.wait(ticket, 1.0)
+            await self.notifier.wait(ticket, 1.0)
 
 
 def laid(*contributor_ids: str) -> Plan:

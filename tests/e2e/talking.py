@@ -58,7 +58,7 @@ class TalkingServer(Server):
             context.store,
             context.engines,
             self._launch,
-            context.bell,
+            context.notifier,
             context.metrics.serving,
             no_members,
             120.0,

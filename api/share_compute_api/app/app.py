@@ -98,13 +98,13 @@ def create_app(
 def end_streams(app: FastAPI) -> None:
     """End all open event streams; call it before the server waits for its connections to close."""
     context: Context = app.state.context
-    context.bell.close()
+    context.notifier.close()
 
 
 @asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     context: Context = app.state.context
-    silence = context.store.on_commit(context.bell.ring)
+    silence = context.store.on_commit(context.notifier.notify)
     context.spawn(keep_running("alerts", AlertWatch(context).run))
     context.spawn(keep_running("deletions", cleaner(context.settings, context.store).run))
     if context.cluster is not None:
@@ -113,7 +113,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         yield
     finally:
         silence()
-        context.bell.close()
+        context.notifier.close()
         tasks = list(context.tasks)
         for task in tasks:
             task.cancel()
@@ -130,7 +130,7 @@ def _supervise(context: Context, cluster: Cluster) -> None:
         context.store,
         rechecked(launcher(cluster), context.data_roots),
         settings.data_folder / TRAINING,
-        context.bell,
+        context.notifier,
         Patience(retry_s=settings.lost_after_s + 1),
         members=cluster.members,
         drift=settings.replan_drift,
@@ -143,12 +143,14 @@ def _supervise(context: Context, cluster: Cluster) -> None:
         context.store,
         context.engines,
         replica_launcher(cluster),
-        context.bell,
+        context.notifier,
         context.metrics.serving,
         cluster.members,
         settings.replica_drain_s,
     )
-    batches = BatchSupervisor(context.store, context.engines, settings.data_folder / BATCHES, context.bell)
+    batches = BatchSupervisor(
+        context.store, context.engines, settings.data_folder / BATCHES, context.notifier
+    )
     context.rotation = TokenRotation(cluster, jobs, context.store, context.spawn)
     context.spawn(keep_running("the cluster", cluster.run))
     context.spawn(keep_running("jobs", jobs.run))

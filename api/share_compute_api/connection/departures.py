@@ -9,14 +9,14 @@ from typing import Literal, TypeVar
 from starlette.types import Receive
 
 from share_compute.errors import Unavailable
-from share_compute_api.connection.notifier import Bell
+from share_compute_api.connection.notifier import Notifier
 
 _LONG_S = 3600.0
 Result = TypeVar("Result")
 Departure = Literal["gone", "ending"]
 
 
-async def departure(receive: Receive, bell: Bell) -> Departure:
+async def departure(receive: Receive, notifier: Notifier) -> Departure:
     """Wait until the client disconnects or the server ends; the request's body must have been read before."""
 
     async def disconnected() -> None:
@@ -24,8 +24,8 @@ async def departure(receive: Receive, bell: Bell) -> Departure:
             pass
 
     async def closed() -> None:
-        while not bell.is_closed:
-            await bell.wait(bell.ticket, _LONG_S)
+        while not notifier.is_closed:
+            await notifier.wait(notifier.ticket, _LONG_S)
 
     watches = [asyncio.ensure_future(watch()) for watch in (disconnected, closed)]
     try:
@@ -40,7 +40,7 @@ class ClientGone(Exception):
     """The client disconnected before the answer."""
 
 
-async def while_wanted(work: Awaitable[Result], receive: Receive, bell: Bell) -> Result:
+async def while_wanted(work: Awaitable[Result], receive: Receive, notifier: Notifier) -> Result:
     """Return the result of ``work``; cancels it if the client disconnects or the server ends.
 
     Raises:
@@ -48,7 +48,7 @@ async def while_wanted(work: Awaitable[Result], receive: Receive, bell: Bell) ->
         Unavailable: the server ends.
     """
     task = asyncio.ensure_future(work)
-    watch = asyncio.ensure_future(departure(receive, bell))
+    watch = asyncio.ensure_future(departure(receive, notifier))
     try:
         await asyncio.wait({task, watch}, return_when=asyncio.FIRST_COMPLETED)
         if task.done():

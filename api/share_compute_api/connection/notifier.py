@@ -6,7 +6,7 @@ import asyncio
 from contextlib import suppress
 
 
-class Bell:
+class Notifier:
     """Wakes waiting tasks after a commit.
 
     Read ``ticket``, read the store, then call `wait` with the ticket: a commit between these calls is not missed.
@@ -20,7 +20,7 @@ class Bell:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._next = asyncio.Event()
 
-    def ring(self) -> None:
+    def notify(self) -> None:
         """Wake all waiting tasks; may be called from any thread."""
         if self._loop is None:
             self.ticket += 1  # no task waits yet; a task that read the ticket before this will not wait
@@ -32,7 +32,7 @@ class Bell:
     def close(self) -> None:
         """Wake all waiting tasks for the last time; may be called from any thread."""
         self.is_closed = True
-        self.ring()
+        self.notify()
 
     async def wait(self, ticket: int, timeout_s: float) -> bool:
         """Wait for a notification later than ``ticket``; returns False if ``timeout_s`` passes first."""

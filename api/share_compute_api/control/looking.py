@@ -7,25 +7,25 @@ from collections.abc import Awaitable, Callable
 from typing import NoReturn
 
 from share_compute.errors import ShareComputeError
-from share_compute_api.connection.notifier import Bell
+from share_compute_api.connection.notifier import Notifier
 
 LOOK_S = 1.0
 """Longest pause between two looks, in seconds."""
 _log = logging.getLogger(__name__)
 
 
-async def keep_looking(look: Callable[[], Awaitable[None]], at: str, bell: Bell) -> NoReturn:
+async def keep_looking(look: Callable[[], Awaitable[None]], at: str, notifier: Notifier) -> NoReturn:
     """Call ``look`` until cancelled; after a failure, log it and look again.
 
     Args:
         look: looks once, and acts.
         at: the things that it looks at, in the plural, for the log.
-        bell: notifies of changes in the store.
+        notifier: notifies of changes in the store.
     """
     while True:
-        ticket = bell.ticket
+        ticket = notifier.ticket
         try:
             await look()
         except ShareComputeError as failure:
             _log.warning("%s could not be looked at: %s", at, failure.message)
-        await bell.wait(ticket, LOOK_S)
+        await notifier.wait(ticket, LOOK_S)

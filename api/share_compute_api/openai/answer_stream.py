@@ -12,7 +12,7 @@ from starlette.types import Receive, Scope, Send
 from share_compute.errors import ShareComputeError, Unavailable
 from share_compute_api.connection import sse
 from share_compute_api.connection.departures import departure
-from share_compute_api.connection.notifier import Bell
+from share_compute_api.connection.notifier import Notifier
 from share_compute_api.openai.answers import Shape, Usage
 from share_compute_api.openai.completion import Completion
 from share_compute_api.openai.problems import problem_of
@@ -59,24 +59,26 @@ class AnswerStream(Response):
 
     Args:
         events: one or several events at a time.
-        bell: notifies of the server's end.
+        notifier: notifies of the server's end.
         close: gives up the source of the events.
     """
 
     media_type = sse.MEDIA_TYPE
 
-    def __init__(self, events: AsyncGenerator[bytes, None], bell: Bell, close: Callable[[], None]) -> None:
+    def __init__(
+        self, events: AsyncGenerator[bytes, None], notifier: Notifier, close: Callable[[], None]
+    ) -> None:
         super().__init__(headers=sse.HEADERS)
         del self.headers["content-length"]
         self._events = events
-        self._bell = bell
+        self._notifier = notifier
         self._close = close
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send all events, or stop when the client disconnects or the server ends."""
         del scope
         work = asyncio.ensure_future(self._send_all(send))
-        watch = asyncio.ensure_future(departure(receive, self._bell))
+        watch = asyncio.ensure_future(departure(receive, self._notifier))
         try:
             await asyncio.wait({work, watch}, return_when=asyncio.FIRST_COMPLETED)
             if work.done():

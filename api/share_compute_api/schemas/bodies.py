@@ -133,7 +133,7 @@ class Alert(View):
         "no-cluster",
         "disk",
         "machine-lost",
-        "machine-silent",
+        "machine-unresponsive",
         "machine-quarantined",
         "versions-differ",
         "job-failed",

@@ -11,7 +11,7 @@ from share_compute_api.schemas.bodies import Versions
 
 _PARTS = {"python": 3, "ray": 3, "torch": 2, "share_compute": 2}
 """Number of leading parts of each version that must be equal."""
-_MENDS = {
+_HINTS = {
     "python": "install Python {wanted} on the joining machine",
     "ray": "pip install 'ray=={wanted}' on the joining machine",
     "torch": "pip install 'torch=={wanted}' on the joining machine",
@@ -37,6 +37,6 @@ def check_versions(server: Versions, joining: Versions) -> None:
         if wanted.split("+")[0].split(".")[:parts] != given.split("+")[0].split(".")[:parts]:
             raise VersionMismatch(
                 f"the server runs {name} {wanted}, the joining machine {given}",
-                hint=_MENDS[name].format(wanted=wanted),
+                hint=_HINTS[name].format(wanted=wanted),
                 details={"name": name, "server": wanted, "joining": given},
             )

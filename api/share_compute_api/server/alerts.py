@@ -104,7 +104,7 @@ def of_machines(
         heard_at = max(machine.last_seen_at, started_at)
         if machine.state in _HEARD and now - heard_at > SILENCE:
             yield _of_machine(
-                "machine-silent",
+                "machine-unresponsive",
                 machine,
                 "is unresponsive: its agent does not answer, though its Ray node does",
                 heard_at,

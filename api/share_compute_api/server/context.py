@@ -15,7 +15,7 @@ from fastapi import Depends, Request
 from share_compute.settings import Settings
 from share_compute.store import Store
 from share_compute_api.cluster.cluster import Cluster
-from share_compute_api.connection.notifier import Bell
+from share_compute_api.connection.notifier import Notifier
 from share_compute_api.control.deployments.deployments import DeploymentSupervisor
 from share_compute_api.control.machines.islands import IslandMap
 from share_compute_api.control.machines.measuring import Measurements
@@ -55,7 +55,7 @@ class Context:
     """One-time codes that sign browsers in."""
     guesses: Guesses = field(default_factory=Guesses)
     """Rate limit for clients that guess keys and invites."""
-    bell: Bell = field(default_factory=Bell)
+    notifier: Notifier = field(default_factory=Notifier)
     uploads: Uploads = field(init=False)
     """Files that users uploaded."""
     data_roots: DataRoots = field(init=False)

@@ -73,15 +73,15 @@ async def _events(
     yield sse.reconnection(_RECONNECT_MS)
     wait_s = _KEEPALIVE_S if figures is None else PERIOD_S
     looked_s = told_s = monotonic()
-    is_rung = True
-    while not context.bell.is_closed:
+    is_notified = True
+    while not context.notifier.is_closed:
         if monotonic() - looked_s >= _KEEPALIVE_S:
             if await run_in_threadpool(context.store.keys.valid, key_id) is None:
                 return
             looked_s = monotonic()
-        ticket = context.bell.ticket
+        ticket = context.notifier.ticket
         batch = []
-        if is_rung:
+        if is_notified:
             batch = await run_in_threadpool(context.store.events.after, after, job_id=job_id)
         for record in batch:
             yield sse.event(record.model_dump_json(), kind=record.kind, number=record.seq)
@@ -90,7 +90,7 @@ async def _events(
             for one in figures.news(context.deployments.snapshots, monotonic()):
                 yield sse.event(one.model_dump_json(), kind=KIND)
                 told_s = monotonic()
-        is_rung = bool(batch) or await context.bell.wait(ticket, wait_s)
+        is_notified = bool(batch) or await context.notifier.wait(ticket, wait_s)
         if monotonic() - told_s >= _KEEPALIVE_S:
             told_s = monotonic()
             yield sse.KEEPALIVE

@@ -21,9 +21,9 @@ from share_compute.specification import ServeJob
 from share_compute.specification.workload import ServingWorkload, serving_workload
 from share_compute.topology import Topology
 
-_MOST_TURN_TOKENS = 512
+_MOST_STEP_TOKENS = 512
 """Most positions that one engine step computes: more would delay the sequences that decode."""
-_LEAST_TURN_TOKENS = 16
+_LEAST_STEP_TOKENS = 16
 _CHUNK_TOKENS = 128
 """Positions below which a step wastes a machine; a prompt in several chunks keeps several stages busy."""
 _PROCESS_BYTES = 480 * 2**20
@@ -245,14 +245,14 @@ def limits_of(
 def _step_tokens(spec: ServeJob, stages: int) -> int:
     """Return the most positions that one engine step computes.
 
-    It is at most a typical prompt (or `_LEAST_TURN_TOKENS`), since the memory estimate counts no more than that.
+    It is at most a typical prompt (or `_LEAST_STEP_TOKENS`), since the memory estimate counts no more than that.
     """
-    most = max(_CHUNK_TOKENS, _MOST_TURN_TOKENS // stages)
-    return min(max(spec.prompt_tokens, _LEAST_TURN_TOKENS), most)
+    most = max(_CHUNK_TOKENS, _MOST_STEP_TOKENS // stages)
+    return min(max(spec.prompt_tokens, _LEAST_STEP_TOKENS), most)
 
 
 def _limits_of_texts(window_tokens: int, stages: int, share: float = 1.0) -> Limits:
-    step_tokens = max(_LEAST_TURN_TOKENS, int(share * _text_step_tokens(window_tokens)))
+    step_tokens = max(_LEAST_STEP_TOKENS, int(share * _text_step_tokens(window_tokens)))
     return Limits(
         window_tokens=window_tokens,
         kv_tokens=step_tokens,
@@ -266,7 +266,7 @@ def _limits_of_texts(window_tokens: int, stages: int, share: float = 1.0) -> Lim
 
 def _text_step_tokens(window_tokens: int) -> int:
     """Return the positions that one engine step of an encoder computes: the longest text, or several shorter ones."""
-    return max(window_tokens, _MOST_TURN_TOKENS)
+    return max(window_tokens, _MOST_STEP_TOKENS)
 
 
 def limits_before(spec: ServeJob, window_tokens: int, *, embeds: bool = False) -> Limits:
@@ -277,7 +277,7 @@ def limits_before(spec: ServeJob, window_tokens: int, *, embeds: bool = False) -
         window_tokens=window_tokens,
         kv_tokens=window_tokens,
         max_sequences=spec.max_concurrent,
-        step_tokens=_LEAST_TURN_TOKENS,
+        step_tokens=_LEAST_STEP_TOKENS,
         stages=1,
         max_queued=_MOST_QUEUED,
         answer_tokens=spec.new_tokens,

@@ -28,7 +28,7 @@ from share_compute.specification import ServeJob, parse_any_job
 from share_compute.store import JobRecord, Store
 from share_compute_api.cli import make_app
 from share_compute_api.client.client import Client
-from share_compute_api.connection.notifier import Bell
+from share_compute_api.connection.notifier import Notifier
 from share_compute_api.control.batches import attempt as attempt_module
 from share_compute_api.control.batches.batches import BatchSupervisor
 from share_compute_api.control.batches.pace import Pace
@@ -78,7 +78,7 @@ class House:
     store: Store
     folder: Path
     engines: Engines = field(default_factory=lambda: Engines(shared_processes()))
-    bell: Bell = field(default_factory=Bell)
+    notifier: Notifier = field(default_factory=Notifier)
 
     def serve(self, engine: Engine) -> None:
         """Say that a model is up."""
@@ -103,8 +103,8 @@ class House:
 
     @asynccontextmanager
     async def server(self) -> AsyncIterator[None]:
-        supervisor = BatchSupervisor(self.store, self.engines, self.folder / "batches", self.bell)
-        silence = self.store.on_commit(self.bell.ring)
+        supervisor = BatchSupervisor(self.store, self.engines, self.folder / "batches", self.notifier)
+        silence = self.store.on_commit(self.notifier.notify)
         task = asyncio.create_task(supervisor.run())
         try:
             async with asyncio.timeout(60):
@@ -116,10 +116,10 @@ class House:
 
     async def until(self, look: Callable[[], Any]) -> None:
         while True:
-            ticket = self.bell.ticket
+            ticket = self.notifier.ticket
             if await asyncio.to_thread(look):
                 return
-            await self.bell.wait(ticket, 0.05)
+            await self.notifier.wait(ticket, 0.05)
 
     def run(self, job: JobRecord, state: JobState = JobState.succeeded) -> JobRecord:
         """Let a server run until the job is over."""

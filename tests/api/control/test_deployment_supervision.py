@@ -30,7 +30,7 @@ from share_compute.store import ContributorRecord, DeploymentRecord, Store
 from share_compute.topology import Topology
 from share_compute_actors.inference.assignment import ServingAssignment
 from share_compute_actors.inference.scheduler_service import SchedulerService
-from share_compute_api.connection.notifier import Bell
+from share_compute_api.connection.notifier import Notifier
 from share_compute_api.control.deployments.deployments import DeploymentSupervisor
 from share_compute_api.control.deployments.replicas import Slot
 from share_compute_api.control.patience import Patience
@@ -166,7 +166,7 @@ class House:
     store: Store
     cluster: Cluster
     folder: Path
-    bell: Bell = field(default_factory=Bell)
+    notifier: Notifier = field(default_factory=Notifier)
     engines: Engines = field(default_factory=lambda: Engines(shared_processes()))
     replicas: asyncio.Queue[Replica] = field(default_factory=asyncio.Queue)
     metrics: Metrics = field(default_factory=Metrics)
@@ -183,9 +183,9 @@ class House:
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         supervisor = DeploymentSupervisor(
-            self.store, self.engines, self._launch, self.bell, self.metrics.serving, no_members, 120.0
+            self.store, self.engines, self._launch, self.notifier, self.metrics.serving, no_members, 120.0
         )
-        silence = self.store.on_commit(self.bell.ring)
+        silence = self.store.on_commit(self.notifier.notify)
         task = asyncio.create_task(supervisor.run())
         try:
             async with asyncio.timeout(20):
@@ -197,10 +197,10 @@ class House:
 
     async def until(self, look: Callable[[], bool]) -> None:
         while True:
-            ticket = self.bell.ticket
+            ticket = self.notifier.ticket
             if await asyncio.to_thread(look):
                 return
-            await self.bell.wait(ticket, 0.05)
+            await self.notifier.wait(ticket, 0.05)
 
     def engine(self) -> RayEngine:
         engine = self.engines.find("llama")

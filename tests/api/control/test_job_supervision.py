@@ -18,7 +18,7 @@ from share_compute.lifecycle.attempt_events import (
 )
 from share_compute.lifecycle.states import JobState
 from share_compute.store import Store
-from share_compute_api.connection.notifier import Bell
+from share_compute_api.connection.notifier import Notifier
 from share_compute_api.control import AWAY
 from share_compute_api.control.jobs.waiting import Waiting
 from share_compute_api.control.patience import Patience
@@ -179,7 +179,7 @@ def without_table(store: Store, name: str) -> Iterator[None]:
 
 
 async def logged(caplog: pytest.LogCaptureFixture, text: str) -> None:
-    while text not in caplog.text:  # noqa: ASYNC110 - a log rings no bell
+    while text not in caplog.text:  # noqa: ASYNC110 - a log rings no notifier
         await asyncio.sleep(0.01)
 
 
@@ -372,14 +372,14 @@ class TestWaiting:
 
 
 @pytest.mark.parametrize("timeout_s", [0.01, 20])
-def test_a_bell_is_heard_though_it_rang_before_the_wait(timeout_s: float) -> None:
+def test_a_notifier_is_heard_though_it_rang_before_the_wait(timeout_s: float) -> None:
     async def main() -> bool:
-        bell = Bell()
-        await bell.wait(bell.ticket, 0.0)
-        ticket = bell.ticket
+        notifier = Notifier()
+        await notifier.wait(notifier.ticket, 0.0)
+        ticket = notifier.ticket
         if timeout_s > 1:
-            bell.ring()
-        return await bell.wait(ticket, timeout_s)
+            notifier.notify()
+        return await notifier.wait(ticket, timeout_s)
 
     assert asyncio.run(main()) is (timeout_s > 1)
 

@@ -677,7 +677,7 @@ def test_a_server_that_ends_tells_its_streams(plane: Plane, folder: Path, tokeni
     with OpenAI(base_url=f"{plane.url}/v1", api_key=plane.api_key, max_retries=0) as client:
         stream = iter(client.chat.completions.create(model="model", messages=HELLO, stream=True))
         next(stream)
-        plane.app.state.context.bell.close()
+        plane.app.state.context.notifier.close()
         with pytest.raises(openai.APIError, match="the server ends"):
             list(stream)
     wait_until(lambda: speaker.closed)

@@ -96,7 +96,7 @@ def test_a_silent_machine_is_told_until_it_speaks(cluster: Cluster) -> None:
     heard_at = cluster.now
     cluster.wait(SILENCE)
     (alert,) = find_alerts(cluster.context)
-    assert (alert.kind, alert.contributor_id, alert.since) == ("machine-silent", machine.id, heard_at)
+    assert (alert.kind, alert.contributor_id, alert.since) == ("machine-unresponsive", machine.id, heard_at)
     cluster.store.contributors.seen(machine.id)
     assert cluster.kinds() == []
 

@@ -1304,7 +1304,7 @@ export interface components {
              * Kind
              * @enum {string}
              */
-            kind: "no-cluster" | "disk" | "machine-lost" | "machine-silent" | "machine-quarantined" | "versions-differ" | "job-failed" | "job-waits" | "job-fruitless" | "deployment-failed" | "deployment-degraded" | "deployment-waits";
+            kind: "no-cluster" | "disk" | "machine-lost" | "machine-unresponsive" | "machine-quarantined" | "versions-differ" | "job-failed" | "job-waits" | "job-fruitless" | "deployment-failed" | "deployment-degraded" | "deployment-waits";
             /**
              * Severity
              * @description error: something does not work. warning: something may soon stop working.

@@ -12,7 +12,7 @@ from share_compute.lifecycle.deployment_states import DeploymentState
 from share_compute.lifecycle.states import JobState
 from share_compute.specification import BATCH_KINDS, BatchJob, TrainJob
 from share_compute.store import DeploymentRecord, JobRecord, Store
-from share_compute_api.connection.notifier import Bell
+from share_compute_api.connection.notifier import Notifier
 from share_compute_api.control.batches.attempt import BatchAttempt, DeploymentGone
 from share_compute_api.control.looking import keep_looking
 from share_compute_api.control.patience import Patience, patiently
@@ -35,14 +35,14 @@ class BatchSupervisor:
         store: the store of jobs and deployments.
         engines: the engines of the served models.
         folder: parent folder; each job has one folder in it.
-        bell: notifies of changes in the store.
+        notifier: notifies of changes in the store.
     """
 
-    def __init__(self, store: Store, engines: Engines, folder: Path, bell: Bell) -> None:
+    def __init__(self, store: Store, engines: Engines, folder: Path, notifier: Notifier) -> None:
         self._store = store
         self._engines = engines
         self._folder = folder
-        self._bell = bell
+        self._notifier = notifier
         self._patience = Patience()
         self._attempts: dict[str, asyncio.Task[None]] = {}
         self._deployed: dict[str, tuple[int, str]] = {}
@@ -53,7 +53,7 @@ class BatchSupervisor:
     async def run(self) -> None:
         """Run batches until cancelled; begin by requeueing the attempts that an earlier server left unfinished."""
         try:
-            await keep_looking(self._look, "batches", self._bell)
+            await keep_looking(self._look, "batches", self._notifier)
         finally:
             tasks = list(self._attempts.values())
             for task in tasks:
@@ -134,7 +134,7 @@ class BatchSupervisor:
         self._attempts.pop(job_id, None)
         if not task.cancelled() and (failure := task.exception()) is not None:
             _log.error("batch %s: its end could not be written; it is queued again", job_id, exc_info=failure)
-        self._bell.ring()
+        self._notifier.notify()
 
     # -- an attempt --------------------------------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ import logging
 
 from share_compute.lifecycle.deployment_status import ServingStatus
 from share_compute.store import DeploymentRecord, Store
-from share_compute_api.connection.notifier import Bell
+from share_compute_api.connection.notifier import Notifier
 from share_compute_api.control.deployments.serving import Members, Serving
 from share_compute_api.control.looking import keep_looking
 from share_compute_api.openai.engine import Engines
@@ -26,7 +26,7 @@ class DeploymentSupervisor:
         store: the store of deployments.
         engines: the registry in which requests find engines.
         launch: starts a replica.
-        bell: notifies of changes in the store.
+        notifier: notifies of changes in the store.
         metrics: records the figures that clients see.
         members: returns, by contributor, the jobs whose members keep memory there.
         drain_s: seconds that a leaving replica may continue its sequences; then other replicas continue them.
@@ -37,7 +37,7 @@ class DeploymentSupervisor:
         store: Store,
         engines: Engines,
         launch: LaunchReplica,
-        bell: Bell,
+        notifier: Notifier,
         metrics: ServingMetrics,
         members: Members,
         drain_s: float,
@@ -48,7 +48,7 @@ class DeploymentSupervisor:
         self._store = store
         self._engines = engines
         self._launch = launch
-        self._bell = bell
+        self._notifier = notifier
         self._serving: dict[str, tuple[Serving, asyncio.Task[None]]] = {}
         self._failed: set[str] = set()
         """Ids of deployments that failed; a list read from the store before that was written may still contain them."""
@@ -57,7 +57,7 @@ class DeploymentSupervisor:
     async def run(self) -> None:
         """Serve until cancelled; the next server continues the deployments."""
         try:
-            await keep_looking(self._look, "deployments", self._bell)
+            await keep_looking(self._look, "deployments", self._notifier)
         finally:
             tasks = [_end(*each) for each in self._serving.values()]
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -111,7 +111,7 @@ class DeploymentSupervisor:
             _log.error("deployment %s: it is started again", record.name, exc_info=failure)
         elif not task.cancelled():
             self._failed.add(record.id)
-        self._bell.ring()
+        self._notifier.notify()
 
 
 def _end(serving: Serving, task: asyncio.Task[None]) -> asyncio.Task[None]:

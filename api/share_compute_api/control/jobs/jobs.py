@@ -14,7 +14,7 @@ from share_compute.errors import Conflict, ShareComputeError
 from share_compute.lifecycle.attempt_events import Assignment, AttemptEnded
 from share_compute.planning.cost.timings import MachineTimings
 from share_compute.store import ContributorRecord, JobRecord, Store
-from share_compute_api.connection.notifier import Bell
+from share_compute_api.connection.notifier import Notifier
 from share_compute_api.control.jobs.allotting import Allotted, Allotting, allotment
 from share_compute_api.control.jobs.coordinators import Attempt, Launch
 from share_compute_api.control.jobs.following import Following
@@ -59,7 +59,7 @@ class JobSupervisor:
         store: the store of jobs and contributors.
         launch: starts an attempt.
         folder: parent folder; each job has one folder in it.
-        bell: notifies of changes in the store.
+        notifier: notifies of changes in the store.
         patience: time limits.
         drift: share by which measured step times may differ from predicted ones before a job is planned again.
         checkpoint_every_s: seconds between checkpoints of jobs that name no interval; None writes none by time.
@@ -71,7 +71,7 @@ class JobSupervisor:
         store: Store,
         launch: Launch,
         folder: Path,
-        bell: Bell,
+        notifier: Notifier,
         patience: Patience | None = None,
         *,
         members: Callable[[], Awaitable[Mapping[str, Collection[str]]]],
@@ -81,7 +81,7 @@ class JobSupervisor:
         self._store = store
         self._launch = launch
         self._folder = folder
-        self._bell = bell
+        self._notifier = notifier
         self._patience = patience or Patience()
         self._drift = drift
         self._checkpoint_every_s = checkpoint_every_s
@@ -114,7 +114,7 @@ class JobSupervisor:
             yield len(running)
         finally:
             self._is_suspended = False
-            self._bell.ring()
+            self._notifier.notify()
 
     async def run(self) -> None:
         """Run jobs until cancelled; begin by requeueing the attempts that an earlier server left unfinished.
@@ -122,7 +122,7 @@ class JobSupervisor:
         Running attempts continue while the store does not answer.
         """
         try:
-            await keep_looking(self._look, "jobs", self._bell)
+            await keep_looking(self._look, "jobs", self._notifier)
         finally:
             tasks = [running.task for running in self._attempts.values()]
             for task in tasks:
@@ -146,7 +146,7 @@ class JobSupervisor:
             if reason is None:
                 machines = supply.take(job)
                 if not await self._start(job, machines):
-                    return  # the store changed, so the bell rang: look again
+                    return  # the store changed, and notified this task: look again
             elif self._waiting.rests(job):
                 supply.take(job)  # reserved: else a later job would get them during the pause
             elif reason != job.reason:
@@ -167,7 +167,7 @@ class JobSupervisor:
         return [job for job in active if job.id in self._attempts]
 
     def _is_time_to_allot(self) -> bool:
-        """Return whether `LOOK_S` has passed since the last allotting; the bell rings at every committed step."""
+        """Return whether `LOOK_S` has passed since the last allotting; a notification comes at every committed step."""
         return asyncio.get_running_loop().time() >= self._next_allotting_s
 
     def _allot(
@@ -201,7 +201,7 @@ class JobSupervisor:
         self._attempts.pop(job_id, None)
         if not task.cancelled() and (failure := task.exception()) is not None:
             _log.error("job %s: its end could not be written; it is queued again", job_id, exc_info=failure)
-        self._bell.ring()
+        self._notifier.notify()
 
     async def _attempt(self, job: JobRecord, machines: list[ContributorRecord], allotted: Allotted) -> None:
         following = Following(self._store, self._patience, job, allotted)

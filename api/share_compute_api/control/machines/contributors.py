@@ -77,7 +77,7 @@ class ContributorSupervisor:
 
     async def run(self) -> None:
         """Watch until cancelled; while the store does not answer, no contributor is given up."""
-        await self._mark_ghosts()
+        await self._mark_earlier()
         while True:
             try:
                 await self.look()
@@ -85,7 +85,7 @@ class ContributorSupervisor:
                 _log.warning("contributors could not be looked at: %s", failure.message)
             await asyncio.sleep(LOOK_S)
 
-    async def _mark_ghosts(self) -> None:
+    async def _mark_earlier(self) -> None:
         """Mark contributors of an earlier server as lost, or left if they drained; their agents bring them back."""
         for record in await asyncio.to_thread(self._store.contributors.list, HERE):
             if record.state is ContributorState.joining or self._measurements.is_known(record.id):

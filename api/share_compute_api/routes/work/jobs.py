@@ -122,7 +122,7 @@ async def get_timeline(job_id: str, request: Request, context: InContext) -> Pla
     problem = unpredictable(wanted.plan, wanted.topology)
     if problem is not None:
         return PlanTimeline(problem=problem)
-    timeline = await context.plans.timeline(wanted, lambda: departure(request.receive, context.bell))
+    timeline = await context.plans.timeline(wanted, lambda: departure(request.receive, context.notifier))
     if timeline is None:
         raise Unavailable("the server ends, or the client disconnected", hint="ask again")
     return timeline

@@ -123,9 +123,9 @@ async def create_embedding(
     engine = cast("VectorEngine", found)
     tokenizer = await context.engines.tokenizer(engine)
     encoding = tokenizer.encode(wanted.input, engine.facts.window_tokens)
-    prompts = await while_wanted(encoding, request.receive, context.bell)
+    prompts = await while_wanted(encoding, request.receive, context.notifier)
     work = engine.embed(caller.id, prompts)
-    vectors = await while_wanted(work, request.receive, context.bell)
+    vectors = await while_wanted(work, request.receive, context.notifier)
     if wanted.dimensions not in (None, len(vectors[0])):
         raise UserError(
             f"dimensions: model {wanted.model} gives {len(vectors[0])}, not {wanted.dimensions}",
@@ -203,12 +203,12 @@ async def _answer(
     def usage() -> Usage:
         return Usage.of(completion.prompt_tokens, completion.completion_tokens, completion.cached_tokens)
 
-    completion = await while_wanted(begin(), request.receive, context.bell)
+    completion = await while_wanted(begin(), request.receive, context.notifier)
     if wanted.stream:
         events = answer_events(completion, shape, usage if _tells_usage(wanted) else None)
-        return AnswerStream(events, context.bell, completion.close)
+        return AnswerStream(events, context.notifier, completion.close)
     try:
-        answers = await while_wanted(completion.collected(), request.receive, context.bell)
+        answers = await while_wanted(completion.collected(), request.receive, context.notifier)
     finally:
         completion.close()
     return JSONResponse(shape.whole(answers, usage()).model_dump())

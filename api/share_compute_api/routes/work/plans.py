@@ -59,7 +59,7 @@ async def plan(request: Request, context: InContext, caller: Submitter) -> PlanR
     wanted, left_out = await context.checks.run(
         caller.id, partial(_complete, context, caller, content_type, body)
     )
-    report = await context.plans.plan(wanted, departure(request.receive, context.bell))
+    report = await context.plans.plan(wanted, departure(request.receive, context.notifier))
     if report is None:
         raise Unavailable("the server ends, or the client disconnected", hint="ask again")
     return _with_idle(report, left_out) if left_out else report

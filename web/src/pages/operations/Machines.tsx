@@ -98,7 +98,7 @@ function Heard({ machine, alerts, now }: { machine: Contributor; alerts: readonl
   const { t } = useTranslation();
   if (machine.state === "joining") return "–";
   if (isGone(machine)) return t("last seen {{when}}", { when: ago(machine.last_seen_at, now) });
-  const silence = alerts.find((alert) => alert.kind === "machine-silent" && alert.contributor_id === machine.id);
+  const silence = alerts.find((alert) => alert.kind === "machine-unresponsive" && alert.contributor_id === machine.id);
   if (silence?.since == null) return t("heard");
   return t("silent for {{time}}", { time: duration(Math.round((now - Date.parse(silence.since)) / 1000)) });
 }
