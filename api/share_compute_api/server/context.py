@@ -27,7 +27,7 @@ from share_compute_api.server.sessions import Sessions
 from share_compute_api.server.sign_in_codes import SignInCodes
 from share_compute_api.server.token_rotation import TokenRotation
 from share_compute_api.submission.data_roots import DataRoots
-from share_compute_api.uploads.upload_store import Uploads
+from share_compute_api.uploads.upload_store import UploadStore
 from share_compute_api.workers.export_process import ExportProcesses
 from share_compute_api.workers.isolated.pool import IsolatedProcesses
 from share_compute_api.workers.plan_process import PlanProcesses
@@ -56,7 +56,7 @@ class Context:
     guesses: Guesses = field(default_factory=Guesses)
     """Rate limit for clients that guess keys and invites."""
     notifier: Notifier = field(default_factory=Notifier)
-    uploads: Uploads = field(init=False)
+    uploads: UploadStore = field(init=False)
     """Files that users uploaded."""
     data_roots: DataRoots = field(init=False)
     """Folders of the server below which jobs may name files."""
@@ -93,7 +93,7 @@ class Context:
         self.islands = IslandMap(self.store)
         settings = self.settings
         self.data_roots = DataRoots(settings.data_roots, [settings.data_folder])
-        self.uploads = Uploads(
+        self.uploads = UploadStore(
             settings.data_folder / "uploads",
             settings.uploads_limit_bytes,
             settings.upload_limit_bytes,

@@ -76,7 +76,7 @@ class _Entry:
 
 
 @dataclass(slots=True)
-class Uploads:
+class UploadStore:
     """The uploads of one server, which alone uses the folder. Every method may be called from any thread.
 
     Args:

@@ -23,7 +23,7 @@ from share_compute.scopes import Scope
 from share_compute.settings import Settings
 from share_compute.store import ApiKeyRecord
 from share_compute_api.client.client import Client
-from share_compute_api.uploads.upload_store import Uploads
+from share_compute_api.uploads.upload_store import UploadStore
 
 ROOM = 1 << 20
 TEXT = b"a line of text\n" * 100
@@ -319,7 +319,7 @@ def test_the_command_line_sends_lists_and_removes(run: Callable[..., Any], tmp_p
 
 def test_what_was_left_for_a_day_goes_when_the_next_one_begins(tmp_path: Path) -> None:
     now = datetime(2026, 1, 31, tzinfo=UTC)
-    uploads = Uploads(tmp_path / "uploads", ROOM, ROOM, lambda: now)
+    uploads = UploadStore(tmp_path / "uploads", ROOM, ROOM, lambda: now)
     left, complete = uploads.create("left", "data", OPERATOR), uploads.create("complete", "data", OPERATOR)
     arrival = uploads.receive(complete.id, "a.txt", OPERATOR)
     arrival.write(TEXT)
@@ -332,7 +332,7 @@ def test_what_was_left_for_a_day_goes_when_the_next_one_begins(tmp_path: Path) -
 
 
 def test_what_is_removed_takes_no_file_that_was_on_its_way(tmp_path: Path) -> None:
-    uploads = Uploads(tmp_path / "uploads", ROOM, ROOM)
+    uploads = UploadStore(tmp_path / "uploads", ROOM, ROOM)
     upload = uploads.create("corpus", "data", OPERATOR)
     arrival = uploads.receive(upload.id, "a.txt", OPERATOR)
     arrival.write(TEXT)
@@ -345,7 +345,7 @@ def test_what_is_removed_takes_no_file_that_was_on_its_way(tmp_path: Path) -> No
 
 
 def test_what_a_request_reads_is_not_removed_meanwhile(tmp_path: Path) -> None:
-    uploads = Uploads(tmp_path / "uploads", ROOM, ROOM)
+    uploads = UploadStore(tmp_path / "uploads", ROOM, ROOM)
     upload = uploads.create("corpus", "data", OPERATOR)
     arrival = uploads.receive(upload.id, "a.txt", OPERATOR)
     arrival.write(TEXT)
