@@ -17,7 +17,20 @@ import uvicorn
 
 from share_compute.settings import Settings
 from share_compute.store import Store, upgrade
-from share_compute_api.app.app import create_app
+
+
+def first_module(*names: str) -> Any:
+    """Return the first of these modules that this checkout has: modules move between checkouts.
+
+    Raises:
+        ImportError: there is none.
+    """
+    for name in names:
+        try:
+            return import_module(name)
+        except ImportError:
+            continue
+    raise ImportError(f"this checkout has none of {', '.join(names)}")
 
 
 def key_for_everything(store: Any) -> str:
@@ -34,7 +47,7 @@ def key_for_everything(store: Any) -> str:
 def server_config(settings: Settings, app: Any) -> uvicorn.Config:
     """Return the server configuration of this checkout: with its limits of connections, if it has any."""
     try:
-        listening = import_module("share_compute_api.connection.listening")
+        listening = first_module("share_compute_api.connection.listening", "share_compute_api.listening")
     except ImportError:
         return uvicorn.Config(app, log_level="critical")
     config: uvicorn.Config = listening.listener_config(app, settings, log_level="critical")
@@ -50,6 +63,7 @@ def main() -> None:
     store = Store(settings.resolved_database_url)
     if hasattr(store, "hold"):
         store.hold()
+    app = first_module("share_compute_api.app.app", "share_compute_api.app").create_app(settings, store)
     key = key_for_everything(store)
     joined = []
     for number in range(contributors):
@@ -61,7 +75,12 @@ def main() -> None:
     listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
     # Otherwise both sides wait 40 ms for delayed acknowledgements of the client (Nagle's algorithm).
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    server = uvicorn.Server(server_config(settings, create_app(settings, store)))
+    server = uvicorn.Server(
+        server_config(
+            settings,
+            app,
+        )
+    )
     print(json.dumps({"port": listener.getsockname()[1], "api_key": key, "contributors": joined}), flush=True)
     server.run(sockets=[listener])
 

@@ -176,9 +176,9 @@ class Sides:
         """Call a function in all members in parallel; return the results by member."""
         import ray
 
-        crew = self._ours.led.crew
+        group = self._ours.led.group
         calls = {
-            worker: crew.handle(worker).__ray_call__.remote(work, *given) for worker in sorted(crew.workers)
+            worker: group.handle(worker).__ray_call__.remote(work, *given) for worker in sorted(group.workers)
         }
         return {worker: ray.get(call) for worker, call in calls.items()}
 

@@ -15,7 +15,7 @@
     │       ├── InviteRevoked  the invite was revoked
     │       ├── MissingScope   the key is valid, but lacks a scope, which the error names
     │       ├── NotOwner       the object belongs to another key
-    │       ├── OtherSite      a page of another site let a browser send the request with its session cookie
+    │       ├── OtherSite      a page of another site made a browser send the request with its session cookie
     │       ├── InsecureTransport   a secret would travel over plain HTTP between machines
     │       ├── WrongFingerprint    the server's key does not have the expected fingerprint
     │       └── UntrustedCertificate   no authority that this machine trusts signed the server's certificate
@@ -29,13 +29,13 @@
     └── Unavailable            a needed service does not answer (control plane, head, disk); try again
         ├── Busy               a deployment's queue is full; try again after the seconds that the error has
         │   └── TooManyAttempts   too many wrong keys or invites came from this address
-        ├── Fenced             another server took over the database; this one ends
-        ├── ShardStoreLost     the process that serves a job's samples died; its members continue with another one
+        ├── Fenced             another server took over the database; this server stops
+        ├── ShardStoreLost     the process that serves a job's samples died; the job's members continue with a new one
         └── LinkLost           the server's host was cut off from all others; its jobs' members continue later
 
-Each class stands for one reaction of the caller. Each error has one sentence about what happened and one hint
-(``hint``), and the job, step and machine where they are known. Errors of Ray, sockets and torch are each translated
-to these in one place.
+Callers react to all errors of one class in the same way. Each error has one sentence about what happened, one hint
+(``hint``), and the job, step and machine where they are known. Errors of Ray, sockets and torch are translated to
+these classes, in one place for each library.
 """
 
 from __future__ import annotations
@@ -147,14 +147,14 @@ class TooLong(UserError):
 
 
 class TooLarge(UserError):
-    """The upload or body takes more space than the server allows for it; ``details`` has both, in bytes."""
+    """The upload or body takes more space than the server allows; ``details`` has the size and the limit in bytes."""
 
     code = "too-large"
     status = 413
 
 
 class VersionMismatch(Conflict):
-    """Two machines run versions that do not work together; ``details`` has both."""
+    """Two machines run versions that do not work together; ``details`` has both versions."""
 
     code = "version-mismatch"
 
@@ -201,7 +201,7 @@ class NotOwner(NotAuthorized):
 
 
 class OtherSite(NotAuthorized):
-    """A page of another site, or of unknown origin, let a browser send a request with its session cookie."""
+    """A page of another site, or of unknown origin, made a browser send a request with its session cookie."""
 
     code = "other-site"
     status = 403
@@ -221,7 +221,7 @@ class WrongFingerprint(NotAuthorized):
 
 
 class UntrustedCertificate(NotAuthorized):
-    """A server's certificate is signed by no authority that this machine trusts, is expired, or is another host's."""
+    """A server's certificate is expired, names another host, or is signed by no authority that this machine trusts."""
 
     code = "untrusted-certificate"
 
@@ -323,7 +323,7 @@ class WrongTensor(VerificationFailed):
 
     @property
     def accuser(self) -> str:
-        """Return the id of the contributor that reported it; empty if there is none."""
+        """Return the id of the contributor that reported the tensor; empty if there is none."""
         return str(self.details.get("accuser", ""))
 
 
@@ -348,7 +348,7 @@ class Busy(Unavailable):
 
 
 class Fenced(Unavailable):
-    """Another server took over the database; this one writes nothing more, and ends."""
+    """Another server took over the database; this server writes nothing more, and stops."""
 
     code = "fenced"
     exit_code = 4
@@ -361,9 +361,9 @@ class TooManyAttempts(Busy):
 
 
 class ShardStoreLost(Unavailable):
-    """The process that serves a job's samples died; the job's members continue with another one."""
+    """The process that serves a job's samples died; the job's members continue with a new one."""
 
-    code = "library-lost"
+    code = "shard-store-lost"
 
 
 class LinkLost(Unavailable):
@@ -373,9 +373,9 @@ class LinkLost(Unavailable):
 
 
 def as_ours(failure: Exception) -> ShareComputeError:
-    """Return an exception as a `ShareComputeError`, for people.
+    """Return a `ShareComputeError` unchanged, and any other exception wrapped in one, to be shown to people.
 
-    Other exceptions were not raised on purpose: they are defects, or come from a user's code.
+    Exceptions of other classes were not raised on purpose: they are defects, or come from a user's code.
     """
     if isinstance(failure, ShareComputeError):
         return failure

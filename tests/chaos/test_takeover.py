@@ -248,7 +248,7 @@ def test_the_shard_store_dies(attempt: Attempt, tmp_path: Path, calm: Calm) -> N
 
     before = attempt(job(2, 2), folder=tmp_path, on_event=kill_it)
     assert stores
-    assert before[-1].error["code"] == "library-lost"
+    assert before[-1].error["code"] == "shard-store-lost"
     after = goes_on(attempt, tmp_path, before)
     assert after[-1].outcome == "succeeded", after[-1].reason
     assert not any("loading" in note for note in notes(after))

@@ -92,7 +92,7 @@ def test_form_and_yaml_show_each_others_changes(page: Page, cluster: Cluster) ->
     to_yaml(page).fill("name: [broken")
     expect(page.get_by_role("button", name="Submit", exact=True)).to_be_disabled()
     to_form(page)
-    page.get_by_role("button", name="Mend the YAML").click()
+    page.get_by_role("button", name="Fix the YAML").click()
     expect(page.get_by_label("Job as YAML")).to_have_value("name: [broken")
     page.get_by_role("button", name="Undo all changes").click()
     expect(page.get_by_label("Job as YAML")).to_have_value(re.compile("kind: train"))

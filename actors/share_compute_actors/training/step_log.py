@@ -19,10 +19,10 @@ from share_compute.protocol.membership import Membership, Worker
 from share_compute.training.loss_scale import LossScale
 
 FILE = "steps.sqlite3"
-_SHAPE = 4
+_SHAPE = 5
 """Version of the tables. Tables of another version are replaced, and their job continues from its checkpoint."""
 _STEPS_KEPT = 10_000
-"""Number of committed steps kept: more than any reader that reports or replays them is ever behind."""
+"""Number of committed steps that are kept. No reader that reports or replays steps is ever this far behind."""
 _TABLES = """
     CREATE TABLE standing (
         one INTEGER PRIMARY KEY CHECK (one = 1), attempt INTEGER NOT NULL, epoch INTEGER NOT NULL,
@@ -48,9 +48,9 @@ class Standing(NamedTuple):
     committed: int
     """Last committed step."""
     scale: float
-    """Factor that the gradient of that step is multiplied by."""
+    """Factor by which the gradient of the last committed step was multiplied."""
     generation: int = 0
-    """Number of times that the step was started over."""
+    """Number of times that the last committed step was restarted before its commit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class GroupFacts:
     membership: Membership
     """Membership of the last epoch that was formed."""
     plan: Plan
-    """The plan, as that epoch carries it out."""
+    """The plan, as the last epoch carries it out."""
     runs: tuple[int, ...]
     """The runs of the job's `SummationTree`."""
     attempt: int
@@ -85,9 +85,9 @@ _steps: TypeAdapter[StepFacts] = TypeAdapter(StepFacts)
 class StepLog:
     """The step log of one job: a SQLite file in the job's folder.
 
-    If two coordinators of one job run, only the one of the later attempt may write. It claims the step log. From then
-    on, epochs, memberships, commits and rewinds of the other coordinator are refused. The first three name their epoch,
-    too, and are refused if it is not the expected one.
+    If two coordinators of one job run, only the coordinator of the later attempt may write. It claims the step log.
+    From then on, epochs, memberships, commits and rewinds of the other coordinator are refused. Epochs, memberships and
+    commits also name their epoch, and are refused if it is not the expected epoch.
 
     Args:
         folder: folder of the job.
@@ -123,7 +123,7 @@ class StepLog:
             self._base.execute(f"PRAGMA user_version = {_SHAPE}")
 
     def claim(self) -> Standing:
-        """Allow this attempt to write from now on, and no earlier one; start a new epoch and return the position.
+        """Let this attempt write from now on, and no earlier attempt; begin a new epoch and return the job's position.
 
         Raises:
             StaleEpoch: a later attempt has claimed the step log.
@@ -139,7 +139,7 @@ class StepLog:
 
     @property
     def is_claimed(self) -> bool:
-        """Whether this attempt may write: no later one has claimed the step log."""
+        """Whether this attempt may write, because no later attempt has claimed the step log."""
         with self._translated():
             (attempt,) = self._base.execute("SELECT attempt FROM standing").fetchone()
         return int(attempt) <= self._attempt
@@ -147,13 +147,13 @@ class StepLog:
     # -- writing -----------------------------------------------------------------------------------------------------
 
     def begin_epoch(self, epoch: int) -> Standing | None:
-        """Write that an epoch begins, and return the position; None if this epoch or a later one has begun already."""
+        """Write that an epoch begins, and return the job's position; None if this or a later epoch has begun before."""
         return self._write(
             "UPDATE standing SET epoch = ? WHERE epoch < ? AND attempt = ?", epoch, epoch, self._attempt
         )
 
     def lay(self, group: GroupFacts) -> None:
-        """Write the facts about the members that hold the job from now on.
+        """Write the facts about the members that train the job from now on.
 
         Raises:
             StaleEpoch: a later epoch has begun.
@@ -172,7 +172,7 @@ class StepLog:
     ) -> Standing | None:
         """Write that a step is committed, with its facts, and return the position of the job.
 
-        Return None if a later epoch has begun, or if the next step to commit was another one.
+        Return None if a later epoch has begun, or if the step does not follow the last committed step.
         """
         with self._transaction():
             standing = self._write(
@@ -203,8 +203,7 @@ class StepLog:
             step: number of the step.
             what: description of the wrong numbers, for the user.
             is_grave: whether the machine is quarantined at the first offence.
-            accuser: the member that reported the offence, if there is no other evidence; None if the coordinator knows
-                it by itself.
+            accuser: the member whose report is the only evidence; None if the coordinator has evidence of its own.
         """
         with self._transaction():
             before = self._base.execute("SELECT accuser FROM offences WHERE worker = ?", (worker,))
@@ -295,7 +294,7 @@ class StepLog:
 
 
 def superseded() -> StaleEpoch:
-    """Return the error for a coordinator that another one has replaced."""
+    """Return the error for a coordinator that another coordinator has replaced."""
     return StaleEpoch(
         "another coordinator has taken over this job", hint="nothing: follow the job's other attempt"
     )

@@ -1,7 +1,7 @@
 """Sessions of the dashboard: a browser stores a signed token in place of the API key that it signed in with.
 
-The cookie contains the id of a key and an expiry, signed by itsdangerous with a secret of this server. Sessions need
-no table and survive a restart. The key is looked up at each request, so its sessions end when it is revoked.
+The cookie contains the id of a key and an expiry, signed by itsdangerous with a secret of this server. Sessions need no
+table and survive a restart. The key is looked up at each request, so revoking a key ends its sessions.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Sessions:
 
     Args:
         folder: the data folder; the secret is created there when it is first needed.
-        life: lifetime of a session that is not renewed.
+        life: lifetime of a session since its start or last renewal.
     """
 
     def __init__(self, folder: Path, life: timedelta) -> None:
@@ -39,7 +39,7 @@ class Sessions:
 
     @property
     def cookie(self) -> str:
-        """Name of the cookie, unique to this server: browsers share cookies between the ports of one host."""
+        """Name of the cookie, unique to this server because browsers share cookies between a host's ports."""
         return f"share-compute-{self._signer('name').get_signature(b'').decode()[:8]}"
 
     def issue(self, key_id: str, now: datetime) -> tuple[str, datetime]:
@@ -49,7 +49,7 @@ class Sessions:
         return token.decode(), expires_at
 
     def read(self, token: str, now: datetime) -> tuple[str, datetime] | None:
-        """Return the id of a token's key, and its expiry; None if the token is not ours or has expired."""
+        """Return the key id and the expiry in a token; None if the signature is wrong or the token has expired."""
         try:
             content = self._signer("session").unsign(token).decode()
         except BadSignature:
@@ -59,11 +59,12 @@ class Sessions:
         return (key_id, expires_at) if now < expires_at else None
 
     def is_due(self, expires_at: datetime, now: datetime) -> bool:
-        """Return whether a session is old enough to be renewed when it is used."""
-        return expires_at - now < self._life - _RENEWED_AFTER
+        """Return whether a session is so old that the next request should renew it."""
+        return expires_at - now < self._life - min(_RENEWED_AFTER, self._life / 2)
 
     def _signer(self, purpose: str) -> Signer:
-        # The expiry is part of the content, and not itsdangerous's own timestamp, since the caller names the time.
+        # The expiry is part of the signed content. itsdangerous's own timestamp is not used, because ``now`` is passed
+        # in.
         return Signer(self._secret(), salt=purpose, key_derivation="hmac", digest_method=hashlib.sha256)
 
     def _secret(self) -> bytes:
@@ -75,7 +76,7 @@ class Sessions:
     def _written(self) -> bytes | None:
         try:
             secret = bytes.fromhex(self._file.read_text(encoding="ascii"))
-        except (FileNotFoundError, ValueError):  # a damaged file is replaced, like a missing one
+        except (FileNotFoundError, ValueError):  # a damaged file is replaced, as a missing one is
             return None
         except OSError as failure:
             raise _unusable(self._file, failure) from failure

@@ -141,8 +141,10 @@ def test_rewound_to_a_checkpoint(step_log: Open) -> None:
     assert [found.event.step for found in one.steps(after=0)] == [1, 2, 3]
 
 
-def test_a_file_of_another_shape_is_begun_anew(tmp_path: Path, step_log: Open) -> None:
+@pytest.mark.parametrize("version", [0, 4])
+def test_a_file_of_another_shape_is_replaced(tmp_path: Path, step_log: Open, version: int) -> None:
     with closing(sqlite3.connect(tmp_path / FILE)) as older:
+        older.execute(f"PRAGMA user_version = {version}")
         older.execute("CREATE TABLE standing (one INTEGER, epoch INTEGER, committed INTEGER, scale REAL)")
         older.execute("INSERT INTO standing VALUES (1, 7, 9, 1.0)")
         older.commit()

@@ -51,7 +51,7 @@ def test_a_stream_tells_the_past_and_then_what_happens(plane: Any, http: httpx.C
     assert refused.status_code == 422
 
 
-def test_the_stage_is_streamed_from_now_on(plane: Any, http: httpx.Client, job_id: str) -> None:
+def test_the_cluster_is_streamed_from_now_on(plane: Any, http: httpx.Client, job_id: str) -> None:
     with connect_sse(http, "GET", "/events") as source:
         items = source.iter_sse()
         assert next(items).retry == 1000  # the stream stands

@@ -92,7 +92,7 @@ def test_two_replicas_do_twice_as_much() -> None:
     assert rounds[1] >= 1.8 * rounds[2] >= 3.2 * rounds[4]
 
 
-def test_what_has_a_prefix_in_common_takes_nobodys_step() -> None:
+def test_what_has_a_prefix_in_common_takes_nobodys_turn() -> None:
     prefix = tuple(range(100, 148))
     replicas = Replicas(2)
     many = [generation(one, "ada", (*prefix, one)) for one in range(30)]

@@ -70,7 +70,7 @@ def test_a_migration_does_not_change_with_the_tables() -> None:
         assert "share_compute" not in file.read_text()
 
 
-def test_a_stage_without_free_connections_is_unavailable(open_store: Callable[[], Store]) -> None:
+def test_a_pool_without_free_connections_is_unavailable(open_store: Callable[[], Store]) -> None:
     store = open_store()
     store._database.engine.pool._timeout = 0.01  # type: ignore[attr-defined]
     engine = store._database.engine

@@ -132,7 +132,7 @@ def test_busy_time_is_kept_by_machine_within_a_bound(store: Store, clock: Any) -
     assert store.work.busy(ada, since=clock.now + timedelta(seconds=1)) == []
 
 
-def test_the_stage_at_a_glance_tells_owners_links_and_what_is_held(store: Store, clock: Any) -> None:
+def test_the_cluster_at_a_glance_tells_owners_links_and_what_is_held(store: Store, clock: Any) -> None:
     code = store.invites.create(label="Ada's laptop")[1]
     ada = store.contributors.join(code, name="ada", host="h", versions={}, limits={"memory_bytes": 100})[0].id
     (row,) = store.cluster.glance()

@@ -2792,7 +2792,7 @@ export interface components {
             min_delta: number;
             /**
              * Patience
-             * @description Validations in a row without a new best after which the job ends.
+             * @description Ends the job after this many validations without improvement.
              * @default 3
              */
             patience: number;
@@ -2817,7 +2817,7 @@ export interface components {
             min_delta: number;
             /**
              * Patience
-             * @description Validations in a row without a new best after which the job ends.
+             * @description Ends the job after this many validations without improvement.
              * @default 3
              */
             patience: number;
@@ -3366,12 +3366,12 @@ export interface components {
         GradientFusionSpec: {
             /**
              * Bytes of a piece
-             * @description For mode size: a bucket ends before it would be larger than this.
+             * @description Mode size: maximum bytes of a bucket. One larger parameter is a bucket of its own.
              */
             bucket_bytes?: number | null;
             /**
              * Cuts
-             * @description For mode index: parameters of a shard before each cut, counted from its last; ``[2, 10]`` makes 3 buckets.
+             * @description Mode index: positions of the cuts, as numbers of parameters from the shard's end; ``[2, 10]`` makes 3 buckets.
              */
             cuts?: number[] | null;
             /**
@@ -3389,13 +3389,13 @@ export interface components {
         GradientFusionSpecRequest: {
             /**
              * Bytes of a piece
-             * @description For mode size: a bucket ends before it would be larger than this.
+             * @description Mode size: maximum bytes of a bucket. One larger parameter is a bucket of its own.
              * @default null
              */
             bucket_bytes: number | null;
             /**
              * Cuts
-             * @description For mode index: parameters of a shard before each cut, counted from its last; ``[2, 10]`` makes 3 buckets.
+             * @description Mode index: positions of the cuts, as numbers of parameters from the shard's end; ``[2, 10]`` makes 3 buckets.
              * @default null
              */
             cuts: number[] | null;
@@ -4282,7 +4282,7 @@ export interface components {
             rank: number;
             /**
              * Targets
-             * @description Last parts of the names of adapted matrices, e.g. ``[q_proj, v_proj]``; default: all matrices in all layers.
+             * @description Last name components of the matrices to adapt, e.g. ``[q_proj, v_proj]``; default: all matrices in all layers.
              */
             targets?: string[] | null;
         };
@@ -4317,7 +4317,7 @@ export interface components {
             rank: number;
             /**
              * Targets
-             * @description Last parts of the names of adapted matrices, e.g. ``[q_proj, v_proj]``; default: all matrices in all layers.
+             * @description Last name components of the matrices to adapt, e.g. ``[q_proj, v_proj]``; default: all matrices in all layers.
              * @default null
              */
             targets: string[] | null;
@@ -4607,7 +4607,7 @@ export interface components {
             ];
             /**
              * Decays
-             * @description Weights that decay: all except biases and the weights of norms (matrices), or all.
+             * @description Weights that decay. matrices: all except biases and the weights of norms; all: every weight.
              * @default matrices
              * @enum {string}
              */
@@ -4662,7 +4662,7 @@ export interface components {
             ];
             /**
              * Decays
-             * @description Weights that decay: all except biases and the weights of norms (matrices), or all.
+             * @description Weights that decay. matrices: all except biases and the weights of norms; all: every weight.
              * @default matrices
              * @enum {string}
              */

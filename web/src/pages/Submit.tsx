@@ -116,7 +116,7 @@ function Workshop({ first, from }: { first: string; from?: string }) {
           ) : draft.value === null ? (
             <Alert className="failure" title={t("The YAML cannot be read, so there is no form of it.")}>
               <Button size="xs" variant="default" onClick={() => void navigate({ search: (old) => ({ ...old, view: "yaml" }) })}>
-                {t("Mend the YAML")}
+                {t("Fix the YAML")}
               </Button>
             </Alert>
           ) : schema.error !== null ? (

@@ -1,14 +1,10 @@
-"""Control requests of the control plane to a running attempt, and the exception that ends a cancelled one."""
+"""Control requests of the control plane to a running attempt."""
 
 from __future__ import annotations
 
 import threading
 
 from share_compute.lifecycle.attempt_events import Offer
-
-
-class Cancelled(Exception):
-    """The submitter cancelled the job."""
 
 
 class ControlRequests:

@@ -92,7 +92,7 @@ class TrainingGroup(WorkerGroup):
         return f"{self._assignment.job_id}/{self._assignment.attempt}"
 
     def cut_off(self, workers: frozenset[Worker]) -> frozenset[Worker]:
-        """Raise LinkLost: another coordinator with connections of its own can continue with all members."""
+        """Raise LinkLost, so that another coordinator continues with all members over new connections."""
         names = listed(sorted(map(self.name, workers)))
         raise LinkLost(
             f"the server was cut off from its machines, and connections to {names} did not come back",
@@ -155,7 +155,7 @@ class TrainingGroup(WorkerGroup):
 
         Raises:
             MembersLost: all members died.
-            PlanInfeasible: a shard does not fit into its machine's memory, against the plan's estimate.
+            PlanInfeasible: a shard does not fit into its machine's memory, contrary to the plan's estimate.
         """
         shards = {
             member.contributor_id: plan.shard(place)
@@ -206,9 +206,9 @@ class TrainingGroup(WorkerGroup):
         return Source(self._actors[worker], self.name(worker), worker, copy)
 
     def invite(self, shards: Mapping[Worker, Shard], topology: Topology) -> None:
-        """Start members that do not run yet, and admit those that are ready, without waiting.
+        """Start invited members that do not run yet, and admit invited members that are ready, without waiting.
 
-        The slowest work is done before a member is admitted: it imports torch and builds its shard.
+        Before it is admitted, a member does its slowest work: it imports torch and builds its shard.
 
         Args:
             shards: the shard of each invited member.
@@ -293,9 +293,9 @@ class TrainingGroup(WorkerGroup):
             applied: last step whose update is in the weights.
 
         Raises:
-            StaleEpoch: a member that has weights died meanwhile.
+            StaleEpoch: a member that is a source of weights died meanwhile.
             MembersLost: members died meanwhile.
-            PlanInfeasible: a shard does not fit into its machine's memory, against the plan's estimate.
+            PlanInfeasible: a shard does not fit into its machine's memory, contrary to the plan's estimate.
         """
         self.detector.are_loading = True
         try:
@@ -357,15 +357,15 @@ class Poll:
         """Calls without an answer yet, with the member of each."""
 
     def is_unanimous(self, ask: Callable[[], dict[Any, Worker]]) -> bool:
-        """Return whether all have answered yes; ask if no question is pending.
+        """Return whether all members have answered yes; start the calls if none is pending.
 
         Args:
             ask: starts the calls; see `TrainingGroup.ask_following`.
         """
         if not self._pending:
             self._pending = ask()
-        answered, _ = ray.wait(list(self._pending), num_returns=len(self._pending), timeout=0)
-        if len(answered) < len(self._pending):
+        ready, _ = ray.wait(list(self._pending), num_returns=len(self._pending), timeout=0)
+        if len(ready) < len(self._pending):
             return False
         asked, self._pending = self._pending, {}
         return all(self._group.is_affirmed(worker, ref) for ref, worker in asked.items())

@@ -16,16 +16,20 @@ depends_on = None
 
 _JSON = sa.JSON(none_as_null=True).with_variant(JSONB(none_as_null=True), "postgresql")
 _NAMES = {"pools": "stages", "members_per_pool": "members_per_stage", "pool": "stage", "buddies": "backups"}
+_CODES = {"library-lost": "shard-store-lost"}
 _KINDS = ("planned", "reformed", "replan-proposed", "measured", "work")
 """Kinds of events that hold a plan, the times of its stages, or the index of a stage."""
+_WITH_ERRORS = ("state", "ended", "deployment")
 
 _jobs = sa.table(
     "jobs",
     sa.column("id", sa.Text()),
-    *(sa.column(name, _JSON) for name in ("spec", "plan", "measured", "proposal")),
+    *(sa.column(name, _JSON) for name in ("spec", "plan", "measured", "proposal", "error")),
 )
 _deployments = sa.table(
-    "deployments", sa.column("id", sa.Text()), sa.column("spec", _JSON), sa.column("plans", _JSON)
+    "deployments",
+    sa.column("id", sa.Text()),
+    *(sa.column(name, _JSON) for name in ("spec", "plans", "error")),
 )
 _events = sa.table(
     "events", sa.column("seq", sa.BigInteger()), sa.column("kind", sa.Text()), sa.column("data", _JSON)
@@ -34,10 +38,12 @@ _events = sa.table(
 
 def upgrade() -> None:
     _rename(_NAMES)
+    _recode(_CODES)
 
 
 def downgrade() -> None:
     _rename({new: old for old, new in _NAMES.items()})
+    _recode({new: old for old, new in _CODES.items()})
 
 
 def _rename(names: Mapping[str, str]) -> None:
@@ -56,6 +62,24 @@ def _rename(names: Mapping[str, str]) -> None:
     _change(_deployments, _deployments.c.id, _deployments.c.spec, renamed)
     _change(_deployments, _deployments.c.id, _deployments.c.plans, all_renamed)
     _change(_events, _events.c.seq, _events.c.data, renamed, _events.c.kind.in_(_KINDS))
+
+
+def _recode(codes: Mapping[str, str]) -> None:
+    def recoded(error: Any) -> Any:
+        """Return an error with the new code."""
+        if not isinstance(error, dict) or error.get("code") not in codes:
+            return error
+        return {**error, "code": codes[error["code"]]}
+
+    def in_event(data: Any) -> Any:
+        """Return the data of an event, whose error has the new code."""
+        return (
+            {**data, "error": recoded(data["error"])} if isinstance(data, dict) and "error" in data else data
+        )
+
+    _change(_jobs, _jobs.c.id, _jobs.c.error, recoded)
+    _change(_deployments, _deployments.c.id, _deployments.c.error, recoded)
+    _change(_events, _events.c.seq, _events.c.data, in_event, _events.c.kind.in_(_WITH_ERRORS))
 
 
 def _change(table: Any, key: Any, column: Any, change: Callable[[Any], Any], *wanted: Any) -> None:
