@@ -362,11 +362,11 @@ def test_a_silent_member_is_named(attempt: Attempt, corpus: Path, nodes: list[An
 
 @pytest.mark.chaos
 def test_the_shard_stores_death_is_not_blamed_on_a_machine(
-    attempt: Attempt, corpus: Path, cluster: Any
+    attempt: Attempt, corpus: Path, ray_cluster: Any
 ) -> None:
     def kill(event: AttemptEvent, _coordinator: Any) -> None:
         if event.type == "step" and event.step == 5:
-            (pid,) = filter(None, (_process_on(node, "ShardStore") for node in cluster.list_all_nodes()))
+            (pid,) = filter(None, (_process_on(node, "ShardStore") for node in ray_cluster.list_all_nodes()))
             os.kill(pid, signal.SIGKILL)
 
     events = attempt(job(corpus, training={"steps": 5000}, stages=2), on_event=kill)
