@@ -1,4 +1,4 @@
-"""Declare all messages between members, the shard store and the coordinator: frozen and versioned."""
+"""Messages between members, the shard store and the coordinator of a training job, as immutable types."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class MemberSetup:
 
     job: str
     worker: Worker
-    """The member's own name: the contributor that it runs on."""
+    """Id of the contributor that the member runs on. It identifies the member in the job."""
     name: str
     """Name of the member's machine, for display."""
     address: str
@@ -33,7 +33,7 @@ class MemberSetup:
     blueprint: Blueprint
     training: TrainingSpec
     runs: tuple[int, ...]
-    """Run lengths of the job's `SummationTree`."""
+    """Number of consecutive microbatches in each run of the job's `SummationTree`."""
     threads: int
     device: DeviceKind
     gpu: str
@@ -41,17 +41,17 @@ class MemberSetup:
     deadline_s: float
     """Longest wait for another member, in seconds; the coordinator notices an unresponsive one sooner."""
     applied: int
-    """Last step whose update the member's weights have at the start."""
+    """Number of the last step whose update the member's initial weights include."""
     tied: str | None = None
     """Stored name of the parameter that the first and the last stage share; None if the model ties none."""
     lent_bytes: int = 0
-    """Memory of the machine itself, not of a GPU, that its owner lends, in bytes; 0 if unknown."""
+    """Main memory (not GPU memory) that the machine's owner lends, in bytes; 0 if unknown."""
     failures: tuple[Failure, ...] = ()
     """Faults to inject, in tests."""
 
     @property
     def scope(self) -> str:
-        """Id that the member's tensors carry."""
+        """Id of the job, which is part of the envelope of each tensor that the member sends."""
         return self.job
 
 
@@ -65,19 +65,20 @@ class Source(NamedTuple):
     worker: Worker | None
     """The member; None for the shard store."""
     shard: tuple[int, int] | None = None
-    """Layers of the backup copy that the member keeps of another shard; None for the actor's own tensors."""
+    """Layers [start, stop) of another member's shard, if tensors are loaded from this member's backup copy of that
+    shard; None to load the actor's own tensors."""
 
     def ask(self, method: str, *arguments: Any) -> Any:
-        """Call a method of the actor, and return the reference to its answer."""
+        """Call a method of the actor, and return the Ray reference to its answer."""
         return getattr(self.actor, method).remote(*self.asked(*arguments))
 
     def asked(self, *arguments: Any) -> tuple[Any, ...]:
-        """Return the arguments that the method takes: for a backup copy, its layers are appended."""
+        """Return the arguments of a call. To load from a backup copy, the copy's layers are appended."""
         return arguments if self.shard is None else (*arguments, self.shard)
 
 
 def server_source(actor: Any) -> Source:
-    """Return the source that loads from the actor which reads a model's files."""
+    """Return the source for an actor on the server that reads a model's files."""
     return Source(actor, "the server", None)
 
 
@@ -87,7 +88,7 @@ class Sources:
 
     all: tuple[Source, ...]
     places: Mapping[str, int] = field(default_factory=dict)
-    """Index of the source in `all`, by stored name. The first source has every name that is missing here."""
+    """Index into `all` of each tensor's source, by stored name. Tensors without an entry come from the first source."""
 
     def place(self, name: str) -> int:
         """Return the index of the source that has this parameter or buffer."""
@@ -95,7 +96,7 @@ class Sources:
 
 
 class Extent(NamedTuple):
-    """The rows of one tensor that are loaded."""
+    """A range of rows of one stored tensor."""
 
     name: str
     """Stored name of the tensor."""
@@ -108,7 +109,7 @@ _EXTENTS: Schema[tuple[Extent, ...]] = Schema(tuple[Extent, ...])
 
 
 def pack_extents(extents: Sequence[Extent]) -> bytes:
-    """Return the bytes of a request for rows of tensors."""
+    """Encode a request for rows of tensors as bytes."""
     return _EXTENTS.pack(tuple(extents))
 
 
@@ -116,13 +117,13 @@ def read_extents(data: bytes) -> tuple[Extent, ...]:
     """Return the extents that `pack_extents` wrote.
 
     Raises:
-        Undeclared: the data is something else.
+        Undeclared: the data is not such a request.
     """
     return _EXTENTS.unpack(data, "a member")
 
 
 class Followed(NamedTuple):
-    """A primary, and its shard, of which a member keeps a backup copy."""
+    """A primary whose shard a member keeps a backup copy of."""
 
     owner: Worker
     actor: Any
@@ -130,25 +131,25 @@ class Followed(NamedTuple):
     shard: tuple[int, int]
     """Layers [start, stop)."""
     place: int = 0
-    """Index of the backup member among all that keep a copy for this primary."""
+    """Index of this backup member among all members that keep a copy for this primary."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepFigures:
-    """The figures of one member for one step that the protocol itself does not need."""
+    """Measurements of one member in one step. The step protocol itself does not need them."""
 
     targets: Natural
-    """Number of targets of one microbatch. Only the last stage knows it; the others send 0."""
+    """Number of targets of one microbatch. Only the last stage knows it; the other stages send 0."""
     seconds: Seconds
     waited_s: Seconds
-    """The part of ``seconds`` that the member waited for other members."""
+    """The part of ``seconds`` that the member spent waiting for other members."""
     layer_timings: Mapping[int, LayerTiming] | None = None
     """Mean times of each layer of the shard over the first steps; sent once in an epoch."""
 
 
 @dataclass(frozen=True, slots=True)
 class EvaluationResult:
-    """The sums that one member of the last stage reports for microbatches that are not trained on."""
+    """Sums over evaluation microbatches, as one member of the last stage reports them."""
 
     loss_sum: float
     targets: Natural
@@ -157,20 +158,21 @@ class EvaluationResult:
 
 @dataclass(frozen=True, slots=True)
 class MemberStatus:
-    """A heartbeat."""
+    """Heartbeat of a training member."""
 
     worker: Worker
     step: StepNumber
-    """Last step whose update the weights have."""
+    """Number of the last step whose update the weights include."""
     resident_bytes: Natural
     peak_resident_bytes: Natural
     reaches: StepNumber = 0
-    """Last step whose update the weights have or could get at once, because its gradient is complete."""
+    """Number of the last step whose update the weights include, or could apply at once because its gradient is
+    complete."""
     holds: tuple[int, int] | None = None
     """Layers [start, stop) that the member computes with; None if it has no weights yet."""
     loaded: tuple[int, int] | None = None
-    """Layers [start, stop) that are loaded but not in use until the member is told to adopt them."""
+    """Layers [start, stop) that are loaded, but not used until the coordinator orders the member to adopt them."""
     loaded_step: StepNumber = 0
-    """Last step whose update the ``loaded`` layers have."""
+    """Number of the last step whose update the ``loaded`` layers include."""
     unacknowledged: tuple[str, ...] = ()
-    """Messages that the coordinator has not acknowledged in time, as they were sent."""
+    """Messages to the coordinator whose acknowledgement is overdue, encoded as they were sent."""

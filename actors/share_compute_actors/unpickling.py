@@ -1,8 +1,8 @@
 """Keeps Ray from unpickling anything in this process.
 
-Ray passes two kinds of values. Bytes, texts, numbers, and lists and dicts of these travel as msgpack. All others are
-pickles, and reading a pickle runs code of the sender's choice. A process that receives data from contributors calls
-`refuse_pickles` first. From then on a pickle in an argument, an answer or an error is treated as the sender's error:
+Ray passes two kinds of values. Bytes, strings, numbers, and lists and dicts of these types are encoded as msgpack. All
+other values are pickled, and reading a pickle runs code of the sender's choice. A process that receives data from
+contributors calls `refuse_pickles` first. From then on a pickle counts as an error of its sender:
 
 - an argument: the call fails at the caller;
 - an answer: `ray.get` raises `ray.exceptions.RaySystemError`;
@@ -57,7 +57,7 @@ def refuse_pickles() -> None:
         setattr(ray.cloudpickle, loader, _refuse)
         setattr(ray.cloudpickle.cloudpickle, loader, _refuse)
     # `_raylet` is compiled, but it looks up its globals at each use. An error in the callback that reads the metadata
-    # of tensors would end the process, so that loader returns None; errors elsewhere only fail the call.
+    # of tensors would end the process, so the loader used there returns None. Elsewhere an error only fails the call.
     ray._raylet.ray_pickle = SimpleNamespace(  # noqa: SLF001
         **{**vars(ray.cloudpickle), "load": _nothing, "loads": _nothing}
     )
@@ -72,7 +72,7 @@ def refuse_pickles() -> None:
 
 
 def is_refusal(failure: BaseException) -> bool:
-    """Return whether a failed call means that its answer or its error was a pickle, or could not be read at all."""
+    """Return whether a call failed because its answer or its error was a pickle, or could not be decoded."""
     return isinstance(failure, (RaySystemError, UnserializableException, RayTaskError))
 
 
@@ -86,7 +86,7 @@ def _nothing(*_: Any, **__: Any) -> None:
     """Ignore the pickle, and return None."""
 
 
-def _actor_class(_: FunctionActorManager, job_id: Any, descriptor: Any) -> type:  # noqa: ARG001 - Ray calls it so
+def _actor_class(_: FunctionActorManager, job_id: Any, descriptor: Any) -> type:  # noqa: ARG001 - Ray passes it
     """Import the class of an actor whose handle arrived; Ray itself would unpickle the class."""
     name = descriptor.class_name.rpartition(".")[2]
     if name not in _ACTORS.get(descriptor.module_name, ()):

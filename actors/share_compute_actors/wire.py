@@ -1,8 +1,8 @@
 """Encode messages between actors as bytes of a declared schema, so that no actor unpickles another actor's data.
 
 A `Schema` is JSON that pydantic validates strictly: no unknown fields, no other types, and a maximum size. Tensors
-travel as raw bytes behind such a header (`WithContent`). The return value of a method, or the error that it raises on
-purpose, is one answer (`pack_answer`, `unpack_answer`).
+travel as raw bytes behind such a header (`WithContent`). The answer of an actor's method encodes either its return
+value or the error that it raises on purpose (`pack_answer`, `unpack_answer`).
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ _CONFIG = ConfigDict(
 _LENGTH = struct.Struct(">I")
 _GOOD, _BAD = b"+", b"-"
 _SHOWN = 3
-"""Most faults of one message that an error names."""
+"""Largest number of validation errors that an error message lists."""
 _MOST_NAME = 80
-"""Most characters of a sender's own text that an error shows."""
+"""Length to which text from the sender is cut in an error message, in characters."""
 _MOST_TEXT = 20_000
-"""Most characters of an error's message."""
+"""Size limit of the message of an error that is sent, in characters."""
 
 T = TypeVar("T")
 Parameters = ParamSpec("Parameters")
 
 
 class Undeclared(VerificationFailed):
-    """A machine sent data that is no message of the declared kind; the sender is at fault."""
+    """A machine sent data that is not a message of the declared kind; the sender is at fault."""
 
     code = "undeclared-message"
 
@@ -71,7 +71,7 @@ def undeclared(sender: str, fault: str) -> Undeclared:
 
 
 class Packs(Protocol[T]):
-    """Writes messages of one kind as bytes, and reads them."""
+    """Encodes messages of one kind as bytes, and decodes them."""
 
     def pack(self, message: T) -> bytes:
         """Return a message as bytes."""
@@ -80,7 +80,7 @@ class Packs(Protocol[T]):
         """Return the message that these bytes encode.
 
         Raises:
-            Undeclared: the bytes are no such message, or ``data`` is not bytes at all.
+            Undeclared: the bytes do not encode a message of this kind, or ``data`` is not bytes at all.
         """
 
 
@@ -97,11 +97,13 @@ class Schema(Generic[T]):
         self._most_bytes = most_bytes
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Schema, (self._kind, self._most_bytes)  # Ray carries classes of actors by value
+        # Ray pickles actor classes by value, with the schemas in them.
+        return Schema, (self._kind, self._most_bytes)
 
     @cached_property
     def _adapter(self) -> TypeAdapter[Any]:
-        inside: Any = GenericAlias(tuple, (self._kind,))  # within a tuple the config covers dataclasses, too
+        # pydantic takes no config for a dataclass itself, but applies a tuple's config to the dataclasses in it.
+        inside: Any = GenericAlias(tuple, (self._kind,))
         return TypeAdapter(inside, config=_CONFIG)
 
     def pack(self, message: T) -> bytes:
@@ -202,7 +204,7 @@ _FACTS: dict[str, dict[str, type]] = {
     "Busy": {"retry_after_s": int},
     "NoCopy": {"lacks_room": bool, "epoch": int, "owner": str},
 }
-"""Details that errors of some kinds must have, because handlers read them."""
+"""Required details of an error and their types, by the error's class name: code that handles the error reads them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +212,7 @@ class Raised:
     """An error that was raised on purpose, in transit to another process."""
 
     kind: str
-    """Name of its class, one of `share_compute.errors`."""
+    """Name of the error's class in `share_compute.errors`."""
     message: Annotated[str, Field(max_length=_MOST_TEXT)]
     hint: str | None = None
     job: str | None = None
@@ -220,7 +222,7 @@ class Raised:
 
     @classmethod
     def of(cls, error: ShareComputeError) -> Raised:
-        """Return the form in which an error is sent: as the nearest base class that all processes know."""
+        """Return the form in which an error is sent. Its kind is its nearest base class in `share_compute.errors`."""
         kind = next(base.__name__ for base in type(error).__mro__ if _KINDS.get(base.__name__) is base)
         details = json.loads(json.dumps(error.details, default=str))
         message = error.message[:_MOST_TEXT]
@@ -272,9 +274,9 @@ def pack_failure(failure: ShareComputeError) -> bytes:
 def answers_by(
     schema: Packs[T], told: Callable[[Exception], ShareComputeError]
 ) -> Callable[[Callable[Parameters, T]], Callable[Parameters, bytes]]:
-    """Return a decorator that makes an actor's method answer in bytes.
+    """Return a decorator that encodes the result or the error of an actor's method as bytes.
 
-    The decorated method raises no errors: an error is part of the answer.
+    The decorated method raises no errors: its answer contains the error.
 
     Args:
         schema: schema of the method's return value.
@@ -286,7 +288,7 @@ def answers_by(
         def answer(*arguments: Parameters.args, **options: Parameters.kwargs) -> bytes:
             try:
                 return pack_answer(schema, method(*arguments, **options))
-            except Exception as failure:  # noqa: BLE001 - the answer carries it to the caller, which decides
+            except Exception as failure:  # noqa: BLE001 - the answer contains it, and the caller decides
                 return pack_failure(told(failure))
 
         # Ray follows `__wrapped__` to find the method's concurrency group, which is on the outermost function.
@@ -298,7 +300,7 @@ def answers_by(
 
 
 def unpack_answer(schema: Packs[T], data: Any, sender: str) -> T:
-    """Return the method's return value.
+    """Decode an answer, and return the method's return value.
 
     Args:
         schema: schema of the return value.

@@ -83,17 +83,17 @@ class Settings(BaseSettings):
     alert_wait_s: float = Field(default=600.0, gt=0)
     """Seconds that a job or a deployment waits before an alert reports it."""
     replica_drain_s: float = Field(default=120.0, ge=0)
-    """Seconds for which a replica that is no longer needed may finish its requests; then other replicas do."""
+    """Seconds for which a replica that is no longer needed may finish its requests; other replicas finish the rest."""
     shutdown_grace_s: int = Field(default=3, ge=0)
     """Seconds that open requests get to finish when the server stops."""
     max_connections: int = Field(default=4096, ge=16)
     """Maximum number of concurrent connections to the control plane; the limit of open files may lower it."""
     half_open_per_address: int = Field(default=32, ge=1)
-    """Maximum connections of one address without a whole request yet; the oldest is closed (more for proxies)."""
+    """Maximum connections of one address without a whole request yet (more for proxies); then the oldest is closed."""
     request_head_s: float = Field(default=10.0, gt=0)
     """Time limit for the TLS handshake and the head of a request, in seconds."""
     stall_s: float = Field(default=60.0, gt=0)
-    """Seconds of a body or an answer being slower than ``least_bytes_per_s`` after which its connection is closed."""
+    """Seconds for which a body or an answer may be slower than ``least_bytes_per_s``; then its connection is closed."""
     least_bytes_per_s: int = Field(default=256, ge=1)
     """Minimum rate of bodies and answers, in bytes/s; see ``stall_s``."""
     keep_alive_s: int = Field(default=30, ge=1)

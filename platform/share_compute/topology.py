@@ -126,7 +126,7 @@ class Topology:
 
     @cached_property
     def cut_off(self) -> tuple[tuple[str, str], ...]:
-        """Return pairs of ids of machines (not the head) that measurably cannot reach each other: each once, sorted."""
+        """Return the pairs of machine ids with a dead link, sorted, each pair once; links of the head do not count."""
         pairs = {
             (min(link.source, link.target), max(link.source, link.target))
             for link in self.links

@@ -1,1 +1,1 @@
-"""Shared by training and inference: the group of members that one actor leads, and what such members have in common."""
+"""Code that training and inference share: the group of members that one actor leads, and base classes of members."""

@@ -1,6 +1,7 @@
 """Memory: control whether the C library keeps freed blocks, and report a lack of memory.
 
-The C library keeps no large freed blocks while a shard passes through, and many while steps run.
+While a shard is loaded or sent, the C library returns large freed blocks to the system. While steps run, it keeps many
+of them for reuse.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from share_compute.errors import OutOfMemory, ShareComputeError, as_ours
 _TRIM_THRESHOLD = -1
 _MMAP_THRESHOLD = -3
 _LARGEST_MMAP_THRESHOLD = 32 * 2**20
-"""Value at which glibc's own adjustment arrives in a process that allocates large tensors."""
+"""Upper limit of glibc's dynamic mmap threshold, in bytes. A process that allocates large tensors reaches it."""
 
 
 @contextmanager
@@ -27,8 +28,8 @@ def passing_through() -> Iterator[None]:
     """Return every large block to the system as soon as it is freed, while a shard is loaded or sent.
 
     Otherwise blocks that were used briefly stay in the heap between the tensors that remain. A member's memory then
-    grows to one and a half times its shard (seen with glibc 2.36). Training needs the opposite, so afterwards the
-    thresholds are set to the values at which glibc itself arrives.
+    grows to one and a half times its shard (seen with glibc 2.36). Training reuses freed blocks, so afterwards the
+    thresholds are set to the values that glibc's own adjustment reaches.
     """
     library = ctypes.CDLL(None) if sys.platform == "linux" else None
     mallopt = getattr(library, "mallopt", None)
@@ -64,7 +65,10 @@ def is_out_of_memory(failure: Exception) -> bool:
 
 
 def as_reported(failure: Exception) -> ShareComputeError:
-    """Return the error that reports a failure of a member's work; for lack of memory it says how much was in use."""
+    """Convert an exception from a member's work into the error that it reports.
+
+    A lack of memory becomes `OutOfMemory`, whose details say how much memory was in use.
+    """
     cause = failure.__cause__ if isinstance(failure.__cause__, RuntimeError) else failure
     if not is_out_of_memory(cause):
         return as_ours(failure)

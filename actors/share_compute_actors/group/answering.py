@@ -19,13 +19,14 @@ _log = logging.getLogger(__name__)
 
 
 def answers(schema: Packs[T]) -> Callable[[Callable[Parameters, T]], Callable[Parameters, bytes]]:
-    """Return a decorator that makes an actor's method answer in bytes; see `share_compute_actors.wire.answers_by`."""
+    """Return a decorator that encodes a method's result or error as bytes; see `wire.answers_by`."""
     return answers_by(schema, _reported)
 
 
 def _reported(failure: Exception) -> ShareComputeError:
     if isinstance(failure, RayActorError):
-        # Members call the shard store or another member. The coordinator notices the loss of a member by itself.
+        # Members call the shard store and other members. The coordinator detects a lost member by itself, so the
+        # error only has to report the shard store.
         return shard_store_lost()
     cause = failure.cause if isinstance(failure, RayTaskError) else failure
     if isinstance(cause, ShareComputeError):
@@ -39,7 +40,7 @@ def answered(schema: Packs[T], asked: Any, sender: str) -> T:
 
     Args:
         schema: schema of the return value.
-        asked: the reference that the call gave.
+        asked: the reference that the Ray call returned.
         sender: name of the machine or the actor that answers.
 
     Raises:
@@ -59,17 +60,17 @@ def shard_store_lost() -> ShardStoreLost:
 
 
 def ask_shard_store(schema: Packs[T], asked: Any) -> T:
-    """Wait for the shard store's answer to the coordinator, and return it.
+    """Wait for an answer of the shard store, and return it.
 
     Args:
         schema: schema of the method's return value.
-        asked: the reference that the call returned.
+        asked: the reference that the Ray call returned.
 
     Raises:
         ShareComputeError: the shard store raised this error.
         ShardStoreLost: the shard store's process died.
     """
     try:
-        return unpack_answer(schema, ray.get(asked), "the library")
+        return unpack_answer(schema, ray.get(asked), "the shard store")
     except RayActorError as failure:
         raise shard_store_lost() from failure

@@ -9,19 +9,19 @@ from share_compute.protocol.membership import Worker
 
 
 def next_pause_s(last_s: float, first_s: float, longest_s: float, *, has_lasted: bool) -> float:
-    """Return the next pause in seconds: the first one after lasting success, else twice the last one up to a limit."""
+    """Return the next pause in seconds: ``first_s`` if the last attempt lasted, else twice ``last_s`` up to a limit."""
     return first_s if has_lasted else min(2 * last_s, longest_s)
 
 
 class Backoff:
     """Backoff of machines: no member is started on a machine for some time after its member was lost.
 
-    The pause doubles while members of the machine are lost before they join, or soon after.
+    The pause doubles each time a member of the machine is lost before it joins, or soon after.
 
     Args:
         first_s: the first pause, in seconds.
         longest_s: the longest pause, in seconds.
-        lasting_s: time since a member joined, in seconds, after which its loss begins with the first pause again.
+        lasting_s: shortest time in seconds from a member's joining to its loss that resets the pause to ``first_s``.
         clock: returns the time in seconds.
     """
 
@@ -42,13 +42,13 @@ class Backoff:
         """Duration of each machine's last pause in seconds, and the time when it ends."""
 
     def joined(self, workers: Iterable[Worker]) -> None:
-        """Record the present members, to know how long each lasts; members that are known already stay as they are."""
+        """Record that members have joined. A member that is already recorded keeps its earlier time."""
         now_s = self._clock()
         for worker in workers:
             self._since.setdefault(worker, now_s)
 
     def lost(self, worker: Worker) -> None:
-        """Begin a machine's pause, because its member was lost or did not start."""
+        """Begin the pause of a machine whose member was lost or did not start."""
         now_s = self._clock()
         has_lasted = now_s - self._since.pop(worker, now_s) >= self._lasting_s
         last_s, _ = self._pauses.get(worker, (self._first_s / 2, 0.0))

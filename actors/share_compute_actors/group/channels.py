@@ -70,9 +70,13 @@ def open_channels(
 
 
 def _by_calls(silent: Mapping[Worker, Sequence[Worker]], wanted: Wanted) -> dict[Worker, list[Worker]]:
-    """Return the receivers of each member that sends by Ray calls.
+    """Return the receivers to which each member sends by Ray calls, by sender.
 
-    These are the links on which the handshake did not arrive; all links, if the job asks for Ray calls.
+    A link uses Ray calls if the handshake on it did not arrive. If the job asks for Ray calls, all links use them.
+
+    Args:
+        silent: for each receiver, the senders whose handshake did not arrive; every member has an entry.
+        wanted: transport for tensors that the job asks for.
     """
     found: dict[Worker, list[Worker]] = {}
     for worker, sources in silent.items():

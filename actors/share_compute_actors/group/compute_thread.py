@@ -1,4 +1,4 @@
-"""The one thread of a member that computes, and the queue of functions that other threads have it run."""
+"""The compute thread of a member, and the queue of functions that other threads submit to it."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ class ComputeThread(ABC):
     """A member's compute thread. All access to weights and to the channel happens on it.
 
     A subclass calls `_start` at the end of its constructor. Its `_loop` takes orders with `_next_order` and runs them
-    with `run_order`, whenever it has nothing more urgent to do.
+    with `run_order`, whenever there is no more urgent work.
     """
 
     def __init__(self) -> None:
         self.channel: Channel | None = None
         self._news = threading.Condition()
-        """Guards what other threads leave here, and tells the thread of it."""
+        """Guards the state that other threads change, such as `_orders`, and wakes the compute thread."""
         self._orders: deque[Order] = deque()
 
     def order(self, work: Callable[[], Result]) -> Result:
@@ -39,7 +39,7 @@ class ComputeThread(ABC):
         return future.result()
 
     def open(self, channel: Channel | None) -> None:
-        """Use this channel from now on, and close the one before; call it through `order`."""
+        """Replace the channel, and close the previous one; call this method through `order`."""
         with self._news:
             old, self.channel = self.channel, channel
         if old is not None:
@@ -50,18 +50,18 @@ class ComputeThread(ABC):
 
     @abstractmethod
     def _loop(self) -> None:
-        """Work until the process ends."""
+        """Run orders and the member's own work on the compute thread; never returns."""
 
     def _end_wait(self) -> None:
-        """End the thread's wait for a tensor, if a new order must not wait for that tensor as well."""
+        """Interrupt the compute thread's wait for a tensor, so that a new order runs sooner. By default, do nothing."""
 
     def _next_order(self) -> Order | None:
-        """Return the oldest order and remove it, None if there is none; the caller holds `_news`."""
+        """Remove and return the oldest order; None if there is none. The caller must hold `_news`."""
         return self._orders.popleft() if self._orders else None
 
 
 def run_order(order: Order) -> None:
-    """Run a function, and give its result or its error to its caller."""
+    """Run the function of an order, and set its result or its error on the order's future."""
     work, future = order
     try:
         future.set_result(work())

@@ -25,7 +25,7 @@ class EventFeed(Generic[Event]):
                 self._news.notify_all()
 
     def pull(self, after: int, timeout_s: float) -> list[Event]:
-        """Return the events after the first ``after`` ones; wait for the next if there are none.
+        """Return all events after the first ``after`` ones; if there are none, wait up to ``timeout_s`` for the next.
 
         ``after`` must never decrease: events that the listener has received are dropped, because there may be millions.
         """

@@ -1,4 +1,4 @@
-"""The failure detector: members are asked for heartbeats, and a member that owes one for too long is lost."""
+"""The failure detector: requests heartbeats from members, and counts a member as lost if its heartbeat is overdue."""
 
 from __future__ import annotations
 
@@ -18,24 +18,25 @@ from share_compute_actors.wire import Packs, Undeclared, undeclared
 _PERIOD_S = 0.5
 """Time between two heartbeat requests, in seconds."""
 _LIMIT_S = 2.0
-"""Time limit for a heartbeat, in seconds; a member that owes one for longer is lost."""
+"""Time limit for the answer to a heartbeat request, in seconds; a member that exceeds it is lost."""
 _SHORT_LIMIT_S = 0.7
-"""The limit after something went wrong, in seconds.
+"""Time limit for a heartbeat after an error, in seconds.
 
-Most likely a member is lost then, and all others wait until that is known. Members answer from a dedicated thread,
-within a fraction of this time even when all cores are busy."""
+After an error a member is probably lost, and all other members wait until the loss is detected. Members answer from a
+dedicated thread, within a fraction of this time even when all cores are busy."""
 _SHORTENED_S = 5.0
-"""Duration of the shorter limit, in seconds.
+"""Time for which the shorter limit applies, in seconds.
 
-A lost member is found in less time. Then the normal limit applies again, because a step may take longer."""
+A lost member is detected in less time. Afterwards the normal limit applies again, even if no step has committed
+meanwhile, because a step may take longer."""
 _LOADING_LIMIT_S = 30.0
-"""The limit while members load, in seconds: loading may hold Python's global interpreter lock for long."""
+"""Time limit for a heartbeat while members load, in seconds: loading may hold Python's global interpreter lock."""
 _RETURN_LIMIT_S = 8.0
-"""The limit after a network cut, in seconds: TCP may take as long as the cut to retransmit lost data."""
+"""Time limit for a heartbeat after a network cut, in seconds: TCP retransmits lost data with growing delays."""
 _LATE_S = 0.5
-"""Time between two calls of `poll`, in seconds, beyond which this process itself was held up.
+"""Time between two calls of `poll`, in seconds, beyond which this process itself was delayed.
 
-That time is not counted against the members."""
+The time between such calls does not count towards the members' time limits."""
 
 
 class FailureDetector:
@@ -85,7 +86,7 @@ class FailureDetector:
             self._asked_s = now_s  # members that owe a heartbeat already get the full shorter limit
 
     def accuse(self, worker: Worker, failure: Exception) -> None:
-        """Count a member as lost from the next call of `poll` on, because it sent something that it should not have."""
+        """Count a member as lost from the next call of `poll` on, because it sent invalid data."""
         self._accused.add(worker)
         self._faults[worker] = _fault(failure, self._name(worker))
 
@@ -99,7 +100,7 @@ class FailureDetector:
         return new
 
     def restart(self, workers: Collection[Worker]) -> None:
-        """Restart after a network cut: forget owed heartbeats, and apply a longer limit until these have answered."""
+        """Restart after a network cut: forget owed heartbeats; apply a longer limit until these members answer."""
         self.returning = frozenset(workers)
         self._owed.clear()
         self._asks_at_once = True
@@ -111,7 +112,7 @@ class FailureDetector:
         self._shortened_until_s = 0.0
 
     def keep_only(self, workers: Collection[Worker]) -> None:
-        """Expect no heartbeats of members other than these."""
+        """Forget all other members: their pending requests and their heartbeats."""
         self._owed = {ref: worker for ref, worker in self._owed.items() if worker in workers}
         self.heartbeats = {
             worker: heartbeat for worker, heartbeat in self.heartbeats.items() if worker in workers
@@ -120,7 +121,7 @@ class FailureDetector:
         self.returning = self.returning.intersection(workers)
 
     def poll(self, actors: Mapping[Worker, Any]) -> frozenset[Worker]:
-        """Request heartbeats when they are due; return the members that are dead or owe one for too long."""
+        """Request heartbeats when they are due; return the members that are dead or whose heartbeat is overdue."""
         self.unresponsive = frozenset()
         accused, self._accused = self._accused & actors.keys(), set()
         if accused:
@@ -133,7 +134,7 @@ class FailureDetector:
             ready, owing = ray.wait(list(self._owed), num_returns=len(self._owed), timeout=0)
             lost = {self._owed[ref] for ref in ready if not self._take(ref)}
             if now_s < self._returning_until_s and (returning := lost & self.unresponsive & self.returning):
-                # Ray fails calls until it has reconnected after a cut: these members are asked again.
+                # After a network cut Ray fails calls until it has reconnected, so these members are asked again.
                 lost -= returning
                 self.unresponsive -= returning
                 self._owed = {ref: self._owed[ref] for ref in owing}

@@ -1,4 +1,4 @@
-"""Fetches tensors from their sources, in pieces of rows."""
+"""Fetches tensors from their sources, some rows at a time."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from share_compute_actors.messages import Extent, Source, Sources, pack_extents
 from share_compute_actors.transport.pieces import Piece, whole
 
 _CALLS_AHEAD = 2
-"""Calls in flight at a time: the next answer is transferred while this one is copied, and no more is in memory."""
+"""Number of calls in flight: one answer is transferred while the last one is copied. More would use more memory."""
 _CALL_BYTES = 3 * CHUNK_BYTES
-"""Size limit of one call, in bytes. With its overhead an answer stays below `INLINE_LIMIT_BYTES`: it then comes inside
-the reply, in one transfer."""
+"""Size limit of the data of one call, in bytes. With its overhead an answer stays below `INLINE_LIMIT_BYTES`, so Ray
+sends it inside the reply, in one transfer."""
 
 
 class Givers:
@@ -36,8 +36,8 @@ class Givers:
 
     Args:
         sources: the sources.
-        me: the member.
-        own: methods of the member itself.
+        me: the member that loads the tensors.
+        own: object with the methods of the member itself.
     """
 
     def __init__(self, sources: Sources, me: Worker | None = None, own: object | None = None) -> None:
@@ -53,7 +53,7 @@ class Givers:
         return lambda: answer
 
     def ask(self, source: Source, method: str, *arguments: Any) -> Any:
-        """Return the answer of a source.
+        """Call a method of a source, wait for the answer and return it.
 
         Raises:
             ShardStoreLost: the source was the shard store, and died.
@@ -69,7 +69,7 @@ def fill(
     dtype: torch.dtype = torch.float32,
     numbers: Collection[str] = (),
 ) -> None:
-    """Load tensors from their sources, some rows or some small tensors per call; the next call is in flight meanwhile.
+    """Load tensors from their sources. Each call returns some rows of a large tensor, or several small tensors.
 
     Args:
         tensors: tensors to fill, by stored name.
@@ -145,7 +145,7 @@ def _again(givers: Givers, source: Source, method: str, extent: Extent) -> Piece
 def _calls(
     tensors: Mapping[str, Tensor], sources: Sources, itemsize: int
 ) -> Iterator[tuple[Source, list[Extent]]]:
-    """Yield calls with their sources; small tensors share a call, or calls would take longer than all else."""
+    """Yield the source and the extents of each call. Small tensors share a call, because each call has an overhead."""
     call: list[Extent] = []
     place, size = 0, 0
     for name, tensor in tensors.items():
@@ -162,7 +162,7 @@ def _calls(
 
 
 def _given(asked: Any, source: Source) -> Any:
-    """Return the answer of a source.
+    """Wait for the answer of a source, and return it.
 
     Raises:
         ShardStoreLost: the source was the shard store, and died.

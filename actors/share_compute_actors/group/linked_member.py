@@ -1,4 +1,4 @@
-"""The methods of a member by which its links to the other members are opened."""
+"""The methods of a member that open its links to the other members."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class LinkSetup(Protocol):
 
     @property
     def worker(self) -> Worker:
-        """The member's own name: the contributor that it runs on."""
+        """Id of the contributor that the member runs on. It identifies the member in its group."""
 
     @property
     def name(self) -> str:
@@ -35,11 +35,14 @@ class LinkSetup(Protocol):
 
     @property
     def scope(self) -> str:
-        """Id of the job, or of the deployment's replica; tensors of others are dropped."""
+        """Id of the job, or of the deployment's replica; tensors with another id are dropped."""
 
 
 class LinkedMember:
-    """The methods of a member for its links. `open_channels` calls all but `deliver`, in this order, for each epoch."""
+    """Mixin with a member's methods for its links.
+
+    For each epoch `open_channels` calls `listen`, `connect` and, where direct links do not work, `use_calls`.
+    """
 
     _setup: LinkSetup
     _engine: ComputeThread
@@ -71,7 +74,11 @@ class LinkedMember:
     @ray.method(concurrency_group="orders")
     @answers(NOTHING)
     def use_calls(self, members: Mapping[Worker, tuple[Any, bytes]]) -> None:
-        """Send to these members by Ray calls, not directly; each comes with the key that the calls must show."""
+        """Send to these members by Ray calls instead of direct links.
+
+        Args:
+            members: each receiver's actor, and the key that calls to it must show.
+        """
         for member, (handle, key) in members.items():
             deliver = partial(handle.deliver.remote, self._setup.worker, key)
             self._engine.order(partial(self._open_channel().use_calls, member, deliver))

@@ -18,7 +18,7 @@ _PREFIX = "share-compute/"
 
 
 def member_options(job_id: str, worker: Worker, attempt: int) -> dict[str, Any]:
-    """Return the options of an actor that lives until it is killed.
+    """Return the Ray options of a member's actor, which lives until it is killed.
 
     Args:
         job_id: job of the member.
@@ -50,13 +50,13 @@ def workers_of(job_id: str) -> dict[Any, Worker]:
         if namespace == f"{_PREFIX}{job_id}":
             try:
                 found[ray.get_actor(name, namespace)] = name.partition("/")[0]
-            except ValueError:  # it died in between
+            except ValueError:  # the member died after it was listed
                 continue
     return found
 
 
 def machines_with_members() -> dict[Worker, frozenset[str]]:
-    """Return, by contributor, the jobs that have a member there which is not known to be dead."""
+    """Return, for each contributor, the jobs with a member on it that is not known to be dead."""
     found: dict[Worker, set[str]] = defaultdict(set)
     for namespace, name in _named():
         if namespace.startswith(_PREFIX):

@@ -32,7 +32,7 @@ Answer = TypeVar("Answer")
 
 
 class WorkerGroup(ABC):
-    """Living members that one actor leads.
+    """The living members that one actor leads.
 
     Args:
         topology: the machines on which members may run.
@@ -62,7 +62,7 @@ class WorkerGroup(ABC):
         return frozenset(self._actors)
 
     def offer(self, topology: Topology) -> None:
-        """Replace the machines on which members may run; other machines stay known, since members may run there."""
+        """Replace the machines on which members may run; earlier machines stay known, since members may run there."""
         known = {machine.id for machine in topology.contributors}
         former = (machine for machine in self.topology.contributors if machine.id not in known)
         self.topology = Topology((*topology.contributors, *former), topology.links)
@@ -105,7 +105,7 @@ class WorkerGroup(ABC):
         return known is not None and isinstance(key, bytes) and secrets.compare_digest(known, key)
 
     def accuse(self, worker: Worker, fault: str) -> None:
-        """Count a member as lost, because it sent something that it should not have.
+        """Count a member as lost, because it sent invalid data.
 
         Raises:
             MembersLost: always.

@@ -1,1 +1,1 @@
-"""Deployments inside Ray: the server with its scheduler, members with shards and KV caches, and the weights' actor."""
+"""Deployments inside Ray: the server with its scheduler, members with shards and KV caches, and `ServedWeights`."""

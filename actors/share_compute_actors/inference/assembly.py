@@ -1,7 +1,7 @@
 """Forms the stages of a deployment, and forms them again when machines are lost, leave or join.
 
-The remaining members continue at once: they load the layers of a lost machine, if they can hold them. Meanwhile members
-start on machines that would improve the plan; they take part once their shards are loaded.
+After a loss the remaining members continue at once if they can hold the whole model: they load the layers of the lost
+machine. Meanwhile members start on machines that would improve the plan. They take part once their shards are loaded.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ from share_compute_actors.inference.serving_group import ServingGroup
 from share_compute_actors.inference.status_recorder import StatusRecorder
 
 _LEFT = 0.8
-"""Factor on a machine's KV capacity each time its memory did not suffice."""
+"""Factor by which a machine's KV capacity is reduced each time its memory did not suffice."""
 _PAUSE_S = 2.0
 _LONGEST_PAUSE_S = 300.0
 """First and longest backoff of a machine after its member was lost, in seconds."""
 _LASTING_S = 300.0
-"""Time since a member first computed, in seconds, after which its loss begins with the first backoff again."""
+"""Shortest time in seconds between a member's first computation and its loss that resets the backoff."""
 _PATIENCE_S = 120.0
 """Longest wait of sequences for machines that can continue them, in seconds."""
 _MOST_IN_VAIN = 5
-"""Number of failed attempts in a row to form stages, though no member was lost, after which their members are
+"""Number of failed attempts in a row to form stages, without a lost member, after which the members of the stages are
 removed."""
 _log = logging.getLogger(__name__)
 
@@ -70,15 +70,15 @@ class Assembly:
         self._status = status
         self.epoch = 0
         self.placement: Placement | None = None
-        """The placement that computes now; None if none does."""
+        """The placement that serves now; None if there is none."""
         self._target: Placement | None = None
-        """The placement that replaces it as soon as its machines are ready; None if none is planned."""
+        """The placement that replaces `placement` as soon as its own members are ready; None if none is planned."""
         self._tried: frozenset[Worker] = frozenset()
         """Set of members with which `_go_on` was tried last; it is not repeated with the same set."""
         self._room_left: dict[Worker, float] = {}
         self._backoff = Backoff(_PAUSE_S, _LONGEST_PAUSE_S, _LASTING_S)
         self._paused: frozenset[Worker] = frozenset()
-        """Machines in their backoff when it was last decided whether to plan."""
+        """Machines that were in their backoff at the last call of `_plan`."""
         self._is_to_plan = True
         self._in_vain = 0
         self._was_ready = False
@@ -117,7 +117,7 @@ class Assembly:
         return self._group.is_from(worker, key)
 
     def accuse(self, worker: Worker, failure: ShareComputeError) -> None:
-        """Count a member as lost, because it sent something that it should not have."""
+        """Count a member as lost, because it sent invalid data."""
         self._group.detector.accuse(worker, failure)
 
     def expel(self, worker: Worker) -> None:
@@ -126,7 +126,7 @@ class Assembly:
         self._lose([worker])
 
     def check_soon(self) -> None:
-        """Check at once whether all members are alive, because something went wrong between them."""
+        """Check at once whether all members are alive, after an error between them."""
         self._group.detector.shorten_limit()
 
     @property
@@ -135,7 +135,7 @@ class Assembly:
         return not any(heartbeat.is_computing for heartbeat in self._group.detector.heartbeats.values())
 
     def break_up(self, why: str, lost: tuple[str, ...] = ()) -> None:
-        """Stop the current stages, whose pending work is lost; ``lost`` has the names of lost machines."""
+        """Stop the current stages; their pending engine steps are lost. ``lost`` has the names of lost machines."""
         if self.placement is not None:
             self.placement, self._tried = None, frozenset()
             self._status.lost(why, lost)
@@ -144,7 +144,7 @@ class Assembly:
     # -- the loop ----------------------------------------------------------------------------------------------------
 
     def watch(self) -> None:
-        """Check members and machines, and form stages where that is due.
+        """Check members, start members on planned machines, and form stages whose members are ready.
 
         Raises:
             Cancelled: all work is to end.
@@ -206,7 +206,7 @@ class Assembly:
         try:
             wanted = self._planner.answer()
         except PlanInfeasible as lacking:
-            if not paused or self._lacking is None:  # otherwise the reason is already known
+            if not paused or self._lacking is None:  # during a backoff, a known reason is kept
                 self._lacking = f"{lacking.message}: {lacking.hint}"
             self._aim(None)
         else:
@@ -235,7 +235,7 @@ class Assembly:
             self._status.set_state(state, f"waiting for machines: {self._lacking}")
 
     def _form(self, placement: Placement) -> None:
-        """Form the stages of a placement, and let them compute from now on."""
+        """Form the stages of a placement, and serve with them from now on."""
         self.placement = None
         self.epoch += 1
         self._group.halt(self.epoch)
@@ -272,7 +272,7 @@ class Assembly:
             self._formed(placement.at(self.epoch))
 
     def _give_up(self, workers: Collection[Worker], failure: ShareComputeError) -> None:
-        """Remove the machine that the error names, or all machines if it names none."""
+        """Remove the member whose machine the error names, or all of ``workers`` if it names no machine of theirs."""
         self._lacking = failure.message
         self._failed([worker for worker in workers if self.name(worker) == failure.machine] or workers)
 

@@ -37,7 +37,7 @@ _WATCH_S = 0.02
 _STANDSTILL_S = 10.0
 """Longest time without a result while engine steps are in flight and no member computes, in seconds."""
 _MOST_TROUBLES = 3
-"""Number of troubles in a row, without a token in between, after which the affected sequences are given up."""
+"""Number of `Trouble` reports in a row, without a token in between, after which the affected sequences fail."""
 _log = logging.getLogger(__name__)
 
 Heard: TypeAlias = tuple[Any, Any, Any] | Topology | None
@@ -78,7 +78,7 @@ class Deployment:
         self._moved_s = 0.0
         """Last time at which nothing was pending, a member computed, or a result arrived."""
         self._troubles = 0
-        """Number of troubles in a row, without a token in between."""
+        """Number of `Trouble` reports in a row, without a token in between."""
 
     def run(self) -> None:
         """Serve until the replica is stopped; then end the members.
@@ -110,7 +110,7 @@ class Deployment:
             assembly.send(steps)
 
     def _notice_standstill(self) -> None:
-        """Break up the stages if results are due but no member computes: then a link is unresponsive."""
+        """Break up the stages if results are due but no member computes, because then a link has probably failed."""
         if not self._sent or self._assembly.placement is None or not self._assembly.is_idle:
             self._moved_s = time.monotonic()
         elif time.monotonic() - self._moved_s > _STANDSTILL_S:
@@ -134,7 +134,7 @@ class Deployment:
             self._open(*heard)
 
     def _open(self, worker: Any, key: Any, messages: Any) -> None:
-        """Take in messages in the name of a member; a member that sends an undeclared message counts as lost."""
+        """Take in messages that claim to come from a member; after an undeclared message the member counts as lost."""
         if not self._assembly.is_from(worker, key) or not isinstance(messages, list):
             return
         name = self._assembly.name(worker)
@@ -167,7 +167,7 @@ class Deployment:
             self._status.sampled()
 
     def _trouble(self, worker: Worker, trouble: Trouble) -> None:
-        """Handle a member's trouble: decide whether its machine, a sequence or the whole epoch is affected."""
+        """Handle a member's `Trouble` report, which affects a machine, sequences or only the current epoch."""
         failure = trouble.failure
         _log.warning("%s cannot go on: %s", self._assembly.name(worker), failure.message)
         self._troubles += 1
@@ -182,7 +182,7 @@ class Deployment:
         self._again(failure)
 
     def _give_up(self, step_id: int | None, failure: ShareComputeError) -> None:
-        """Fail the sequence that the error names, or those that the engine step opened, or all sequences in it."""
+        """Fail the sequence that the error names, else the sequences that the step opened, else all its sequences."""
         step = self._sent.get(-1 if step_id is None else step_id)
         if step is not None:
             named = [failure.details["sequence"]] if "sequence" in failure.details else []

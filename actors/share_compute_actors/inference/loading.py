@@ -26,11 +26,11 @@ from share_compute_actors.messages import Sources, server_source
 def build_shard(
     setup: ServingSetup, weights: Any, shard: Shard, before: EngineStage | None
 ) -> tuple[EngineStage, dict[str, Tensor]]:
-    """Return a shard's module, and its unfilled tensors by stored name; call it on the thread that will compute.
+    """Return a shard's module, and the tensors to load into it by stored name; call it on the compute thread.
 
     Args:
         setup: parameters of the member.
-        weights: the actor that gives weights.
+        weights: the `ServedWeights` actor.
         shard: layers of the model.
         before: the machine's current module, unusable afterwards; None if there is none.
 
@@ -66,16 +66,17 @@ def _stage(setup: ServingSetup, weights: Any, shard: Shard) -> EngineStage:
 
 
 def fill_shard(setup: ServingSetup, weights: Any, stage: EngineStage, missing: dict[str, Tensor]) -> None:
-    """Load the missing tensors.
+    """Load a shard's missing tensors.
 
     Args:
         setup: parameters of the member.
-        weights: the actor that gives weights.
+        weights: the `ServedWeights` actor.
         stage: newly built module.
-        missing: tensors to fill, by stored name; emptied, so that packed weights are not in memory twice.
+        missing: tensors to fill, by stored name. The dict is emptied, so that weights can be freed as soon as they
+            are packed.
 
     Raises:
-        ShardStoreLost: the actor that gives weights died.
+        ShardStoreLost: the `ServedWeights` actor died.
         PlanInfeasible: the shard does not fit into this machine's memory.
         UserError: the weights do not belong to the configuration.
     """
@@ -90,7 +91,7 @@ def fill_shard(setup: ServingSetup, weights: Any, stage: EngineStage, missing: d
 
 
 def _asked(name: str, tensor: Tensor, dtype: torch.dtype) -> tuple[str, torch.dtype]:
-    """Return the weights actor's method for a tensor, and the dtype of its answer."""
+    """Return the method of `ServedWeights` that returns a tensor's rows, and the dtype of these rows."""
     if is_quantized(name):
         return "int8_weights", torch.int8
     if name.endswith(SCALE):
@@ -99,7 +100,7 @@ def _asked(name: str, tensor: Tensor, dtype: torch.dtype) -> tuple[str, torch.dt
 
 
 def _tokenizer(weights: Any) -> Path | None:
-    """Return a folder on this machine with the tokenizer's files; None if the model has none.
+    """Copy the tokenizer's files to a folder on this machine, and return the folder; None if the model has none.
 
     The folder is named by a digest of its contents, so that the members of all deployments share it.
     """

@@ -65,7 +65,7 @@ class ServingMember(LinkedMember):
         threading.Thread(target=self._tell, name="tell", daemon=True).start()
 
     def _tell(self) -> None:
-        """Send messages to the server on a separate thread; a call takes as long as many of a token's operations."""
+        """Send queued messages to the server, on a separate thread because each Ray call would delay the next token."""
         try:
             while True:
                 messages = [pack_to_server(self._said.get())]
@@ -73,7 +73,7 @@ class ServingMember(LinkedMember):
                     while True:
                         messages.append(pack_to_server(self._said.get_nowait()))
                 self._server.hear.remote(self._setup.worker, self._key, messages)
-        except BaseException:  # noqa: BLE001 - after any error no message of this member arrives
+        except BaseException:  # noqa: BLE001 - this thread sends no messages after an error
             _log.exception("%s cannot be heard any more, and ends", self._setup.name)
             os._exit(1)  # the server, which waits for messages, notices the loss at once
 
@@ -82,14 +82,14 @@ class ServingMember(LinkedMember):
     @ray.method(concurrency_group="orders")
     @answers(HELD)
     def load(self, weights: Any, shard: Shard, *, keeps_plain: bool, is_awaited: bool) -> Held:
-        """Load a shard; keep the parts that are already here, and drop everything else.
+        """Load a shard. Parts that this member already holds are kept, and all others are dropped.
 
         Args:
-            weights: the actor that gives weights.
+            weights: the `ServedWeights` actor.
             shard: layers of the model.
             keeps_plain: whether memory suffices for weights in both forms, plain and packed.
-            is_awaited: whether sequences wait for this member. The shard of a text model is then sealed only after they
-                have continued.
+            is_awaited: whether sequences wait for this member. The shard of a text model is then sealed (optimized)
+                only after these sequences have continued.
 
         Raises:
             PlanInfeasible: the shard does not fit into this machine's memory.
@@ -102,7 +102,7 @@ class ServingMember(LinkedMember):
         engine.keeps_plain = keeps_plain
         if engine.stage is not None:
             engine.stage.clear()
-            if not keeps_plain:  # before anything is loaded, because it frees memory
+            if not keeps_plain:  # before anything is loaded, because a second seal frees memory
                 engine.stage.seal(keeps_plain=False)
         if engine.stage is None or engine.stage.shard != shard:
             stage, missing = build_shard(self._setup, weights, shard, engine.stage)
@@ -114,7 +114,7 @@ class ServingMember(LinkedMember):
                 with fits(shard, self._setup.name):
                     stage.seal(keeps_plain=keeps_plain)
                     stage.warm_up()
-        trim()  # otherwise the caches of the previous epoch would count
+        trim()  # freed KV caches of the previous epoch must not count as resident
         is_elsewhere = self._setup.device != "cpu"
         resident_bytes = None if is_elsewhere else psutil.Process().memory_info().rss
         if resident_bytes is not None and keeps_plain and not engine.stage.is_sealed:
@@ -129,7 +129,7 @@ class ServingMember(LinkedMember):
         """Start to execute the engine steps of an epoch, with empty KV caches."""
         self._engine.order(partial(self._engine.begin, row, row.workers.index(self._setup.worker)))
 
-    # -- always answering --------------------------------------------------------------------------------------------
+    # -- answered at any time ----------------------------------------------------------------------------------------
 
     @ray.method(concurrency_group="steps")
     def take(self, steps: list[EngineStep]) -> None:

@@ -1,4 +1,4 @@
-"""Messages between the members and the server of a deployment, beside engine steps: declared and frozen."""
+"""Messages between the members and the server of a deployment, except for engine steps, as immutable types."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class ServingSetup:
     """The parameters that a member is started with."""
 
     deployment: str
-    """Id of the deployment and its replica; tensors of others are dropped."""
+    """Id of the replica of the deployment; tensors with another id are dropped."""
     worker: Worker
-    """The member's own name: the contributor that it runs on."""
+    """Id of the contributor that the member runs on. It identifies the member in the replica."""
     name: str
     """Name of the member's machine, for display."""
     address: str
@@ -32,7 +32,7 @@ class ServingSetup:
     dtype: ServedPrecision
     """Precision in which the member loads weights and computes."""
     window_tokens: int
-    """Longest sequence, in tokens."""
+    """Longest sequence, prompt and answer together, in tokens."""
     threads: int
     device: DeviceKind
     gpu: str
@@ -42,7 +42,7 @@ class ServingSetup:
 
     @property
     def scope(self) -> str:
-        """Id that the member's tensors carry."""
+        """Id of the replica, which is part of the envelope of each tensor that the member sends."""
         return self.deployment
 
 
@@ -63,7 +63,7 @@ class Held:
     loaded_bytes: Natural
     """Bytes of weights that the member had to load."""
     holding: Holding
-    """Figures for the planner."""
+    """The member's memory use, for the planner."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class Heartbeat:
     is_computing: bool
     """Whether the member computes now, rather than waits for others."""
     computed_s: Seconds
-    """Total time of computing since the member started."""
+    """Total compute time since the member started, in seconds."""
     at_s: Seconds
     """Time of this heartbeat, by the member's own monotonic clock."""
     resident_bytes: Natural
@@ -115,21 +115,21 @@ _TO_SERVER: Messages[StepResult | _Trouble] = Messages(
 
 
 def pack_to_server(message: ToServer) -> bytes:
-    """Return a member's message to the server, as bytes."""
+    """Encode a member's message to the server as bytes."""
     if isinstance(message, StepResult):
         return _TO_SERVER.pack("StepResult", message)
     return _TO_SERVER.pack("Trouble", _Trouble(message.epoch, Raised.of(message.failure), message.step))
 
 
 def unpack_to_server(data: Any, sender: str) -> ToServer:
-    """Return a member's message to the server.
+    """Decode a member's message to the server.
 
     Args:
         data: the message as it was received.
         sender: name of the member's machine.
 
     Raises:
-        Undeclared: the message is not declared.
+        Undeclared: the data is not a declared message.
     """
     message = _TO_SERVER.unpack(data, sender)
     if isinstance(message, StepResult):

@@ -15,11 +15,11 @@ from share_compute.specification import ServeJob
 from share_compute.topology import Topology
 
 _NOTICEABLE = 0.9
-"""Largest ratio of predicted times, new to current, at which new stages are worth the pause."""
+"""Largest ratio of predicted times, new divided by current, at which new stages are worth the pause."""
 
 
 class Planner:
-    """Plans for one deployment.
+    """Plans the placements of one deployment.
 
     Args:
         spec: the user's request.
@@ -49,7 +49,7 @@ class Planner:
 
     @property
     def is_busy(self) -> bool:
-        """Whether an answer is pending."""
+        """Whether `begin` was called and `answer` has not returned the placement yet."""
         return self._answer is not None
 
     def at_once(self, topology: Topology, epoch: int) -> Placement:
@@ -81,7 +81,7 @@ class Planner:
             self._answer = self._executor.submit(self.at_once, topology, epoch)
 
     def answer(self) -> Placement | None:
-        """Return the placement that `begin` started to plan, once; None while it is not known.
+        """Return the placement that `begin` started to plan, once; None if there is none, or while it is being planned.
 
         Raises:
             PlanInfeasible: the machines cannot hold the model.

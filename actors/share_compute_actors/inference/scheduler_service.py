@@ -63,7 +63,7 @@ class SchedulerService:
         self._wake()
 
     def pull(self, after: int, timeout_s: float) -> list[SequenceEvent]:
-        """Return the events after the first ``after`` ones; wait for more if there are none."""
+        """Return all events after the first ``after`` ones; if there are none, wait for one, at most ``timeout_s``."""
         return self._feed.pull(after, timeout_s)
 
     # -- stages ------------------------------------------------------------------------------------------------------
@@ -86,7 +86,7 @@ class SchedulerService:
             self._report(self._scheduler.completed(result))
 
     def reform(self, epoch: int, limits: Limits) -> None:
-        """Continue with other stages."""
+        """Continue all sequences on the stages of a new epoch."""
         with self._lock:
             self._report(self._scheduler.reform(epoch, limits))
 

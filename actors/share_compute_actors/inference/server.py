@@ -80,7 +80,10 @@ class DeploymentServer:
     @ray.method(concurrency_group="requests")
     @answers_by(NOTHING, as_ours)
     def submit(self, generations: str) -> None:
-        """Accept sequences, all or none of them: a list of `Generation` as JSON; `pull` returns their events.
+        """Accept sequences, either all or none of them; `pull` returns their events.
+
+        Args:
+            generations: a list of `Generation` as JSON.
 
         Raises:
             TooLong: a prompt leaves no room for a token.
@@ -97,7 +100,7 @@ class DeploymentServer:
 
     @ray.method(concurrency_group="pull")
     def pull(self, after: int, timeout_s: float) -> str:
-        """Return the events of all sequences after the first ``after``, by `write_events`; wait for the next if none.
+        """Return `write_events` of all events after the first ``after`` ones; if there are none, wait for the next.
 
         ``after`` must never decrease: it is the number of events that the single caller has received.
         """
@@ -105,7 +108,7 @@ class DeploymentServer:
 
     @ray.method(concurrency_group="mail")
     def hear(self, worker: str, key: bytes, messages: list[bytes]) -> None:
-        """Queue messages in the name of a member; `Deployment` checks the sender, and reads them."""
+        """Queue messages that claim to come from a member; `Deployment` checks the sender, and decodes the messages."""
         self._inbox.put((worker, key, messages))
 
     @ray.method(concurrency_group="control")

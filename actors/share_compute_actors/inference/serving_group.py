@@ -1,4 +1,4 @@
-"""The members of one deployment, from the server's side."""
+"""The group of a replica's members, which the server starts, calls and removes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class _Newcomer:
     actor: Any
     shard: Shard
     loaded: Any
-    """The call that loads its shard."""
+    """The pending Ray call that loads its shard."""
 
 
 class ServingGroup(WorkerGroup):
@@ -44,7 +44,7 @@ class ServingGroup(WorkerGroup):
     Args:
         assignment: the deployment, and the machines on which members may run.
         model: blueprint and profile of the model's files.
-        weights: the actor that gives weights.
+        weights: the `ServedWeights` actor.
         server: the actor to which members send messages.
         cancelled: set when all work is to end.
     """
@@ -63,14 +63,14 @@ class ServingGroup(WorkerGroup):
         self._weights = weights
         self._server = server
         self._lives: dict[Any, Worker] = {}
-        """A call to each member that ends only when the member dies."""
+        """A pending `live` call to each member. It ends only when the member dies."""
         self._newcomers: dict[Worker, _Newcomer] = {}
         self.held: dict[Worker, Held] = {}
         """State of each member's shard, as the member reported it."""
         self.detector.are_loading = False
 
     def cut_off(self, workers: frozenset[Worker]) -> frozenset[Worker]:
-        """Return all of them as lost: the server still has their requests, which continue on other members."""
+        """Count all these members as lost: the server still has their sequences, which continue on other members."""
         return workers
 
     # -- joining and leaving -----------------------------------------------------------------------------------------
@@ -96,7 +96,7 @@ class ServingGroup(WorkerGroup):
         )
 
     def invite(self, placement: Placement | None) -> None:
-        """Start members on the machines of a placement that have none, and load their shards; does not wait.
+        """Start members on the machines of a placement that have none, and load their shards; do not wait.
 
         Starting members that are not in this placement, or have another shard there, are killed.
         """
@@ -182,7 +182,7 @@ class ServingGroup(WorkerGroup):
             self.detector.are_loading = False
 
     def begin(self, row: Row) -> None:
-        """Have members start the engine steps of an epoch.
+        """Have members start to execute the engine steps of an epoch.
 
         Raises:
             MembersLost: members died meanwhile.

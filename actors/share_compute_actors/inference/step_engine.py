@@ -29,7 +29,7 @@ _HANDSHAKE_S = 0.5
 """Time between two handshakes while this member waits, in seconds. A handshake reports the number of tensors sent, so
 that the receiver notices a loss."""
 _MOST_UNREAD = 64
-"""Most engine steps whose tokens the first stage has not read; never more are in flight."""
+"""Largest number of engine steps whose tokens the first stage has not read; no more steps are ever in flight."""
 
 Tell = Callable[[ToServer], None]
 
@@ -51,7 +51,7 @@ class StepEngine(ComputeThread):
         self._place = 0
         self._steps: deque[EngineStep] = deque()
         self._halted = 0
-        """Epochs before this one are over."""
+        """Number of the first epoch that is not over; engine steps of earlier epochs are dropped."""
         self._open: set[int] = set()
         """Sequences that have a KV slot; at the first stage only."""
         self._fed_back: dict[int, int] = {}
@@ -123,7 +123,7 @@ class StepEngine(ComputeThread):
             self._compute(step)
         except Exception as failure:  # noqa: BLE001 - the report goes to the server, which decides
             self.is_computing = False
-            self._row = None  # the later engine steps of this epoch depend on this one
+            self._row = None  # drops later steps of this epoch, which depend on this one
             self._tell(Trouble(step.epoch, as_reported(failure), step.id))
 
     def _compute(self, step: EngineStep) -> None:
@@ -135,7 +135,8 @@ class StepEngine(ComputeThread):
             self._open.update(opening.sequence for opening in step.opens)
         inputs = self._inputs(step, self._row.names)
         if not self.stage.is_sealed and all(chunk.count == 1 for chunk in step.chunks):
-            self.stage.seal(keeps_plain=self.keeps_plain)  # all sequences that waited have continued
+            # This step has no prompts, so all sequences that waited for this member have continued.
+            self.stage.seal(keeps_plain=self.keeps_plain)
         start_s, self.is_computing = time.perf_counter(), True
         outputs = self.stage.compute(step, inputs)
         self.computed_s += time.perf_counter() - start_s
@@ -158,7 +159,7 @@ class StepEngine(ComputeThread):
             self.channel.forget(step.id - _MOST_UNREAD, "serve")
 
     def _inputs(self, step: EngineStep, names: Sequence[str]) -> Tensor:
-        """Return ids ``[tokens]``, or the hidden states of the previous stage, ``[tokens, hidden]``."""
+        """Return the token ids ``[tokens]`` (first stage) or the received hidden states ``[tokens, hidden]``."""
         if not step.chunks:
             return torch.empty(0, dtype=torch.int64)
         if self._place:
@@ -198,7 +199,7 @@ class StepEngine(ComputeThread):
             )
 
     def _expect(self, step: EngineStep) -> None:
-        """Record that the last stage will send the tokens of an engine step; read tokens that it sent long ago."""
+        """Record that the last stage will send the tokens of an engine step; read older tokens if many are unread."""
         assert self._row is not None
         sampling = tuple(chunk.sequence for chunk in step.chunks if chunk.samples)
         if sampling:
@@ -207,7 +208,7 @@ class StepEngine(ComputeThread):
             self._read(self._row.names[-1])
 
     def _read(self, source: str) -> None:
-        """Wait for the tokens of the oldest engine step whose tokens were not read."""
+        """Wait for the tokens of the oldest engine step in `_unread`, and store them."""
         assert self._row is not None
         step, sequences = self._unread.popleft()
         label = Label("serve", step, "token", 0, len(self._row.workers) - 1)

@@ -1,4 +1,4 @@
-"""Gives weights to the members of a deployment: an actor on the head, since members may not see the server's disk."""
+"""Actor on the head that sends weights to the members of a deployment, which may not see the server's disk."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ class ServedWeights:
         return config
 
     def _weights(self) -> PretrainedWeights:
-        """Return the opened folder; opens it again if this process was restarted since `prepare`."""
+        """Return the model's opened weight files; open them again if this process was restarted since `prepare`."""
         if self._opened is None:
             from share_compute.models.huggingface.conversion import PretrainedWeights  # noqa: PLC0415 - slow to import
 
@@ -160,7 +160,7 @@ class ServedWeights:
 
     @ray.method(concurrency_group="weights")
     def tokenizer_files(self) -> dict[str, bytes]:
-        """Return the small files of the folder by name; empty if none of them belongs to a tokenizer."""
+        """Return the contents of the folder's small files by name; empty if none of them belongs to a tokenizer."""
         files = [file for file in self._folder.iterdir() if _is_small(file)]
         if not any(file.name.startswith("tokenizer") for file in files):
             return {}

@@ -12,9 +12,9 @@ Three measures confine it:
 If the kernel has no Landlock, `landlock_version` returns 0, and the other two measures still hold. Sources: the
 kernel's ``Documentation/userspace-api/landlock.rst`` and ``no_new_privs.rst``; ``capabilities(7)``.
 
-The process that was started stays outside as the program's guard. It passes SIGTERM on, and ends with the program's
-status. Before it ends, it kills all descendants of the program, including detached ones (`_guard`). It does so when the
-program ends, when it receives `END_NOW`, and when the process that started it ends.
+The process that was started stays outside the confinement as the program's guard. It passes SIGTERM on, and exits with
+the program's status. Before it exits, it kills all descendants of the program, including detached ones (`_guard`). The
+guard exits when the program ends, when the guard receives `END_NOW`, and when the process that started the guard ends.
 
 This module needs the standard library only, because it runs before everything else.
 """
@@ -46,13 +46,14 @@ SIGKILL would end the guard, and leave the descendants running."""
 _LAST_CAPABILITY = 63
 _CAPABILITY_VERSION = 0x20080522
 _READ = 1 << 0 | 1 << 2 | 1 << 3
-"""Execute a file, read a file, list a folder."""
+"""Rights to execute a file, read a file, and list a folder."""
 _RESOLVE_UNIX = 1 << 16
-"""Reach Unix sockets with a path that processes outside the domain made (version 9, Linux 7.1)."""
+"""Right to connect to Unix sockets in the file system that processes outside the domain made (version 9, Linux 7.1)."""
 _OF_FILES = 1 << 0 | 1 << 1 | 1 << 2 | 1 << 14 | 1 << 15 | _RESOLVE_UNIX
 """Rights that exist for a file: execute, write, read, truncate, device ioctl, Unix socket."""
 _REFER = 1 << 13
-"""Link and rename across folders (version 2); every domain with rules for files denies it unless it is granted."""
+"""Right to link and rename files across folders (version 2). Every domain with rules for files denies both unless
+it grants this right."""
 _RIGHTS_BY_VERSION = ((9, _RESOLVE_UNIX), (5, 1 << 15), (3, 1 << 14), (2, _REFER))
 _FIRST_RIGHTS = (1 << 13) - 1
 _SCOPE_ABSTRACT_SOCKETS, _SCOPE_SIGNALS = 1 << 0, 1 << 1
@@ -157,7 +158,9 @@ def installation() -> tuple[str, ...]:
 
 
 def unprivileged_user(name: str | None, paths: Iterable[str]) -> tuple[User | None, str]:
-    """Return the user that confined programs run as if this process is root, or the reason why there is none.
+    """Return the user that confined programs run as, and the reason if there is none.
+
+    If this process is not root, the result is None and an empty reason: programs run as the present user.
 
     Args:
         name: name of the user. Default: ``share-compute`` if that user exists, else ``nobody``.
@@ -225,7 +228,7 @@ def _become(user: User | None, parent: int) -> None:
             os.setresuid(user.uid, user.uid, user.uid)
         header = struct.pack("=Ii", _CAPABILITY_VERSION, 0)
         _check(_libc().capset(header, bytes(24)), "capset")
-    # A change of user clears this setting, so it is set after that.
+    # A change of user clears the parent-death signal, so the signal is set afterwards.
     _prctl(_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         raise SystemExit(1)
@@ -245,7 +248,7 @@ def _restrict(read: Iterable[str], write: Iterable[str]) -> None:
 
 
 def _enter_domain(rights: int, scopes: int, allowed: Iterable[tuple[str, int]]) -> None:
-    """Enter a Landlock domain that denies ``rights``, except below the allowed paths, and denies its ``scopes``."""
+    """Enter a Landlock domain that denies ``rights`` except below the allowed paths, and all of ``scopes``."""
     attributes = struct.pack("=QQQ", rights, 0, scopes) if scopes else struct.pack("=Q", rights)
     libc = _libc()
     rules = _check(libc.syscall(_CREATE_RULESET, attributes, len(attributes), 0), "landlock_create_ruleset")
@@ -283,7 +286,7 @@ def _devices() -> list[str]:
 
 
 def _keep_signals() -> bool:
-    """Enter a Landlock domain that signals of this process cannot leave; return whether the kernel enforces that."""
+    """Enter a Landlock domain that cannot signal processes outside; return whether the kernel enforces this."""
     if landlock_version() < _SCOPES_SINCE:
         return False
     _enter_domain(_REFER, _SCOPE_SIGNALS, [("/", _REFER)])
@@ -296,11 +299,11 @@ def _keep_signals() -> bool:
 
 def _kill_descendants(is_kept: bool) -> None:
     if is_kept:
-        # The kernel kills the whole domain, and no fork escapes it (kernel/fork.c: signals to multiple processes).
+        # This kills all other processes of the domain. No fork escapes (kernel/fork.c: signals to multiple processes).
         with suppress(OSError):
             os.kill(-1, signal.SIGKILL)
         return
-    # Orphans become children of this process, so killing the children again and again reaches all of them.
+    # Orphans become children of this process, so repeated calls reach all descendants.
     # Only this process reaps its children, so their pids cannot have been reused.
     for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split():
         os.kill(int(pid), signal.SIGKILL)
@@ -328,7 +331,7 @@ def _end_like(status: int) -> None:
     """End this process with the same exit status or signal as in this wait status."""
     code = os.waitstatus_to_exitcode(status)
     if code < 0:
-        with suppress(OSError):  # SIGKILL has no other handler
+        with suppress(OSError):  # SIGKILL's handler cannot be set
             signal.signal(-code, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {-code})
         os.kill(os.getpid(), -code)
@@ -348,7 +351,7 @@ def main(arguments: Sequence[str]) -> None:
     is_kept = _keep_signals()
     program = os.fork()
     if program:
-        _prctl(_SET_DUMPABLE, 0)  # no process of the same user traces it, and it writes no core
+        _prctl(_SET_DUMPABLE, 0)  # no process of the same user can trace it, and it writes no core dump
         os.closerange(3, os.sysconf("SC_OPEN_MAX"))
         _end_like(_guard(program, is_kept))
     signal.pthread_sigmask(signal.SIG_SETMASK, before)

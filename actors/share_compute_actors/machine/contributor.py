@@ -24,7 +24,7 @@ from share_compute_actors.wire import TEXT, answers_by
 
 _PROBE_TIMEOUT_S = 120.0
 _ECHO_S = 20.0
-"""Longest wait for one call. The peer's process may be starting; 4 MiB take as long at 1.7 Mbit/s."""
+"""Longest wait for one call. The peer's process may be starting; at 1.7 Mbit/s a payload of 4 MiB takes this long."""
 
 
 @ray.remote(num_cpus=0, max_restarts=0, concurrency_groups={"echo": 2, "measure": 1})
@@ -41,13 +41,13 @@ class Contributor:
     @ray.method(concurrency_group="measure")
     @answers_by(TEXT, as_ours)
     def probe(self, memory_bytes: int, cpu_threads: int, device: str, beside: int = 0) -> str:
-        """Measure the lent device in a separate process; return JSON of a list of one `Device`.
+        """Measure the lent device in a separate process; return a list with one `Device` as JSON.
 
         Args:
             memory_bytes: memory that is lent.
             cpu_threads: number of threads to compute with.
             device: cpu or cuda.
-            beside: threads that other machines use of the same processors.
+            beside: number of threads that other machines use on the same processors.
 
         Raises:
             UserError: the device could not be measured.
@@ -77,17 +77,17 @@ class Contributor:
 
     @ray.method(concurrency_group="measure")
     def measure_links(self, peers: Sequence[tuple[str, Place, Any]]) -> str:
-        """Return `links_to` these peers as JSON."""
+        """Measure the links to these peers; return the result of `links_to` as JSON."""
         return json.dumps([asdict(link) for link in links_to(self._id, peers)])
 
     @ray.method(concurrency_group="echo")
     def dial(self, address: str, ports: Sequence[int], greeting: str) -> str:
-        """Return `closed_ports` as seen from this machine, as JSON.
+        """Test another machine's ports from this machine; return the result of `closed_ports` as JSON.
 
         Args:
             address: IP address of another machine.
             ports: TCP ports that the other machine listens on.
-            greeting: handshake that it sends there, in hexadecimal.
+            greeting: handshake that the other machine sends on each connection, in hexadecimal.
         """
         return json.dumps(closed_ports(address, ports, bytes.fromhex(greeting)))
 

@@ -31,7 +31,7 @@ def share_cores(count: int) -> tuple[tuple[int, ...], ...]:
 
 
 def on_cores(command: Sequence[str], cores: Sequence[int]) -> list[str]:
-    """Return the command that runs ``command`` and its children on these cores only; on all cores if it is empty."""
+    """Return the command that runs ``command`` and its children on these cores only; on all cores if there are none."""
     if not cores:
         return list(command)
     return [sys.executable, "-I", "-S", "-c", _PIN, ",".join(map(str, cores)), *command]
@@ -41,5 +41,5 @@ def _place(core: int) -> tuple[int, ...]:
     folder = _CPUS / f"cpu{core}" / "topology"
     try:
         return (*(int((folder / name).read_text()) for name in _PLACE), core)
-    except (OSError, ValueError):  # some virtual machines do not report it
+    except (OSError, ValueError):  # some virtual machines do not report the location
         return (0, core, core)

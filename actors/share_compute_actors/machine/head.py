@@ -42,7 +42,7 @@ HEALTH_CHECKS = {
 }
 """Ray's health checks, set to wait for nodes as long as nodes wait for the head.
 
-A node that Ray counts as dead ends itself when it learns that, with all its processes. Losses are found much sooner
+A node that learns that Ray counts it as dead ends itself with all its processes. Losses are detected much sooner
 without Ray: coordinators detect lost members, and agents report their machines."""
 _PROGRAM = "share_compute_actors.machine.head_process"
 _TOKEN, _STALE, _TABLES = "ray-token", "ray-token-is-stale", "ray-tables"
@@ -88,11 +88,11 @@ def start_head(settings: Settings, children: ChildProcesses, advertise_address: 
         Unavailable: the head did not start.
     """
     token = read_or_make_secret(settings.data_folder / _TOKEN)
-    # Ray gives all users access to its folder, so the folder around it stays closed. Sockets need a short path.
+    # Ray gives all users access to its folder, so the folder above it must be private. Sockets need a short path.
     folder = children.folder / "r" / "s"
-    # Ray refuses to use the same port again if the file has the address of an earlier run.
     tables = settings.data_folder / _TABLES
     policy = _policy(settings, children.folder, tables)
+    # Ray refuses to use the same port again if this file has the address of an earlier run.
     (folder / "ray_current_cluster").unlink(missing_ok=True)
     shared = {**ray_environment(token, children.folder), "TMPDIR": str(children.folder / "tmp")}
     environment = {
@@ -133,7 +133,7 @@ def start_head(settings: Settings, children: ChildProcesses, advertise_address: 
 
 
 def invalidate_token(data_folder: Path) -> None:
-    """Mark the token as known to a machine that left, so that the next head makes another one.
+    """Mark the token as known to a machine that left, so that the next head gets a new token.
 
     The mark survives a restart of the server.
     """
@@ -141,14 +141,15 @@ def invalidate_token(data_folder: Path) -> None:
 
 
 def has_stale_token(data_folder: Path) -> bool:
-    """Whether a machine that left knows the present token."""
+    """Whether a machine that has left the cluster knows the present token."""
     return (data_folder / _STALE).exists()
 
 
 def renew_token(data_folder: Path) -> None:
-    """Make another token for the next head, and remove Ray's tables.
+    """Make a new token for the next head, and remove Ray's tables.
 
-    The tables have the actors that Ray restarts by itself: an actor of a machine that left would learn the new token.
+    The tables list the actors that Ray restarts by itself. A restarted actor of a machine that left would learn the new
+    token.
     """
     shutil.rmtree(data_folder / _TABLES, ignore_errors=True)
     write_private(data_folder / _TOKEN, secrets.token_hex(32))
@@ -226,7 +227,8 @@ def _policy(settings: Settings, run_folder: Path, tables: Path) -> Policy:
     )
     if user is not None:
         for folder in (settings.data_folder, run_folder, run_folder.parent):
-            folder.chmod(0o711)  # other users may pass it but not list it; its files are for their owner only
+            # Other users may enter the folder but not list it. Its files are for their owner only.
+            folder.chmod(0o711)
         hand_over(policy, (path.parent.resolve() / path.name for path in (tables, jobs, uploads, *own)))
     elif why_not:
         _log.warning("the Ray head runs as root, without privileges: %s", why_not)

@@ -23,7 +23,7 @@ GCS_SUPERVISOR = "gcs-supervisor"
 """Program of the head that starts the GCS again; see `head_process`."""
 _VITAL = (GCS_SUPERVISOR, "raylet")
 INLINE_LIMIT_BYTES = 8 * 2**20
-"""Largest payload that travels inside the call itself, in one round trip."""
+"""Largest payload that Ray sends inside the call itself, in one round trip, in bytes."""
 
 
 RAY_SETTINGS = {
@@ -32,7 +32,8 @@ RAY_SETTINGS = {
     "RAY_DISABLE_IMPORT_WARNING": "1",
     # Under `uv run` Ray would start workers in an environment of their own.
     "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
-    # By default the head gets three records of every call, and keeps those of the last 100,000. Nothing here uses them.
+    # By default the head gets three records of every call, and keeps the records of the last 100,000 calls. They are
+    # not used.
     "RAY_task_events_report_interval_ms": "0",
     # When a whole machine dies, Ray waits in vain for the reason why its actors died. A call to such an actor fails
     # after 1.2 to 1.4 s with the defaults of Ray 2.60 (1000 ms of waiting, checked each second), and after 0.3 s with
@@ -61,8 +62,8 @@ class RayNode:
     def end(self) -> str | None:
         """Reason why the node cannot be used any more; None while it runs.
 
-        The processes in `vital` are checked, too, because ``ray start --block`` may run on for up to a minute after
-        the process that it blocks for.
+        The processes in `vital` are checked, too, because ``ray start --block`` may run for up to a minute after one
+        of them has ended.
         """
         if self.child.exit_code is not None:
             return f"it ended with status {self.child.exit_code}: {self.child.last_words()}"

@@ -65,7 +65,7 @@ class PortRange:
             yield range(first, first + _UNIT)
 
     def free(self) -> int:
-        """Return the number of ports in units that have no taken port."""
+        """Return the number of ports in units whose ports are all free."""
         free = 0
         for unit in self.units():
             if (guard := _guard(unit)) is not None:

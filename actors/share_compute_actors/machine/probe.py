@@ -30,7 +30,7 @@ from share_compute_actors.machine.device import gpu_uuid
 
 _MEASURABLE_S = 0.03
 _BUDGET_S = 0.35
-"""Time for one figure, in seconds; the best measurement within it is kept."""
+"""Time limit for measuring one figure, in seconds; the best of the measurements in this time counts."""
 _REPETITIONS = 4
 _LARGEST_MATRIX = 8192
 _SMALL, _CHAIN, _PASSES = 16, 8, 40
@@ -50,7 +50,7 @@ class Lent:
     device: str = "cpu"
     """cpu or cuda."""
     beside: int = 0
-    """Number of threads that other machines use of the same processors; they are kept busy, as they are later."""
+    """Number of threads that other machines use on the same processors. As many processors are kept busy meanwhile."""
 
 
 def probe(lent: Lent) -> Device:
@@ -81,7 +81,7 @@ def probe(lent: Lent) -> Device:
 def _busy(processors: int) -> Iterator[None]:
     """Keep a number of processors busy.
 
-    Cores share caches, memory and clock rate, so each one is slower than it is alone.
+    Cores share caches, memory and clock rate, so each core is slower while others are busy.
     """
     children = [_fork_busy() for _ in range(processors)]
     try:
@@ -93,7 +93,7 @@ def _busy(processors: int) -> Iterator[None]:
 
 
 def _fork_busy() -> int:
-    """Fork a process that multiplies matrices until this process ends; return its pid in this process.
+    """Fork a process that multiplies matrices until this process ends; return the child's pid in this process.
 
     The fork is safe because torch has not started threads yet.
     """

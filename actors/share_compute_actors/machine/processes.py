@@ -46,15 +46,15 @@ _START_TICKS = 19
 _log = logging.getLogger(__name__)
 Found = TypeVar("Found")
 
-# The kernel ends a tied child when the *thread* that started it ends, so one thread that never ends starts all.
+# The kernel ends a tied child when the *thread* that started it ends, so a single lasting thread starts all children.
 _starter = ThreadPoolExecutor(max_workers=1, thread_name_prefix="starts-children")
 
 
 def tied(arguments: Sequence[str]) -> list[str]:
     """Return the command that runs ``arguments`` and is killed when its starting thread ends (Linux).
 
-    A small program ties itself to its parent and then runs ``arguments``, because own code between fork and exec is
-    not safe.
+    A small program ties itself to its parent and then runs ``arguments``. Code of this process between fork and exec
+    (Popen's ``preexec_fn``) would not be safe, because this process has threads.
     """
     return [sys.executable, "-I", "-S", "-c", _TIE_TO_PARENT, str(os.getpid()), *arguments]
 
@@ -65,7 +65,7 @@ class Identity:
 
     pid: int
     start: str
-    """Exact start time; comparable only with others of the same system."""
+    """Exact start time; comparable only with start times on the same system."""
 
     @classmethod
     def of(cls, process: psutil.Process) -> Identity:
@@ -79,7 +79,7 @@ class Identity:
     def find(self) -> psutil.Process | None:
         """Return the process if it still runs."""
         try:
-            # Made before the comparison: psutil does not act on a process that gets the same pid later.
+            # Create the object before the comparison, because psutil then never acts on a later process with this pid.
             process = psutil.Process(self.pid)
             return process if Identity.of(process) == self and is_alive(process) else None
         except psutil.NoSuchProcess:
@@ -134,26 +134,26 @@ class Child:
         return list(self._family.values())
 
     def log_tail(self, lines: int = 20) -> str:
-        """Return the last lines of its output."""
+        """Return the last lines of the child's output."""
         try:
             return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
         except FileNotFoundError:
             return ""
 
     def last_words(self) -> str:
-        """Return the last line of its output that is not empty, at most 300 characters."""
+        """Return the last non-empty line of the child's output, at most 300 characters of it."""
         lines = (line.strip() for line in reversed(self.log_tail().splitlines()))
         return next(filter(None, lines), "it printed nothing")[:300]
 
     def wait(self, timeout_s: float | None = None) -> int | None:
-        """Wait until it ends and return its exit status; None if it still runs after ``timeout_s``."""
+        """Wait until the child ends, and return its exit status; None if it still runs after ``timeout_s``."""
         try:
             return self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
             return None
 
     def watch(self, look: Callable[[str], Found | None], deadline_s: float) -> Found | None:
-        """Wait until ``look`` finds a result in its output; None if it ends first, or after ``deadline_s``."""
+        """Return what ``look`` finds in the child's output; None if the child ends first, or after ``deadline_s``."""
         deadline = time.monotonic() + deadline_s
         while True:
             is_last = self.exit_code is not None or time.monotonic() > deadline
@@ -163,12 +163,12 @@ class Child:
             time.sleep(_WATCH_S)
 
     def interrupt(self) -> None:
-        """Ask it to end, without waiting."""
+        """Ask the child to end (SIGTERM), without waiting."""
         if self.exit_code is None:
             self._process.terminate()
 
     def stop(self, grace_s: float) -> None:
-        """Ask it to end; after ``grace_s``, kill all processes of its family that are left."""
+        """Ask the child to end; after ``grace_s``, kill all processes of its family that are left."""
         if self.exit_code is None:
             self.family()
         self.interrupt()
@@ -176,12 +176,12 @@ class Child:
         self.kill()
 
     def kill(self) -> None:
-        """Kill it and its family at once."""
+        """Kill the child and its family at once."""
         family = self.family()
         # A confined program's guard kills all descendants before it ends, including those started just now.
         self._process.send_signal(END_NOW)
         self.wait(_END_S)
-        # Not by psutil: only the first wait for a child gets its exit status, and `Popen` needs it.
+        # The child is not killed by psutil: only the first wait for a child gets its exit status, and `Popen` needs it.
         self._process.kill()
         self._process.wait()
         end_processes(member for member in family if member.pid != self.pid)
@@ -242,16 +242,16 @@ class ChildProcesses:
             name: name of the child in messages, and of its log file.
             arguments: program and arguments.
             environment: variables that are set in addition to the inherited ones, or replace them.
-            inherits: variables that it inherits. Default: all variables of this process.
-            files: descriptors of open files that it gets under the same numbers.
-            cwd: its working folder.
-            output: descriptor of an open file for its output. Default: its log file. Errors go to the log file.
+            inherits: variables that the child inherits. Default: all variables of this process.
+            files: descriptors of open files that the child gets under the same numbers.
+            cwd: working folder of the child.
+            output: descriptor of an open file for standard output. Default: the log file, where errors always go.
 
         Raises:
             Unavailable: the folder cannot be written.
         """
         try:
-            # An interrupt may end this call, but not the other thread, so each started child is listed.
+            # An interrupt may end this call, but not `_start` on the other thread, so each started child is listed.
             variables = {**(os.environ if inherits is None else inherits), **environment}
             return _starter.submit(self._start, name, arguments, variables, files, cwd, output).result()
         except OSError as failure:
@@ -292,9 +292,9 @@ class ChildProcesses:
         return child
 
     def refresh(self) -> None:
-        """Write the list again; call it regularly, because children start processes, too.
+        """Write the list of processes again; call this method regularly, because children start processes, too.
 
-        A failure is only logged, once, because an outdated list is no reason to end working processes.
+        A failure is only logged, and only once, because an outdated list is no reason to end working processes.
         """
         try:
             self.write()

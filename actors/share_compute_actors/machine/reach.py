@@ -93,7 +93,7 @@ def listening(address: str, ports: Collection[int], greeting: bytes) -> Iterator
         selector = stack.enter_context(selectors.DefaultSelector())
         for port in ports:
             listener = stack.enter_context(socket.create_server((address, port), family=family))
-            listener.setblocking(False)  # noqa: FBT003 - the standard library's
+            listener.setblocking(False)  # noqa: FBT003 - it takes no keyword
             selector.register(listener, selectors.EVENT_READ)
 
         def accept(listener: socket.socket) -> None:

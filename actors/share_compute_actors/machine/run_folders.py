@@ -28,7 +28,7 @@ The rest of a socket's path takes up to 80 bytes:
 ``/XXXXXXXX/ray/session_<date>_<time>_<pid>/sockets/plasma_store.1``."""
 _LOCK = "lock"
 _SWEEPING_S = 10.0
-"""Longest time in seconds that a folder may be locked by a process that is not its owner, because it removes it."""
+"""Longest time for which a process that removes a folder may hold the folder's lock, in seconds."""
 _POLL_S = 0.05
 
 
@@ -138,7 +138,7 @@ def _try_to_take(folder: Path) -> TextIO | None:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if file.stat().st_ino == os.fstat(lock.fileno()).st_ino:
-            lock.truncate(0)  # its pid belongs to a dead owner
+            lock.truncate(0)  # the pid in it belongs to a dead owner
             return lock
     except (BlockingIOError, FileNotFoundError):
         pass  # locked by another process, or removed since it was opened

@@ -24,7 +24,9 @@ from share_compute_actors.machine.reach import Place, answers
 
 _PERIOD_S = 0.5
 _LOST_IN_SUCCESSION = 3
-"""Packets lost in succession after which a connection is examined: 1.4 s at the shortest timeout."""
+"""Number of packets lost in succession from which a connection counts as stalled.
+
+At TCP's shortest timeout this takes 1.4 s."""
 _ANSWER_S = 0.4
 """Time limit for the other host to answer a new connection, in seconds."""
 _ESTABLISHED = 1
@@ -91,10 +93,9 @@ def _is_stalled(connection: socket.socket) -> bool:
     if connection.type != socket.SOCK_STREAM or connection.family not in {socket.AF_INET, socket.AF_INET6}:
         return False
     options: Any = socket
+    # gRPC sets this option on all its connections. ZeroMQ and gloo, which would lose messages, do not set it.
     if not connection.getsockopt(socket.IPPROTO_TCP, options.TCP_USER_TIMEOUT):
-        return (
-            False  # gRPC sets it on all its connections; ZeroMQ and gloo, which would lose messages, do not
-        )
+        return False
     known = connection.getsockopt(socket.IPPROTO_TCP, options.TCP_INFO, _TCP_INFO.size)
     state, _, retransmissions, probes = _TCP_INFO.unpack(known)
     return bool(state == _ESTABLISHED and max(retransmissions, probes) >= _LOST_IN_SUCCESSION)

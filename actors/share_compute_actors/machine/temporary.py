@@ -1,4 +1,4 @@
-"""Selects a node's folder for temporary files: on a disk if possible, because files in memory reduce lent memory."""
+"""Selects a node's folder for temporary files: on a disk if possible, because files on a tmpfs use lent memory."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 
-_LASTING = Path("/var/tmp")  # noqa: S108 - the system's other folder for temporary files, which outlives its memory
+_LASTING = Path("/var/tmp")  # noqa: S108 - the system's folder for temporary files that survive a reboot
 _NAMED_BY = ("TMPDIR", "TEMP", "TMP")
 _IN_MEMORY = frozenset({"tmpfs", "ramfs"})
 
@@ -23,7 +23,7 @@ def temporary_folder() -> Path:
 
 
 def is_memory(folder: Path) -> bool:
-    """Whether files in a folder use memory instead of disk space. It looks for such folders on Linux only."""
+    """Whether files in a folder use memory instead of disk space; always false on systems other than Linux."""
     if sys.platform != "linux":
         return False
     place = folder.resolve()

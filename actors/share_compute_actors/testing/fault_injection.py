@@ -1,7 +1,7 @@
 """Fault injection into the processes of a training job, for tests and benchmarks.
 
-The failure script is the one that drives the simulation (`share_compute.protocol.failures`). Pass it to an attempt in
-`Assignment.failures`; each process of the attempt then executes its own part.
+The failure script has the same format as in the simulation (`share_compute.protocol.failures`). Pass it to an attempt
+in `Assignment.failures`. Each process of the attempt then executes its own part of the script.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def require_carried_out(failures: Sequence[Failure]) -> None:
             )
 
 
-def _is_carried_out(failure: Failure) -> bool:  # noqa: PLR0911 - a return for each kind
+def _is_carried_out(failure: Failure) -> bool:  # noqa: PLR0911 - one return for each kind
     match failure.kind:
         case FailureKind.kill | FailureKind.stop:
             return True
@@ -74,14 +74,14 @@ class FaultInjector:
         self._worker = worker
         self._script = FailureScript(failures)
         self.messages = MessageFaults()
-        """Sends messages, with the injected faults."""
+        """Sends this process's messages, with the injected faults."""
 
     def passes(self, point: Point, step: int) -> list[Failure]:
-        """Pass a protocol point, and return the failures that apply to the message sent there.
+        """Execute the failures that are due at a protocol point; return the ones for the message sent at this point.
 
-        A kill ends this process at once. A stop suspends it with its sockets open, until another process resumes it. A
-        partition cuts it off from members and from the coordinator. The collectives of its stage still pass, because
-        they have sockets of their own.
+        A kill ends this process at once. A stop suspends this process with its sockets open, until another process
+        resumes it. A partition cuts it off from members and from the coordinator. The collectives of its stage still
+        work, because they use separate sockets.
         """
         of_message = []
         for failure in self._script.passes(point, self._worker, step):
@@ -104,7 +104,7 @@ def kill() -> None:
 
 def freeze(duration_s: float) -> None:
     """Suspend this process for some seconds, with its sockets open; another process resumes it."""
-    subprocess.Popen(  # not waited for: it must outlive this call
+    subprocess.Popen(  # not waited for: it resumes this process later
         [sys.executable, "-c", _WAKE, str(os.getpid()), str(duration_s)],
         start_new_session=True,
     )
@@ -114,7 +114,7 @@ def freeze(duration_s: float) -> None:
 
 
 def make_fail(job_id: str, worker: Worker, kind: Literal["kill", "stop"], duration_s: float = 0.0) -> None:
-    """Make a member of a running job fail now; return before it does.
+    """Make a member of a running job fail; return without waiting for the failure.
 
     Args:
         job_id: the job.

@@ -1,4 +1,4 @@
-"""A mailbox for a process that leads members without being an actor, as tests and benchmarks do."""
+"""A mailbox for tests and benchmarks, which lead members from a process that is not a Ray actor."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ import ray
 
 @ray.remote(num_cpus=0, concurrency_groups={"mail": 1, "control": 1})
 class Mailbox:
-    """Takes the coordinator's place as the receiver of members' messages, for a process that is no actor."""
+    """Receives members' messages in place of a coordinator, for a process that is not a Ray actor."""
 
     def __init__(self) -> None:
         self._heard: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
 
     @ray.method(concurrency_group="mail")
     def hear(self, *said: Any) -> None:
-        """Take in a message of a member."""
+        """Queue a message from a member."""
         self._heard.put(said)
 
     @ray.method(concurrency_group="control")
     def next(self) -> tuple[Any, ...]:
-        """Wait for the next message, and return it."""
+        """Wait for the next message, remove it from the queue and return it."""
         return self._heard.get()
 
 

@@ -17,7 +17,9 @@ from share_compute_actors.transport.channel import Letter
 
 Send = Callable[[], None]
 _NOT_OVERTAKEN_S = 2.0
-"""Longest time for which a message is held back to be overtaken, in seconds; then it is sent anyway."""
+"""Longest time for which a reordered message is held back, in seconds.
+
+After this time the message is sent even if no later message has overtaken it."""
 
 
 class MessageFaults:
@@ -66,7 +68,7 @@ class MessageFaults:
             self._held.pop(target)()
 
     def flush(self) -> float | None:
-        """Send all messages that are due; return the seconds until the next is due, None if none waits."""
+        """Send all delayed messages that are due; return the seconds until the next is due, None if none is left."""
         while self._late:
             left_s = self._late[0][0] - time.monotonic()
             if left_s > 0:
@@ -89,7 +91,7 @@ class MessageFaults:
     # -- partitions --------------------------------------------------------------------------------------------------
 
     def cut(self, partition: Failure) -> None:
-        """Cut the links between this process and the peers of a partition, or all other processes, for a while."""
+        """Cut the links to a partition's peers for its duration; if it names no peers, the links to all processes."""
         self._cuts.append((time.monotonic() + partition.duration_s, partition.peers))
 
     def is_cut(self, other: Worker | None) -> bool:
@@ -113,7 +115,7 @@ def _has(failures: Sequence[Failure], kind: FailureKind) -> bool:
 
 
 def wrong_tensor(tensor: Tensor, failures: Sequence[Failure]) -> Tensor:
-    """Return the tensor that is sent under these failures."""
+    """Return the tensor that is sent in place of ``tensor``, changed as these failures specify."""
     if _has(failures, FailureKind.reshape):
         return tensor.unsqueeze(0)
     if _has(failures, FailureKind.retype):
@@ -124,15 +126,15 @@ def wrong_tensor(tensor: Tensor, failures: Sequence[Failure]) -> Tensor:
 
 
 def wrong_letter(letter: Letter, failures: Sequence[Failure]) -> Letter:
-    """Return the letter that is sent under these failures."""
+    """Return the encoded tensor that is sent in place of ``letter``, changed as these failures specify."""
     return letter.shortened() if _has(failures, FailureKind.resize) else letter
 
 
 def is_poisoned(failures: Sequence[Failure]) -> bool:
-    """Return whether the numbers that are made here must be made not finite."""
+    """Return whether these failures make the sender compute numbers that are not finite."""
     return _has(failures, FailureKind.poison)
 
 
 def deviates(failures: Sequence[Failure]) -> bool:
-    """Return whether the numbers that are made here must be made wrong."""
+    """Return whether these failures make the sender compute wrong (but finite) numbers."""
     return _has(failures, FailureKind.deviate)

@@ -1,1 +1,1 @@
-"""Tensors, pieces of files and sums between members."""
+"""Transport between members: tensors, pieces of files, and collective sums."""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 _OVERTAKEN_S = 0.5
-"""Longest wait for a tensor that later ones have overtaken, in seconds."""
+"""Time in seconds after which a tensor that was sent but has not arrived counts as lost."""
 
 
 class Arrivals:
-    """The arrivals over one link in one epoch; tensors are counted from 1."""
+    """The tensors that arrived over one link in one epoch; tensors are numbered from 1."""
 
     def __init__(self) -> None:
         self._whole = 0
@@ -15,7 +15,7 @@ class Arrivals:
         self._ahead: set[int] = set()
         """Numbers of tensors that arrived after a gap."""
         self._sent = 0
-        """Largest number that is known to be sent."""
+        """Largest number of a tensor that is known to have been sent."""
         self._missed_since_s: float | None = None
 
     def came(self, number: int, now_s: float) -> None:

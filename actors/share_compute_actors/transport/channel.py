@@ -9,7 +9,7 @@ that names another sender is dropped, and the member that sent it is at fault.
 
 The channel never sends a message again. Sockets lose the messages in flight when a connection breaks. They therefore
 count their messages and report the count in handshakes. The receiver notices the gap (`Channel.lacks`), and the next
-epoch sends the tensor again. Ray calls arrive, or their receiver is lost.
+epoch sends the tensor again. A Ray call either arrives, or its receiver is lost.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ HANDSHAKE = Label("train", 0, "hello", -1, 0)
 """Label of a handshake that reports the number of tensors sent; no receiver waits for it."""
 
 Deliver = Callable[[bytes, np.ndarray], None]
-"""Carries one envelope and its bytes by a Ray call."""
+"""Sends an envelope and the tensor's bytes by a Ray call."""
 
 
 class Letter(NamedTuple):
@@ -56,13 +56,13 @@ class Letter(NamedTuple):
     content: np.ndarray
 
     def damaged(self) -> Letter:
-        """Return the letter with a flipped bit, as bad memory or a bad network would make it."""
+        """Return a copy with one flipped bit, like damage by defective memory or a defective network."""
         content = self.content.copy()
         content[len(content) // 2] ^= 1
         return Letter(self.envelope, content)
 
     def shortened(self) -> Letter:
-        """Return the letter without its last byte but with a valid seal, as a defective sender would make it."""
+        """Return a copy without the last byte but with a valid seal, like the output of a defective sender."""
         envelope, content = Envelope.unpack(self.envelope, self.content.data), self.content[:-1]
         return Letter(envelope.pack(content.data), content)
 
@@ -74,7 +74,7 @@ _DTYPES: Mapping[str, torch.dtype] = {
         *(torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool),
     )
 }
-"""Dtypes of tensors that may arrive. torch cannot read bytes as some others, and crashes on quantized ones."""
+"""Dtypes that tensors may have, by name. With others torch cannot read bytes, or crashes (quantized dtypes)."""
 
 
 class Rejected(NamedTuple):
@@ -82,9 +82,9 @@ class Rejected(NamedTuple):
 
     label: Label
     source: Worker
-    """The member that sent it, by its key."""
+    """The member that sent the message, as identified by its key."""
     what: str
-    """Defect of the tensor, for display."""
+    """Defect of the message, for display."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,12 +115,12 @@ class Peer:
 
 
 class _Admission:
-    """Admits exactly the members of this epoch."""
+    """Admits connections of this epoch's members only, by their public keys."""
 
     def __init__(self, allowed: Collection[bytes]) -> None:
         self._allowed = allowed
 
-    def callback(self, domain: str, key: bytes) -> bool:  # noqa: ARG002 - pyzmq calls it so
+    def callback(self, domain: str, key: bytes) -> bool:  # noqa: ARG002 - pyzmq passes it
         return key in self._allowed
 
 
@@ -155,9 +155,8 @@ class Channel:
         self._inbound.curve_secretkey = keys.secret
         self._inbound.curve_publickey = keys.public
         self._inbound.curve_server = True
-        self._inbound.set_hwm(
-            0
-        )  # the schedule bounds what is in flight; a full queue must not block a sender
+        # No high-water mark: a full queue must not block a sender, and the schedule bounds the tensors in flight.
+        self._inbound.set_hwm(0)
         self._inside = "inproc://deliver"
         self._inbound.bind(self._inside)
         host = f"[{address}]" if ":" in address else address
@@ -210,7 +209,7 @@ class Channel:
         self.post(worker, self.write(worker, label, tensor))
 
     def write(self, worker: Worker, label: Label, tensor: Tensor) -> Letter:
-        """Return a tensor as a letter to ``worker``; from now on the receiver notices its absence."""
+        """Return a tensor in the form in which it is sent to ``worker``, and count it, so that its loss is noticed."""
         ready = tensor.detach().to("cpu").contiguous()
         if worker in self._direct and label.cargo != "hello":
             self._sent[worker] += 1
@@ -227,7 +226,7 @@ class Channel:
         return Letter(envelope.pack(content.data), content)
 
     def post(self, worker: Worker, letter: Letter) -> None:
-        """Send a letter, and return at once."""
+        """Send a tensor that `write` prepared, and return at once."""
         if self.is_cut(worker):
             return
         if worker in self._by_call:
@@ -348,7 +347,7 @@ class Channel:
         """Return the sender of a message, by its public key; `deliver` has already checked the sender of a Ray call."""
         try:
             key = str(frames[0].get("User-Id"))
-        except zmq.ZMQError:  # only messages from inside this process have no key
+        except zmq.ZMQError:  # only messages from `deliver` have no key
             return frames[2].bytes.decode()
         return self._admitted[key.encode()]
 
@@ -405,7 +404,7 @@ class Channel:
 
 
 def _bind(inbound: zmq.Socket[bytes], host: str) -> int:
-    """Bind a socket to a free port of this machine's channels, and return the port.
+    """Bind a socket to a free channel port of this machine, and return the port.
 
     Raises:
         Unavailable: all ports are taken.
@@ -437,5 +436,5 @@ def _tensor(message: Envelope, content: memoryview) -> Tensor | str:
     flat = torch.frombuffer(bytearray(content), dtype=dtype) if len(content) else torch.empty(0, dtype=dtype)
     try:
         return flat.reshape(message.shape)
-    except RuntimeError:  # a tensor without elements may have another size that is too large for torch
+    except RuntimeError:  # an empty tensor may have one dimension that is too large for torch
         return f"no {message.dtype} has shape {list(message.shape)}"

@@ -67,7 +67,7 @@ class Envelope:
     """The member that sent the tensor."""
     number: int = 0
     """Number of tensors that the sender has sent on this link in this epoch. A tensor counts itself; a handshake does
-    not. 0 if the link counts nothing."""
+    not. 0 on links that do not count tensors."""
 
     def pack(self, content: Content) -> bytes:
         """Return the JSON envelope, sealed together with the content: changing a bit of either breaks the seal."""
@@ -112,11 +112,12 @@ _FIELDS: Schema[tuple[Any, ...]] = Schema(
     ],
     most_bytes=2**14,
 )
-"""Schema of the fields of an `Envelope`. A receiver names the sender of a wrong tensor in messages to the coordinator.
-Everything that it repeats there must pass their schemas. Otherwise the receiver itself would count as the sender of an
-undeclared message."""
+"""Schema of the fields of an `Envelope`.
+
+A receiver of a wrong tensor copies some of these fields into messages to the coordinator. The limits here keep such
+messages valid. Otherwise the receiver would count as the sender of an undeclared message."""
 
 
 def _checksum(written: bytes, content: Content) -> int:
-    """Return the XXH3-64 of a content, seeded with that of its envelope; it binds the two to each other."""
+    """Return the XXH3-64 hash of the content, seeded with the hash of the envelope, so that it covers both."""
     return xxhash.xxh3_64_intdigest(content, seed=xxhash.xxh3_64_intdigest(written))

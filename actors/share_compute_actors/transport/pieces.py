@@ -47,7 +47,7 @@ class Piece(NamedTuple):
 
 
 class PieceSchema:
-    """Encodes pieces for receivers that do not unpickle other actors' data; None follows the last piece."""
+    """Encodes pieces for receivers that do not unpickle other actors' data; None marks the end after the last piece."""
 
     _frame = WithContent(Schema(tuple[str, int] | None))
 
@@ -76,7 +76,7 @@ class Pieces:
     """The pieces of one stage's part of a folder, cut on demand.
 
     Args:
-        parts: tensors by the first part of the names of their files.
+        parts: tensors by the first part of their file's name (see `_STEMS`), then by stored name.
         place: index of the stage.
     """
 
@@ -89,7 +89,7 @@ class Pieces:
         """Return a piece, or None after the last one.
 
         Args:
-            number: number of the piece, from 0: the next one, or the last one again.
+            number: index of the piece, from 0. It must be that of the next piece, or of the last returned one again.
         """
         if number != self._given:
             assert number == self._given + 1, f"piece {number} was asked for after {self._given}"

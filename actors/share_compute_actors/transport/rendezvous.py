@@ -1,4 +1,4 @@
-"""The store through which the members of a process group exchange keys: each value travels by the epoch's channel.
+"""A torch ``Store`` for the members of a process group, which sends its values over the epoch's channel.
 
 torch's own ``TCPStore`` asks the resolver for the name of each address that it connects to (``formatSockAddr`` in
 ``c10d/socket.cpp``), also when all addresses are numeric. With glibc's defaults each lookup takes 10 s if no resolver

@@ -1,4 +1,4 @@
-"""The input rows of a batch, read in pieces, so that no whole file is in memory.
+"""The input rows of a batch, read in pieces, so that memory never holds a whole file.
 
 Every failure to read a file becomes a `UserError` here. A single line that cannot be parsed raises no error: it becomes
 a row with a problem, which the output reports.
@@ -30,7 +30,7 @@ _FIRST_ROWS = 100
 _PIECE_BYTES = 1 << 20
 _MOST_LINE_BYTES = 64 << 20
 _MOST_PART_BYTES = 256 << 20
-"""Most memory for the rows of one part, by the estimate of `_weight`."""
+"""Maximum memory for the rows of one part, as `_weight` estimates it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +38,9 @@ class InputRow:
     """One input row."""
 
     number: int
-    """Number from 0 over all files in their order; the same in every attempt."""
+    """Number of the row, counted from 0 over all files in order; the same in every attempt."""
     value: Any
-    """Value of the column; None if there is a problem."""
+    """Value of the column that is answered; None if there is a problem."""
     problem: str | None = None
     """Reason why the row cannot be answered; None if it can."""
 
@@ -65,7 +65,7 @@ class Inputs:
 
     Args:
         files: .jsonl or .parquet files, all of one kind.
-        column: column that is answered.
+        column: column whose values the model answers.
     """
 
     def __init__(self, files: Sequence[Path], column: str) -> None:
@@ -176,7 +176,7 @@ class Inputs:
                 yield number, part
 
     def _raw(self) -> Iterator[Any]:
-        """Yield rows that are not parsed yet: lines, or values of the column."""
+        """Yield the rows unparsed: lines of .jsonl files, or values of the column in .parquet files."""
         for file in self.files:
             yield from self._raw_of(file)
 

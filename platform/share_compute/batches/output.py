@@ -46,7 +46,7 @@ def write_output(inputs: Inputs, parts: Parts, target: Path, format_: Format) ->
         UserError: an input file cannot be read any more.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
-    for left in target.parent.glob(".*.partial"):  # left by a killed attempt
+    for left in target.parent.glob(".*.partial"):  # partial file of a killed attempt
         left.unlink(missing_ok=True)
     with whole(target) as partial:
         if format_ == "jsonl":
@@ -155,7 +155,7 @@ class _Unfit(Exception):
 def _write_typed(inputs: Inputs, parts: Parts, file: Path) -> None:
     """Write rows of .jsonl files, whose columns have no types of their own.
 
-    A column whose values have no common type is written as their JSON.
+    A column whose values have no common type is written as JSON text.
     """
     types = _types(inputs)
     while True:

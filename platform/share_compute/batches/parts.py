@@ -32,7 +32,7 @@ COLUMNS: Mapping[Kind, tuple[str, ...]] = {
     "generate": ("output", "finish_reason", "usage", "error"),
     "embed": ("embedding", "usage", "error"),
 }
-"""Columns that answers add to the columns of their rows."""
+"""Columns of answers by kind of batch; the output has them beside the columns of the input rows."""
 
 
 def answer_schema(kind: Kind) -> Any:
@@ -76,7 +76,7 @@ class Parts:
         self.done: set[int] = set()
         """Numbers of the finished parts."""
         self._counting = threading.Lock()
-        for left in folder.glob(".*.partial"):  # left by a killed attempt
+        for left in folder.glob(".*.partial"):  # partial file of a killed attempt
             left.unlink(missing_ok=True)
         for number in range(-(-self.total // self.size)):
             self._find(number)

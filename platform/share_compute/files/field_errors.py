@@ -30,7 +30,7 @@ def field_errors(failure: ValidationError) -> list[dict[str, str]]:
 
 
 def told(fields: Sequence[dict[str, str]], total: int) -> str:
-    """Return the message about wrong fields; ``total`` counts also the ones that are not listed."""
+    """Return the message about wrong fields; ``total`` also counts fields that are not listed."""
     texts = [": ".join(filter(None, (item["field"], item["problem"]))) for item in fields]
     if total > len(fields):
         texts.append(f"and {total - len(fields)} more")

@@ -16,7 +16,7 @@ from share_compute.errors import UserError
 from share_compute.quantities import bytes_text
 
 MOST_BYTES = 256 << 10
-"""Maximum size of hand-written YAML in bytes; no job file has a tenth of it."""
+"""Maximum size of hand-written YAML in bytes; real job files have less than a tenth of this."""
 
 
 class _PlainLoader(Composer, CParser, SafeConstructor, Resolver):
@@ -93,7 +93,7 @@ def read_yaml(text: str, what: str, most_bytes: int = MOST_BYTES) -> Any:
     # PyYAML also raises ValueError, for impossible dates, and RecursionError, for deep nesting.
     except (yaml.YAMLError, ValueError, RecursionError) as failure:
         where = getattr(failure, "problem_mark", None)
-        # PyYAML reports something missing at the end at the line after the last one.
+        # If the end of the text is missing, PyYAML reports the line after the last one.
         last = len(text.splitlines())
         line = f" at line {min(where.line + 1, last)}, column {where.column + 1}" if where else ""
         problem = getattr(failure, "problem", None) or str(failure).partition("\n")[0]

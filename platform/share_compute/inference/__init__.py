@@ -1,1 +1,1 @@
-"""Inference: requests, placement and autoscaling; the scheduler and what members compute have folders of their own."""
+"""Inference: placement and autoscaling of deployments, their scheduler, and the computation in their members."""

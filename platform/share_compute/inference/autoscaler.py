@@ -7,7 +7,7 @@ replicas that still load are not requested again.
 - Scaling up uses the minimum number needed throughout ``upscale_delay_s``.
 - Scaling down uses the maximum number needed throughout ``downscale_delay_s``. Shorter peaks and lulls change nothing.
 - The replicas that remain must keep some spare capacity (`_FILLED`), so a load near the threshold does not oscillate.
-- Scaling up from 0 is immediate with the first sequence. Scaling to 0 needs ``downscale_to_zero_delay_s`` without any.
+- Scaling up from 0 is immediate with the first sequence. Scaling to 0 needs ``downscale_to_zero_delay_s`` without one.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from math import ceil
 from share_compute.specification import ReplicasSpec
 
 _FILLED = 0.8
-"""Largest share of its target load that a replica has after scaling down."""
+"""Maximum fraction of its target load that a replica has after scaling down."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,11 +27,11 @@ class Demand:
     """The load of a deployment at one moment."""
 
     ongoing: tuple[int, ...] = ()
-    """Sequences, running and queued, of each replica that is up."""
+    """Number of sequences, running and queued, of each replica that is up."""
     waiting: int = 0
-    """Sequences that no replica has taken."""
+    """Number of sequences that no replica has taken."""
     idle_s: float | None = None
-    """Seconds without a sequence while a replica could have taken one; None where that does not apply."""
+    """Seconds without a sequence; None if there are sequences, or if no replica could take one."""
 
     @property
     def sequences(self) -> int:
@@ -50,7 +50,7 @@ class Decision:
 
 
 class _Lasting:
-    """The minimum or maximum of the number needed, since it began to differ from the present one."""
+    """Minimum or maximum of the number of replicas needed, over the time for which a change has been needed."""
 
     def __init__(self, mildest: Callable[[int, int], int]) -> None:
         self._mildest = mildest
@@ -78,7 +78,7 @@ class Autoscaler:
 
     Args:
         limits: range, target and delays.
-        concurrent: most sequences that a replica runs at one time; its target where the limits have none.
+        concurrent: maximum number of sequences that a replica runs at a time; the target load if the limits have none.
         wanted: initial number of replicas, clamped to the range.
     """
 
@@ -132,7 +132,7 @@ class Autoscaler:
         return f"each replica is to have {self._target:g}"
 
     def _needed(self, sequences: int, filled: float = 1.0) -> int:
-        """Return the number of replicas that ``sequences`` need, at least 1."""
+        """Return the number of replicas, at least 1, such that each has at most ``filled`` times its target load."""
         return max(1, _within(self.limits, ceil(sequences / (filled * self._target))))
 
     def _become(self, wanted: int, reason: str) -> Decision | None:

@@ -1,4 +1,4 @@
-"""Placement of a deployment: the planner's choice for the load requested, or as much of it as the machines hold."""
+"""Placement of a deployment: the plan for the requested load, or for as much of it as fits."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from share_compute.specification.workload import ServingWorkload, serving_worklo
 from share_compute.topology import Topology
 
 _MOST_STEP_TOKENS = 512
-"""Most positions that one engine step computes: more would delay the sequences that decode."""
+"""Maximum number of positions that one engine step computes: more would delay the sequences that decode."""
 _LEAST_STEP_TOKENS = 16
 _CHUNK_TOKENS = 128
-"""Positions below which a step wastes a machine; a prompt in several chunks keeps several stages busy."""
+"""Minimum chunk of a prompt that uses a machine well. Long prompts are split, so that several stages work on one."""
 _PROCESS_BYTES = 480 * 2**20
 """Memory of a member's process beside its shard."""
 _MOST_QUEUED = 512
-"""Most sequences that wait to start."""
+"""Maximum number of sequences that wait to start."""
 _MOST_QUEUED_TEXTS = 8192
-"""Most texts that wait for an encoder: one request may bring thousands."""
+"""Maximum number of texts that wait for an encoder: one request may bring thousands."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class Room:
         """Return the bytes left for caches.
 
         Args:
-            resident_bytes: memory of the process with its weights; None where it computes on another device.
+            resident_bytes: memory of the process with its weights; None if it does not compute on the CPU.
         """
         if resident_bytes is None:
             return self.cache_bytes
@@ -63,9 +63,9 @@ class Holding:
     """A machine's report about the shard that it holds."""
 
     cache_token_bytes: int
-    """Memory of one token of a sequence, in its caches."""
+    """Memory that the shard's caches take for one token of a sequence."""
     resident_bytes: int | None
-    """Memory of the process with its weights; None where it computes on another device."""
+    """Memory of the process with its weights; None if it does not compute on the CPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class Placement:
 
     prediction: ServingPrediction
     concurrent: int
-    """Sequences of the planned length that fit at one time; fewer than requested where memory is short."""
+    """Number of sequences of the planned length that fit at one time; fewer than requested if memory is short."""
     rooms: Mapping[Worker, Room]
     """Memory of each machine, and the part left for caches."""
 
@@ -207,8 +207,8 @@ def limits_of(
         placement: placement of the model.
         holdings: report of each machine about its shard.
         window_tokens: longest sequence.
-        shares: share of the cache memory that may be used, for machines where all of it proved too much. An encoder
-            has no caches: there it is the share of the engine step size.
+        shares: fraction of the cache memory to use, for machines that ran out of memory with all of it. For an
+            encoder, which has no caches, the fraction of the engine step size.
         embeds: whether the model is an encoder.
 
     Raises:
@@ -243,7 +243,7 @@ def limits_of(
 
 
 def _step_tokens(spec: ServeJob, stages: int) -> int:
-    """Return the most positions that one engine step computes.
+    """Return the maximum number of positions that one engine step computes.
 
     It is at most a typical prompt (or `_LEAST_STEP_TOKENS`), since the memory estimate counts no more than that.
     """
@@ -270,7 +270,7 @@ def _text_step_tokens(window_tokens: int) -> int:
 
 
 def limits_before(spec: ServeJob, window_tokens: int, *, embeds: bool = False) -> Limits:
-    """Return the scheduler's limits before there are stages: sequences wait."""
+    """Return the scheduler's limits while there are no stages yet and all sequences wait."""
     if embeds:
         return _limits_of_texts(window_tokens, 1)
     return Limits(

@@ -55,7 +55,7 @@ class Offer(StrictModel):
     topology: Topology
     """Machines that the attempt holds, and free ones that are offered to no other job."""
     answers: int | None = None
-    """Step of the answered `ReplanProposed`: the attempt holds those of its machines that are in ``topology``."""
+    """Step of the answered `ReplanProposed`: the attempt now holds its proposed machines that are in ``topology``."""
 
 
 class Planned(StrictModel):
@@ -209,7 +209,7 @@ class Offended(StrictModel):
     quarantined: bool
     """Whether the job stops using the machine."""
     accuser: str | None = None
-    """Id of the contributor whose claim is the only evidence; None if the coordinator knows it itself."""
+    """Id of the contributor whose claim is the only evidence; None if the coordinator found the error itself."""
     sentence: str
 
 

@@ -52,7 +52,7 @@ class DriftWatch:
     def observe(self, predicted_s: float, measured_s: float) -> bool:
         """Record one step; return whether the drift has now lasted long enough to plan again.
 
-        The counter then restarts with twice the number of steps: planning takes time and may find no better plan.
+        After True, the number of steps needed doubles: planning takes time and may find no better plan.
         """
         drifted = abs(measured_s / predicted_s - 1) > self._limits.drift
         self._beyond = self._beyond + 1 if drifted else 0
@@ -89,8 +89,9 @@ def plan_again(
 ) -> Solution:
     """Plan a running job with its requested layout, or with the best layout if the machines cannot satisfy the request.
 
-    A job that is on several machines, or asks for several, stays on two at least if two can hold it: each layer that
-    one machine alone holds has its backup on another one. `parallelism.backups` set to false lifts that.
+    A job that runs on several machines, or requests several, is planned on at least two machines if two can hold it.
+    Each layer that only one machine holds then has a backup on another machine. With `parallelism.backups` set to
+    false, the plan may use one machine.
 
     Args:
         spec: the job, with a fixed number of microbatches.
@@ -98,7 +99,7 @@ def plan_again(
         profile: cost profile of the model.
         epoch: epoch of the plan.
         timings: measured times of the layers.
-        in_use: number of machines that the job is on.
+        in_use: number of machines that hold layers of the job now.
 
     Raises:
         PlanInfeasible: the machines cannot hold the model.
@@ -141,8 +142,9 @@ def propose(
     """Plan again with measured times; return the new plan if it is worth the cost of moving, otherwise None.
 
     A job on fewer machines than it requests moves to more machines whatever the cost. Return None also if a machine of
-    the plan in use is gone: then the job restarts and is not moved. If a plan is under way and the new plan has other
-    shards, machines must fetch state again. The new plan must then be worth the cost against the plan under way, too.
+    the plan in use is gone: then the job restarts and is not moved. If the job is already moving to another plan
+    (``under_way``) and the new plan has other shards, machines must fetch state again. The new plan must then be worth
+    the cost compared with ``under_way``, too.
 
     Args:
         spec: the job.
@@ -153,7 +155,7 @@ def propose(
         limits: the cost of a restart and the least gain.
         under_way: the plan that the job is about to move to; None if there is none.
     """
-    fixed = spec.with_microbatches(current.plan.microbatches)  # the order of sums depends on their number
+    fixed = spec.with_microbatches(current.plan.microbatches)  # fixes the order of gradient sums
     count, asked = len(current.layout.machines), spec.parallelism.machines_needed
     try:
         better = plan_again(
@@ -203,7 +205,10 @@ def propose(
 
 
 def _numbered_as_in(solution: Solution, better: Solution) -> Layout | None:
-    """Return a plan's layout in the numbers of ``better``'s topology; None if one of its members is not in it."""
+    """Return the layout of ``solution`` with the machine indices of ``better``'s topology.
+
+    Return None if that topology lacks a machine of the layout.
+    """
     place = {machine.id: index for index, machine in enumerate(better.cost.topology.contributors)}
     ids = [machine.id for machine in solution.cost.topology.contributors]
     if any(ids[machine] not in place for machine in solution.layout.machines):
@@ -246,7 +251,7 @@ def _state_bytes(cost: TrainingCost, layer: int) -> int:
 def seats(plan: Plan) -> list[tuple[int, int, tuple[tuple[str, tuple[int, ...]], ...]]]:
     """Return the layers of each stage, and the contributor id and microbatches of each member.
 
-    Plans with equal seats do the same work.
+    Two plans for which this function returns equal values do the same work.
     """
     return [
         (

@@ -99,7 +99,7 @@ def lay_out(
     known = holding(timings, usable, spec.training.batch_size // plan.microbatches)
     cost = TrainingCost(profile, usable, complete(usable), workload(spec, plan.microbatches), known)
     index = {machine.id: place for place, machine in enumerate(usable.contributors)}
-    # Members without microbatches are left out: the simulation needs at least one for each member.
+    # Members without microbatches are left out: the simulation needs at least one microbatch for each member.
     seats = [
         [place for place, member in enumerate(stage.members) if member.microbatches] for stage in plan.stages
     ]

@@ -4,7 +4,8 @@ Slow links between machines make every step slow. Islands are cut along the slow
 own share of the batch, and all islands average their weights every H steps over a ring ::
 
     share of an island = in proportion to its samples a second with the whole batch
-    synchronisation    = 2 * (n - 1) / n * weight bytes / slowest bandwidth of the ring + 2 * (n - 1) * its latency
+    synchronisation    = max over the links of the ring of
+                         (2 * (n - 1) / n * weight bytes / bandwidth + 2 * (n - 1) * latency), for n islands
     samples a second   = H * batch / (H * slowest island's step + synchronisation)
 
 Cuts are tried from coarse to fine. Regions are merged, best links first, and each level of the merging is one cut. The
@@ -42,7 +43,7 @@ Machines = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class _Island:
-    """Machines, and their best layouts with the whole batch; layouts index the machines within the island."""
+    """An island and its best layouts for the whole batch. Layouts index the machines of the island, from 0."""
 
     machines: Machines
     cost: TrainingCost
@@ -80,7 +81,10 @@ def propose_islands(
 
 
 def interval(step_s: float, synchronisation_s: float) -> int:
-    """Return the smallest number of steps between synchronisations that keeps them within `SYNCHRONISATION_SHARE`."""
+    """Return the number of steps between synchronisations; at most `MOST_STEPS`.
+
+    This is the smallest number with which synchronisations take at most `SYNCHRONISATION_SHARE` of the time.
+    """
     if synchronisation_s <= 0:
         return 1
     needed = synchronisation_s * (1 - SYNCHRONISATION_SHARE) / (SYNCHRONISATION_SHARE * step_s)
@@ -92,7 +96,7 @@ def _ways_to_cut(network: Network, machines: int, most: int) -> Iterator[list[Ma
     groups: dict[int, list[int]] = {}
     for machine in range(machines):
         groups.setdefault(int(network.region[machine]), []).append(machine)
-    # Groups of regions, in the order of the ring of islands: merged regions are neighbours in it.
+    # Groups of regions that each become one island. The islands form a ring in the order of this list.
     level: list[tuple[int, ...]] = [(region,) for region in sorted(groups)]
     levels = [level]
     for one, other in _best_first(network, sorted(groups)):
@@ -133,7 +137,7 @@ def _plan(cost: TrainingCost, machines: Machines) -> _Island | None:
 
 
 def _propose(cost: TrainingCost, islands: Sequence[_Island]) -> IslandProposal | None:
-    """Share the batch among islands that can train.
+    """Split the batch among islands that can each train the whole model.
 
     Return None for fewer than two islands, for fewer microbatches than islands, or for a ring with a dead link.
     """
@@ -164,7 +168,7 @@ def _with_share(island: _Island, microbatches: int, microbatch_size: float) -> I
         island.cost.workload, batch_size=round(microbatches * microbatch_size), microbatches=microbatches
     )
     cost = replace(island.cost, workload=workload)
-    # With few microbatches a stage keeps only the members that get one.
+    # An island's share may be smaller than the number of members of a stage. Members without a microbatch are left out.
     layouts = [_reshared(cost, layout) for layout in island.layouts]
     step_s, layout = min((simulate_step(cost, layout).step_s, layout) for layout in layouts)
     return IslandPlan(

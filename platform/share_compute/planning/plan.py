@@ -11,7 +11,7 @@ from share_compute.files.strict import StrictModel
 from share_compute.shard import Shard
 
 CauseKind = Literal["compute", "memory", "link", "latency", "synchronisation"]
-"""Arithmetic or memory bandwidth of a machine, bandwidth or latency of a link, summation of a stage's gradients."""
+"""Causes of waiting: a machine's arithmetic or memory bandwidth, a link's bandwidth or latency, or gradient sums."""
 
 
 class Bottleneck(StrictModel):
@@ -43,7 +43,7 @@ class Bounded(StrictModel):
     @property
     def gap(self) -> float | None:
         """Excess of the prediction over the bound, as a share of the bound; None for a bound of 0."""
-        # Both are sums of the same times in another order. Rounding must not put a plan below its bound.
+        # Prediction and bound add the same times in a different order: rounding must not give a negative gap.
         return max(0.0, self.bounded_s / self.lower_bound_s - 1) if self.lower_bound_s > 0 else None
 
     @model_validator(mode="before")

@@ -130,7 +130,10 @@ def _divisors(number: int) -> list[int]:
 
 
 def _stages(spec: TrainJob, usable: Topology, profile: ModelProfile, *, measured: bool) -> int | None:
-    """Return the required number of stages: the requested one; without measured speeds, one that uses all machines."""
+    """Return the number of stages that the plan must have; None leaves it to the search.
+
+    If the job requests none and no speed was measured, as many stages are required as machines and layers allow.
+    """
     asked = spec.parallelism.stages
     if asked is not None or measured:
         return asked
@@ -139,7 +142,7 @@ def _stages(spec: TrainJob, usable: Topology, profile: ModelProfile, *, measured
 
 
 def _choose(strategy: PartitioningStrategy, problems: list[Problem], additions: Additions) -> Choice:
-    """Return a strategy's choice for machines with measured speeds; it has at least one layout."""
+    """Return the choice among a strategy's layouts, for machines with measured speeds; it has at least one layout."""
     if isinstance(strategy, AutoPartitioning):
         choice = thorough(problems, additions)
         if not choice:
@@ -152,7 +155,7 @@ def _choose(strategy: PartitioningStrategy, problems: list[Problem], additions: 
 
 
 def _proposals(strategy: PartitioningStrategy, problems: list[Problem]) -> list[Proposal]:
-    """Return all proposals that fit into memory and need no dead link, best by the formula first."""
+    """Return a strategy's proposals that fit into memory and need no dead link, best by the formula first."""
     found: list[Proposal] = []
     tried: list[Layout] = []
     if isinstance(strategy, SearchingStrategy) and not isinstance(strategy, RecursivePartitioning):

@@ -135,7 +135,7 @@ class PlanReport(StrictModel):
 
 
 def unpredictable(plan: Plan, topology: Topology) -> str | None:
-    """Return why no step of a plan can be predicted on these machines; None if it can be."""
+    """Return the reason why no step of a plan can be predicted on these machines; None if a step can be predicted."""
     measured = {machine.id for machine in topology.contributors if 0 < machine.flops_per_s() < math.inf}
     unknown = {
         member.name

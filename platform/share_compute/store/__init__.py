@@ -1,6 +1,6 @@
 """Persistent state of the server, in SQLite by default or in PostgreSQL by URL.
 
-Every state change is committed as a row first.
+Every state change is committed to the database before the server acts on it.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ class ClusterRows:
         self._clock = clock
 
     def glance(self, contributor_ids: Collection[str] | None = None) -> list[GlanceRecord]:
-        """Return machines in the order they joined: the given ones, or all except those gone for more than a day."""
+        """Return the given machines, or all except those gone for more than a day, in the order they joined."""
         query = select(*_COLUMNS).order_by(Contributor.joined_at, Contributor.id)
         if contributor_ids is not None:
             query = query.where(Contributor.id.in_(contributor_ids))
@@ -73,7 +73,7 @@ class ClusterRows:
 
 
 def _owners(session: Session, contributor_ids: Collection[str] | None) -> dict[str, str]:
-    """Return by contributor id the label of the invite that it joined with, if the invite has one."""
+    """Return {contributor id: label of its invite}, without contributors whose invite has no label."""
     first = aliased(Contributor)
     query = select(Contributor.id, Invite.label)
     query = query.join(first, first.id == func.coalesce(Contributor.sibling_of, Contributor.id))
@@ -84,7 +84,7 @@ def _owners(session: Session, contributor_ids: Collection[str] | None) -> dict[s
 
 
 def _held(session: Session, rows: Iterable[Any]) -> dict[str, HeldRecord]:
-    """Return by contributor id the job or deployment of each leased machine, with its part of the model by the plan."""
+    """Return {contributor id: its job or deployment, and the part of the model planned for it} for leased machines."""
     jobs = {row.id: row.job_id for row in rows if row.job_id}
     deployments = {row.id: row.deployment_id for row in rows if row.deployment_id}
     held: dict[str, HeldRecord] = {}
@@ -118,7 +118,7 @@ class _Measured(NamedTuple):
 
 @lru_cache(maxsize=4096)
 def _measured(capacity: str | None, links: str | None) -> _Measured:
-    """Summarize the JSON documents of a row.
+    """Summarize a machine's measured capacity and links, given as JSON text.
 
     The result is cached: documents seldom change, and in a large cluster parsing them would dominate the query time.
     """

@@ -207,7 +207,7 @@ class Contributors:
             _row(session, contributor_id).last_seen_at = self._clock()
 
     def online(self, contributor_id: str, *, node_id: str, address: str) -> ContributorRecord:
-        """Record that a contributor's raylet runs: move it to probing, also again after its node was replaced.
+        """Record that a contributor's raylet runs: move it to probing, also when its Ray node was replaced.
 
         Raises:
             ContributorLost: the contributor was declared lost meanwhile; it may rejoin.
@@ -309,14 +309,14 @@ class Contributors:
             return ContributorRecord.model_validate(row)
 
     def leave(self, contributor_id: str) -> ContributorRecord:
-        """Let a contributor leave for its owner: it drains, or has left at once if it has no Ray node."""
+        """Start a contributor's departure for its owner: it drains, or counts as left at once if it has no Ray node."""
         with self._database.write() as session:
             row = _row(session, contributor_id)
             _drain(session, row, "its owner takes it back", self._clock())
             return ContributorRecord.model_validate(row)
 
     def send_away(self, contributor_id: str) -> ContributorRecord:
-        """Ask a host, for the operator, to leave with all its devices; their keys cannot be used to rejoin."""
+        """Ask all contributors of a host to leave, for the operator; their keys cannot be used to rejoin."""
         now = self._clock()
         with self._database.write() as session:
             for row in _family(session, contributor_id):
@@ -375,7 +375,7 @@ class Contributors:
 def note_offence(
     session: Session, contributor_id: str, now: datetime, *, job_id: str, offence: Offended
 ) -> None:
-    """Record that a machine made wrong numbers, and quarantine it if its offences suffice.
+    """Record that a machine computed wrong numbers, and quarantine it if its offences are enough for that.
 
     Args:
         session: session of the transaction that records the report.
@@ -391,7 +391,7 @@ def note_offence(
         select(Event.data)
         .where(Event.contributor_id == row.id, Event.kind == "offence")
         .order_by(Event.seq.desc())
-        .limit(row.offences)  # older ones were reset by the operator
+        .limit(row.offences)  # the operator cleared older offences
     ).all()
     row.offences += 1
     data = {"name": row.name, **offence.model_dump(mode="json", exclude={"type", "machine"})}

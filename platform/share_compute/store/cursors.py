@@ -10,12 +10,12 @@ from share_compute.errors import UserError
 
 
 def write_cursor(moment: datetime, row_id: str) -> str:
-    """Return the cursor of the row with this moment and id."""
+    """Return the cursor of the row with this time and id."""
     return base64.urlsafe_b64encode(f"{moment.isoformat()} {row_id}".encode()).decode()
 
 
 def read_cursor(cursor: str) -> tuple[datetime, str]:
-    """Return the moment and the id of a cursor.
+    """Return the time and the row id of a cursor.
 
     Raises:
         UserError: the text is not a cursor of this server.

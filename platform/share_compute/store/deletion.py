@@ -103,7 +103,7 @@ class Deletions:
             _tell(session, now, deployment=row.id, name=row.name)
 
     def due(self) -> list[str]:
-        """Return the ids of jobs that are over and whose deletion was requested before."""
+        """Return the ids of jobs that are over now and whose deletion was requested while they ran."""
         asked = Job.delete_requested_at.is_not(None)
         with self._database.read() as session:
             return list(session.scalars(select(Job.id).where(asked, Job.state.in_(FINAL_JOBS))))

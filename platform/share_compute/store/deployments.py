@@ -181,7 +181,7 @@ class Deployments:
             return DeploymentRecord.model_validate(row)
 
     def scaled(self, deployment_id: str, before: int, wanted: int, reason: str) -> None:
-        """Write an event: the autoscaler changed the wanted number of replicas, with the reason.
+        """Write an event that the autoscaler changed the wanted number of replicas, and why.
 
         Raises:
             NotFound: no deployment has this id.
@@ -192,7 +192,7 @@ class Deployments:
             _tell(session, row, row.state, self._clock(), reason=reason, replicas=replicas)
 
     def interrupted(self, deployment_id: str, replica: int, interruption: Interruption) -> None:
-        """Write an event: a replica lost a part, so its requests wait.
+        """Write an event that a replica lost a part of its model, so its requests wait.
 
         Args:
             deployment_id: id of the deployment.
@@ -209,7 +209,7 @@ class Deployments:
             _tell(session, row, row.state, self._clock(), interrupted=facts)
 
     def went_on(self, deployment_id: str, replica: int, interruption: Interruption) -> None:
-        """Write an event: a replica continues after an interruption.
+        """Write an event that a replica continues after an interruption.
 
         Args:
             deployment_id: id of the deployment.
@@ -251,7 +251,7 @@ def _up(session: Session, name: str) -> Deployment | None:
 
 
 def deployment_row(session: Session, key: str) -> Deployment:
-    """Return the row with this id, else the live, else the newest one with this name; raise NotFound if none has it."""
+    """Return the row with this id, else the live or newest row with this name; raise NotFound if there is none."""
     named = select(Deployment).where(Deployment.name == key).order_by(Deployment.created_at.desc())
     row = session.get(Deployment, key) or _up(session, key) or session.scalar(named.limit(1))
     if row is None:

@@ -39,7 +39,7 @@ class Events:
         without: Collection[str] = (),
         limit: int = 500,
     ) -> list[EventRecord]:
-        """Return the next events after number ``seq``: of one job, deployment or contributor, or all.
+        """Return the next events after number ``seq``, of one job, deployment or contributor, or of all.
 
         Events of the kinds ``without`` are left out.
         """
@@ -47,7 +47,7 @@ class Events:
         if job_id is not None:
             query = query.where(Event.job_id == job_id)
         if deployment_id is not None:
-            # Deployment events have no job: this lets the index skip the steps of all jobs, nearly all of the rows.
+            # Deployment events have no job. With this condition the index skips events of jobs, nearly all rows.
             of_it = Event.data["id"].as_string() == deployment_id
             query = query.where(Event.job_id.is_(None), Event.kind == DEPLOYMENT, of_it)
         if contributor_id is not None:
@@ -77,7 +77,7 @@ def add_event(
     session.add(
         Event(kind=kind, at=at, data=data, job_id=job_id, attempt=attempt, contributor_id=contributor_id)
     )
-    # Flushed one by one, so that numbers follow the order of the calls.
+    # Flush each event alone, so that event numbers follow the order of the calls.
     session.flush()
     session.info[TOLD] = True
 

@@ -95,7 +95,7 @@ class Invites:
 
 
 def usable_invite(session: Session, code: str, now: datetime) -> Invite:
-    """Return the row of a code that can be used at ``now``, or raise the error for the cause why it cannot."""
+    """Return the row of a code that can be used at ``now``, or raise the error that says why it cannot."""
     row = session.scalar(select(Invite).where(Invite.code_hash == digest(plain_invite_code(code))))
     if row is None:
         raise InviteUnknown("no invite has this code", hint="check the code for typing errors, or " + _HINT)

@@ -76,7 +76,7 @@ class Jobs:
             return JobRecord.model_validate(row)
 
     def get(self, job_id: str) -> JobRecord:
-        """Return one job; NotFound when there is none."""
+        """Return the job with this id, or raise NotFound."""
         with self._database.read() as session:
             return JobRecord.model_validate(job_row(session, job_id))
 
@@ -299,7 +299,7 @@ class Jobs:
 
         Args:
             why: cause of the end of the attempts, e.g. ``the server was restarted``.
-            but: ids of jobs that are being worked on.
+            but: ids of jobs to leave out, because this server is working on them.
             kinds: only jobs of these kinds.
 
         Returns:
@@ -318,7 +318,7 @@ class Jobs:
 def _attempt_began() -> ScalarSelect[datetime]:
     """Return a subquery for the time at which a job's current attempt was queued.
 
-    Event numbers ascend with attempts, so both of its selects use the index.
+    Event numbers ascend with attempts, so both SELECTs in the query use the index.
     """
     earlier = (
         select(Event.seq)

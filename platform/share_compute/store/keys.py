@@ -1,4 +1,4 @@
-"""Keys that open the REST API."""
+"""API keys of the REST API."""
 
 from __future__ import annotations
 

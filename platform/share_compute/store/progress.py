@@ -46,7 +46,7 @@ _USABLE = (ContributorState.ready, ContributorState.draining)
 
 
 class Progress:
-    """The tables of metrics and artifacts, and all rows that an attempt's reports change."""
+    """Read and write metrics and artifacts, and update all rows that an attempt's reports change."""
 
     def __init__(self, database: Database, clock: Callable[[], datetime]) -> None:
         self._database = database
@@ -71,7 +71,7 @@ class Progress:
             for event in events:
                 log.append((event.type, event.model_dump(mode="json", exclude={"type"})))
                 if isinstance(event, (Planned, Reformed, RowsDone, AttemptEnded)):
-                    # These write events of their own (state, work), which must come after the ones before them.
+                    # Write the log first: `_apply` writes further events (state, work), which must come later.
                     add_job_events(session, (job_id, attempt), now, log)
                     log = []
                 if isinstance(event, Offended):
@@ -241,7 +241,7 @@ def _apply_plan(
         case Reformed(plan=plan, expected=expected):
             _lay(session, row, plan, now, expected)
             row.reason = _placement(plan)
-            row.measured = None  # it belongs to the previous plan
+            row.measured = None  # the measurement belongs to the previous plan
             row.proposal = row.proposal if expected else None
         case Protection():
             row.is_protected = event.is_protected
@@ -254,14 +254,14 @@ def _apply_plan(
 
 
 def _lay(session: Session, row: Job, plan: Plan, now: datetime, expected: Collection[str] = ()) -> None:
-    """Store a plan; the job then holds the machines in it and the expected ones, and no others."""
+    """Store a plan; lease its free machines to the job; release the job's machines that are not in it or expected."""
     row.plan, row.is_protected = plan.model_dump(mode="json"), False
     _release_all_but(session, row, plan.machines.union(expected), now)
     _lease(session, row, plan, now, *_USABLE)
 
 
 def _lease(session: Session, row: Job, plan: Plan, now: datetime, *states: ContributorState) -> None:
-    """Lease the free machines of a plan that are in one of these states to the job; take none from another holder."""
+    """Lease the machines of a plan to the job, except those in other states or leased to another job or deployment."""
     used = Contributor.id.in_(plan.machines)
     free = Contributor.job_id.is_(None) & Contributor.deployment_id.is_(None)
     usable = Contributor.state.in_([state.value for state in states])

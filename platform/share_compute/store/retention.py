@@ -174,7 +174,7 @@ def _rows(session: Session, job_id: str) -> int:
 def _old_events(before: datetime) -> list[ColumnElement[bool]]:
     """Return the conditions for events that can be deleted.
 
-    Events of unfinished jobs and of live deployments stay. So does the last event of each machine that says its work.
+    Events of unfinished jobs and of live deployments stay. The last event of each machine about its work stays too.
     """
     is_over = or_(Event.job_id.is_(None), Event.job_id.in_(select(Job.id).where(Job.state.in_(FINAL_JOBS))))
     last = (

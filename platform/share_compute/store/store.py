@@ -84,8 +84,8 @@ class Store:
     def hold(self, *, look_s: float = 1.0) -> None:
         """Keep the database for this server alone until `close`.
 
-        Two servers on one database would each take the other's jobs for lost and run them again. If another server
-        takes over all the same, no transaction of this one writes, and the listeners of `on_fenced` are called.
+        Two servers on one database would each consider the other's jobs lost and run them again. If another server
+        takes over nevertheless, write transactions of this one fail, and the listeners of `on_fenced` are called.
 
         Args:
             look_s: seconds between two checks whether the database is still held.
@@ -101,7 +101,7 @@ class Store:
             self._watchdog = Watchdog(self._lock, claimed, self._lose, look_s)
 
     def on_fenced(self, listener: Callable[[Fenced], None]) -> None:
-        """Call ``listener`` once, in the watchdog's thread, when another server takes over; at once if one has."""
+        """Call ``listener`` once, in the watchdog's thread, when another server takes over, or now if one has."""
         self._fence_listeners.append(listener)
         if self.fenced is not None:
             listener(self.fenced)

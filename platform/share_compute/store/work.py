@@ -1,9 +1,9 @@
 """History of the machines' work, read from events as periods of work.
 
 Each change of a machine's work is an event of kind ``work``. A machine works for one job or one deployment at a time.
-The event names it and the part of the model that the machine holds. There is no part before the plan is made, and
-neither a job nor a deployment when the machine is free again. A machine that left or was lost works for nothing; only
-its ``contributor`` event says so.
+The event names this job or deployment, and the part of the model that the machine holds. The part is missing before
+the plan is made. Job and deployment are null when the machine is free again. When a machine leaves or is lost, its work
+ends with its ``contributor`` event, without a ``work`` event.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def tell_work(session: Session, now: datetime, work: Mapping[str, dict[str, Any]
 
 
 def parts(*plans: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return by contributor id the part of the model that each machine of these plans holds.
+    """Return {contributor id: part of the model that it holds} for the machines of these plans.
 
     Args:
         plans: plans as JSON data, as rows store them.
@@ -156,7 +156,7 @@ class Work:
 
 
 def _of_job(spell: _Spell, kind: str) -> Any:
-    """Return a query for the events of this kind of the period's job, within the period."""
+    """Return a query for the events of this kind that the period's job wrote in the period."""
     query = select(Event).where(
         Event.job_id == spell.data["job"], Event.seq > spell.begun.seq, Event.kind == kind
     )
@@ -207,7 +207,7 @@ def _thinned(found: list[BusyRecord], points: int) -> Iterable[BusyRecord]:
 def lease_changes(
     session: Session, holder: Mapping[str, Any], leased: Collection[str], plan: Mapping[str, Any] | None
 ) -> dict[str, dict[str, Any]]:
-    """Return the new work of machines leased to a job or a deployment, by contributor id; only where it changed.
+    """Return {contributor id: its new work} for the machines of a job or a deployment whose work changed.
 
     Args:
         session: session of the transaction.

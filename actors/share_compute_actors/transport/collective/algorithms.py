@@ -2,7 +2,7 @@
 
 `sharded` sends each member its slice of all tensors, lets it combine them, and gathers the results. It takes two hops
 and as much traffic as a ring. `tree` goes up and down a binomial tree, with few messages of full size. Both give all
-members the same bits. Gloo has the ring.
+members bitwise the same result. The ring itself is gloo's own.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 PIECE_BYTES = 4 * 2**20
-"""Size of the pieces that tensors travel in: received data is combined while it is in the cache."""
+"""Size in bytes of the pieces in which tensors are sent, chosen so that received data is combined in the cache."""
 PIECES_UNDER_WAY = 4
 
 Combine = Callable[[list[Tensor], Tensor], None]
@@ -78,7 +78,7 @@ class Links:
 
 
 def _nothing() -> None:
-    """Wait for an empty message, which is never sent."""
+    """Return at once: an empty message is never sent."""
 
 
 def fold(operator: Operator) -> Combine:
@@ -167,12 +167,12 @@ class _Piece:
         ]
 
     def combine(self, combine: Combine) -> list[Waiting]:
-        """Combine this member's slice and begin to exchange results; return the functions to wait with."""
+        """Combine this member's slice and begin to exchange results; return functions that wait for the exchange."""
         for wait in self._receiving:
             wait()
         own = self._out[self._shares[self._links.rank]]
         combine(self._values, own)
-        for wait in self._sending:  # results overwrite the memory that the slices are sent from
+        for wait in self._sending:  # results overwrite the memory from which the slices are sent
             wait()
         others = self._links.others
         receiving = [self._links.receive(self._out[self._shares[rank]], rank, self._tag) for rank in others]

@@ -1,8 +1,9 @@
 """Backend of Ray's collective API with one process group for each epoch, and a deadline for every operation.
 
-Ray's own named groups keep the process's first world for ever, and can return a wrong sum after a loss. So `join_group`
-registers this backend, and makes a group whose name is unique for job, epoch and stage. The functions of
-``ray.util.collective``, such as ``allreduce``, then work on it. It uses torch's gloo on CPUs and NCCL on GPUs.
+Ray's own named groups keep the first world (set of members) of the process for ever, and can return a wrong sum after a
+loss. So `join_group` registers this backend, and makes a group whose name is unique for job, epoch and stage. The
+functions of ``ray.util.collective``, such as ``allreduce``, then work on the group. It uses torch's gloo on CPUs and
+NCCL on GPUs.
 
 A group that lost a member cannot be used any more: `EpochGroup.abort` ends the operations that still wait in it, and
 the remaining members form the next group.
@@ -64,7 +65,7 @@ _OPERATORS: dict[Any, Operator] = {
 _meetings: dict[str, tuple[Rendezvous, Any, torch.device, GroupSockets]] = {}
 """Further arguments of `EpochGroup`, by group name: Ray makes a group from its name, rank and size alone."""
 _endings: dict[str, Callable[[], None]] = {}
-"""Functions that end the waiting operations of each group that this process forms or has, by group name."""
+"""For each group that this process forms or belongs to, by name: a function that ends its waiting operations."""
 _forming = threading.Lock()
 """Held while a group's own listening ports are found, so that groups do not confuse their connections."""
 _LOOK_S = 0.1
@@ -76,8 +77,8 @@ _LEAVE_S = 0.25
 class EpochGroup(BaseGroup):  # type: ignore[misc]
     """Communication group of one stage in one epoch.
 
-    Every operation ends within the deadline of the group's `Rendezvous`. When a member is lost, it ends with
-    `ContributorLost`, and so do all later operations. The content of its tensors is then undefined.
+    Every operation ends within the deadline of the group's `Rendezvous`. When a member is lost, the operation and all
+    later ones end with `ContributorLost`. The content of their tensors is then undefined.
     """
 
     def __init__(self, world_size: int, rank: int, group_name: str) -> None:
@@ -119,7 +120,7 @@ class EpochGroup(BaseGroup):  # type: ignore[misc]
         tree: SummationTree,
         out: Tensor | None = None,
     ) -> Callable[[], None]:
-        """Begin to add the sums of all members in the order of ``tree``; all get the bits that one process would get.
+        """Begin to add the sums of all members in the order of ``tree``; the result is bitwise that of one process.
 
         Args:
             parts: this member's sums of the nodes ``held[rank]``, in that order, flat and of equal length. They are
@@ -198,7 +199,7 @@ class EpochGroup(BaseGroup):  # type: ignore[misc]
 
     def _finish(self, wait: Callable[[float], Any], is_done: Callable[[], bool]) -> None:
         """Wait until an operation is done; raise when it is known that it can never finish."""
-        is_over = False  # checked only after the first wait, since most operations finish at once
+        is_over = False  # `_sockets` is checked only after a first wait; most operations finish at once
         while True:
             is_settled = is_done()
             try:
@@ -233,7 +234,7 @@ class EpochGroup(BaseGroup):  # type: ignore[misc]
     # -- Ray's interface: each takes a list of one tensor and blocks ---------------------------------------------------
 
     def allreduce(self, tensor: list[Tensor], allreduce_options: Any = None) -> None:
-        """Reduce in place over all members."""
+        """Reduce the tensors of all members, in place at every member."""
         self._start_reduction(tensor[0], _operation(allreduce_options))()
 
     def barrier(self, barrier_options: Any = None) -> None:  # noqa: ARG002 - Ray's interface
@@ -241,7 +242,7 @@ class EpochGroup(BaseGroup):  # type: ignore[misc]
         self._start_native(lambda: self._open.barrier(dist.BarrierOptions()))()
 
     def reduce(self, tensor: list[Tensor], reduce_options: Any = None) -> None:
-        """Reduce to the root."""
+        """Reduce the tensors of all members into the root's tensor."""
         options = dist.ReduceOptions()
         options.reduceOp = _OPERATIONS[_operation(reduce_options)]
         options.rootRank = reduce_options.root_rank
@@ -265,17 +266,17 @@ class EpochGroup(BaseGroup):  # type: ignore[misc]
     def reducescatter(
         self, tensor: list[Tensor], tensor_list: list[list[Tensor]], reducescatter_options: Any = None
     ) -> None:
-        """Reduce, and leave each member its own part."""
+        """Reduce the tensors of all members, and give each member its own part of the result."""
         options = dist.ReduceScatterOptions()
         options.reduceOp = _OPERATIONS[_operation(reducescatter_options)]
         self._start_native(lambda: self._open.reduce_scatter(tensor, tensor_list, options))()
 
     def send(self, tensor: list[Tensor], send_options: Any) -> None:
-        """Send to one member."""
+        """Send a tensor to one member."""
         self._begin(lambda: self._open.send(tensor, send_options.dst_rank, 0).wait())()
 
     def recv(self, tensor: list[Tensor], recv_options: Any) -> None:
-        """Receive from one member."""
+        """Receive a tensor from one member."""
         self._begin(lambda: self._open.recv(tensor, recv_options.src_rank, 0).wait())()
 
     def destroy_group(self) -> None:
@@ -304,7 +305,7 @@ def _keep(group: Any, is_idle: Callable[[], bool]) -> None:  # noqa: ARG001 - th
 
 
 def _nothing() -> None:
-    """Do not wait, because the device keeps the order of its operations."""
+    """Return at once: the GPU executes later operations after the sum, in stream order."""
 
 
 def _reduction(operation: Any) -> Any:
@@ -319,7 +320,7 @@ def _operation(options: Any) -> Any:
 
 
 def _form_gloo(meeting: Rendezvous, store: Any, rank: int, world_size: int, sockets: GroupSockets) -> Any:
-    """Connect to the other members, and find these connections among all that this process has."""
+    """Return a gloo group that is connected to the other members, and add its TCP connections to ``sockets``."""
     options = dist.ProcessGroupGloo._Options()  # noqa: SLF001 - torch has no public name for it
     options._timeout = timedelta(seconds=meeting.timeout_s)  # noqa: SLF001
     options._threads = 2  # noqa: SLF001
@@ -345,7 +346,7 @@ def join_group(
     """Return the group of one stage for one epoch; all its members must call this function.
 
     Args:
-        meeting: name, deadline and further facts of the group.
+        meeting: name, members, deadline and algorithm of the group.
         rank: rank of this member.
         world_size: number of members.
         device: device of the tensors that the group sums.
@@ -355,7 +356,7 @@ def join_group(
         ContributorLost: not all members came in time, or `abort_group` was called.
         StaleEpoch: the store reports that a later epoch has begun.
     """
-    with suppress(ValueError):  # this process has registered the backend before
+    with suppress(ValueError):  # this process has already registered the backend
         register_collective_backend(BACKEND, EpochGroup)
     sockets = GroupSockets()
     _endings[meeting.group] = sockets.shut

@@ -46,6 +46,6 @@ def expression(tree: SummationTree, nodes: Sequence[Node]) -> Combine:
 
 
 def is_one_addition(tree: SummationTree, held: Sequence[Sequence[Node]]) -> bool:
-    """Whether two members hold one side each of the last addition, so that any allreduce gives the same bits."""
+    """Whether the sum is one addition of two members' sums, so that every allreduce algorithm gives the same bits."""
     sides = [(child,) for child in tree.children(tree.root) or ()]
     return bool(sides) and sorted(tuple(nodes) for nodes in held) == sides

@@ -23,7 +23,7 @@ _Connection = tuple[int, tuple[str, int], tuple[str, int] | None]
 _CLOSED_WITHIN_S = 0.25
 """Time limit for gloo to close connections after a shutdown, in seconds.
 
-Gloo takes a millisecond if it reads from the connection next."""
+It takes gloo about a millisecond if its next operation on the connection is a read."""
 
 
 @dataclass(frozen=True, slots=True)

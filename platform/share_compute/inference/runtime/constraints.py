@@ -20,7 +20,7 @@ _OPTIONS: Any = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{0,64}"}
 _KEPT = 32
 """Number of compiled schemas that are cached for later requests."""
 _TRIED_BYTES = 8
-"""Length of the text that is generated to test whether a schema can be followed."""
+"""Number of bytes that are generated to test whether decoding can follow a schema."""
 
 
 def check_schema(schema: str) -> None:
@@ -45,7 +45,7 @@ def check_schema(schema: str) -> None:
 
 
 def _tried(grammar: str) -> str:
-    """Generate a few bytes; return the error, such as a pattern that needs too many states, or ""."""
+    """Try the grammar on a few bytes; return the error, such as a pattern that needs too many states, or ""."""
     matcher = LLMatcher(LLTokenizer("byte"), grammar, log_level=0)
     for _ in range(_TRIED_BYTES):
         allowed = np.flatnonzero(np.frombuffer(matcher.compute_logit_bias(), dtype=np.uint8))
@@ -120,10 +120,10 @@ class Grammars:
         self._known_tokenizer()
 
     def start(self, schema: str) -> Grammar:
-        """Return the grammar of a new text.
+        """Return the `Grammar` of a new sequence that must follow a schema.
 
         Raises:
-            UserError: the tokenizer cannot be used, or the schema cannot be followed.
+            UserError: the tokenizer cannot be used, or decoding cannot follow the schema.
         """
         if schema not in self._compiled:
             if len(self._compiled) >= _KEPT:

@@ -75,7 +75,7 @@ class EncoderStage(EngineStage):
 
     @torch.inference_mode()
     def take_over(self, other: EngineStage) -> dict[str, Tensor]:
-        """Take the weights that both have from a stage of the same model that is not used any more, sealed or not.
+        """Take the weights that both stages hold from an unused stage of the same model, sealed or not.
 
         Returns:
             The tensors to fill before `seal`, by stored name.
@@ -89,7 +89,7 @@ class EncoderStage(EngineStage):
 
     @torch.inference_mode()
     def seal(self, *, keeps_plain: bool = True) -> None:
-        """Make the filled shard fast; see `EngineStage.seal`."""
+        """Optimize the filled shard for computing; see `EngineStage.seal`."""
         for module in self.parts.modules():
             if can_pack(self.dtype, self.device):
                 pack(module, keeps_plain=keeps_plain)
@@ -100,12 +100,12 @@ class EncoderStage(EngineStage):
 
     @property
     def bytes_per_token(self) -> int:
-        """0: an encoder keeps nothing between engine steps."""
+        """Return 0, because an encoder keeps nothing between engine steps."""
         return 0
 
     @property
     def held_tokens(self) -> int:
-        """0: an encoder keeps nothing between engine steps."""
+        """Return 0, because an encoder keeps nothing between engine steps."""
         return 0
 
     def clear(self) -> None:
@@ -117,7 +117,7 @@ class EncoderStage(EngineStage):
 
         Args:
             step: the engine step; each chunk is a whole text.
-            inputs: ids ``[tokens]`` on the first stage, on later ones the outputs of the stage before,
+            inputs: on the first stage token ids ``[tokens]``, on later stages the outputs of the previous stage
                 ``[tokens, hidden]``; on any device.
 
         Returns:
@@ -128,7 +128,7 @@ class EncoderStage(EngineStage):
         counts = [chunk.count for chunk in step.chunks]
         hidden = inputs.to(self.device)
         if self.parts.embedding is not None:
-            # Text by text: some architectures derive positions from all ids of a text.
+            # Embed text by text, because some architectures derive positions from all ids of a text.
             embed = self.parts.embedding
             hidden = torch.cat([embed(input_ids=ids[None])[0] for ids in hidden.split_with_sizes(counts)])
         hidden = self._run(hidden, counts)

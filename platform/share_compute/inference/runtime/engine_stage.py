@@ -23,7 +23,7 @@ from share_compute.shard import Shard
 
 
 class EngineStage(ABC):
-    """One shard, ready to compute engine steps once its weights are filled, and fast once it is sealed."""
+    """One shard of a model: computes engine steps once its weights are filled; `seal` then optimizes it."""
 
     shard: Shard
     device: torch.device
@@ -32,7 +32,7 @@ class EngineStage(ABC):
     hidden_size: int
     """Size of the hidden state of one token."""
     draws: bool
-    """Whether its model samples tokens, which the last stage feeds back to the first."""
+    """Whether the model generates tokens, which the last stage feeds back to the first."""
     is_sealed: bool = False
     """Whether `seal` was called."""
 
@@ -44,7 +44,7 @@ class EngineStage(ABC):
 
     @abstractmethod
     def take_over(self, other: EngineStage) -> dict[str, Tensor]:
-        """Take the weights that both have from a stage of the same model that is not used any more, sealed or not.
+        """Take the weights that both stages hold from an unused stage of the same model, sealed or not.
 
         Returns:
             The tensors to fill before `seal`, by stored name.
@@ -52,11 +52,13 @@ class EngineStage(ABC):
 
     @abstractmethod
     def seal(self, *, keeps_plain: bool = True) -> None:
-        """Optimize the filled shard; nothing can be filled afterwards. A second call can make it smaller.
+        """Optimize the filled shard; nothing can be filled afterwards.
+
+        A second call with ``keeps_plain=False`` frees memory.
 
         Args:
-            keeps_plain: whether weights that are packed for products of several rows are kept plain too, for products
-                of one row, which takes twice the memory.
+            keeps_plain: whether weights that are packed for products of several rows are also kept unpacked, for
+                products of one row. This takes twice the memory.
         """
 
     def warm_up(self) -> None:
@@ -103,16 +105,16 @@ class EngineStage(ABC):
     @property
     @abstractmethod
     def bytes_per_token(self) -> int:
-        """Memory of each position that is kept between engine steps, in bytes."""
+        """Memory in bytes that the stage keeps for each position between engine steps."""
 
     @property
     @abstractmethod
     def held_tokens(self) -> int:
-        """Number of positions that are kept now."""
+        """Number of positions for which the stage keeps memory now."""
 
     @abstractmethod
     def clear(self) -> None:
-        """Forget all sequences: a new epoch begins."""
+        """Forget all sequences, at the start of a new epoch."""
 
     @abstractmethod
     def compute(self, step: EngineStep, inputs: Tensor) -> Tensor | tuple[Outcome, ...]:
@@ -120,7 +122,7 @@ class EngineStage(ABC):
 
         Args:
             step: the engine step.
-            inputs: ids ``[tokens]`` on the first stage, on later ones the outputs of the stage before,
+            inputs: on the first stage token ids ``[tokens]``, on later stages the outputs of the previous stage
                 ``[tokens, hidden]``; on any device.
 
         Returns:

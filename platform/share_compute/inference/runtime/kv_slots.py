@@ -12,25 +12,25 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class LayerCache:
-    """Shape of the keys and values that one layer keeps of each token."""
+    """Shape of the keys and values that one layer keeps for each token."""
 
     heads: int
     """Number of key heads, and of value heads."""
     key_size: int
-    """Numbers in a key of one head."""
+    """Size of a key of one head."""
     value_size: int
-    """Numbers in a value of one head; differs from `key_size` with latent attention."""
+    """Size of a value of one head; differs from `key_size` with latent attention."""
 
     @property
     def numbers(self) -> int:
-        """Numbers kept of one token."""
+        """Count of all numbers that the layer keeps for one token."""
         return self.heads * (self.key_size + self.value_size)
 
 
 class KVSlot:
     """A KV slot: the keys and values of one sequence, in one piece of memory.
 
-    The keys (and values) of one head are contiguous: attention reads them several times faster than token by token.
+    The keys (and values) of one head are contiguous: attention reads them several times faster than if stored by token.
 
     Args:
         layers: cache shapes of the shard's layers.

@@ -17,9 +17,9 @@ from torch.nn.functional import linear
 _ROWS = 8
 """Number of rows that weights are packed for; products of other numbers of rows work as well."""
 _PLAIN_ROWS = 2
-"""Most rows for which plain weights of more than 16 bits are as fast or faster."""
+"""Maximum number of rows for which plain weights of more than 16 bits are as fast as packed ones, or faster."""
 _SMALL = 2**19
-"""Fewest weights of more than 16 bits to pack: below it the operator's call costs at least what packing gains."""
+"""Minimum size of a matrix of more than 16 bits to pack: smaller ones gain at most what the operator's call costs."""
 
 
 class PackedLinear(nn.Module):
@@ -28,7 +28,7 @@ class PackedLinear(nn.Module):
     Args:
         layer: the linear layer to replace.
         plain: unpacked weights, in any memory order, for products of few rows; None keeps packed ones only.
-        is_shared: whether other modules use the layer's own weights too, so that they stay in memory anyway.
+        is_shared: whether other modules use the layer's own weights too, so that these stay in memory anyway.
     """
 
     def __init__(self, layer: nn.Linear, plain: Tensor | None, *, is_shared: bool = False) -> None:
@@ -37,19 +37,19 @@ class PackedLinear(nn.Module):
         self.bias = layer.bias
         self._shared = (layer,) if is_shared else None
         packed = torch.ops.mkldnn._reorder_linear_weight(layer.weight.detach(), _ROWS)  # noqa: SLF001
-        # One plain attribute: looking up a module's parameters is slow, and this is read a hundred times a token.
+        # In one plain attribute, because it is read a hundred times a token, and module parameters are slow to look up.
         self._weights: tuple[Tensor | None, Tensor, Tensor | None] = (plain, packed, layer.bias)
         self._few = _PLAIN_ROWS * layer.in_features if plain is not None else -1
         self._multiply = torch.ops.mkldnn._linear_pointwise.default  # noqa: SLF001
 
     @property
     def weight(self) -> Tensor:
-        """Weights as in `nn.Linear`, ``[out, in]``; some models read their type."""
+        """Weights as in `nn.Linear`, ``[out, in]``; some models read its dtype."""
         plain, packed, _ = self._weights
         return packed.to_dense() if plain is None else plain
 
     def smaller(self) -> nn.Module:
-        """Return an equivalent layer that holds its weights once."""
+        """Return an equivalent layer that holds its weights only once: shared ones unpacked, others packed."""
         if self._shared is not None:
             return self._shared[0]
         _, packed, bias = self._weights
@@ -83,10 +83,10 @@ def can_pack(dtype: torch.dtype, device: torch.device) -> bool:
 
 
 def pack(module: nn.Module, *, keeps_plain: bool) -> None:
-    """Pack the linear layers inside, one after the other.
+    """Pack the linear layers inside a module, one after the other.
 
     A second call with ``keeps_plain=False`` frees the plain weights. Weights shared with other modules (an embedding's)
-    are never freed, so they are packed only where both are kept.
+    are never freed, so they are packed only with ``keeps_plain``.
 
     Args:
         module: module whose weights are filled.
@@ -96,7 +96,7 @@ def pack(module: nn.Module, *, keeps_plain: bool) -> None:
     for part in module.modules():
         for parameter in part.parameters(recurse=False):
             uses[id(parameter)] = uses.get(id(parameter), 0) + 1
-    # Names, not layers: a packed layer's plain weights must be freed before the next layer is packed.
+    # The list has names, because references to layers would keep the plain weights of packed layers in memory.
     places = [
         (part, name) for part in module.modules() for name, child in part.named_children() if _may_pack(child)
     ]

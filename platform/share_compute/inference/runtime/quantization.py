@@ -4,7 +4,7 @@ Quantization is symmetric, scaled by a row's largest absolute value, as in torch
 quantized from its own numbers alone, and a shard is never in memory as floats.
 
 Inputs are rounded to bfloat16 and multiplied with the integers. The products are exact, and sums are in float32. For
-few rows torch has a kernel that reads the integers directly; that reading takes most of a token's time. For many rows
+few rows torch has a kernel that reads the integers directly; reading weights is most of a token's time. For many rows
 it is faster to convert the integers to floats, some rows of the matrix at a time. Both give the same result within the
 rounding of their sums.
 """
@@ -23,13 +23,13 @@ INTEGERS, SCALE = ".int8", ".int8_scale"
 """Name suffixes of the two tensors of a layer, in place of ``.weight``."""
 _LARGEST = 127
 _FEW_ROWS = 16
-"""Most rows of inputs for which the kernel for few rows is faster."""
+"""Maximum number of input rows for which the kernel for few rows is faster."""
 _KERNEL_STEP = 16
-"""Inputs that the kernel reads at one time; it would read beyond the end of a row that is no multiple of it."""
+"""Number of inputs that the kernel reads at one time; rows must be a multiple of it, or it reads beyond their end."""
 _BLOCK = 2**22
 """Number of weights that are converted to floats at one time."""
 _LEAST_SHARE = 0.9
-"""Least share of linear layers in a model's matrices: below it int8 saves little, and plans would be wrong."""
+"""Minimum fraction of matrix weights in linear layers: below it int8 saves less memory than plans count on."""
 
 
 def scale_of(rows: Tensor, name: str = "a weight") -> Tensor:
@@ -55,7 +55,7 @@ def integers_of(rows: Tensor, scale: Tensor) -> Tensor:
 
 
 def is_quantized(name: str) -> bool:
-    """Return whether a stored name is that of quantized integers."""
+    """Return whether a stored tensor of this name has quantized integers."""
     return name.endswith(INTEGERS)
 
 
@@ -70,7 +70,7 @@ def weight_of(name: str) -> str:
 
 
 class Int8Linear(nn.Module):
-    """A linear layer whose weights are integers; on the meta device until it is given memory.
+    """A linear layer with int8 weights, created on the meta device (without memory).
 
     Args:
         layer: the linear layer to replace.
@@ -104,7 +104,7 @@ class Int8Linear(nn.Module):
     """Skip the search for hooks: serving modules have none."""
 
     def _products(self, rows: Tensor, integers: Tensor) -> Tensor:
-        """Return ``[rows, out]`` in bfloat16, not yet scaled."""
+        """Multiply inputs ``[rows, in]`` with integers ``[out, in]``; return ``[rows, out]``, bfloat16, unscaled."""
         if rows.device.type != "cpu":
             return linear(rows, integers.bfloat16())
         if len(rows) <= self._few:
@@ -115,7 +115,7 @@ class Int8Linear(nn.Module):
 
 
 def quantize(model: nn.Module, shared: Set[str]) -> None:
-    """Replace each linear layer inside by an `Int8Linear`, except layers with shared weights.
+    """Replace each linear layer of a model by an `Int8Linear`, except layers with shared weights.
 
     Args:
         model: sketch of a model, as `share_compute.models.huggingface.decoder.sketch` makes it.

@@ -24,13 +24,13 @@ from share_compute.inference.runtime.kv_slots import KVSlot, LayerCache
 RAGGED = "share_compute_ragged"
 """Name under which `attend` is registered as an attention implementation."""
 _HARMLESS = frozenset({"position_ids", "cache_position", "position_embeddings"})
-"""Tensors that models pass through to attention, which does not use them."""
+"""Tensor arguments that some models pass to attention functions, and that `attend` can ignore."""
 _KINDS = frozenset({"full_attention", "sliding_attention"})
-"""Kinds of layers that the arguments of attention describe completely."""
+"""Layer types whose attention the arguments of `attend` describe completely."""
 
 
 class Piece:
-    """A chunk for attention: positions [start, start + count) of a KV slot.
+    """A chunk as attention sees it: positions [start, start + count) of a KV slot.
 
     Args:
         slot: KV slot of the sequence.
@@ -85,16 +85,16 @@ class Attention:
         softcap: float | None,
         sinks: Tensor | None,
     ) -> Tensor:
-        """Attend in the next layer.
+        """Compute the attention of the next layer.
 
         Args:
             query: ``[1, heads, tokens, key_size]``.
             key: ``[1, kv_heads, tokens, key_size]``.
             value: ``[1, kv_heads, tokens, value_size]``.
-            scaling: factor of the products; None is the usual one, ``key_size ** -0.5``.
-            window: positions that each token attends to, itself included; None is all before it.
-            softcap: bound of the products, by tanh.
-            sinks: one product per head that takes part in the softmax and adds no value, ``[heads]``.
+            scaling: factor of the products of queries and keys; None for the usual one, ``key_size ** -0.5``.
+            window: number of last positions that each token attends to, its own included; None for all.
+            softcap: bound of the scaled products, applied with tanh; None for no bound.
+            sinks: ``[heads]``, one logit per head that takes part in the softmax but has no value; None for none.
 
         Returns:
             Attention outputs ``[1, tokens, heads, value_size]``.
@@ -154,7 +154,7 @@ class Attention:
         return found[0] if len(found) == 1 else torch.cat(found, 1)
 
     def _mask(self, index: int, window: int | None, like: Tensor) -> Tensor | None:
-        """Return the additive mask ``[count, seen]``, shared by layers of a kind; None for a single token."""
+        """Return a piece's additive mask ``[count, seen]``, cached by window; None if the piece is a single token."""
         piece = self._pieces[index]
         if piece.count == 1:
             return None
@@ -192,7 +192,7 @@ class TextAttention(Attention):
         softcap: float | None,
         sinks: Tensor | None,
     ) -> Tensor:
-        """Attend in the next layer, as `Attention.attend`; a window reaches as far forward as back."""
+        """Compute the next layer as `Attention.attend` does, but a window reaches as far forward as back."""
         if softcap is not None or sinks is not None:
             raise cannot_serve("encoder", "bends its attention, or gives it sinks")
         grouped = query.shape[1] != key.shape[1]
@@ -212,7 +212,7 @@ class TextAttention(Attention):
 
 
 def _near(query: Tensor, window: int | None) -> Tensor | None:
-    """Return the mask of tokens that each one attends to, ``[count, count]``; None if it attends to all."""
+    """Return the mask ``[query token, key token]``, true within the window; None if the window covers the text."""
     count = query.shape[2]
     if window is None or count <= window:
         return None
@@ -229,7 +229,7 @@ def _by_hand(
     softcap: float | None,
     sinks: Tensor | None,
 ) -> Tensor:
-    """Attend with softcap or sinks, which no kernel supports; shapes as in `Attention.attend`, for one piece."""
+    """Attend to one piece with softcap or sinks, which no kernel supports; shapes as in `Attention.attend`."""
     _, heads, count, size = query.shape
     groups = keys.shape[1]
     shape = (1, groups, heads // groups, count, size)
@@ -250,11 +250,11 @@ def _by_hand(
 
 
 class Probe(Attention):
-    """Record the cache shape of each layer, and refuse models that these KV slots or this attention cannot serve.
+    """Record the cache shape of each layer, and refuse models that `KVSlots` or `attend` cannot serve.
 
     Args:
         model_type: name of the architecture, for messages.
-        kinds: kinds of the shard's layers; None if the configuration has none.
+        kinds: type of each of the shard's layers; None if the configuration names no types.
     """
 
     def __init__(self, model_type: str, kinds: Sequence[str] | None) -> None:
@@ -264,7 +264,7 @@ class Probe(Attention):
         self.layers: list[LayerCache] = []
 
     def check(self, module: nn.Module, window: int | None, options: dict[str, Any]) -> None:
-        """Raise UserError if the next layer's attention has rules beyond its arguments."""
+        """Raise UserError if the next layer's attention needs rules that the arguments of `attend` cannot express."""
         odd = sorted(
             name for name, given in options.items() if isinstance(given, Tensor) and name not in _HARMLESS
         )
@@ -279,7 +279,7 @@ class Probe(Attention):
             self._refuse(f"has layers of kind {kind}")
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, *_: Any) -> Tensor:
-        """Record a layer; return zeros of the right shape."""
+        """Record a layer; return zeros of the shape of its attention outputs."""
         self.layers.append(LayerCache(key.shape[1], key.shape[3], value.shape[3]))
         return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3])
 
@@ -316,7 +316,7 @@ _NOW = _Now()
 
 @contextmanager
 def attending(attention: Attention) -> Iterator[None]:
-    """Make models in this thread use ``attention``."""
+    """Make models in this thread use ``attention`` within the block."""
     _NOW.attention = attention
     try:
         yield
@@ -333,7 +333,7 @@ def attend(
     scaling: float | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """Attend, with the signature that transformers expects of an attention function; see `Attention.attend`."""
+    """Run `Attention.attend`, with the signature that transformers expects of an attention function."""
     attention = _NOW.attention
     assert attention is not None, "only a ServingStage computes by this attention"
     if attention_mask is not None:
@@ -348,7 +348,7 @@ ALL_ATTENTION_FUNCTIONS.register(RAGGED, attend)
 
 
 def attend_raggedly(model: nn.Module) -> None:
-    """Make a model use `attend`, as ``set_attn_implementation`` does after its checks."""
+    """Set `attend` as a model's attention function, without the checks of ``set_attn_implementation``."""
     for module in model.modules():
         config = getattr(module, "config", None)
         if config is not None:

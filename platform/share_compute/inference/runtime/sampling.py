@@ -1,9 +1,9 @@
 """Sampling: draw tokens from a model's logits by a request's options.
 
 The random numbers of a draw depend only on the request's seed and the token's position: one exponential number per
-token id of the vocabulary. The token with the largest probability divided by its own exponential number is drawn, which
-is a draw from the distribution. Another machine or batch may round logits a little differently; the same token is drawn
-unless two tokens are equal within that difference.
+token id of the vocabulary. The token with the largest quotient of probability and exponential number is drawn, which is
+a draw from the distribution (equivalent to the Gumbel-max trick). Another machine or batch may round logits a little
+differently; the drawn token is the same unless the quotients of two tokens are closer than that difference.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class _Sequence:
     """Sampling state of one sequence.
 
     Args:
-        opening: opening of the sequence.
-        grammar: grammar that its text follows; None for any text.
+        opening: the sequence's `Opening`, with its options and known tokens.
+        grammar: grammar that the generated text must follow; None for any text.
         vocabulary_size: number of logits of the model.
         device: device of the logits.
     """
@@ -62,7 +62,7 @@ class _Sequence:
 
     @property
     def is_plain(self) -> bool:
-        """Whether the token is the one with the largest logit, without adjustments."""
+        """Whether each token is the one with the largest unadjusted logit (greedy decoding without penalties)."""
         options = self.options
         return (
             self.is_greedy
@@ -122,8 +122,8 @@ class Sampler:
         """Start or continue a sequence.
 
         Raises:
-            UserError: its schema cannot be followed, which callers should have checked, or not with this tokenizer;
-                ``details`` names the sequence.
+            UserError: decoding cannot follow the schema with this tokenizer, or the schema is invalid, which callers
+                should have checked; ``details`` names the sequence.
         """
         schema = opening.options.json_schema
         try:
@@ -142,7 +142,7 @@ class Sampler:
         return self._grammars.start(schema)
 
     def warm_up(self) -> None:
-        """Prepare the vocabulary for constrained text, if its tokenizer can be used for that."""
+        """Load the tokenizer for constrained text in advance, if it can be used for that."""
         if self._grammars is not None:
             with suppress(UserError):  # the first request for constrained text reports it
                 self._grammars.warm_up()
@@ -181,7 +181,7 @@ class Sampler:
 
     def _sampled(self, chunk: Chunk, token: int, logits: Tensor) -> Sampled:
         sequence, position = self._sequences[chunk.sequence], chunk.start + chunk.count
-        if sequence.end is not None:  # computed ahead, and dropped
+        if sequence.end is not None:  # the server sent this step before it knew the end, and drops the token
             return Sampled(chunk.sequence, position, sequence.end, finish="stop")
         sequence.note(token)
         logprob: float | None = None
@@ -221,7 +221,7 @@ def _least(weights: Tensor, options: SamplingOptions) -> Tensor:
             best = weights.topk(min(_LIKELIEST, len(weights))).values
             if best.sum() < options.top_p * total:
                 best = weights.sort(descending=True).values
-        # Keep each token whose predecessors together have less than top_p: the tokens kept then have top_p.
+        # Keep a token if the more probable ones together have less than top_p: the kept tokens have at least top_p.
         before = best.cumsum(0) - best
         least = torch.maximum(least, best[(before < options.top_p * total).sum() - 1])
     return least

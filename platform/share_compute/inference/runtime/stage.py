@@ -43,7 +43,7 @@ class ServingStage(EngineStage):
         device: device of the shard.
         dtype: type of weights, hidden states, keys and values.
         quantizes: whether the weights of linear layers are int8, whatever ``dtype`` is.
-        window_tokens: most positions of a sequence; None takes the number of the configuration. Models that scale
+        window_tokens: maximum length of a sequence; None takes that of the configuration. Models that scale
             their positions for long texts scale them for this length from the start.
         tokenizer: folder of the tokenizer, for constrained text; read when it is first needed.
 
@@ -119,7 +119,7 @@ class ServingStage(EngineStage):
 
     @torch.inference_mode()
     def take_over(self, other: EngineStage) -> dict[str, Tensor]:
-        """Take the weights that both have from a stage of the same model that is not used any more, sealed or not.
+        """Take the weights that both stages hold from an unused stage of the same model, sealed or not.
 
         Returns:
             The tensors to fill before `seal`, by stored name.
@@ -133,7 +133,7 @@ class ServingStage(EngineStage):
 
     @torch.inference_mode()
     def seal(self, *, keeps_plain: bool = True) -> None:
-        """Make the filled shard fast; see `EngineStage.seal`."""
+        """Optimize the filled shard for computing; see `EngineStage.seal`."""
         fuse_norms(self._model)
         if can_pack(self.dtype, self.device):
             pack(self._model, keeps_plain=keeps_plain)
@@ -171,7 +171,7 @@ class ServingStage(EngineStage):
             self._sampler.close(sequence)
 
     def clear(self) -> None:
-        """Free all KV slots and sampling states: a new epoch begins."""
+        """Free all KV slots and sampling states, at the start of a new epoch."""
         self._slots.clear()
         if self._sampler is not None:
             self._sampler.clear()
@@ -182,8 +182,8 @@ class ServingStage(EngineStage):
 
         Args:
             step: the engine step.
-            inputs: ids ``[tokens]`` on the first stage (see `input_ids`), on later ones the outputs of the stage
-                before, ``[tokens, hidden]``; on any device.
+            inputs: on the first stage token ids ``[tokens]`` (see `input_ids`), on later stages the outputs of the
+                previous stage ``[tokens, hidden]``; on any device.
 
         Returns:
             Hidden states ``[tokens, hidden]``; on the last stage the sampled tokens.
@@ -243,7 +243,7 @@ def _positions(step: EngineStep, device: torch.device) -> Tensor:
 
 
 def _sampled_rows(step: EngineStep) -> tuple[list[Chunk], list[int]]:
-    """Return the chunks that sample, and the row of each one's last token."""
+    """Return the chunks that sample, and for each the row of its last token in the step's inputs."""
     chunks, rows, stop = [], [], 0
     for chunk in step.chunks:
         stop += chunk.count
@@ -256,8 +256,8 @@ def _sampled_rows(step: EngineStep) -> tuple[list[Chunk], list[int]]:
 def settle_positions(model: nn.Module, window_tokens: int, device: torch.device) -> None:
     """Fix the rotary frequencies of a model for ``window_tokens``.
 
-    Some models (dynamic NTK, longrope) derive them from the longest text of a batch. Here texts share batches by
-    chance, so results would depend on other requests.
+    Some models (dynamic NTK, longrope) derive them from the longest text of a batch. Here unrelated
+    texts share batches, so results would depend on other requests.
     """
     last = torch.tensor([[window_tokens - 1]], device=device)
     for module in model.modules():

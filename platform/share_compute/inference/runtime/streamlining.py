@@ -1,4 +1,4 @@
-"""Reduce the overhead around matrix products, which dominates a small model's token; results are bit-identical."""
+"""Reduce overhead around matrix products, which dominates a small model's time per token; results are bit-identical."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch.nn.functional import rms_norm
 _EPSILONS = ("variance_epsilon", "eps")
 """Attribute names that models use for the epsilon of a norm."""
 _TRIES = 8
-"""Number of test rows, each of another scale."""
+"""Number of test rows; each has values of a different scale."""
 
 
 class FusedNorm(nn.Module):
@@ -32,9 +32,9 @@ class FusedNorm(nn.Module):
 
 
 def call_directly(module: nn.Module) -> None:
-    """Make calls of modules inside go straight to ``forward``: serving modules need no hooks.
+    """Make calls of a module's submodules go straight to ``forward``, without torch's search for hooks.
 
-    Looking for hooks takes longer than many of a token's operations. Modules that have hooks keep the usual call.
+    The search takes longer than many of the operations on one token. Submodules that have hooks keep the usual call.
     """
     direct: dict[type[nn.Module], type[nn.Module]] = {}
     for part in module.modules():
@@ -47,9 +47,9 @@ def call_directly(module: nn.Module) -> None:
 
 
 def fuse_norms(module: nn.Module) -> None:
-    """Replace each module inside by a `FusedNorm` if that computes the same.
+    """Replace each submodule by a `FusedNorm` if both compute the same outputs.
 
-    The equivalence is tested on rows of many scales; no class is known by name. Some models multiply by their weights
+    Equality is tested on rows of many scales, because no class is known by name. Some models multiply by their weights
     in the norm's six operations, others by 1 plus their weights.
     """
     for part in list(module.modules()):

@@ -1,6 +1,6 @@
 """Admission: choose the sequences to start and the prompts to continue in the rest of an engine step.
 
-The sequences that decode take their part of the step first.
+Sequences that decode get their part of the step before this.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from share_compute.inference.scheduler.live_sequence import LiveSequence
 from share_compute.inference.scheduler.slot_ledger import Prefix, SlotLedger
 
 _MOST_PASSES = 16
-"""Sequences that may overtake one of another owner that lacks KV capacity; after them all wait for it."""
+"""Maximum number of sequences that may overtake another owner's one that lacks KV capacity; then all wait for it."""
 _MOST_LOOKED_AT = 64
-"""Waiting sequences of one owner that are examined, where the first ones wait for the prompt of another."""
+"""Maximum number of waiting sequences of one owner to examine, in case the first ones wait for another's prompt."""
 
 
 class Admission:
-    """Start sequences within memory: each owner's in order of arrival, and the least served owner first.
+    """Start sequences while memory suffices: each owner's in order of arrival, and the least served owner first.
 
     Memory is reserved for the prompt and a typical answer, or for the requested length where that is less. An answer
     that becomes longer gets KV capacity for twice its length. If that capacity is missing, the sequence is preempted.
@@ -55,7 +55,7 @@ class Admission:
 
     @property
     def has_prompts(self) -> bool:
-        """Whether prompts may want a part of an engine step."""
+        """Whether there may be prompts to compute in an engine step."""
         queue = self._queue
         can_begin = self.num_open < self._limits.max_sequences and (
             queue.num_waiting or queue.num_interrupted
@@ -66,13 +66,13 @@ class Admission:
         """Return the sequence whose known tokens are to be sent next; None if there is none.
 
         Args:
-            opens: openings of the engine step; the sequence is appended if this call starts it.
-            room: positions that the step has left. An encoder's text that is longer goes first in the next step.
+            opens: openings of the engine step; the sequence's opening is appended if this call starts it.
+            room: positions that the step has left. A longer text of an encoder is the first of the next step.
         """
         if not self.has_prompts:
             return None
         passed: list[LiveSequence] = []
-        # Keep capacity for one growth of a running sequence: without it most would be preempted soon.
+        # Keep capacity for one growth of a running sequence; otherwise most running ones would be preempted soon.
         reserve = max((one.next_room_tokens for one in self._open.values()), default=0)
         begins = self.num_open < self._limits.max_sequences
         for owner in self._queue.in_turn():
@@ -106,7 +106,7 @@ class Admission:
         self._totals.preempted += 1
 
     def _candidate(self, owner: Owner, reserve: int) -> tuple[LiveSequence, Prefix | None] | None:
-        """Return an owner's first sequence that waits neither for another's prompt nor for a token of its own."""
+        """Return an owner's first sequence that has no token in flight and need not wait for another's prompt."""
         for live in islice(self._queue.candidates(owner), _MOST_LOOKED_AT):
             if not live.is_settled:
                 continue

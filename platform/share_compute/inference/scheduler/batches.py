@@ -1,8 +1,8 @@
 """Decode batches: as many as there are stages, of about the same size, so that no stage idles.
 
-A sequence stays in its batch. The batch's next engine step comes a whole round after the last one, when the token to be
+A sequence stays in its batch. The batch's next engine step comes a whole round after its last one, when the token to be
 fed back has arrived. Some sequences change their batch to keep the sizes equal. Such a sequence first waits until none
-of its tokens is in flight. Otherwise the step of the other batch, and with it the first stage, might wait for the
+of its tokens is in flight. Otherwise the step of its new batch, and with it the first stage, might wait for the
 token.
 """
 
@@ -18,7 +18,7 @@ class Batches:
 
     Args:
         count: number of batches.
-        depth: most engine steps of one batch that are in flight.
+        depth: maximum number of engine steps of one batch in flight.
     """
 
     def __init__(self, count: int, depth: int) -> None:
@@ -50,9 +50,9 @@ class Batches:
         return sorted(self._members[batch].values(), key=lambda live: (live.last_step, live.order))
 
     def join(self, live: LiveSequence, batch: int) -> None:
-        """Let a sequence decode from now on, in the batch whose step has the end of its prompt unless that is full.
+        """Let a sequence decode from now on, in ``batch``, whose step has the end of its prompt.
 
-        A sequence that finds this batch full joins the smallest one in `balance`.
+        If this batch has its share of the sequences already, `balance` puts the sequence into the smallest batch.
         """
         everyone = sum(map(len, self._members)) + len(self._moving) + 1
         if len(self._members[batch]) * len(self._members) < everyone:

@@ -43,11 +43,11 @@ class Opening:
     history: tuple[int, ...]
     """Prompt, then tokens emitted so far: for the sampler's penalties and grammar."""
     prompt_tokens: int
-    """Number of prompt tokens at the start of the history."""
+    """Number of prompt tokens; the history begins with them."""
     copy_from: int | None = None
-    """Sequence with the same first tokens and an open slot, which this step neither closes nor opens; None if none."""
+    """Sequence whose slot to copy from, which this step neither closes nor opens; None to copy nothing."""
     copy_tokens: int = 0
-    """Positions to copy from its slot; fewer than the history has, so that one is left to sample from."""
+    """Number of positions to copy; less than the history, because at least one must be computed for sampling."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ class EngineStep:
     chunks: tuple[Chunk, ...]
     """Chunks to compute; empty if the step only closes slots."""
     grows: tuple[Growth, ...] = ()
-    """KV slots that have become too small; not those that this step opens or closes."""
+    """KV slots to enlarge; this step neither opens nor closes any of them."""
 
     @property
     def num_tokens(self) -> int:
@@ -135,4 +135,4 @@ class StepResult:
     sampled: tuple[Outcome, ...]
     """One outcome for each chunk that samples."""
     seconds: tuple[float, ...] = ()
-    """Compute time of each stage in seconds; empty where it is not known."""
+    """Compute time of each stage in seconds; empty if unknown."""

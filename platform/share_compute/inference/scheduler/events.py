@@ -30,16 +30,16 @@ def _read_error(document: Any) -> ShareComputeError:
 Base64 = Annotated[
     bytes, PlainValidator(_read_base64), PlainSerializer(lambda value: base64.b64encode(value).decode())
 ]
-"""Bytes, base64 in JSON."""
+"""Bytes that JSON holds as base64."""
 ErrorDocument = Annotated[ShareComputeError, PlainValidator(_read_error), PlainSerializer(_error_document)]
-"""A `ShareComputeError`, in JSON its code, message and facts."""
+"""A `ShareComputeError` that JSON holds as its code, message and facts."""
 FinishReason = Literal["stop", "length", "cancelled"]
-"""stop: a stop token or the end of the grammar. length: the most tokens allowed. cancelled: no client wants more."""
+"""stop: a stop token or the end of the grammar. length: the most tokens allowed. cancelled: see `Scheduler.cancel`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Emitted:
-    """A sequence has its next token. Each is reported once, in order, even if machines were lost."""
+    """The next token of a sequence. Each token is reported once, in order, even if machines were lost."""
 
     sequence: int
     index: int
@@ -54,11 +54,11 @@ class Emitted:
 
 @dataclass(frozen=True, slots=True)
 class Embedded:
-    """A text has become a vector; this is its last event."""
+    """The vector of a text was computed; this is the sequence's last event."""
 
     sequence: int
     tokens: int
-    """Length of the text."""
+    """Length of the text in tokens."""
     vector: Base64
     """32-bit floats, little-endian."""
 
@@ -111,16 +111,16 @@ class Totals:
     """Counters of a scheduler since it started, over all epochs."""
 
     prefix_hits: int = 0
-    """KV slots that started with a copy of another one's first tokens."""
+    """Number of KV slots that started with a copy of another slot's first tokens."""
     prefix_tokens: int = 0
-    """Positions copied for them."""
+    """Number of positions copied for them."""
     computed_tokens: int = 0
-    """Positions computed in all engine steps that were sent."""
+    """Number of positions computed in all engine steps that were sent."""
     emitted_tokens: int = 0
     preempted: int = 0
-    """Preemptions: a sequence gave up its full KV slot because no larger one fitted."""
+    """Number of preemptions: a sequence gave up its full KV slot because no larger one fitted."""
     wasted_tokens: int = 0
-    """Tokens sampled after an end that was not known when the engine step was sent."""
+    """Number of tokens sampled after an end that was not known when the engine step was sent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,13 +128,13 @@ class Stats:
     """State of a scheduler at one moment."""
 
     queued: int
-    """Sequences that wait to start."""
+    """Number of sequences that wait to start."""
     interrupted: int
-    """Sequences that wait to continue, after a membership change or a preemption."""
+    """Number of sequences that wait to continue, after a membership change or a preemption."""
     running: int
-    """Sequences that have a KV slot."""
+    """Number of sequences that have a KV slot."""
     owners: int
-    """Owners of all these sequences."""
+    """Number of owners of all these sequences."""
     steps_in_flight: int
     kv_tokens: int
     """KV capacity for all slots."""

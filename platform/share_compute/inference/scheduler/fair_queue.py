@@ -22,7 +22,7 @@ class Owner:
     """An owner's sequences and its token counter."""
 
     served_tokens: int = 0
-    """Positions computed for the owner; raised to the lowest counter present when the owner returns."""
+    """Positions computed for the owner; raised to the lowest counter of present owners when the owner returns."""
     waiting: deque[LiveSequence] = field(default_factory=deque)
     """Sequences that have not started."""
     interrupted: deque[LiveSequence] = field(default_factory=deque)
@@ -96,7 +96,7 @@ class FairQueue:
         )
 
     def candidates(self, owner: Owner) -> deque[LiveSequence]:
-        """Return the sequences of an owner that may start: no new ones while any owner's are interrupted."""
+        """Return the sequences of an owner that may start: no new ones while any owner has interrupted ones."""
         return owner.interrupted if self.num_interrupted else owner.waiting
 
     def queued(self) -> Iterator[LiveSequence]:

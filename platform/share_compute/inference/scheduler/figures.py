@@ -31,17 +31,17 @@ class Measured:
     """Recent measurements."""
 
     tokens_per_s: float
-    """Rate over the last seconds in which there were tokens: generated ones, or those of embedded texts."""
+    """Rate of generated tokens, or of tokens of embedded texts, over the last seconds with any."""
     first_token: Latency
-    """Time from a sequence's arrival to its first token, or its vector."""
+    """Seconds from a sequence's arrival to its first token, or its vector."""
     next_token: Latency
-    """Time between consecutive tokens of a sequence."""
+    """Seconds between consecutive tokens of a sequence."""
     batch_size: float | None
     """Mean number of sequences in the last engine steps; None before there were any."""
 
 
 class Figures:
-    """Measure latency and throughput from the times that callers pass; it has no clock."""
+    """Measure latency and throughput from the times that callers pass."""
 
     def __init__(self) -> None:
         self._began: dict[int, float] = {}
@@ -51,7 +51,7 @@ class Figures:
         self._first_s: deque[float] = deque(maxlen=_SAMPLES)
         self._between_s: deque[float] = deque(maxlen=_SAMPLES)
         self._emitted: deque[tuple[float, int]] = deque()
-        """Times at which tokens came, and their number at each time."""
+        """(time at which tokens came, number of tokens), oldest first."""
         self._batches: deque[int] = deque(maxlen=_STEPS)
         """Number of sequences in each engine step."""
 
@@ -65,7 +65,7 @@ class Figures:
             self._batches.append(sequences)
 
     def told(self, events: Iterable[SequenceEvent], now_s: float) -> None:
-        """Record events of sequences."""
+        """Record the tokens, vectors and ends that these events report."""
         tokens = 0
         for event in events:
             if isinstance(event, Emitted):
@@ -94,7 +94,7 @@ class Figures:
             self._emitted.popleft()
 
     def tokens_per_s(self, now_s: float) -> float:
-        """Return the tokens per second over the last seconds in which there were any."""
+        """Return the tokens per second over the last `_RATE_S` seconds; each pause counts as one second at most."""
         self._drop_old(now_s)
         if len(self._emitted) < 2:
             return 0.0

@@ -20,24 +20,24 @@ _LEAST = {
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Capacity of the stages of one epoch, and how they are kept busy."""
+    """Capacity of the stages of one epoch, and the scheduler's limits for them."""
 
     window_tokens: int
     """Context window of the deployment: longest sequence, prompt and generated tokens together."""
     kv_tokens: int
-    """Most tokens whose keys and values fit in the tightest stage, all KV slots together."""
+    """KV capacity of the stage with the least: maximum number of tokens in all its KV slots together."""
     max_sequences: int
-    """Most sequences that run at a time."""
+    """Maximum number of sequences that run at a time."""
     step_tokens: int
-    """Most positions that one engine step computes."""
+    """Maximum number of positions that one engine step computes."""
     stages: int
-    """Stages in the pipeline; there are as many batches."""
+    """Number of stages in the pipeline; also the number of batches."""
     max_queued: int
-    """Most sequences that wait to start."""
+    """Maximum number of sequences that wait to start."""
     run_ahead: int = 1
-    """Engine steps of a batch that are sent before the tokens of its last one are back."""
+    """Number of engine steps of a batch that are sent before the tokens of its previous step are back."""
     answer_tokens: int = 128
-    """Tokens of a typical answer: capacity reserved for each sequence, doubled whenever it is full."""
+    """Length of a typical answer: KV capacity reserved for each sequence, doubled whenever it is full."""
     embeds: bool = False
     """Whether the model is an encoder: each text is computed whole in one engine step, and nothing of it is kept."""
 

@@ -16,7 +16,7 @@ class LiveSequence:
     Args:
         generation: the request.
         order: arrival number.
-        new_tokens: most tokens to generate: the number requested, or the number that fits after the prompt.
+        new_tokens: maximum number of tokens to generate: as requested, or as fits after the prompt.
         answer_tokens: length of a typical answer. The KV slot has capacity for this number, or twice, four times, ...
             as many.
     """
@@ -28,29 +28,29 @@ class LiveSequence:
     tokens: list[int] = field(init=False)
     """Prompt, then the tokens emitted so far."""
     keys: list[int] = field(init=False)
-    """Keys of the whole blocks of tokens; see `share_compute.inference.scheduler.prefixes`."""
+    """Keys of the full blocks of tokens; see `share_compute.inference.scheduler.prefixes`."""
     is_open: bool = False
     """Whether it has a KV slot."""
     prefill_tokens: int = 0
-    """Tokens that were known when its KV slot was opened: they come as inputs, all others are fed back."""
+    """Number of tokens known when its KV slot was opened: the server sends these, the last stage the rest."""
     room_tokens: int = 0
     """Capacity of its KV slot, in positions."""
     first_step: int = 0
-    """First engine step after its arrival; tokens of earlier steps belong to another sequence of the same number."""
+    """Id of the next engine step at its arrival; tokens of earlier steps are of an older sequence with this number."""
     sent: int = 0
-    """Positions in its KV slot once all engine steps that were sent have passed."""
+    """Number of positions in its KV slot once all engine steps that were sent have passed."""
     planned: int = 0
-    """Generated tokens, including those of engine steps in flight."""
+    """Number of generated tokens, including those of engine steps in flight."""
     charged: int = 0
-    """Positions already charged to its owner; positions computed again after a loss are not charged."""
+    """Number of positions charged to its owner; positions computed again after a loss are not charged again."""
     cached_tokens: int | None = None
-    """Tokens copied from another sequence at its first start; None before that."""
+    """Number of tokens copied from another sequence at its first start; None before that."""
     passes: int = 0
-    """Sequences of other owners that started while this one lacked KV capacity."""
+    """Number of other owners' sequences that started while this one lacked KV capacity."""
     batch: int | None = None
     """Decode batch; None while it does not decode."""
     last_step: int = -1
-    """Last engine step in which it decoded; -1 if none."""
+    """Id of the last engine step in which it decoded; -1 if there is none."""
 
     def __post_init__(self) -> None:
         self.tokens = [*self.generation.prompt, *self.generation.emitted]
@@ -80,12 +80,12 @@ class LiveSequence:
 
     @property
     def most_tokens(self) -> int:
-        """Most positions that are ever written to its KV slot. The last token is never an input."""
+        """Maximum number of positions ever written to its KV slot; the last token is no input, so it has none."""
         return self.prompt_tokens + self.new_tokens - 1
 
     @property
     def wanted_tokens(self) -> int:
-        """KV capacity with which it can go on: `most_tokens`, or less that is likely to suffice."""
+        """KV capacity to reserve when it starts, continues or grows: `most_tokens`, or less if that may suffice."""
         return self._room_for(max(len(self.tokens), self.sent + 1))
 
     @property
@@ -111,12 +111,12 @@ class LiveSequence:
 
     @property
     def is_settled(self) -> bool:
-        """Whether none of its tokens is in flight."""
+        """Whether all tokens of the engine steps sent for it are known."""
         return self.planned == self.num_emitted
 
     @property
     def work_tokens(self) -> int:
-        """Most positions to compute if it starts now."""
+        """Maximum number of positions to compute if it starts now."""
         return len(self.tokens) + self.new_tokens - self.num_emitted
 
     def open(self, copy_from: int | None, copy_tokens: int) -> Opening:
@@ -157,7 +157,7 @@ class LiveSequence:
         self.planned = self.num_emitted
 
     def prefill(self, most: int) -> Chunk:
-        """Return the chunk of the next known tokens, at most ``most``; the chunk with the last one samples."""
+        """Return a chunk of the next ``most`` known tokens or fewer; the chunk with the last known token samples."""
         start = self.sent
         self.sent = min(start + most, self.prefill_tokens)
         samples = self.sent == self.prefill_tokens

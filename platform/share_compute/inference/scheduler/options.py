@@ -31,11 +31,11 @@ class SamplingOptions(StrictModel):
     seed: int = Field(ge=-(2**63), lt=2**63)
     """Seed and position decide each draw: the text does not depend on batch, stage, machine or recovery."""
     max_tokens: int = Field(ge=0)
-    """Most tokens to generate, including those in `Generation.emitted`; 0 computes nothing."""
+    """Maximum number of tokens to generate, including those in `Generation.emitted`; 0 computes nothing."""
     stop_token_ids: tuple[TokenId, ...] = ()
     """Tokens that end the sequence, emitted as its last: the model's end-of-text tokens unless these are ignored."""
     min_tokens: int = Field(default=0, ge=0)
-    """Tokens generated before a stop token may be drawn."""
+    """Minimum number of tokens to generate before a stop token may be drawn."""
     logprobs: int | None = Field(default=None, ge=0, le=20)
     """Number of most probable tokens to report with log-probabilities, beside the drawn one; None reports none."""
     json_schema: str | None = None

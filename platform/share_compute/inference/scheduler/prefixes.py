@@ -1,4 +1,7 @@
-"""Prefix index: find sequences with the same first tokens, by blocks whose keys hash all tokens up to their end."""
+"""Prefix index: find sequences with the same first tokens.
+
+Tokens are grouped in blocks. The key of a block is a hash of all tokens up to the end of the block.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +9,14 @@ from collections.abc import Sequence
 from itertools import islice
 
 BLOCK = 16
-"""Tokens in a block; fewer common tokens are not worth a copy."""
+"""Number of tokens in a block; fewer common tokens are not worth a copy."""
 
 
 def add_keys(keys: list[int], tokens: Sequence[int]) -> None:
-    """Append the keys of the whole blocks of ``tokens`` that ``keys`` lacks."""
+    """Append the keys of the full blocks of ``tokens`` that are not in ``keys`` yet."""
     while (len(keys) + 1) * BLOCK <= len(tokens):
         start = len(keys) * BLOCK
-        # Hashes of integers are the same in every process. Equal hashes are compared token by token before use.
+        # Hashes of integers are the same in every process. Callers compare the tokens, because hashes can collide.
         keys.append(hash((keys[-1] if keys else 0, *tokens[start : start + BLOCK])))
 
 
@@ -37,11 +40,11 @@ class PrefixIndex:
                 del self._holders[key]
 
     def deepest(self, keys: Sequence[int], most: int) -> tuple[int, list[int]]:
-        """Return how many of the first blocks any sequence has, and the sequences with all of these, latest first.
+        """Return the largest number of these first blocks in any sequence, and the sequences with them, latest first.
 
         Args:
             keys: keys of the blocks, in order.
-            most: most sequences to return.
+            most: maximum number of sequences to return.
         """
         blocks = 0
         while blocks < len(keys) and keys[blocks] in self._holders:

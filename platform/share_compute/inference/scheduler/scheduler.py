@@ -7,9 +7,9 @@ then sends the steps that `Scheduler.next_steps` returns, in that order, to all 
 
 **Engine steps.** There are as many batches as stages. Each batch may have ``1 + run_ahead`` steps in flight. While one
 stage computes for one batch, the others compute for the other batches. The next step already waits at the first stage
-before the tokens of the last one are back. In a step, first its batch decodes, one token per sequence. The rest of the
-budget goes to prompts, in chunks, the least served owner first. Chunks of one prompt may be in steps of different
-batches, so a long prompt keeps all stages busy. Where decodes would take the whole budget, prompts get a quarter, and
+before the tokens of the previous step are back. In a step, first its batch decodes, one token per sequence. The rest of
+the budget goes to prompts, in chunks, the least served owner first. Chunks of one prompt may be in steps of different
+batches, so a long prompt keeps all stages busy. If decodes would take the whole budget, prompts get a quarter, and
 decodes rotate.
 
 **Ends.** The server knows in advance when the token limit is reached, and sends no step beyond it. It does not know a
@@ -107,7 +107,7 @@ class Scheduler:
         self._in_flight: dict[int, EngineStep] = {}
         """Engine steps whose results are not processed yet, in the order in which they were sent."""
         self._results: dict[int, StepResult] = {}
-        """Results that arrived before that of an earlier step."""
+        """Results that arrived before the result of an earlier step."""
         self._closes_now = False
 
     # -- client requests ---------------------------------------------------------------------------------------------
@@ -151,17 +151,17 @@ class Scheduler:
         return [_finished(live, ended[live.id]) for live in lives if live.id in ended]
 
     def cancel(self, sequence: int) -> list[SequenceEvent]:
-        """Cancel a sequence; return its end, or [] if it has ended already."""
+        """Cancel a sequence; return its `Finished` event, or [] if it has ended already."""
         live = self._live.get(sequence)
         return [self._end(live, "cancelled")] if live else []
 
     @property
     def live(self) -> tuple[int, ...]:
-        """The sequences that will have more events."""
+        """Ids of the sequences that will have more events."""
         return tuple(self._live)
 
     def _new_tokens(self, generation: Generation) -> int:
-        """Return the most tokens that may be generated after a prompt."""
+        """Return the maximum number of tokens that may be generated after a prompt."""
         length, longest = len(generation.prompt), self.limits.longest_tokens
         if not length:
             raise UserError("the prompt is empty", hint="give at least one token to go on from")
@@ -238,7 +238,7 @@ class Scheduler:
         return events
 
     def reform(self, epoch: int, limits: Limits) -> list[SequenceEvent]:
-        """Continue on other stages, which have no KV slots; sequences that no longer fit whole end earlier.
+        """Continue on new stages, which have no KV slots yet; sequences that are too long for them end earlier.
 
         Args:
             epoch: new epoch; later than the present one.
@@ -264,7 +264,7 @@ class Scheduler:
         return [self._fail(live) for live in narrow if not live.shorten(limits.longest_tokens)]
 
     def drop_cached(self) -> None:
-        """Free all KV slots of ended sequences: the next engine step closes them."""
+        """Free all KV slots of ended sequences in the next engine step."""
         self._ledger.drop_cached()
         self._closes_now = self._ledger.has_closes
 
@@ -288,7 +288,7 @@ class Scheduler:
         """Return the next engine step of a batch; None if it has nothing to do."""
         room = self.limits.step_tokens
         grows: list[Growth] = []
-        # Growing comes before opening: sequences that start in this step may copy from these slots.
+        # Slots grow before others are opened, because sequences that start now may copy from the grown slots.
         decoding = [live for live in self._batches.members(batch) if self._has_room(live, grows)]
         for_prompts = max(1, room // 4) if self._admission.has_prompts else 0
         chunks = [self._decode(live) for live in decoding[: room - for_prompts]]
@@ -338,7 +338,7 @@ class Scheduler:
         return chunk
 
     def _prompts(self, batch: int, room: int, opens: list[Opening]) -> Iterator[Chunk]:
-        """Yield chunks of prompts, of sequences that start now or started before."""
+        """Yield chunks of prompts, for sequences that start now or started before."""
         while room and (live := self._admission.next(opens, room)):
             chunk = live.prefill(room)
             room -= chunk.count

@@ -1,9 +1,9 @@
 """The server's view of the KV slots that the stages hold: their capacity, and prefixes that can be copied.
 
-A KV slot takes its whole capacity from the engine step that opens it, or makes it grow, until the step that closes it.
-When its sequence ends, the slot is kept for prefix copies until its capacity is needed; the least recently used one
-goes first. Every stage executes the steps in order. So capacity that one step frees is there for the next, and
-positions that one step writes can be copied in the next, however many steps are in flight.
+A KV slot takes its whole capacity from the engine step that opens or enlarges it until the step that closes it. When
+its sequence ends, the slot is kept for prefix copies until its capacity is needed; the least recently used slot is
+closed first. Every stage executes the steps in order. So the next step can take capacity that one step frees, and copy
+positions that one step writes, however many steps are in flight.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from share_compute.inference.scheduler.live_sequence import LiveSequence
 from share_compute.inference.scheduler.prefixes import BLOCK, PrefixIndex, common_tokens
 
 _MOST_COMPARED = 8
-"""Most KV slots with the same first blocks that are compared token by token."""
+"""Maximum number of KV slots with the same first blocks that are compared token by token."""
 
 
 @dataclass(slots=True)
@@ -23,25 +23,25 @@ class _Entry:
 
     capacity_tokens: int
     tokens: list[int]
-    """Tokens of the sequence: the same list while it runs, the written tokens once it has ended."""
+    """While the sequence runs, its own list of known tokens; once it has ended, a copy of the written tokens."""
     keys: list[int]
-    """Keys of the whole blocks of the tokens."""
+    """Keys of the full blocks of the tokens; see `share_compute.inference.scheduler.prefixes`."""
     indexed: int = 0
-    """Number of keys that the prefix index has."""
+    """Number of these keys that are in the prefix index."""
     written: int = 0
-    """Positions that are written before the engine step being built."""
+    """Number of positions that are written before the engine step being built."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prefix:
-    """A common prefix that another KV slot has, or will have."""
+    """A common prefix that another KV slot has, or will have after steps that follow."""
 
     sequence: int
     """Sequence of that KV slot."""
     num_tokens: int
-    """Positions that can be copied now."""
+    """Number of positions that can be copied now."""
     is_growing: bool
-    """Whether waiting pays: later steps will write at least one more block of the common prefix."""
+    """Whether later steps will write at least one more block of the common prefix, so that waiting saves work."""
 
 
 class SlotLedger:
@@ -54,14 +54,14 @@ class SlotLedger:
     def __init__(self, kv_tokens: int) -> None:
         self.kv_tokens = kv_tokens
         self.used_tokens = 0
-        """Capacity of slots whose sequences run."""
+        """Total capacity, in positions, of slots whose sequences run."""
         self.cached_tokens = 0
-        """Capacity of slots whose sequences have ended."""
+        """Total capacity, in positions, of slots whose sequences have ended."""
         self._entries: dict[int, _Entry] = {}
         self._cached: dict[int, None] = {}
         """Ended sequences with a slot, the least recently used first."""
         self._copied: set[int] = set()
-        """Ended sequences that the step being built copies from. It cannot close them: it closes before it opens."""
+        """Ended sequences that the step being built copies from. It cannot close their slots, as it closes first."""
         self._closing: list[int] = []
         self._index = PrefixIndex()
 
@@ -94,13 +94,13 @@ class SlotLedger:
             prefix: result of `find`.
 
         Returns:
-            (sequence to copy from, number of tokens to copy). (None, 0) if there is no prefix worth a copy, or if its
-            slot must be closed because both do not fit.
+            (sequence to copy from, number of tokens to copy). (None, 0) if there is no prefix worth a copy, or if the
+            slot that has it must be closed to make space.
         """
         source = prefix.sequence if prefix is not None and prefix.num_tokens >= BLOCK else None
         if source in self._cached:
             del self._cached[source]
-            self._cached[source] = None  # used now: goes last
+            self._cached[source] = None  # now the most recently used
         capacity_tokens = live.wanted_tokens
         self._make_room(capacity_tokens)
         self._entries[live.id] = _Entry(capacity_tokens, live.tokens, live.keys)
@@ -113,7 +113,7 @@ class SlotLedger:
         return source, prefix.num_tokens
 
     def grow(self, sequence: int, capacity_tokens: int) -> bool:
-        """Make a slot larger if the larger one fits beside it; return whether it did."""
+        """Enlarge a slot if there is space for the larger one beside the old one; return whether it was enlarged."""
         if not self.fits(capacity_tokens):
             return False
         self._make_room(capacity_tokens)
@@ -149,7 +149,7 @@ class SlotLedger:
             self._close(sequence)
 
     def forget(self, sequence: int) -> None:
-        """Close the slot of an ended sequence, if it is kept: another sequence gets its number."""
+        """Close the slot of an ended sequence, if it is kept, because a new sequence gets the same number."""
         if sequence in self._cached:
             self._close(sequence)
 
@@ -169,7 +169,7 @@ class SlotLedger:
         return bool(self._closing)
 
     def take_closes(self) -> tuple[int, ...]:
-        """Return the sequences whose slots the step being built closes; the step is complete then."""
+        """Return the sequences whose slots the step being built closes; the last call for that step."""
         self._copied.clear()
         closes, self._closing = tuple(self._closing), []
         return closes

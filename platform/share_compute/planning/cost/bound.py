@@ -1,20 +1,21 @@
 """Lower bound on the step of any layout on these machines, by the formula of `share_compute.planning.cost.cost`.
 
-A layout has a number of stages, on machines of a set of regions. Each number of stages, and each set of regions that
-links above some speed connect, has the bounds below, and the largest of them counts. The result is the smallest value
-over all numbers and sets.
+The bounds below hold for layouts with a given number of stages on a given set of regions; the largest of them counts.
+The result is the smallest value over all numbers of stages, and over all sets of regions that links above some speed
+connect.
 
 - Work: all machines together do the work of all layers and microbatches, with layers cut anywhere and full overlap. A
   machine in use computes at least one microbatch of one layer, and does its fixed work once.
-- Fill: one microbatch passes all layers, each on the machine that is fastest for it, and a link between each two
+- Fill: one microbatch passes all layers, each on the machine that is fastest for it, and a link between neighbouring
   stages, there and back. A layout on two regions uses a link no faster than the slowest link on the best path between
   them.
-- Gradient sums: a stage is one machine, or it sums gradients, so it holds no more than its links carry in the time.
+- Gradient sums: a stage of several machines must sum its gradients in the time of a step. This limits its trained
+  parameters, and so its share of the work.
 - If no two machines can share a stage: each machine begins after one microbatch has passed the machines before it, the
   microbatches in flight are at most as many as the stages, and each link carries all microbatches.
 - Memory: the number of stages is at least the number of machines, largest memory first, that can hold the state.
 
-Each machine alone is evaluated exactly.
+A layout on one machine is evaluated exactly.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ class _Relaxation:
         least = cells.min(axis=0)
         with np.errstate(divide="ignore", invalid="ignore"):
             fastest = np.where((cells > 0) & (least > 0), least / cells, 0.0).max(axis=1)
-            # Maximum work that a stage takes over with each trained parameter that it holds.
+            # Largest compute time per trained parameter, over all layers.
             per_parameter = np.where(least > 0, least / np.diff(cost.trained), 0.0).max()
         self._rates: Floats = np.where(fastest > 0, fastest, 1.0)
         self._smallest_s = cells.min(axis=1)
@@ -70,7 +71,7 @@ class _Relaxation:
         self._fewest_stages = int((largest < state).sum()) + 1
 
     def bound_s(self, group: _Group) -> float:
-        """Return the bound for layouts that use exactly the regions of a group, or one machine in it."""
+        """Return the bound for layouts that use exactly the regions of a group, or one machine of the group."""
         inside = np.isin(self._cost.network.region[self._usable], list(group.regions))
         machines = self._usable[inside]
         bound = min(self._alone_s(int(machine)) for machine in machines)
@@ -111,13 +112,13 @@ class _Relaxation:
         return float(needed_s.min())
 
     def _links_s(self, machines: Ints, group: _Group, most: int) -> Floats:
-        """Return the time of a microbatch on links on its way forward, for 1 to ``most`` stages ``[most]``."""
+        """Return a lower bound on the link time of one microbatch, one way, for 1 to ``most`` stages ``[most]``."""
         regions, counts = np.unique(self._cost.network.region[machines], return_counts=True)
         links = list(group.links_s)
         if counts.max() > 1:
             near = _hops(self._cost, regions)
             shortest = min([*links[:1], *near.diagonal()[counts > 1]])
-            # All links but the slowest one between regions may be as short as the shortest link.
+            # Only the slowest link between regions is certain. All others may be as fast as the fastest link.
             links = sorted([shortest] * (most - 1) + links[-1:])
         crossed = np.concatenate([[0.0], np.cumsum(links)])[:most]
         # Every layout crosses a link as slow as the slowest link between the group's regions.
@@ -139,7 +140,10 @@ def _hops(cost: TrainingCost, regions: Ints, *, latency: bool = True) -> Floats:
 
 
 def _groups(cost: TrainingCost, usable: Ints) -> list[_Group]:
-    """Return each region alone, and the regions that each link of a minimum spanning tree joins, fastest link first."""
+    """Return all sets of regions that links above some speed connect: single regions first, then unions.
+
+    As in Kruskal's algorithm, each link of a minimum spanning tree, fastest first, makes a union of two sets.
+    """
     regions = np.unique(cost.network.region[usable])
     groups = [_Group(frozenset({int(region)}), ()) for region in regions]
     member = {int(region): group for region, group in zip(regions, groups, strict=True)}

@@ -12,8 +12,8 @@ For microbatches 1..M that flow through ordered stages p, the predicted time of 
     hop(p)     = latency + boundary bytes / bandwidth, from stage p to stage p + 1, over the best link
     before(p)  = sum of first(q) for q < p + 2 * sum of hop(q) for q < p: the way of the first microbatch to the stage,
                  and of the last one back
-    most(p)    = M / (members(p) + members(p + 1) - 1), rounded up: shares are contiguous blocks, so microbatches use at
-                 most that many pairs of members, and at least one pair carries most(p)
+    most(p)    = M / (members(p) + members(p + 1) - 1), rounded up. Shares are contiguous blocks, so microbatches cross
+                 between at most members(p) + members(p + 1) - 1 pairs of members. At least one pair carries most(p).
     trip(p)    = sum of first(q) for q >= p + 2 * sum of hop(q) for q >= p
     flight(p)  = microbatches that stage p keeps in flight: window(p) + members(p), of the schedule (1F1B)
     tail(p)    = gradient sums that are not hidden behind the last backward + the optimizer's update
@@ -23,7 +23,7 @@ For microbatches 1..M that flow through ordered stages p, the predicted time of 
     call       = STEP_OPERATIONS * measured overhead of an operation: the fixed work of a member in each step
     ring(p)    = 2 * (n - 1) / n * gradient bytes / bandwidth + 2 * (n - 1) * latency, among the stage's n members
     log(p)     = 2 * latency + gradient bytes / bandwidth, over the best link of its machine; only for a stage of one
-                 member, whose step counts when its gradient is on another machine, too
+                 member, whose step is complete when another machine has a copy of its gradient
     forward    = max(FLOPs / measured FLOP/s, weight bytes / measured memory bandwidth)
                  + operations * measured overhead of one
 
@@ -57,8 +57,8 @@ from share_compute.specification.workload import BYTES, GRADIENT_BUCKET_BYTES
 STEP_OPERATIONS = 400
 """Fixed work of a member in each step beside its cells, as a number of small operations.
 
-The member is called, gets its samples, computes the norm of gradients, runs the optimizer and answers. Measured with a
-small CNN on a CPU.
+In a step, a member is called, gets its samples, computes the norm of gradients, runs the optimizer and answers.
+Measured with a small CNN on a CPU.
 """
 _UPDATE_PASSES = 3
 """Passes of an update over the weights: gradient and weight read, weight written. Each optimizer tensor adds two."""
@@ -72,7 +72,10 @@ class TrainingCost(TrainingMemory):
 
     @cached_property
     def forward_s(self) -> Floats:
-        """Forward time of the first l layers for one microbatch ``[machines, layers + 1]``; infinite without speed."""
+        """Forward time of the first l layers for one microbatch ``[machines, layers + 1]``.
+
+        Infinite for machines of unknown speed.
+        """
         return self._seconds("forward")
 
     @cached_property
@@ -82,13 +85,13 @@ class TrainingCost(TrainingMemory):
 
     @cached_property
     def update_s_per_parameter(self) -> Floats:
-        """Seconds of the optimizer for one parameter ``[machines]``."""
+        """Seconds that the optimizer takes for one parameter ``[machines]``."""
         passes = _UPDATE_PASSES + 2 * self.workload.optimizer_tensors
         return passes * FLOAT_BYTES / self.memory_bytes_per_s
 
     @cached_property
     def call_s(self) -> Floats:
-        """Seconds of a member's fixed work in each step, whatever its layers ``[machines]``."""
+        """Seconds of a member's fixed work in each step, independent of its layers ``[machines]``."""
         return STEP_OPERATIONS * self.overhead_s
 
     def _seconds(self, way: Literal["forward", "backward"]) -> Floats:
@@ -110,31 +113,31 @@ class TrainingCost(TrainingMemory):
     # -- the formula ---------------------------------------------------------------------------------------------
 
     def cell_s(self, machine: int, start: int, stop: int) -> float:
-        """Return forward plus backward time of one microbatch in layers [start, stop); infinite without a speed."""
+        """Return forward plus backward time of one microbatch in layers [start, stop); infinite if speed is unknown."""
         forward, backward = self.forward_s[machine], self.backward_s[machine]
         if not math.isfinite(forward[stop] + backward[stop]):
             return math.inf
         return float(forward[stop] - forward[start] + backward[stop] - backward[start])
 
     def shares(self, members: Sequence[int], start: int, stop: int) -> tuple[int, ...] | None:
-        """Return the microbatches of each member, so that the last member is done soonest; None if one gets none."""
+        """Return the number of microbatches of each member, as `fill_shares` does; None if a member gets none."""
         return fill_shares(
             [self.cell_s(member, start, stop) for member in members], self.workload.microbatches
         )
 
     def first_s(self, stage: StageLayout) -> float:
-        """Return forward plus backward time of one microbatch on the fastest member."""
+        """Return forward plus backward time of one microbatch on the fastest member of a stage."""
         return min(self.cell_s(member, stage.start, stage.stop) for member in stage.members)
 
     def busy_s(self, stage: StageLayout) -> float:
-        """Return the time that the busiest member computes in a step."""
+        """Return the time that the busiest member of a stage computes in a step."""
         return max(
             share * self.cell_s(member, stage.start, stage.stop)
             for member, share in zip(stage.members, stage.shares, strict=True)
         )
 
     def hop_s(self, before: StageLayout, after: StageLayout) -> float:
-        """Return the time of one microbatch over the best link between two neighbours, one way."""
+        """Return the time of one microbatch over the best link between two neighbouring stages, one way."""
         size = float(self.boundary_bytes[after.start])
         return min(
             transfer_s(*link, size)
@@ -142,7 +145,7 @@ class TrainingCost(TrainingMemory):
         )
 
     def carry_s(self, before: StageLayout, after: StageLayout) -> float:
-        """Return the time in which the busiest link between neighbours carries all microbatches after its first one."""
+        """Return the time in which the busiest link between two stages carries all microbatches after its first one."""
         size = float(self.boundary_bytes[after.start])
         following = most_carried(self.workload.microbatches, len(before.members), len(after.members)) - 1
         if following <= 0:
@@ -162,11 +165,11 @@ class TrainingCost(TrainingMemory):
         return max(transfer_s(2 * (count - 1) * latency, rate, size) for latency, rate in links)
 
     def log_s(self, stage: StageLayout, others: Sequence[int] | None = None) -> float:
-        """Return the time in which a stage of one sends its gradient to a backup member; 0.0 if it needs no backup.
+        """Return the time to send the gradient of a one-member stage to a backup member; 0.0 if it needs no backup.
 
         Args:
             stage: the stage.
-            others: machines that may be the backup member, of which the fastest to reach is chosen; None allows all.
+            others: machines that may be the backup member; the one with the fastest link is chosen. None allows all.
         """
         is_alone = len(stage.members) == 1 and stage.stop - stage.start < self.num_layers
         if not self.workload.backups or not is_alone:
@@ -183,7 +186,7 @@ class TrainingCost(TrainingMemory):
 
     @cached_property
     def ways_out(self) -> tuple[tuple[tuple[float, float], ...], ...]:
-        """Links (latency in s, bytes/s) from a machine of each region to any other machine."""
+        """For each region: (latency in s, bytes/s) of links from a machine there to others, one for each region."""
         network = self.network
         regions, counts = np.unique(network.region, return_counts=True)
         return tuple(
@@ -196,11 +199,11 @@ class TrainingCost(TrainingMemory):
         )
 
     def tail_s(self, stage: StageLayout) -> float:
-        """Return the time after the last backward: gradient sums that it did not hide, backup, and update."""
+        """Return the time after the last backward: gradient sums that do not overlap it, backup, and update."""
         return self.log_s(stage) + self.end_s(stage)
 
     def end_s(self, stage: StageLayout) -> float:
-        """Return the time after the last backward without the backup of the gradient."""
+        """Return `tail_s` without the backup of the gradient."""
         trained = self.trained_parameters(stage.start, stage.stop)
         ring = self.ring_s(stage)
         hidden = max(
@@ -222,7 +225,7 @@ class TrainingCost(TrainingMemory):
         """Return the predicted time of a step, by the formula of this module."""
         stages, count = layout.stages, self.workload.microbatches
         ahead = windows([len(stage.members) for stage in stages])
-        # From the last stage to the first: trip(p) of the formula, and the step of the stages so far.
+        # Goes from the last stage to the first: trip(p) of the formula, and the step time of stage p and all behind it.
         trip, step = 0.0, 0.0
         for place in range(len(stages) - 1, -1, -1):
             stage, carry = stages[place], 0.0
@@ -245,9 +248,9 @@ class TrainingCost(TrainingMemory):
 
 
 def fill_shares(cell_s: Sequence[float], microbatches: int, *, least: int = 0) -> tuple[int, ...] | None:
-    """Return each member's number of microbatches, so that the busiest is done soonest; None if a member gets none.
+    """Return the number of microbatches of each member for the earliest finish; None if a member gets none.
 
-    Each microbatch goes to the member that would finish it first, which is optimal for equal pieces.
+    Each microbatch goes to the member that would finish it first, which is optimal because all have the same size.
 
     Args:
         cell_s: time of one microbatch on each member.
@@ -267,5 +270,11 @@ def fill_shares(cell_s: Sequence[float], microbatches: int, *, least: int = 0) -
 
 
 def most_carried(microbatches: int, before: int, after: int) -> int:
-    """Return the minimum of microbatches on the busiest pair of members, between stages of these numbers of members."""
+    """Return most(p) of the formula: a lower bound on the microbatches that the busiest pair of members exchanges.
+
+    Args:
+        microbatches: number of microbatches in a step.
+        before: number of members of a stage.
+        after: number of members of the next stage.
+    """
     return -(-microbatches // (before + after - 1))

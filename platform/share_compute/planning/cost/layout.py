@@ -1,4 +1,4 @@
-"""Placements in the form that the search uses: machines by index, without reasons. `Plan` is the form for people."""
+"""Layouts: the layers and machines of each stage, in the form that the search uses. `Plan` adds names and reasons."""
 
 from __future__ import annotations
 

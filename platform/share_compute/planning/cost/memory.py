@@ -5,7 +5,7 @@ The need in bytes of a member of stage p with layers [start, stop) is the sum of
     state      = parameters * 4 + trained parameters * 4 * (sets + optimizer tensors)
     in flight  = min(window(p) + 1, share) * activation bytes
     kept       = 2 * share * (boundary bytes before start + boundary bytes after stop)
-    transient  = the inside of one layer, if it is recomputed
+    transient  = activation bytes inside one layer, if it is recomputed
                  + max(4 * largest trained parameter, 8 * tied parameters if another stage holds them, too)
 
     share      = microbatches of the member after the loss of the other member with the most microbatches
@@ -14,14 +14,14 @@ The need in bytes of a member of stage p with layers [start, stop) is the sum of
 Both sides of a boundary keep the tensors that crossed it, activations one way and gradients the other, until the step
 is committed. A member that replaces a lost one is sent these tensors again.
 
-A member holds one gradient set if its microbatches are a run of the job's order of sums
+A member holds one gradient set if the job sums the gradients of its microbatches one after the other
 (`share_compute.protocol.tree`), as in the widest stage. Members of other stages may hold several sets.
 Autograd allocates the gradient of a parameter before it is added to a set. Stages that share a tied parameter keep
 their own sum of its gradient and the sum that the other stage sent.
 
 In two-byte precision, each microbatch in flight also keeps a copy of the weights in that type. With activation
-checkpointing, only the input of a layer counts as activation. The inside of a layer then exists for one layer and
-microbatch at a time, and the layer's backward takes the time of a forward in addition.
+checkpointing, only the input of a layer counts as activation. The activations inside a layer then exist for one layer
+and microbatch at a time, and the layer's backward includes a second forward.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class TrainingMemory(CostTables):
     def trained(self) -> Floats:
         """Number of trained parameters of the first l layers ``[layers + 1]``.
 
-        These have gradients and optimizer state.
+        Only trained parameters have gradients and optimizer state.
         """
         return sums(np.array([float(piece.parameters - piece.frozen) for piece in self._pieces]))
 
@@ -75,19 +75,19 @@ class TrainingMemory(CostTables):
 
     @cached_property
     def recomputed_bytes(self) -> float:
-        """Bytes of the largest layer's inside while it is recomputed; 0.0 without activation checkpointing."""
+        """Activation bytes inside the largest layer while it is recomputed; 0.0 without activation checkpointing."""
         if not self.workload.activation_checkpointing:
             return 0.0
         return max(map(self._inside_bytes, self.profile.layers))
 
     @cached_property
     def boundary_bytes(self) -> Floats:
-        """Bytes of one microbatch over the cut before layer l, ``[layers + 1]``; 0 at both ends."""
+        """Bytes that one microbatch sends across a cut before layer l ``[layers + 1]``; 0 at both ends."""
         return np.array([0.0, *map(self._leaving_bytes, self.profile.layers[:-1]), 0.0])
 
     @cached_property
     def largest(self) -> Floats:
-        """Size, in numbers, of each layer's largest trained parameter ``[layers]``; without the copy of a tied head."""
+        """Elements of each layer's largest trained parameter ``[layers]``; the copy of a tied head is left out."""
         return np.array([float(piece.largest) for piece in self._pieces])
 
     @cached_property
@@ -99,7 +99,7 @@ class TrainingMemory(CostTables):
         return pieces
 
     def _inside_bytes(self, piece: LayerProfile) -> float:
-        """Return the bytes that a layer keeps of one microbatch for its backward, with its output."""
+        """Return the bytes that a layer keeps of one microbatch for its backward, including its output."""
         size, tokens = self.workload.microbatch_size, self.workload.sequence_length
         if self.workload.dtype == "float32":
             return size * piece.activation_bytes.at(tokens)
@@ -116,7 +116,7 @@ class TrainingMemory(CostTables):
 
     @cached_property
     def least_bytes(self) -> float:
-        """Lower bound in bytes for any stage: state and one microbatch of the layer that needs least.
+        """Lower bound on the bytes of any stage: state and activations of one microbatch, for the smallest layer.
 
         Tensors that cross boundaries are not included: a stage with more layers may have fewer boundaries.
         """
@@ -164,7 +164,7 @@ class TrainingMemory(CostTables):
         )
 
     def _one_set_bytes(self, layout: Layout, place: int, member: int) -> float:
-        """Return the bytes that a member needs with one gradient set: the part that its own stage determines."""
+        """Return `bytes_needed` for one member of a layout."""
         stage = layout.stages[place]
         ahead = windows([len(each.members) for each in layout.stages])[place]
         return self.bytes_needed(stage.start, stage.stop, after_a_loss(stage.shares)[member], ahead)
@@ -176,17 +176,17 @@ class TrainingMemory(CostTables):
             start: first layer of the member.
             stop: one past the last layer of the member.
             share: number of microbatches of the member in a step.
-            window: number of ranks by which the stage's forwards may run ahead of its backwards.
+            window: number of microbatches by which the stage's forwards may run ahead of its backwards.
         """
         held, trained = self.held_parameters(start, stop), self.trained_parameters(start, stop)
         fixed = float(self.state_bytes(held, trained)) + self.for_a_time_bytes(start, stop)
-        # If another stage is wider, all of `window + 1` consecutive ranks may belong to one member.
+        # If another stage is wider, one member may have `window + 1` consecutive microbatches of the global order.
         in_flight = min(share, window + 1)
         inside = float(self.activation_bytes[stop] - self.activation_bytes[start])
         return fixed + in_flight * inside + share * self.kept_bytes(start, stop)
 
     def for_a_time_bytes(self, start: int, stop: int) -> float:
-        """Return the transient bytes of layers [start, stop): held for a part of a step, whatever the microbatches."""
+        """Return the transient bytes of layers [start, stop): needed in a part of a step, for any microbatches."""
         return float(self.for_a_time_from(start)[stop - start - 1])
 
     def for_a_time_from(self, start: int) -> Floats:
@@ -201,11 +201,11 @@ class TrainingMemory(CostTables):
         return sizes
 
     def kept_bytes(self, start: int, stop: int) -> float:
-        """Return the bytes of one microbatch at the boundaries that are kept until the step is committed."""
+        """Return the bytes of one microbatch's boundary tensors, which are kept until the step is committed."""
         return 2.0 * float(self.boundary_bytes[start] + self.boundary_bytes[stop])
 
     def fits(self, layout: Layout) -> bool:
-        """Return whether no member needs more memory than a plan may fill of its machine."""
+        """Return whether each member needs at most the memory that a plan may fill on its machine."""
         return self.may_fit(layout) and all(
             self._holds_sets(layout, place, member)
             for place, stage in enumerate(layout.stages)
@@ -221,9 +221,10 @@ class TrainingMemory(CostTables):
         return bool(most <= room or self.member_bytes(layout, place, member) <= room)
 
     def may_fit(self, layout: Layout) -> bool:
-        """Return whether each member has memory for one gradient set, which each stage by itself determines.
+        """Return whether each member has enough memory if it holds one gradient set.
 
-        The search considers one stage at a time. Its results must also pass `fits` before they become plans.
+        The number of sets depends on all stages, but the search considers one stage at a time. Its results must also
+        pass `fits` before they become plans.
         """
         return all(
             self._one_set_bytes(layout, place, member) <= self.memory_bytes[machine]
@@ -233,7 +234,7 @@ class TrainingMemory(CostTables):
 
 
 def after_a_loss(shares: Sequence[int]) -> tuple[int, ...]:
-    """Return about how many microbatches each member computes after the loss of the other member with the most."""
+    """Return the approximate share of each member after the loss of the other member with the largest share."""
     if len(shares) == 1:
         return tuple(shares)
     count = sum(shares)
@@ -248,7 +249,7 @@ def _tree(runs: tuple[int, ...]) -> SummationTree:
 
 @cache
 def gradient_sets(shares: tuple[tuple[int, ...], ...], stage: int, member: int) -> int:
-    """Return the maximum number of gradient sets that a member holds, in a job that begins with this plan.
+    """Return the maximum number of gradient sets that a member holds, in a job whose first plan has these shares.
 
     Args:
         shares: number of microbatches of each member of each stage.

@@ -1,4 +1,4 @@
-"""Tables of a stage's cost over any range of layers, which the search reads instead of the formula."""
+"""Tables of a stage's times and memory limits for all ranges of layers, which spare the search the formula."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ Ints = NDArray[np.int64]
 _MOST_BYTES: Final = 128 * 2**20
 """Maximum size of the cached tables; beyond it the cache is cleared."""
 ANY_WINDOW: Final = 2**31
-"""Window of a range of layers that fits with any number of microbatches in flight."""
+"""Value of `Option.window` for "no limit": the layers fit with any number of microbatches in flight."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Option:
-    """Machines that may be one stage.
+    """One possible stage: its members, and tables of its times and memory limits for ranges of layers [start, stop).
 
-    The tables have the shape ``[stop, stop - 1 - start]``, so that short ranges of layers are at the front of each row.
-    Times are infinite if a member would get no microbatch, or if there is no such range. The number of columns is the
-    maximum number of layers that the search asked for, or less.
+    Tables are indexed ``[stop, stop - 1 - start]``, so that short ranges are at the front of each row. The number of
+    columns is at most the maximum number of layers that the search asked for. Times are infinite if there is no such
+    range, or if a member would get no microbatch.
     """
 
     members: tuple[int, ...]
@@ -42,7 +42,7 @@ class Option:
     """Largest window of the schedule with which every member has enough memory; -1 if no window fits."""
 
     def reach(self, ceiling_s: float) -> int:
-        """Return the maximum number of layers that the stage can hold in a step below the ceiling."""
+        """Return the length of the longest range that fits into memory and takes less than ``ceiling_s`` in a step."""
         held = np.flatnonzero(((self.own_s < ceiling_s) & (self.window >= 0)).any(axis=0))
         return int(held[-1]) + 1 if len(held) else 0
 
@@ -64,12 +64,12 @@ class Options:
         return tuple(int(machine) for machine in np.flatnonzero(able))
 
     def of(self, machines: Sequence[int], most_layers: int, ceiling_s: float = math.inf) -> Option:
-        """Return the option of usable machines that may share a stage.
+        """Return the option with these members, built on demand.
 
         Args:
-            machines: members of the stage.
+            machines: members of the stage: usable machines that may share one.
             most_layers: maximum number of layers in a range.
-            ceiling_s: step time; longer ranges may be left out if no step below this time can compute them.
+            ceiling_s: step time; ranges that take longer in any step may be left out.
         """
         members = tuple(sorted(machines))
         if self._bytes > _MOST_BYTES:
@@ -88,7 +88,7 @@ class Options:
             np.arange(cost.num_layers + 1)[:, None] > np.arange(min(most_layers, cost.num_layers))
         )
         if len(members) > 1 and math.isfinite(ceiling_s):
-            # Most stages of several members have time for few layers, and sharing microbatches out is the slow part.
+            # Computing shares is slow. Ranges with too many layers for the ceiling are dropped before.
             hopeful = self._rough_s(members, stop - 1 - more, stop) <= ceiling_s * (1 + 1e-9)
             most_layers = int(more[hopeful].max(initial=0)) + 1
             stop, more = stop[more < most_layers], more[more < most_layers]
@@ -121,7 +121,7 @@ class Options:
         return times
 
     def _rough_s(self, members: tuple[int, ...], start: Ints, stop: Ints) -> Floats:
-        """Return a lower bound on a stage's time in a step: its members share fractions of microbatches, too."""
+        """Return a lower bound on a stage's time in a step, as if microbatches could be divided ``[ranges]``."""
         with np.errstate(divide="ignore"):
             speed = (1 / self._cells_s(np.array(members), start, stop)).sum(axis=0)
         times: Floats = self._cost.workload.microbatches / speed + self._tail_s(members, start, stop)
@@ -137,14 +137,14 @@ class Options:
         return np.where((stop == self._cost.num_layers) & (start > 0), tied, 0)
 
     def _fixed_bytes(self, start: Ints, stop: Ints) -> Floats:
-        """Return the bytes that each range of layers needs, whatever its microbatches ``[ranges]``."""
+        """Return the bytes that each range of layers needs regardless of its number of microbatches ``[ranges]``."""
         cost = self._cost
         held = cost.parameters[stop] - cost.parameters[start] + self._copies(start, stop, cost.profile.tied)
         return np.asarray(cost.state_bytes(held, self._trained(start, stop)) + self._for_a_time[start, stop])
 
     @cached_property
     def _for_a_time(self) -> Floats:
-        """`TrainingCost.for_a_time_bytes` of all ranges of layers ``[layers, layers + 1]``."""
+        """Transient bytes (`TrainingCost.for_a_time_bytes`) of layers [start, stop) ``[layers, layers + 1]``."""
         cost = self._cost
         table = np.zeros((cost.num_layers, cost.num_layers + 1))
         for start in range(cost.num_layers):
@@ -174,7 +174,7 @@ class Options:
         return times
 
     def _log(self, members: tuple[int, ...], trained: Floats, is_part: NDArray[np.bool_]) -> Floats:
-        """Return `TrainingCost.log_s` for each range of layers ``[ranges]``."""
+        """Return the time to back up the gradient (`TrainingCost.log_s`) of each range of layers ``[ranges]``."""
         cost, none = self._cost, np.zeros(len(trained))
         if len(members) > 1 or not cost.workload.backups:
             return none
@@ -187,14 +187,14 @@ class Options:
         return np.where(is_part, soonest, none)
 
     def _windows(self, rows: Ints, start: Ints, stop: Ints, fixed: Floats, shares: Floats) -> Floats:
-        """Solve ``bytes_needed(window) <= memory`` for the window, for each range of layers."""
+        """Return the largest window with which every member of the stage has enough memory ``[ranges]``."""
         cost = self._cost
         memory = cost.memory_bytes[rows, None]
         most = _after_a_loss(shares)
         fixed = fixed + most * 2 * (cost.boundary_bytes[start] + cost.boundary_bytes[stop])
         each = cost.activation_bytes[stop] - cost.activation_bytes[start]
         kept = np.minimum(np.floor((memory - fixed) / np.maximum(each, 1e-9)), ANY_WINDOW)
-        # Division rounds, so the sum decides, as in the memory formula.
+        # Rounding may make the quotient wrong by one, so it is checked with the sum of `TrainingMemory.bytes_needed`.
         kept = kept - (fixed + kept * each > memory)
         kept = kept + (fixed + (kept + 1) * each <= memory)
         windows: Floats = np.where(kept >= most, ANY_WINDOW, np.maximum(kept, 0) - 1).min(axis=0)
@@ -202,21 +202,22 @@ class Options:
 
 
 def _after_a_loss(shares: Floats) -> Floats:
-    """Return `share_compute.planning.cost.memory.after_a_loss` for many stages ``[members, ranges]`` at once."""
+    """Return `share_compute.planning.cost.memory.after_a_loss` for many ranges at once ``[members, ranges]``."""
     if len(shares) == 1:
         return shares
     count = shares.sum(axis=0)
     others = np.array([np.delete(shares, place, axis=0).max(axis=0) for place in range(len(shares))])
-    left = np.maximum(count - others, 1)  # ranges without a share for one member have no shares at all
+    left = np.maximum(count - others, 1)  # no division by 0 where another member gets all microbatches
     most: Floats = np.ceil(shares * count / left)
     return most
 
 
 def _shares(cells: Floats, microbatches: int) -> Floats:
-    """Return `fill_shares` for many stages ``[members, ranges]`` at once; all shares are 0 if one member gets none.
+    """Return `fill_shares` for many ranges of layers at once ``[members, ranges]``.
 
-    `fill_shares` assigns microbatches in the order of their finishing times. Here the ones that finish before a safe
-    time are assigned at once, and only the rest one by one.
+    Where `fill_shares` returns None, at least one share is 0. `fill_shares` assigns microbatches one by one, in the
+    order in which they finish. Here all microbatches that surely finish early are assigned at once, and only the rest
+    one by one.
     """
     count, ranges = cells.shape
     if count == 1:

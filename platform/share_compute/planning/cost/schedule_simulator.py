@@ -9,11 +9,12 @@ from times that are already known, and one pass over the cells is enough.
   not occupy it. Both directions work at the same time, and sending does not delay computing.
 - Machines of one host that use more threads than it has cores share the cores evenly among the ones that compute at a
   moment (processor sharing, Kleinrock 1967). Cells then take longer than alone, and an event queue orders them by time.
-- Members of a stage start to sum gradients when all of them are in their last backward; a last bucket follows it.
-- The member of a stage of one sends its gradient to its backup member, over the best link, before the step counts.
+- Members of a stage start to sum gradients when all of them are in their last backward; the last bucket follows it.
+- The member of a one-member stage sends its gradient to its backup member over the best link. The step is complete only
+  after that.
 - The first and the last stage exchange the gradients of tied weights.
-- The update waits for messages from all stages (the gradient's norm; the commit), which takes one latency. The fixed
-  work of a member in each step (`call` in the formula) follows the update and does not count as computing.
+- The update waits for messages from all stages (the gradient's norm; the commit), each of which takes one latency. The
+  fixed work of a member in each step (`call` in the formula) follows the update and does not count as computing.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ class StepTimeline:
     transfers: tuple[SimulatedTransfer, ...] = ()
     """Transfers between stages; empty unless requested."""
     slowdowns: dict[int, float] = field(default_factory=dict)
-    """Ratio of a machine's cell times to those on cores of its own, by its index in the topology.
+    """Ratio of a machine's cell times to its cell times on unshared cores, by its index in the topology.
 
     Empty if no cores are shared.
     """
@@ -150,7 +151,7 @@ class _Member:
         return self.actions[len(self.cells)] if len(self.cells) < len(self.actions) else None
 
     def takes_s(self, action: Action) -> float:
-        """Return the time in seconds of an action on cores of its own."""
+        """Return the seconds that an action takes on unshared cores."""
         return self.forward_s if action.kind == "F" else self.backward_s
 
 
@@ -160,14 +161,14 @@ class _Host:
 
     threads: float
     wants: dict[int, int] = field(default_factory=dict)
-    """Threads that each machine uses alone, by machine."""
+    """Number of threads that each machine uses if it computes alone, by machine."""
     left_s: dict[int, float] = field(default_factory=dict)
-    """Remaining seconds of the current cell on cores of its own, by computing machine."""
+    """Remaining seconds of each computing machine's current cell, at the speed of unshared cores."""
     at_s: float = 0.0
 
     @property
     def rate(self) -> float:
-        """Current speed of the computing members, as a share of their speed on cores of their own."""
+        """Current speed of the computing members, as a share of their speed on unshared cores."""
         wanted = sum(self.wants[machine] for machine in self.left_s)
         return min(1.0, self.threads / wanted) if wanted else 1.0
 
@@ -195,7 +196,9 @@ class _Pipeline:
         blank = [[math.nan] * self._count for _ in layout.stages]
         self._arrived = {"F": blank, "B": [list(row) for row in blank]}
         self._arrived["F"][0] = [0.0] * self._count
-        self._arrived["B"][-1] = [0.0] * self._count  # stage of the loss: a backward follows its own forward
+        self._arrived["B"][-1] = [
+            0.0
+        ] * self._count  # the loss is in the last stage: no gradient is sent to it
         self._link_free_s: dict[tuple[int, int], float] = {}
 
     def run(self) -> None:
@@ -290,7 +293,7 @@ class _Pipeline:
 
 
 def _crowded_hosts(cost: TrainingCost, layout: Layout) -> list[_Host]:
-    """Return the cores of all machines of a layout; an empty list if no host's cores are overcommitted."""
+    """Return the hosts of a layout's machines; an empty list if no host has more threads in use than cores."""
     if not cost.host_threads:
         return []
     shared: dict[str, _Host] = {host: _Host(threads) for host, threads in cost.host_threads.items()}
@@ -332,11 +335,11 @@ def _prepared_s(cost: TrainingCost, stage: StageLayout, members: list[_Member]) 
 
 
 def _exchange_tied(cost: TrainingCost, layout: Layout, prepared: list[float]) -> list[float]:
-    """Return when each stage's gradients are ready, after the first and the last exchanged those of tied weights."""
+    """Return the time when each stage has its gradients, including the exchange of tied weights' gradients."""
     if not cost.profile.tied or len(prepared) == 1:
         return prepared
     size = cost.profile.tied * FLOAT_BYTES
-    # The first member of each of the two stages sends to all members of the other one; each transfer has its own link.
+    # The first and the last stage: the first member of each sends to all members of the other, all over separate links.
     ends = ((layout.stages[0], layout.stages[-1]), (layout.stages[-1], layout.stages[0]))
     sent_s = [
         max(cost.network.transfer_s(source.members[0], target, size) for target in other.members)
@@ -347,10 +350,10 @@ def _exchange_tied(cost: TrainingCost, layout: Layout, prepared: list[float]) ->
 
 
 def _update_s(cost: TrainingCost, layout: Layout, prepared: list[float]) -> dict[int, tuple[float, float]]:
-    """Return (time when its weights are updated, seconds that the update takes) for each machine.
+    """Return (time when the weights are updated, seconds that the update takes) by machine.
 
-    A message from a stage takes the latency from its first member. The latest stage of each region decides; for the
-    members of that stage itself, the second latest of its region does.
+    A machine waits for messages from all other stages, which take the latency from the stage's first member. In each
+    region only the latest other stage matters, so only the two latest stages of a region are considered.
     """
     latest: dict[int, list[tuple[float, int]]] = {}
     for index, stage in enumerate(layout.stages):

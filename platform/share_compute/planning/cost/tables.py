@@ -4,10 +4,10 @@ The estimated time of a layer on a machine is ::
 
     max(FLOPs / measured FLOP/s, bytes moved / measured memory bandwidth) + operations * measured overhead of one
 
-If a profiler timed the layer on the machine, the measured time replaces the estimate. The other layers of a timed
-machine are scaled by the ratio of its measured to its estimated times. Machines without timed layers are scaled by the
-median ratio of the machines of their kind, or else of all machines. Otherwise a machine could look faster than timed
-ones only because it was not timed.
+If a profiler timed the layer on the machine, the measured time replaces the estimate. Estimates of the machine's other
+layers are multiplied by the ratio of its measured to its estimated times. For machines without timed layers, the factor
+is the median ratio of timed machines with the same kind of device, or else of all timed machines. Without this factor a
+machine could look faster than timed ones only because it was not timed.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class CostTables:
 
     @cached_property
     def host_threads(self) -> Mapping[str, int]:
-        """Threads of each host whose CPU machines use more threads than it has, by host."""
+        """Number of threads by host, only for hosts whose CPU machines together use more threads than the host has."""
         wanted: dict[str, int] = defaultdict(int)
         found: dict[str, int] = {}
         for kind, machine in zip(self.kinds, self.topology.contributors, strict=True):
@@ -109,7 +109,7 @@ class CostTables:
 
     @cached_property
     def _flops_per_s(self) -> Floats:
-        """FLOP/s of each machine in the job's dtype, or else in its base dtype ``[machines]``; 0 if not measured."""
+        """FLOP/s of each machine in the job's dtype, or else in the base dtype ``[machines]``; 0 if not measured."""
         dtype, machines = self.workload.dtype, self.topology.contributors
         speeds = np.array(
             [machine.flops_per_s(dtype) or machine.flops_per_s() for machine in machines], np.float64
@@ -117,7 +117,7 @@ class CostTables:
         return np.where((speeds > 0) & np.isfinite(speeds), speeds, 0.0)
 
     def estimated_s(self, flops: Floats, moved_bytes: Floats, operations: Floats) -> Floats:
-        """Return the time of each layer on each machine ``[machines, layers]``; infinite without a speed.
+        """Return the time of each layer on each machine ``[machines, layers]``; infinite if its speed is unknown.
 
         Args:
             flops: floating point operations of each layer ``[layers]``.

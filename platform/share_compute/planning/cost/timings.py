@@ -12,7 +12,7 @@ from share_compute.files.strict import StrictModel
 from share_compute.topology import BASE_DTYPE, Device, Topology
 
 _MOST_CHANGE = 1.5
-"""Maximum ratio between two probes of an unchanged machine; with a larger one, its timings no longer hold."""
+"""Maximum ratio between the figures of two probes; beyond it the machine has changed and its timings are invalid."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class MachineTimings(StrictModel):
 def merged(
     kept: Mapping[str, MachineTimings], new: Mapping[str, MachineTimings]
 ) -> dict[str, MachineTimings]:
-    """Return all timings of each machine, by contributor id: the new ones, and kept ones of other layers.
+    """Return all timings of each machine, by contributor id: new ones, and kept ones of layers without new ones.
 
     Kept timings of a machine are dropped if they were taken with another microbatch size or device condition.
     """
@@ -57,10 +57,10 @@ def _over(before: MachineTimings | None, new: MachineTimings) -> MachineTimings:
 
 
 def holding(kept: Mapping[str, MachineTimings], topology: Topology, microbatch_size: int) -> Timings:
-    """Return the timings that still hold: of present, unchanged machines, for microbatches of this size.
+    """Return the timings of present, unchanged machines that were taken with microbatches of this size.
 
     Args:
-        kept: timings by contributor id; a machine that comes back has the same id as before.
+        kept: timings by contributor id; a machine that rejoins keeps its id.
         topology: the machines, as they are now.
         microbatch_size: samples in one microbatch.
     """

@@ -1,1 +1,1 @@
-"""Reasons for a plan, and for its absence."""
+"""Explanations: why a plan was chosen, and why a job has no plan."""

@@ -172,7 +172,7 @@ class Explanation:
         return f"{scarce}, and {'the others are faster' if slower else 'it is no faster than the others'}"
 
     def _not_tried(self, machine: int) -> str:
-        """Return a reason without the machine's own figures, so that machines with one cause can be grouped."""
+        """Return a reason without the machine's own figures, so that machines with equal reasons can be grouped."""
         used = self._layout.machines
         if float(self._cost.memory_bytes[machine]) < self._cost.least_bytes:
             return "the memory that it lends does not hold a single layer"
@@ -181,7 +181,7 @@ class Explanation:
         return self._others(machine)
 
     def _others(self, machine: int) -> str:
-        """Return that other machines have the work, and in which figures this machine is behind all of them."""
+        """Return text that says that other machines have the work, and in which figures all of them are better."""
         count = len(self._layout.machines)
         behind = [f"{_machines(count)} make{'s' if count == 1 else ''} the shortest step that was found"]
         if self._is_slower(machine, self._slowest):
@@ -251,14 +251,14 @@ class Explanation:
         )
 
     def _own_causes(self, machine: int, with_it: Layout, step_s: float) -> Iterator[Cause]:
-        """Yield the causes of a longer step; the machine's speed is no cause if the plan's machines are no faster."""
+        """Yield the machine's causes of a longer step; speed is no cause if the plan's machines are no faster."""
         whole_s = [self._cost.cell_s(other, 0, self._cost.num_layers) for other in self._layout.machines]
         is_slow = self._cost.cell_s(machine, 0, self._cost.num_layers) > _ALIKE * min(whole_s)
         for cause in causes(self._cost, with_it, step_s, of=machine):
             if cause.saved_s > 0 and (is_slow or cause.kind not in ("compute", "memory")):
                 yield cause
 
-    # -- words ---------------------------------------------------------------------------------------------------
+    # -- texts ---------------------------------------------------------------------------------------------------
 
     def _asked(self) -> str:
         count = self._stages if self._stages is not None else len(self._layout.stages)

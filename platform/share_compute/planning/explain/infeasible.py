@@ -19,7 +19,7 @@ from share_compute.quantities import bytes_text, exact_bytes_text, listed
 _SMALL = 8
 """Maximum number of machines for which `auto` itself tries remedies.
 
-With more machines, recursive bisection stands in for it: `auto` considers its placements as well.
+With more machines, remedies are tried with recursive bisection, whose placements `auto` considers as well.
 """
 
 

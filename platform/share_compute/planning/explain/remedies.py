@@ -95,9 +95,9 @@ def more_machines(
 
 
 def most(limit: int, holds: Callable[[int], bool]) -> int:
-    """Return the largest number up to ``limit`` that ``holds``, by bisection; 0 if none does.
+    """Return the largest number up to ``limit`` for which ``holds`` is true, by bisection; 0 if there is none.
 
-    All numbers below one that holds must hold, too.
+    ``holds`` must be true for all smaller numbers, too.
     """
     low, high = 0, limit
     while low < high:
@@ -107,7 +107,7 @@ def most(limit: int, holds: Callable[[int], bool]) -> int:
 
 
 def _least_factor(fits: Callable[[float], bool]) -> float | None:
-    """Return the least factor above 1 that fits, in hundredths; None if none up to `_MOST_FACTOR` does."""
+    """Return the least factor above 1, in hundredths, for which ``fits`` is true; None if it exceeds `_MOST_FACTOR`."""
     if not fits(_MOST_FACTOR):
         return None
     too_small = most(_MOST_FACTOR * _PARTS - 1, lambda part: part <= _PARTS or not fits(part / _PARTS))

@@ -1,1 +1,1 @@
-"""Links between machines: estimates for those that were not measured, and groups of near machines."""
+"""Links between machines: estimates of unmeasured links, and groups of machines with similar links."""

@@ -14,7 +14,7 @@ from share_compute.planning.network.network import Floats
 _SWEEPS = 4
 """Maximum number of rounds in which every host may change its group; few hosts change after the second round."""
 _CHUNK = 1 << 20
-"""Maximum size of a temporary table, in numbers."""
+"""Maximum number of elements of a temporary array."""
 
 Labels = NDArray[np.int64]
 
@@ -26,16 +26,16 @@ def fit(
     least_evidence: int,
     most: int,
 ) -> dict[int, int]:
-    """Return a label for each host: hosts with similar links share one.
+    """Return a label for each host: hosts with similar links get the same label.
 
-    Hosts outside the ``most`` largest groups join the group that fits them best, if one does. Then each group, the
-    smallest first, is dissolved if every member fits into another group as well.
+    Hosts outside the ``most`` largest groups join the group that fits them best, if any group fits. Then each group,
+    the smallest first, is dissolved if every member fits into another group as well.
 
     Args:
         groups: hosts that good links joined, the larger groups first.
         links: (latency in s, bytes/s, one host, other host), each pair once. An end that is in no group is compared as
             a group of its own.
-        factor: maximum ratio, on average, of links that are alike.
+        factor: maximum average ratio between links that count as alike.
         least_evidence: minimum number of a host's links that must support a group.
         most: maximum number of groups that are considered.
     """
@@ -46,7 +46,7 @@ def fit(
 
 
 class _Blocks:
-    """The labels of all hosts, and the mean link of each block between two labels."""
+    """Labels of all hosts, and their links. All links between two labels form one block, which has a mean link."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class _Blocks:
         self._value = np.concatenate([values, values])[order]
         """Logarithms of latency and bandwidth ``[2 * links, 2]``."""
         self._first = np.searchsorted(self._source, np.arange(len(place) + 1))
-        """Where each host's links begin."""
+        """Index of each host's first link in the sorted links."""
 
     def labels(self) -> dict[int, int]:
         """Return the label of each host; a host that fits no group has a label of its own."""
@@ -110,7 +110,7 @@ class _Blocks:
                 self._label[members] = best
 
     def _best(self, members: Labels, without: int | None) -> Labels:
-        """Return the label that fits each member best; -1 if none is alike."""
+        """Return the label that fits each member best, except label ``without``; -1 if no label fits ``[members]``."""
         means, counts = self._means()
         found = np.full(len(members), -1, dtype=np.int64)
         if not self._groups:
@@ -147,7 +147,7 @@ class _Blocks:
 
         total = per_member(np.where(has, distance, 0.0))
         matching, evidence = per_member(has), per_member(has & ~is_own)
-        # The additional, badly fitting link makes labels with little evidence score worse.
+        # Each score counts one additional, badly fitting link, so that labels with little evidence score worse.
         score = (total + self._tolerance) / (matching + 1)
         fits = (evidence >= self._least_evidence) & (total <= self._tolerance * matching)
         if without is not None:
@@ -157,7 +157,7 @@ class _Blocks:
         return np.where(np.isfinite(score.min(axis=0)), best, -1)
 
     def _means(self) -> tuple[Floats, Floats]:
-        """Return the mean logarithms ``[2, groups, columns]`` of all blocks, and their numbers of links."""
+        """Return mean logarithms ``[2, groups, columns]`` and numbers of links ``[groups, columns]`` of all blocks."""
         one, other = self._label[self._source], self._label[self._target]
         known = (one >= 0) & (one < self._groups) & (other >= 0)
         cell = one[known] * self._columns + other[known]

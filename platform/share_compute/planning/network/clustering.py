@@ -7,13 +7,13 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 LEAST_LATENCY_S = 5e-4
-"""Latencies below this count as this: below it, a busy process makes more difference than the network."""
+"""Smaller latencies count as this value: there, busy processes make more difference than the network."""
 LEAST_BYTES_PER_S = 1.0
-"""Bandwidth that a dead link counts as, which makes it unlike any working link."""
+"""Assumed bandwidth of a dead link, so low that the link is not similar to any working link."""
 
 
 class _Average(NamedTuple):
-    """Geometric mean of links, kept as sums of logarithms."""
+    """Geometric mean of the latencies and bandwidths of links, kept as sums of logarithms."""
 
     links: int
     latency: float
@@ -35,9 +35,9 @@ class Clusters:
     """Groups of hosts. At first each host is a group of its own.
 
     Args:
-        hosts: numbers of the hosts, ascending. Links may end at other numbers, too (the head). Links to these are
-            compared, but these numbers never join a group.
-        factor: maximum ratio, on average, of links that are alike.
+        hosts: numbers of the hosts, ascending. Other numbers, such as the head's, may be ends of links. Their links
+            are compared, but they never join a group.
+        factor: maximum average ratio between links that count as alike.
     """
 
     def __init__(self, hosts: Iterable[int], factor: float) -> None:
@@ -85,7 +85,7 @@ class Clusters:
     def _join_along(self, one: int, other: int, latency_s: float) -> None:
         nearest_s = min(self._least_latency_s[one], self._least_latency_s[other])
         first, second = self.find(one), self.find(other)
-        # A link with far more latency than another link of the same host leads out of its group.
+        # A link with far more latency than another link of the same host leads to another group, and joins nothing.
         if (
             first != second
             and math.log(max(latency_s, LEAST_LATENCY_S) / nearest_s) <= self._tolerance
@@ -94,7 +94,7 @@ class Clusters:
             self._join(first, second)
 
     def _are_alike(self, one: int, other: int) -> bool:
-        """Return whether no measurement speaks against joining two groups."""
+        """Return whether all measured links of two groups are similar enough to join the groups."""
         inside = [self._inside.get(one), self._inside.get(other), self._across[one].get(other)]
         known = [average for average in inside if average is not None]
         if not all(average.distance(known[0]) <= self._tolerance for average in known[1:]):
@@ -107,7 +107,7 @@ class Clusters:
         )
 
     def _join(self, one: int, other: int) -> None:
-        # Merging the smaller table into the larger one keeps all joins together near linear.
+        # Merging the smaller table into the larger one keeps the total time of all joins nearly linear.
         gone, keep = sorted((one, other), key=lambda root: (len(self._across[root]), -root))
         between = self._across[keep].pop(gone, None)
         self._across[gone].pop(keep, None)

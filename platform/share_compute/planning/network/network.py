@@ -34,15 +34,15 @@ class Network:
         return cls(region=region, latency_s=np.full((1, 1), 1e-3), bytes_per_s=np.full((1, 1), 1e9))
 
     def transfer_s(self, source: int, target: int, size_bytes: float) -> float:
-        """Return the time in seconds for one tensor from machine to machine; infinite on a dead link."""
+        """Return the seconds that a tensor takes from one machine to another; infinite on a dead link."""
         return transfer_s(*self.link(source, target), size_bytes)
 
     def link(self, source: int, target: int) -> tuple[float, float]:
-        """Return (latency in s, bytes/s) from machine to machine."""
+        """Return (latency in s, bytes/s) of the link from one machine to another."""
         return self.between(int(self.region[source]), int(self.region[target]))
 
     def between(self, here: int, there: int) -> tuple[float, float]:
-        """Return (latency in s, bytes/s) from a machine of one region to another of the same or another region."""
+        """Return (latency in s, bytes/s) of the links from one region to another, or between machines of one region."""
         return float(self.latency_s[here, there]), float(self.bytes_per_s[here, there])
 
 

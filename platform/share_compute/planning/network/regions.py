@@ -1,13 +1,14 @@
 """Estimates all links from the few that were measured: machines with similar links form a region.
 
-Each contributor is measured to the head and to a few other machines only. The other links are estimated in these steps:
+Only the links from each contributor to the head and to a few other machines are measured. The other links are estimated
+in these steps:
 
-1. The two directions of a link, and repeated measurements of it, count as the worst of them.
+1. If a link was measured in both directions, or repeatedly, the worst values count.
 2. Machines at one address are one host. Hosts are joined to regions, best links first. Hosts stay joined as long as
    their links inside the region, and to the same third place (the head, another host or region), are alike: on average
    within a factor of `ALIKE`, in latency and in bandwidth. A host joins a region if no measurement contradicts it;
    other hosts stay alone.
-3. The median of the measurements inside a region, or between two regions, holds for all pairs of machines there.
+3. All links inside a region, or between two regions, get the median of the measurements there.
 4. Two regions without a measured link reach each other over the best path through other regions or the head. The
    path's latency is the sum of its latencies, and its bandwidth is the smallest on it. Without such a path the link has
    0 bytes/s. A machine without any measured link also has 0 bytes/s, if other machines have measured links.
@@ -35,7 +36,7 @@ from share_compute.topology import HEAD, Topology, absurdities
 ALIKE = 2.0
 """Links are alike if their latencies and bandwidths differ at most by this factor."""
 MOST_REGIONS = 256
-"""Maximum number of regions: beyond it, hosts are clustered again with twice the factor.
+"""Maximum number of regions. If there are more, hosts are clustered again with a factor twice as large.
 
 Tables grow with the square of the number of regions.
 """
@@ -46,10 +47,10 @@ HOST_LATENCY_S = 2e-4
 HOST_BYTES_PER_S = 1e9
 """Assumed bandwidth between processes of one host, where none was measured."""
 _MESSAGE_BYTES = 1e6
-"""Size of the message whose transfer time compares paths."""
+"""Size in bytes of the message by whose transfer time paths are compared."""
 _HEAD = -1
 _COARSEST = 2.0**10
-"""Factor with which all working links count as alike."""
+"""Factor beyond which clustering stops: all working links count as alike."""
 
 
 class _Measured(NamedTuple):
@@ -148,10 +149,10 @@ def _regions(hosts: list[int], links: list[_Measured]) -> tuple[NDArray[np.int64
 
 
 def _home_of_head(between: Iterable[_Measured]) -> int | None:
-    """Return the host that the head runs on; None if the links do not show it.
+    """Return the host that the head runs on; None if the measured links do not show it.
 
-    Its path to the head is far better than that of all other hosts. This path crosses no network, so it must not
-    separate the host from its neighbours.
+    The host of the head has a far better link to the head than all other hosts. That link crosses no network, so the
+    caller must not count it as evidence that the host and its neighbours belong to different regions.
     """
     paths = [link for link in between if link.one == _HEAD]
     if len(paths) < 2:
@@ -221,7 +222,7 @@ def _fill_by_paths(latency_s: Floats, bytes_per_s: Floats, is_measured: NDArray[
 
 
 def _message_s(latency_s: Floats, bytes_per_s: Floats) -> Floats:
-    """Return the time in seconds of a message; infinite for a bandwidth of 0, also if it was measured as -0.0."""
+    """Return the seconds that a message of `_MESSAGE_BYTES` takes; infinite for a bandwidth of 0.0 or -0.0."""
     with np.errstate(over="ignore"):
         carried_s = np.divide(
             _MESSAGE_BYTES, bytes_per_s, out=np.full_like(bytes_per_s, np.inf), where=bytes_per_s > 0

@@ -76,7 +76,7 @@ def _with(problem: Problem, stages: Sequence[StageLayout], machine: int) -> Iter
 def _reshared(
     cost: TrainingCost, stages: Sequence[StageLayout], place: int, *new: StageLayout
 ) -> Iterator[Layout]:
-    """Yield the layout with one stage replaced by new ones, with shares for their layers; nothing if a share is 0."""
+    """Yield the layout with one stage replaced by new stages with new shares; nothing if a share would be 0."""
     shared = []
     for stage in new:
         shares = cost.shares(stage.members, stage.start, stage.stop)

@@ -45,8 +45,8 @@ def best_in_any_order(
         all_below: whether to keep the ceiling, and to find for each set of machines all undominated pipelines.
 
     Returns:
-        Ids of labels of whole pipelines, fastest first, and whether the search was complete. Then no layout with stages
-        of these sizes is faster than the best found, or than the ceiling if none was found.
+        Ids of labels of whole pipelines, fastest first, and whether the search was complete. After a complete search,
+        no layout with stages of these sizes is faster than the best found, or than the ceiling if none was found.
     """
     sets = _Sets(suffixes, machines)
     options = list(sets.stages(sizes))
@@ -89,7 +89,7 @@ class _Sets:
         self._rates = np.array([suffixes.rates[machine] for machine in machines])
         self._memory = self._cost.memory_bytes[list(machines)]
         self._bits = np.arange(len(machines), dtype=np.int64)
-        # Each machine with the next one that is identical.
+        # (machine, next identical machine), as places in ``machines``.
         self._twins: list[tuple[int, int]] = []
         for first, machine in enumerate(machines):
             later = range(first + 1, len(machines))
@@ -112,14 +112,20 @@ class _Sets:
         return outside
 
     def allowed(self, slots: Ints) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-        """Return whether each set takes the first of identical machines; other sets lead to the same times."""
+        """Return for each set whether it takes the first ones of identical machines ``[sets]``.
+
+        Other sets lead to the same times and need no search.
+        """
         taken = np.ones(len(slots), dtype=bool)
         for first, second in self._twins:
             taken &= ((slots >> first) & 1) >= ((slots >> second) & 1)
         return taken
 
     def stages(self, sizes: Sequence[int]) -> Iterator[tuple[int, tuple[int, ...]]]:
-        """Yield possible stages (bits, members), smaller ones first; for many machines only those of similar speed."""
+        """Yield possible stages (bits, members), smaller ones first.
+
+        For more than `MOST_MACHINES` machines, only stages with members of similar speed are yielded.
+        """
         place = {machine: index for index, machine in enumerate(self._machines)}
         for size in sizes:
             for members in self._groups(size):

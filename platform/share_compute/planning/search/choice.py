@@ -35,7 +35,7 @@ class Proposal:
     def floor_s(self) -> float:
         """Lower bound of the simulated step, in seconds.
 
-        The formula without its longest tail: the simulation may hide gradient sums that the formula does not hide.
+        This is the formula without the longest tail: in the simulation, gradient sums may overlap with more work.
         """
         return self.formula_s - max(map(self.cost.tail_s, self.candidate.layout.stages))
 
@@ -122,5 +122,5 @@ class Choice:
 
 
 def rounded(seconds: float) -> float:
-    """Return seconds with nine digits after the point (scientific notation), so that rounding errors decide nothing."""
+    """Return seconds with nine digits after the point (scientific notation), so that rounding errors decide no rank."""
     return float(f"{seconds:.9e}")

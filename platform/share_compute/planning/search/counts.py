@@ -11,15 +11,15 @@ from share_compute.planning.search.problem import Problem
 from share_compute.planning.search.strategies import RecursivePartitioning
 
 _MOST = 6
-"""Maximum number of candidates that get a full search."""
+"""Maximum number of problems that get a full search."""
 _SMALL = 8
-"""Maximum number of machines for several full searches; with more machines, only the best candidate gets one."""
+"""Maximum number of machines for several full searches; with more machines, only the best problem gets one."""
 
 
 def worth_searching(problems: Sequence[Problem]) -> list[Problem]:
     """Return the problems that get a full search: all if they are few, otherwise the best ones of a quick search.
 
-    If the quick search finds no plan for any of them, return problems at even intervals.
+    If the quick search finds no plan for any problem, return problems at even intervals of the list.
 
     Args:
         problems: the job, once for each number of microbatches that may be chosen.

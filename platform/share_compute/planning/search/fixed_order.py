@@ -33,7 +33,7 @@ def best_in_order(
     Returns:
         Ids of labels of whole pipelines, fastest first; an empty list if none is below the ceiling.
     """
-    # Speed and memory of all machines before each place.
+    # For each place in the order: the total speed and the total memory of all machines before it.
     rates = np.cumsum([0.0, *(suffixes.rates[machine] for machine in order)])
     memory = np.cumsum([0.0, *suffixes.cost.memory_bytes[list(order)]])
 
@@ -52,10 +52,10 @@ def best_in_order(
     found: list[tuple[float, int]] = []
     widest = max(sizes)
     for place in range(len(order) - 1, -1, -1):
-        # Labels that the widest stage may precede may be preceded by narrower stages as well.
+        # Any stage, even the widest, can come before labels that begin this far behind, so all of them are compared.
         while recent and recent[0][0] >= place + widest:
             settled = settle(join([settled, recent.pop(0)[1]]))
-        # By falling position, so that the labels behind a stage of any size are at the front.
+        # Sorted by falling position, so that the labels that a stage of some size can come before are at the front.
         behind = join([settled, *(part for _, part in recent)])
         ends = np.cumsum([len(settled), *(len(part) for _, part in recent)])
         grown = []

@@ -34,7 +34,7 @@ class Grouped:
     """Cost model of the groups."""
 
     def refined(self, layout: Layout) -> Layout | None:
-        """Return a layout of groups as a layout of layers, with improved cuts; None if no layout near it fits."""
+        """Return a layout of groups as a layout of layers, with improved cuts; None if no layout tried fits."""
         stops = [self.edges[stage.stop] for stage in layout.stages]
         best = self._cut(layout, stops)
         stride = max(stop - start for start, stop in pairwise(self.edges)) // 2
@@ -60,7 +60,7 @@ class Grouped:
 
 
 def group(cost: TrainingCost, least: int) -> Grouped:
-    """Group neighbouring layers into at least ``least`` groups, where possible only layers that are equal."""
+    """Group neighbouring layers into at least ``least`` groups. Where possible, all layers of a group are equal."""
     layers = cost.profile.layers
     edges = _edges(layers, least)
     profile = cost.profile.model_copy(

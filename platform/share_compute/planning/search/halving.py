@@ -74,7 +74,7 @@ def _plan(cost: TrainingCost, rates: Mapping[int, float], row: Sequence[int]) ->
             cost.bytes_needed(start, stop, share, 0) <= cost.memory_bytes[member]
             for member, share in zip(members, shares, strict=True)
         )
-        # The backup of the gradient is left out: it adds to every split, also if several stages were requested.
+        # Backups of gradients are left out: all splits need them, so one stage would win even if several are requested.
         return _Half(
             stages, cost.busy_s(stage) + cost.end_s(stage) if fits else math.inf, cost.first_s(stage)
         )

@@ -1,9 +1,9 @@
-"""Suffixes of a pipeline as labels: the step from a stage to the last one, and the extension by one stage.
+"""Suffixes of a pipeline as labels, as in multi-criteria shortest-path search, and their extension by one stage.
 
-The formula of `share_compute.planning.cost.cost` runs from the last stage to the first. It needs two numbers of the
-stages behind: the step and the trip. Two labels are comparable if they have the same first layer and are the same to
-all stages that can come before. A label is dropped only if it is worse than a comparable one in both numbers. This
-keeps the search exact.
+A suffix is the stages from one stage to the last. The formula of `share_compute.planning.cost.cost` runs from the last
+stage to the first. For a new stage it needs two numbers of the suffix behind: its step and its trip. Two labels are
+comparable if they have the same first layer and no stage that can come before could tell their first stages apart. A
+label is dropped only if a comparable label is at least as good in both numbers. This keeps the search exact.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ _CHUNK: Final = 1 << 17
 
 @dataclass(slots=True, eq=False)
 class Labels:
-    """Many suffixes, one in each row."""
+    """Suffixes of pipelines as columns ``[labels]``: each row is one suffix."""
 
     slot: Ints
-    """Machines in use, in the form of the search: a set as bits, or a position in the order."""
+    """Machines in use: the bits of a set in `all_orders`, a position in the order of machines in `fixed_order`."""
     start: Ints
-    """First layer."""
+    """First layer of the suffix."""
     option: Ints
-    """Number of the first stage's option; -1 for the empty suffix."""
+    """Number of the first stage's members (see `Suffixes.number`); -1 for the empty suffix."""
     window: Ints
     """Window of the first stage in the schedule; at most microbatches - 1, since larger ones change nothing."""
     stages: Ints
     step_s: Floats
     trip_s: Floats
     parent: Ints
-    """Id of the suffix behind the first stage."""
+    """Id of the suffix without its first stage."""
     id: Ints
 
     def take(self, rows: Ints | slice | np.ndarray[tuple[int], np.dtype[np.bool_]]) -> Self:
@@ -49,7 +49,12 @@ class Labels:
         return type(self)(*(getattr(self, name)[rows] for name in _COLUMNS))
 
     def best(self, width: int, promised: Floats) -> Self:
-        """Return for each first layer the ``width`` most promising labels, and as many of least step and least trip."""
+        """Return for each first layer the ``width`` best labels by each of three criteria: promise, step and trip.
+
+        Args:
+            width: number of labels for each first layer and criterion.
+            promised: lower bounds on the step of whole plans (`Suffixes.promise`) ``[labels]``.
+        """
         kept = np.zeros(len(self), dtype=bool)
         for first, second in (
             (promised, self.trip_s),
@@ -117,7 +122,7 @@ class Suffixes:
         )
 
     def number(self, members: tuple[int, ...]) -> int:
-        """Return the number that stands for a stage with these members in labels."""
+        """Return the number that stands for a stage with these members in `Labels.option`."""
         members = tuple(sorted(members))
         if members not in self._numbers:
             self._numbers[members] = len(self._used)
@@ -127,7 +132,7 @@ class Suffixes:
         return self._numbers[members]
 
     def _most_layers(self, members: tuple[int, ...]) -> int:
-        """Return the maximum number of layers that a stage can compute if it is busy for the whole ceiling."""
+        """Return the maximum number of layers that a stage can compute within the ceiling if it never waits."""
         if not np.isfinite(self.ceiling_s):
             return self.layers
         work = self.ceiling_s * sum(self.rates[member] for member in members) / self.count * (1 + 1e-9)
@@ -137,7 +142,13 @@ class Suffixes:
         return max(1, int((fewest <= work).sum()))
 
     def signature(self, labels: Labels, *, stages: bool, coarse: bool) -> Ints:
-        """Return the key that two labels must share for one to replace the other; callers add the slot."""
+        """Return keys ``[labels]``: a label may replace another only if both have the same key.
+
+        Args:
+            labels: suffixes; keys do not include their slots.
+            stages: whether the key includes the number of stages, since an exact number is requested.
+            coarse: whether the key leaves out the first stage's number of members and window, for a heuristic search.
+        """
         key = np.where(labels.option >= 0, self._regions[labels.option], -1) + 1
         if not coarse:
             key = key * (self.count + 1) + np.where(labels.option >= 0, self._sizes[labels.option], 0)
@@ -147,13 +158,13 @@ class Suffixes:
         return key * (self.layers + 1) + labels.start
 
     def before(self, labels: Labels, number: int, slots: Ints, spare_rate: Floats) -> list[Labels]:
-        """Return each label extended by one stage, for every first layer that may lead to a step below the ceiling.
+        """Return each label extended by one stage, with every first layer that may lead to a step below the ceiling.
 
         Args:
             labels: suffixes that leave the stage's machines free.
             number: number of the stage.
             slots: slot of each extended suffix.
-            spare_rate: sum of speeds of all machines that are then still free.
+            spare_rate: sum of speeds of all machines that each extended suffix leaves free.
         """
         grown = []
         reach = self._used[number].reach(self.ceiling_s)
@@ -191,7 +202,7 @@ class Suffixes:
             waits = np.maximum(carry[:, None], turns[:, None] * trip)
             own = option.own_s[:, :reach][stop]
             step = np.maximum(np.maximum(enter + labels.step_s[:, None], own), trip + waits)
-            # The layers before add at least their time for one microbatch, and the free machines must do their work.
+            # Layers before the suffix add at least the time of one microbatch. The free machines must do their work.
             ahead = self._ahead_s[:, :reach][stop]
             work = self.count * ahead / spare_rate[:, None]
         limit = self.ceiling_s * BETTER
@@ -222,12 +233,12 @@ class Suffixes:
         return labels
 
     def promise(self, labels: Labels, spare_rate: Floats, spare_bytes: Floats) -> Floats:
-        """Return a lower bound on the step of all plans with this suffix ``[labels]``; infinite if there is none.
+        """Return a lower bound on the step of all plans with each suffix ``[labels]``; infinite if no plan is possible.
 
         Args:
             labels: suffixes.
             spare_rate: sum of speeds of all machines that each suffix leaves free.
-            spare_bytes: sum of memory of these machines.
+            spare_bytes: sum of memory of all machines that each suffix leaves free.
         """
         ahead = self._prefix_s[labels.start]
         with np.errstate(divide="ignore", invalid="ignore"):

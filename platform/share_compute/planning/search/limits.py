@@ -11,13 +11,13 @@ class Limits(NamedTuple):
     """Limits of a search that cannot go through all orders of machines."""
 
     width: int
-    """Suffixes kept for each first layer, in an order that is not searched exactly."""
+    """Number of suffixes kept for each first layer, in an order of machines that is not searched exactly."""
     exact_order: int
-    """Maximum of machines times layers up to which an order is searched exactly."""
+    """Maximum product of machines and layers with which an order is searched exactly."""
     orders: int
     """Number of orders that are searched."""
     beam: int
-    """Suffixes kept for each first layer and number of machines, in the search over all orders."""
+    """Number of suffixes kept for each first layer and number of machines, in the search over all orders."""
     beam_machines: int
     """Number of machines in the search over all orders: the fastest ones.
 

@@ -16,7 +16,7 @@ _BUDGET: Final = 30_000_000
 """Maximum number of candidates that are examined, over all moves."""
 _MOST_TRIES: Final = 400
 _SPARES: Final = 6
-"""Number of machines without layers that are inserted between the others."""
+"""Maximum number of machines without layers that moves insert into the order."""
 
 
 def improve(
@@ -30,9 +30,9 @@ def improve(
 ) -> Iterator[Layout]:
     """Yield layouts, each faster than the one before, starting from a good layout.
 
-    A move puts one machine to another place in the order, exchanges two machines, or inserts a machine without layers.
-    After each move the cuts, the machines to leave out and the members of each stage are searched again. The same input
-    gives the same moves. ``limits`` replaces the default limits for the number of machines.
+    A move puts one machine at another place in the order, exchanges two machines, or inserts a machine without layers.
+    After each move the cuts, the machines to leave out and the members of each stage are searched again. The moves
+    are deterministic. ``limits`` replaces the default limits for the number of machines.
     """
     best_s, looked_at, tries = cost.step_s(layout), 0, 0
     order, moved = layout.machines, True
@@ -63,7 +63,7 @@ def _spares(cost: TrainingCost, rates: Mapping[int, float], order: Sequence[int]
 
 
 def _neighbours(order: Sequence[int], spares: Sequence[int]) -> Iterator[tuple[int, ...]]:
-    """Yield the orders that one move leads to."""
+    """Yield the orders that result from one move."""
     yield (*order, *spares)
     yield (*spares, *order)
     for spare in spares:

@@ -10,7 +10,7 @@ from share_compute.planning.cost.layout import Layout, StageLayout
 from share_compute.planning.search.problem import Problem
 
 _MOST_EXCHANGED = 12
-"""Maximum number of stages for which any two are exchanged; with more stages, only neighbours are."""
+"""Maximum number of stages for which all pairs are exchanged; with more stages, only neighbouring pairs are."""
 
 Stages = tuple[tuple[int, tuple[int, ...]], ...]
 """(number of layers, members) of each stage."""
@@ -39,7 +39,7 @@ def _changed(problem: Problem, stages: Stages) -> Iterator[Stages]:
 
 
 def _cuts(stages: Stages) -> Iterator[Stages]:
-    """Move one layer from a stage to its neighbour."""
+    """Yield stages with one layer moved from one stage to its neighbour."""
     for place in range(len(stages) - 1):
         (left, before), (right, after) = stages[place : place + 2]
         for shift in (-1, 1):
@@ -48,7 +48,7 @@ def _cuts(stages: Stages) -> Iterator[Stages]:
 
 
 def _exchanged(stages: Stages) -> Iterator[Stages]:
-    """Exchange the machines of two stages, with and without their numbers of layers."""
+    """Yield stages with the machines of two stages exchanged, with and without their numbers of layers."""
     places = range(len(stages))
     few = len(stages) <= _MOST_EXCHANGED
     for one, other in combinations(places, 2) if few else pairwise(places):
@@ -62,7 +62,7 @@ def _exchanged(stages: Stages) -> Iterator[Stages]:
 
 
 def _without(stages: Stages) -> Iterator[Stages]:
-    """Remove a stage and give its layers to a neighbour."""
+    """Yield stages with one stage removed and its layers given to a neighbour."""
     for place, (layers, _) in enumerate(stages):
         for heir in (place - 1, place + 1):
             if 0 <= heir < len(stages):
@@ -73,7 +73,7 @@ def _without(stages: Stages) -> Iterator[Stages]:
 
 
 def _shared(cost: TrainingCost, stages: Sequence[tuple[int, tuple[int, ...]]]) -> Layout | None:
-    """Return the layout with microbatches shared out; None if a member would get none."""
+    """Return the layout of these stages with shares of microbatches; None if a member would get none."""
     built, start = [], 0
     for layers, members in stages:
         shares = cost.shares(members, start, start + layers)

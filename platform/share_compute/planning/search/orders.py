@@ -1,4 +1,4 @@
-"""Orders of machines that are worth searching, and simple layouts as an upper limit for the search."""
+"""Orders of machines that are worth searching, and simple layouts that give the search an upper bound."""
 
 from __future__ import annotations
 

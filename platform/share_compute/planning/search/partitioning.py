@@ -107,7 +107,7 @@ def _form_stages(problem: Problem) -> list[list[int]]:
 
 
 def check_counts(machines: int, layers: int, microbatches: int, stages: int, members_per_stage: int) -> None:
-    """Raise PlanInfeasible if the requested numbers are impossible, whatever memory and links there are."""
+    """Raise PlanInfeasible if the requested numbers are impossible with any memory and links."""
     if machines == 0:
         raise PlanInfeasible(
             "no machine is ready",
@@ -136,7 +136,7 @@ def check_counts(machines: int, layers: int, microbatches: int, stages: int, mem
 
 
 def _as_one(index: int, members: list[Contributor]) -> Contributor:
-    """Return a stage as one machine: the sum of its members' speeds, the memory of the member with the least."""
+    """Return a machine that stands for a stage, with the sum of the members' speeds and their smallest memory."""
     device = Device(
         kind="cpu",
         name=f"stage {index}",
@@ -149,7 +149,7 @@ def _as_one(index: int, members: list[Contributor]) -> Contributor:
 def _proportional(order: list[Contributor], weights: list[float]) -> list[Partition]:
     if not any(weights):
         weights = [1.0] * len(order)
-    # Dividing the running sums, instead of adding shares, keeps the edges from falling and makes the last exactly 1.
+    # Dividing running sums, instead of adding shares, makes the last edge exactly 1 and keeps the edges in order.
     sums = [0.0, *accumulate(weights)]
     edges = [part / sums[-1] for part in sums] if order else [0.0]
     return [

@@ -9,7 +9,7 @@ from share_compute.planning.cost.cost import TrainingCost
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One job on one topology, with the numbers that the submitter requires.
+    """One job on one topology, with the numbers of stages and members that the submitter requires.
 
     Args:
         cost: model, machines, links and batches, as times and bytes.

@@ -21,9 +21,9 @@ from share_compute.planning.search.orders import orders, shortlist, simple_layou
 
 Method = Literal["auto", "orders", "dynamic_programming", "recursive"]
 _EXACT_BUDGET: Final = 60_000_000
-"""Maximum number of candidates in the search over all orders; beyond it nothing is proved. Takes some seconds."""
+"""Maximum number of candidates (some seconds) in the search over all orders; if exceeded, nothing is proved."""
 _ORDERS_BUDGET: Final = 60_000_000
-"""Number of candidates beyond which no further order of many machines is searched."""
+"""Number of examined candidates after which, for more than `MANY` machines, no further order is searched."""
 _SIZES_OF_MANY: Final = (1, 2, 4, 8)
 """Numbers of members per stage that are tried if not all numbers can be."""
 _VARIED, _VARIED_WIDTH = 16, 8
@@ -67,7 +67,7 @@ def search(
         method: ``dynamic_programming`` takes machines in the order of the topology. ``recursive`` halves machines and
             layers recursively. ``orders`` tries simple layouts, several orders and local moves. ``auto`` does the same
             as ``orders``, and searches all orders if the machines are few enough.
-        finalists: maximum number of layouts; layouts behind the first differ from it in kind or machines, or are fast.
+        finalists: maximum number of layouts: the best of each kind and of each set of machines, then other fast ones.
         limits: limits that replace the default ones for the number of machines, to measure their cost.
 
     Returns:
@@ -89,7 +89,7 @@ def search(
     fine = _Search(cost, stages, members_per_stage)
     fine.offer(layout for each in run.results(finalists) if (layout := deep.refined(each.layout)))
     if not fine.known and fine.sizes:
-        # A machine that cannot hold a group of layers may hold a single layer.
+        # A machine that cannot hold a group of layers may hold a single layer, so search the single layers.
         fine.offer(halve(cost, fine.rates, fine.candidates))
     return fine.results(finalists)
 
@@ -104,7 +104,8 @@ def all_below(
 ) -> tuple[list[Layout], int]:
     """Find for each set of machines the layouts below a ceiling that no other layout of the set dominates.
 
-    A layout dominates another if its formula is as good and both have the same first stage in the schedule.
+    A layout dominates another if its step and trip are no longer by the formula, and the first stages of both have the
+    same region, number of members and window of the schedule.
 
     Args:
         cost: the cost model.
@@ -157,7 +158,7 @@ class _Search:
             self.sizes = list(range(1, widest + 1))
 
     def offer(self, layouts: Iterable[Layout]) -> None:
-        """Add layouts that may fit and have the requested numbers of stages and members."""
+        """Add the layouts that may fit into memory and have the requested numbers of stages and members."""
         for layout in layouts:
             if layout in self.known or not self._as_asked(layout):
                 continue
@@ -259,7 +260,7 @@ class _Search:
             self.offer(self._of_single_machines(ceiling_s))
 
     def _of_single_machines(self, ceiling_s: float) -> list[Layout]:
-        """Search again with one member in each stage."""
+        """Return layouts of a separate search with one member in each stage."""
         single = _Search(self.cost, self.stages, 1, self._forced)
         single.options, single.best_s = self.options, ceiling_s
         if len(self.candidates) > MANY:

@@ -1,4 +1,4 @@
-"""Strategies that search placements by predicted time. Simple strategies use only one figure of each machine."""
+"""Strategies that search for placements with a short predicted step, and speeds for machines without measured ones."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _NAMELESS = LayerProfile(
     backward_flops=Growth(linear=2e8),
     boundary_numbers=Growth(linear=4096),
 )
-"""Roughly a layer of a model with 3 billion parameters. It has no parameters, so only speeds and links decide cuts."""
+"""Generic layer with the FLOPs of a 3-billion-parameter model, but without parameters: memory does not limit cuts."""
 
 
 class SearchingStrategy(PartitioningStrategy):
@@ -97,7 +97,7 @@ class AutoPartitioning(SearchingStrategy):
     """Searches all orders and all numbers of stages and members: exactly for few machines, by local search for many.
 
     The proposals of the other strategies are candidates, too. The formula that the search minimises is only a bound, so
-    without them a choice by simulation could be slower than a simpler strategy.
+    without these candidates a choice by simulation could be slower than the plan of a simpler strategy.
     """
 
     method = "auto"
@@ -134,7 +134,7 @@ def _proposed(rival: PartitioningStrategy, problem: Problem) -> list[Layout]:
     try:
         layouts = [candidate.layout for candidate in rival.place(problem)]
     except PlanInfeasible:
-        return []  # the strategy must use all machines, but a search may leave some out
+        return []  # this strategy must use all machines, which is impossible here
     return [layout for layout in layouts if cost.fits(layout) and math.isfinite(cost.step_s(layout))]
 
 
@@ -153,7 +153,10 @@ def is_measured(machine: Contributor) -> bool:
 
 
 def with_nominal_speeds(topology: Topology) -> Topology:
-    """Return the topology without machines of unknown speed; with `NOMINAL_FLOPS_PER_S` for all if none is known."""
+    """Return the topology without machines of unknown speed.
+
+    If no machine's speed is known, return all machines, with the speed `NOMINAL_FLOPS_PER_S`.
+    """
     measured = tuple(machine for machine in topology.contributors if is_measured(machine))
     if measured:
         return replace(topology, contributors=measured)

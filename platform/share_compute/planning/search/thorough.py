@@ -3,7 +3,7 @@
 The formula bounds the simulation from below and is close to it. Still, the layout with the smallest formula may be some
 percent slower than another. Therefore all layouts that the formula cannot rule out are simulated, within the budgets:
 
-1. Proposals of the simpler strategies, at all numbers of microbatches. No plan is then slower than one of theirs.
+1. Proposals of the simpler strategies, at all numbers of microbatches. The choice is then never slower than these.
 2. Results of the search, at the most promising numbers of microbatches.
 3. For up to `MOST_MACHINES` machines: the layouts of each set of machines that no other layout of the set dominates and
    whose formula is below the best step so far.
@@ -30,9 +30,9 @@ from share_compute.planning.search.search import all_below
 from share_compute.planning.search.strategies import AutoPartitioning
 
 _LOOKED_AT = 6_000_000
-"""Budget of candidates in the search for layouts that the formula does not rule out, over all microbatch numbers."""
+"""Maximum number of candidates in the search for layouts that the formula does not rule out, over all problems."""
 _CELLS = 1_000_000
-"""Budget of simulated cells for these layouts, and for each search near the best ones; takes two or three seconds."""
+"""Maximum number of simulated cells (two or three seconds) for such layouts, and again for each local search."""
 _PATIENCE = 8
 """Number of consecutive layouts without a faster neighbour after which the local search stops."""
 
@@ -45,7 +45,7 @@ def thorough(problems: Sequence[Problem], additions: Additions) -> Choice:
         additions: cache of layouts with one more machine.
 
     Raises:
-        PlanInfeasible: the requested numbers are impossible, whatever memory and links there are.
+        PlanInfeasible: the requested numbers of stages and members are impossible.
     """
     auto, choice = AutoPartitioning(), Choice()
     quickly = worth_searching(problems)
@@ -74,7 +74,10 @@ def proposed(problem: Problem, candidates: Iterable[Candidate]) -> list[Proposal
 
 
 def _promising(problems: Sequence[Problem], quickly: Sequence[Problem], choice: Choice) -> list[Problem]:
-    """Return the problems with the best layouts so far, as many as ``quickly`` has; ``quickly`` if there are none."""
+    """Return the problems with the best layouts so far, as many as there are in ``quickly``.
+
+    If no layout was found so far, return ``quickly``.
+    """
     least: dict[int, float] = {}
     for proposal in choice.proposals:
         count = proposal.cost.workload.microbatches
@@ -115,7 +118,7 @@ def _polish(problems: Sequence[Problem], choice: Choice, additions: Additions, s
         problems: the job, once for each number of microbatches.
         choice: the choice that new layouts are offered to.
         additions: cache of layouts with one more machine.
-        seen: layouts whose neighbours were tried; grows.
+        seen: layouts whose neighbours were tried; this function adds to it.
     """
     until, patience = choice.cells + _CELLS, _PATIENCE
     while patience and choice.cells < until:

@@ -1,10 +1,10 @@
 """Lower bound on the time of any serving layout, by the formula of `share_compute.planning.serving.cost`.
 
-Each machine alone is evaluated exactly. For several machines, each number of stages has the bounds below, and the
-largest of them counts. The result is the smallest value over all numbers of stages.
+A layout on one machine is evaluated exactly. For several machines, the bounds below hold for a given number of stages,
+and the largest of them counts. The result is the smallest value over all numbers of stages.
 
-- Each layer takes at least its time on the machine that is fastest for it. A token takes at least the best link between
-  each two stages, and the best link back.
+- Each layer takes at least its time on the machine that is fastest for it. Between neighbouring stages, and back to the
+  first stage, a token takes at least the time of the best link.
 - With all sequences in flight, the fastest machines, one for each stage, must do the work of all layers, and the best
   link must carry all sequences.
 - The number of stages is at least the number of machines, largest memory first, that hold the model with all caches.
@@ -59,7 +59,7 @@ class _Relaxation:
         self._work = lru_cache(maxsize=None)(self._work_of)
 
     def request_s(self, stages: int) -> float:
-        """Return the bound on one request alone over ``stages`` stages."""
+        """Return a lower bound on the time of one request alone on ``stages`` stages."""
         cost, new = self._cost, self._cost.workload.new_tokens
         each = self._prompt_s + new * np.diff(cost.token_s(1)[self._usable], axis=1)
         size = (cost.boundary_bytes(cost.workload.prompt_tokens) + new * cost.boundary_bytes(1))[1:-1].min()
@@ -67,7 +67,7 @@ class _Relaxation:
         return float(each.min(axis=0).sum()) + (stages - 1) * hop_s + self._link_s(new, new * TOKEN_ID_BYTES)
 
     def next_token_s(self, stages: int) -> float:
-        """Return the bound on the time from token to token, with all sequences in flight over ``stages`` stages."""
+        """Return a lower bound on the time from token to token, with all sequences in flight on ``stages`` stages."""
         cost, workload = self._cost, self._cost.workload
         count, batch = cost.batches(stages)
         pass_s, work_s, speeds = self._work(batch)
@@ -80,8 +80,8 @@ class _Relaxation:
     def _work_of(self, batch: int) -> tuple[float, float, Floats]:
         """Return the times of a token and an engine step with each layer on its fastest machine, and sums of speeds.
 
-        A machine's speed is its largest share of the fastest speed for a layer. The first sum is the speed of the
-        fastest machine, the second is that of the fastest two, and so on.
+        A machine's speed is relative: the largest ratio, over all layers, of its speed to that of the layer's fastest
+        machine. The first sum is the speed of the fastest machine, the second is that of the fastest two, and so on.
         """
         token_s = np.diff(self._cost.token_s(batch)[self._usable], axis=1)
         step_s = token_s + batch * self._prompt_s / self._cost.workload.new_tokens

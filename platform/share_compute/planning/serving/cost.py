@@ -5,7 +5,7 @@ A request has P prompt tokens and N new tokens. A pipeline has stages p of one m
     first token (TTFT) = sum of prompt(p) over all stages + sum of hop(P) over the links between neighbours
     next token (TPOT)  = round(1)
 
-    round(b)   = sum of token(p, b) + sum of hop(b) over the links between neighbours + the token ids' way back
+    round(b)   = sum of token(p, b) + sum of hop(b) over the links between neighbours + time of token ids back
     hop(t)     = latency + boundary bytes of t tokens / bandwidth
     prompt(p)  = sum over layers of max(FLOPs of P tokens / FLOP/s, weight bytes / memory bandwidth)
                                     + operations * overhead of one
@@ -17,8 +17,8 @@ The head computes only the last token of a prompt. The embedding is looked up, s
 FLOPs are the mean over the N new tokens, and its cache is the mean of the caches before and after them. If prompts were
 timed, the ratio of measured to estimated prompt times corrects both prompt(p) and token(p, b).
 
-With all c concurrent sequences in flight, n = min(stages, c) batches of b = ceil(c / n) sequences circulate. Each
-sequence adds one prompt in N tokens ::
+With all c concurrent sequences in flight, n = min(stages, c) batches of b = ceil(c / n) sequences circulate. For each N
+new tokens of a sequence, one prompt must be processed ::
 
     step(p)    = token(p, b) + b * prompt(p) / N             one engine step: a stage's work for one batch and one token
     carry(p)   = boundary bytes of b * (1 + P / N) tokens / bandwidth, from stage p to p + 1
@@ -51,7 +51,7 @@ TOKEN_ID_BYTES = 8
 
 @dataclass(frozen=True, eq=False)
 class ServingCost(CostTables):
-    """Tables and formula of one deployment on one topology; ``timings`` hold forwards on one prompt."""
+    """Tables and formula of one deployment on one topology; ``timings`` are of forwards on one prompt."""
 
     workload: ServingWorkload
 
@@ -59,7 +59,7 @@ class ServingCost(CostTables):
 
     @cached_property
     def needed_bytes(self) -> Floats:
-        """Bytes a machine needs for layers [start, stop) ``[layers + 1, layers + 1]``; infinite where stop <= start."""
+        """Bytes that layers [start, stop) need ``[layers + 1, layers + 1]``; infinite where stop <= start."""
         number, span = BYTES[self.workload.dtype], self.num_layers + 1
         tokens = self.workload.prompt_tokens + self.workload.new_tokens
         cache = self._of_layers(lambda layer: layer.cache_numbers.at(tokens))
@@ -85,19 +85,19 @@ class ServingCost(CostTables):
         return between
 
     def packed_bytes(self, start: int, stop: int) -> float:
-        """Return the maximum bytes that packing the weights of layers [start, stop) adds; integers are not packed."""
+        """Return the maximum bytes that packed weights of layers [start, stop) add; integer weights are not packed."""
         if self.workload.dtype != "int8":
             return float(self.held_bytes[start, stop])
         return float(self.profile.tied * BYTES[self.workload.dtype]) if stop == self.num_layers else 0.0
 
     @cached_property
     def request_parts_s(self) -> Floats:
-        """Time of the first l layers for one request alone, ``[machines, layers + 1]``; infinite without a speed."""
+        """Time of the first l layers for one request alone ``[machines, layers + 1]``; infinite if speed is unknown."""
         return self.prompt_s + self.workload.new_tokens * self.token_s(1)
 
     @cached_property
     def prompt_s(self) -> Floats:
-        """Time of the first l layers for one prompt, ``[machines, layers + 1]``; infinite without a speed."""
+        """Time of the first l layers for one prompt ``[machines, layers + 1]``; infinite if a speed is unknown."""
         return self.corrected_s(self._prompt_estimates, self.timed("forward"))
 
     def token_s(self, batch: int) -> Floats:
@@ -108,12 +108,12 @@ class ServingCost(CostTables):
             lambda layer: (layer.cache_numbers.at(prompt) + layer.cache_numbers.at(prompt + new)) / 2
         )
         moved = self._weight_bytes + batch * cache * BYTES[self.workload.dtype]
-        # Only prompts are timed. Estimates of one machine are assumed to be wrong by the same factor for tokens.
+        # Only prompts are timed. The factor that corrects a machine's estimates for prompts is used for tokens, too.
         factors = self.corrections(self._prompt_estimates, self.timed("forward"))
         return sums(self.estimated_s(batch * flops, moved, self._operations) * factors)
 
     def boundary_bytes(self, tokens: float) -> Floats:
-        """Return the bytes of ``tokens`` tokens over the cut before layer l, ``[layers + 1]``; 0 at both ends."""
+        """Return the bytes that ``tokens`` tokens send across a cut before layer l ``[layers + 1]``; 0 at both ends."""
         number = BYTES[self.workload.dtype]
         inner = [tokens * number * layer.boundary_numbers.at(1) for layer in self.profile.layers[:-1]]
         return np.array([0.0, *inner, 0.0])

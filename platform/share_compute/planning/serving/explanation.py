@@ -161,7 +161,7 @@ class ServingExplanation:
         return f"{serve} best of what was found" + (", and it is slower than each of them" if slower else "")
 
     def _with(self, machine: int) -> Iterator[tuple[float, Layout]]:
-        """Yield (objective in seconds, placement) with one more machine, or with it in the place of another."""
+        """Yield (objective in seconds, placement) with the machine added, or in the place of another machine."""
         stages = self._layout.stages
         for place, stage in enumerate(stages):
             for new in _with_part(stage, machine):
@@ -186,7 +186,7 @@ class ServingExplanation:
             return taken
         kind = self._kind(part, layout)
         if kind == "compute" and not self._computes_slower(machine):
-            kind = "memory"  # the plan's fastest machine does not compute faster, so memory bandwidth is to blame
+            kind = "memory"  # the plan's fastest machine does not compute faster, so memory bandwidth is the cause
         return f"{taken}, because {blamed(self._cost, kind, part.machines, machine)}"
 
     def _computes_slower(self, machine: int) -> bool:
@@ -195,7 +195,7 @@ class ServingExplanation:
         return _ALIKE * speeds[machine] < speeds[best]
 
     def _fault(self, machine: int, layout: Layout) -> Part | None:
-        """Return the largest part that involves the machine; without its speed if no machine of the plan is faster."""
+        """Return the largest part that involves the machine; not its computing if no machine of the plan is faster."""
         parts = trip_parts(self._cost, layout)
         steps = [] if self._alone else step_parts(self._cost, layout)
         if steps and self._largest(steps).seconds >= sum(part.seconds for part in parts):

@@ -1,4 +1,4 @@
-"""Errors for models that cannot be served: the missing bytes, and remedies. Each remedy was tried in the model."""
+"""Errors for models that cannot be served: the missing bytes, and remedies. Each remedy was tried in the cost model."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ from share_compute.quantities import bytes_text, exact_bytes_text
 from share_compute.specification.workload import ServingWorkload
 
 _MOST_MACHINES_TRIED = 64
-"""Maximum number of machines that remedies are tried on: the ones that lend most. A fit on these is a fit on all."""
+"""Maximum number of machines that remedies are tried on: the ones that lend most.
+
+If the model fits on these machines, it fits on all machines.
+"""
 
 
 def serving_infeasible(cost: ServingCost, stages: int | None) -> PlanInfeasible:
@@ -64,7 +67,7 @@ def serving_infeasible(cost: ServingCost, stages: int | None) -> PlanInfeasible:
 
 
 def _wrong_count(cost: ServingCost, stages: int) -> PlanInfeasible | None:
-    """Return the error for a number of stages that is impossible whatever the machines lend; None if it is possible."""
+    """Return the error for a number of stages above the number of layers or machines; None if it is possible."""
     layers, machines = cost.num_layers, cost.num_machines
     if stages > layers:
         return PlanInfeasible(

@@ -18,14 +18,14 @@ class Part:
     """A part of the time that the objective minimises."""
 
     kind: CauseKind
-    """Kind of the part; ``compute`` includes waiting for memory bandwidth, which callers tell apart."""
+    """Kind of the part; ``compute`` includes waiting for memory bandwidth, which callers may report as ``memory``."""
     machines: tuple[int, ...]
     """Indices of the machine, or of both ends of the link."""
     seconds: float
 
 
 def trip_parts(cost: ServingCost, layout: Layout) -> list[Part]:
-    """Return the parts of a request's time alone; for objective throughput, the parts of one token's round trip."""
+    """Return the parts of the time of a request alone, or for objective throughput those of a token's round trip."""
     batch = cost.batches(len(layout.stages))[1]
     if cost.workload.objective == "latency":
         new, prompt = cost.workload.new_tokens, cost.workload.prompt_tokens

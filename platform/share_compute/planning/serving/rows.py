@@ -1,8 +1,8 @@
 """Finds the row of machines with the smallest sum of costs: shortest paths over machines and layers.
 
-A row is a path through a grid. Each machine takes layers [start, stop) at the cost of its stage, and passes them on to
-the next machine at the cost of the hop. Machines of one region have the same hops, so only the best arrival in each
-region is kept, not the best one at each machine.
+A row is a sequence of machines that covers all layers. Each machine takes layers [start, stop) at the cost of its
+stage, and sends its output to the next machine at the cost of the hop. Machines of one region have the same hops, so
+only the best way to each region is kept, not the best way to each machine.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ class Sums:
 def best_row(sums: Sums, machines: Sequence[int], stages: int | None = None) -> Row | None:
     """Return the row with the smallest sum among all orders of all subsets; None if none is finite.
 
-    Takes 2^n * n steps over n machines, each over all pairs of cuts.
+    Dynamic programming over subsets, as for the travelling salesman problem (Held and Karp 1962), takes 2^n * n steps
+    for n machines. Each step considers all pairs of cuts.
 
     Args:
         sums: costs of stages and links.
@@ -56,7 +57,7 @@ def best_row(sums: Sums, machines: Sequence[int], stages: int | None = None) -> 
 
 
 class _Subsets:
-    """All rows that start in one region, so that the cost of the way back is known."""
+    """Rows whose first machine is in one region, so that the cost from the last machine back to it is known."""
 
     def __init__(self, sums: Sums, stages: dict[int, Floats], first_region: int) -> None:
         self._sums, self._first = sums, first_region
@@ -65,7 +66,7 @@ class _Subsets:
         self._regions = [int(sums.region[machine]) for machine in self._machines]
         self._cuts = self._stages[0].shape[0]
         count = len(self._machines)
-        # Smallest sum of a row over exactly the machines of a subset, by its last machine and the layers it covers.
+        # [subset, last machine, layers covered]: smallest sum of a row that uses exactly the machines of the subset.
         self._sum = np.full((1 << count, count, self._cuts), np.inf)
 
     def best(self, stages: int | None) -> tuple[float, Row] | None:
@@ -94,7 +95,7 @@ class _Subsets:
         return (total, self._trace(subset, last)) if np.isfinite(total) else None
 
     def _arrivals(self, before: NDArray[np.int64], last: int) -> Floats:
-        """Return the sums of rows over ``before`` with the hop to ``last``, ``[subsets, machines, cuts]``."""
+        """Return the sums of rows over subsets ``before`` plus the hop to ``last`` ``[subsets, machines, cuts]``."""
         hops = self._sums.hop[self._regions, self._regions[last]]
         return self._sum[before] + hops
 
@@ -114,10 +115,11 @@ class _Subsets:
 def best_row_in_order(sums: Sums, order: Sequence[int]) -> Row | None:
     """Return the row with the smallest sum whose machines are in the given order; None if none is finite.
 
-    Machines may be left out, and the way back costs nothing. Takes one step over all pairs of cuts for each machine.
+    Machines may be left out. The cost from the last machine back to the first is ignored. Each machine takes one step
+    over all pairs of cuts.
     """
     regions, cuts = sums.hop.shape[0], sums.hop.shape[2]
-    # For each region and cut: the smallest sum of a row that ends there, and the place of its last machine.
+    # [region, cut]: smallest sum of a row that ends in this region at this cut, and the place of its last machine.
     ended = np.full((regions, cuts), np.inf)
     ender = np.full((regions, cuts), -1)
     starts, befores = np.zeros((len(order), cuts), dtype=np.int64), np.full((len(order), cuts), -1)

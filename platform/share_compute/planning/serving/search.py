@@ -5,11 +5,11 @@ orders of all subsets are searched, as shortest paths over (machines used, last 
 machines, some orders are searched, and then all orders of the few most promising machines. Each machine alone is always
 a candidate.
 
-Throughput is determined by the smallest feasible time between tokens. A time is feasible if some row has no longer
-stage, no longer link and no longer round trip of a token. The same search therefore tests one time after the other.
+Throughput is determined by the smallest feasible time between tokens. A time is feasible if in some row each stage,
+each link and the round trip of a token take at most this time. Bisection over times runs the same search for each time.
 
-If all machines of a row have the same speed, a request takes equally long wherever the layers are cut. The most even
-cut is chosen then, so that the busiest machine works as little as possible.
+If all machines of a row have the same speed, a request takes equally long wherever the layers are cut. Then the most
+even cut is chosen, so that the busiest machine works as little as possible.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def _ranked(cost: ServingCost, layouts: Iterable[Layout], *, exact: bool) -> lis
         request_s = one.first_token_s + new * one.next_token_s
         if cost.workload.objective == "throughput":
             return not one.within_limits, -one.tokens_per_s, request_s, one.layout
-        # Sums of the same times in another order differ by rounding.
+        # Rounded: sums of the same times in a different order differ slightly.
         return not one.within_limits, float(f"{request_s:.12g}"), _longest_s(cost, one.layout), one.layout
 
     found.sort(key=rank)
@@ -195,7 +195,7 @@ def _cut_evenly(cost: ServingCost, layout: Layout) -> Layout:
 def _widest(
     cost: ServingCost, machines: Sequence[int], order: Sequence[int] | None, asked: int | None = None
 ) -> Iterator[Layout]:
-    """Yield rows with ever shorter time between tokens, for each number of stages."""
+    """Yield layouts for each number of stages, each with a shorter time between tokens than the one before."""
     alone = machines if asked is None else ()
     best_s = min((_time_kept(cost, solo(machine, cost.num_layers, 1)) for machine in alone), default=math.inf)
     most = min(len(machines), cost.num_layers)
@@ -227,7 +227,7 @@ def _widest(
 
 
 def _time_kept(cost: ServingCost, layout: Layout) -> float:
-    """Return the loaded time between tokens; infinite if the layout does not fit or exceeds the first-token limit."""
+    """Return the time between tokens under full load; infinite if memory or the first-token limit is exceeded."""
     limit = cost.workload.first_token_limit_s
     late = limit is not None and cost.first_token_s(layout) > limit
     return math.inf if late or not cost.fits(layout) else cost.next_token_s(layout, loaded=True)
@@ -272,7 +272,7 @@ def _best(
 
 
 def _stage(cost: ServingCost, times: Floats, machine: int) -> Floats:
-    """Return the time of layers [start, stop) on a machine ``[layers + 1, layers + 1]``; infinite without memory."""
+    """Return a machine's time for layers [start, stop) ``[layers + 1, layers + 1]``; infinite if they do not fit."""
     return np.where(cost.needed_bytes <= cost.memory_bytes[machine], _differences(times[machine]), np.inf)
 
 

@@ -93,8 +93,8 @@ class Database:
     def write(self) -> Iterator[Session]:
         """Open a transaction that commits at the end of the block, and rolls back when the block raises.
 
-        Listeners are notified only if it wrote an event: they wait for nothing else, and the heartbeats of many
-        machines would keep them all busy.
+        Listeners are notified only if the transaction wrote an event. Otherwise the heartbeats of many machines would
+        wake all listeners for nothing.
 
         Write transactions are serialized, on PostgreSQL too. Otherwise an event could become visible after one with a
         higher number, and readers that continue from the highest number seen would miss it.

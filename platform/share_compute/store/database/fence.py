@@ -1,8 +1,8 @@
 """Fencing token in the database: if several servers use it, only the one that claimed it last can write.
 
 A lock alone is not enough. Its holder may be paused or cut off while the lock goes to another server, and write when it
-wakes up (Kleppmann, "How to do distributed locking", 2016). So each server that starts increments an epoch. Each
-write transaction checks, inside the transaction, that the epoch is still its server's.
+resumes (Kleppmann, "How to do distributed locking", 2016). So each server that starts increments an epoch. Each write
+transaction checks, inside the transaction, that the newest epoch is still that of its own server.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from share_compute.store.database.tables import ServerEpoch
 
 _SELECT = select(ServerEpoch.epoch, ServerEpoch.holder).where(ServerEpoch.id == 1)
 _LOCK = _SELECT.with_for_update()
-"""Query that locks the row. SQLite has no row locks and ignores that; its write transactions use BEGIN IMMEDIATE."""
+"""Query that locks the row. SQLite has no row locks and ignores FOR UPDATE; its writers use BEGIN IMMEDIATE."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +37,9 @@ def server_name(host: str, pid: int) -> str:
 
 
 def take_turn(connection: Connection) -> Claim:
-    """Wait until this is the only write transaction; return the claim that is valid in it.
+    """Lock the row of the claim, after earlier write transactions have ended; return the valid claim.
 
-    PostgreSQL locks the row, and reads its newest version when the lock is granted (READ COMMITTED).
+    PostgreSQL reads the newest version of the row when it grants the lock (READ COMMITTED).
 
     Raises:
         Fenced: the row of the claim does not exist.

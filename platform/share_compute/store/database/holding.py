@@ -1,8 +1,8 @@
 """Exclusive use of a database by one server: a lock, a watchdog, and a fencing epoch (see `fence`).
 
 The lock keeps a second server from starting. The system releases it when the process ends. On PostgreSQL it is also
-lost with its connection, e.g. when PostgreSQL restarts. Then the watchdog takes it again, unless another server was
-faster.
+lost with its connection, e.g. when PostgreSQL restarts. Then the watchdog takes it again, unless another server has
+taken it first.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ class _NoLock:
 class _FileLock(_NoLock):
     """Lock of an SQLite database: a lock on a file beside it.
 
-    A server that reaches the database by another path, or over a network, may not see the lock. The epoch fences it
-    all the same.
+    A server that reaches the database by another path, or over a network, may not see the lock. Even then only the
+    server with the newest epoch can write.
     """
 
     def __init__(self, engine: Engine, file: IO[str]) -> None:
@@ -116,7 +116,7 @@ class _PostgresLock:
 
     def close(self) -> None:
         if self._connection is not None:
-            # PostgreSQL notices a closed connection with a delay, and the next server may start before that.
+            # Unlock explicitly: PostgreSQL notices a closed connection late, and the next server may start before that.
             with suppress(DBAPIError):  # the connection is broken, so the lock is released
                 self._connection.execute(text("SELECT pg_advisory_unlock(:lock)"), {"lock": _SERVERS_LOCK})
             self._drop()

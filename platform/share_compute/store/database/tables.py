@@ -65,7 +65,7 @@ class Base(DeclarativeBase):
 
 
 class ServerEpoch(Base):
-    """Fencing token: one row that names the server that may write. Write transactions lock it to be serialized."""
+    """Fencing token: one row that names the server that may write. Write transactions lock it one by one."""
 
     __tablename__ = "server_epoch"
     id: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
@@ -75,7 +75,7 @@ class ServerEpoch(Base):
 
 
 class Removal(Base):
-    """A folder that is to be removed; the rows that referred to it are deleted."""
+    """A folder that is still to be removed; the rows that referred to it are already deleted."""
 
     __tablename__ = "removals"
     path: Mapped[str] = mapped_column(primary_key=True)
@@ -83,7 +83,7 @@ class Removal(Base):
 
 
 class ApiKey(Base):
-    """A key that opens the REST API."""
+    """An API key of the REST API."""
 
     __tablename__ = "api_keys"
     id: Mapped[str] = mapped_column(primary_key=True)
