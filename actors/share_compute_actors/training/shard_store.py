@@ -74,7 +74,7 @@ class ShardStoreFacts:
     """Runs of the `SummationTree`, as the job's first plan settled them; None if no checkpoint has them."""
     notes: tuple[str, ...]
     prompts: tuple[tuple[int, ...], ...] = ()
-    """Token ids of the prompts that the model is to continue from time to time."""
+    """Token ids of the prompts that the model continues for sample texts, ``[prompts][tokens]``."""
     text_ends: tuple[int, ...] = ()
     """Token ids that end a text."""
 
@@ -93,7 +93,7 @@ class Saved:
     culprit: int | None = None
     """Index, in the list of members asked, of the member that sent malformed data; None if there is none."""
     fault: str = ""
-    """Defect of the data that this member sent, for the user."""
+    """Defect of the malformed data, for the user; empty if there is none."""
 
 
 FACTS: Schema[ShardStoreFacts] = Schema(ShardStoreFacts)
@@ -102,7 +102,7 @@ STATE_OF_TRAINING: Schema[TrainingState] = Schema(TrainingState)
 PROGRESS: Schema[tuple[str, float]] = Schema(tuple[str, float])
 
 
-# Reads are repeated when a connection breaks; Ray then asks the GCS whether the actor is dead.
+# `max_task_retries`: Ray repeats calls whose connection broke, and asks the GCS whether the actor is dead.
 @ray.remote(
     num_cpus=0,
     max_task_retries=-1,
@@ -212,7 +212,7 @@ class ShardStore:
                 f"the data has changed: {samples} training samples now, {state['train_samples']} at the checkpoint",
                 hint="put the data files back as they were, or submit a new job",
             )
-        # A job keeps its first number of microbatches, because sums are made in their order.
+        # A job keeps its first number of microbatches, because the order of its sums depends on it.
         self._microbatches = self._microbatches or state.get("microbatches")
         if sum(state.get("runs", ())) == self._microbatches:
             self._runs = tuple(state["runs"])
@@ -281,7 +281,7 @@ class ShardStore:
 
     @ray.method(concurrency_group="weights")
     def optimizer_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Return the shapes of the optimizer's tensors in the checkpoint, by name; none when it starts fresh."""
+        """Return the shapes of the optimizer's tensors in the checkpoint, by name; empty if it has none."""
         return self._optimizer.shapes() if self._optimizer is not None else {}
 
     @ray.method(concurrency_group="weights")
@@ -337,7 +337,7 @@ class ShardStore:
         try:
             self._describe(writer, kind, STATE_OF_TRAINING.unpack(state, "the coordinator"))
             for place, (machine, member) in enumerate(zip(machines, members, strict=True)):
-                # Members are asked instead of sending: Ray frees an actor's answers at once, but arguments pile up.
+                # Pieces are pulled as answers of calls: Ray frees answers at once, but arguments of calls pile up.
                 take_all(machine, place, partial(_piece, member, machine), writer.write)
             size_bytes = writer.finish()
         except BaseException as failure:

@@ -49,30 +49,31 @@ from share_compute_api.terminal.children import Interrupts
 
 _HEARTBEAT_S = 2.0
 _WRITE_BEATS = 5
-"""Heartbeats between two updates of the list of child processes: Ray starts more processes while it runs."""
+"""Heartbeats between two updates of the list of child processes, because Ray starts more processes while it runs."""
 _PATIENCE_S = 600.0
 """Time without an answer from the server after which the agent gives up, in seconds."""
 _PAUSES_S = (0.5, 30.0)
-"""First and longest pause before the agent tries again, in seconds."""
+"""First and longest delay before the agent retries, in seconds."""
 _SOUND_S = 60.0
-"""Time after which a running node counts as healthy, in seconds; later failures start a new backoff."""
+"""Time after which a running node counts as healthy, in seconds; failures after that start with the first delay again.
+"""
 _NODE_GRACE_S = 5.0
 _LEAVE_GRACE_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """State of the agent, as it is shown to the owner of the machine."""
+    """State of the agent that is shown to the machine's owner."""
 
     name: str
     url: str
     phase: str
-    """Current activity of the agent, as a sentence for the owner."""
+    """Current activity of the agent, as a sentence for the machine's owner."""
     since: datetime
     contributor_id: str | None = None
     work: ContributorWork | None = None
     warnings: tuple[str, ...] = ()
-    """Warnings from the checks before the machine joined."""
+    """Warnings from the checks that were made before the machine joined."""
 
 
 class Agent:
@@ -80,7 +81,7 @@ class Agent:
 
     Args:
         options: the server to join, and the resources that are lent to it.
-        report: called with the state for the owner whenever it changes.
+        report: called with the agent's state whenever it changes.
         identities: store of the machine's key.
     """
 
@@ -92,7 +93,7 @@ class Agent:
         self._children: ChildProcesses | None = None
         self._node: RayNode | None = None
         self._ports: NodePorts | None = None
-        """Ports that the node has, or is about to have."""
+        """Ports that the Ray node has or will have."""
         self._machine_warnings: tuple[str, ...] = ()
         """Warnings from `check_machine`."""
         self._access: ClusterAccess | None = None
@@ -100,12 +101,12 @@ class Agent:
         self._node_started = 0.0
         self._backoff = ExponentialBackoff(*_PAUSES_S, has_jitter=True)
         self._rejoins = 0
-        """Rejoins since this machine was last ready."""
+        """Number of rejoins since this machine was last ready."""
         self._beats = 0
         self._grace_s = _NODE_GRACE_S
 
     def run(self) -> None:
-        """Join and work until Ctrl-C, SIGTERM or until the server removes the machine; ends all child processes.
+        """Join and work until Ctrl-C, SIGTERM or removal by the server; end all child processes.
 
         Raises:
             ShareComputeError: the machine could not join, or lost the server for good.
@@ -136,7 +137,7 @@ class Agent:
 
         Args:
             limits: resources that are lent.
-            beside: identity of another device of this host; this device then joins anew with its key.
+            beside: identity of another device of this host; this device then joins as new with that device's key.
 
         Raises:
             ShareComputeError: as `check_machine`, and errors from the server.
@@ -281,13 +282,13 @@ class Agent:
         trouble: ShareComputeError,
         last_contact: float,
     ) -> float:
-        """Rejoin the cluster; returns the time of the last answer from the server, on the monotonic clock."""
+        """Rejoin the cluster; return the time of the server's last answer, on the monotonic clock."""
         self._wait(trouble, last_contact)
         try:
             access = client.rejoin()
             last_contact = time.monotonic()
-            # The first rejoin keeps the node, with the members on it: a restarted head still knows them, however long
-            # it was away. If that fails, the next rejoin restarts the node.
+            # The first rejoin keeps the Ray node with the members on it, because a restarted head still knows them,
+            # however long it was away. If that fails, the next rejoin restarts the node.
             known, self._access = self._access, access
             is_another = known is None or (access.ray_address, access.token) != (
                 known.ray_address,
@@ -320,17 +321,17 @@ class Agent:
                 ports = self._take_ports(client, access, limits)
                 self._show("starting the Ray node")
                 self._node = start_node(self._children, known, limits, ports, address=self._options.address)
-            except NotAuthorized as refused:  # the token was changed on the way
+            except NotAuthorized as refused:  # the token was replaced while this request was under way
                 raise ContributorLost(refused.message, hint="it asks for the new token") from refused
             self._node_started = time.monotonic()
         try:
             client.online(node_id=self._node.node_id, address=self._node.address)
-        except Unavailable as silence:  # its head is being replaced, for example
+        except Unavailable as silence:  # for example, the head is being replaced
             raise ContributorLost(silence.message, hint="it comes back") from silence
         self._show("being measured")
 
     def _take_ports(self, client: AgentClient, access: ClusterAccess, limits: NodeLimits) -> NodePorts:
-        """Reserve the node's ports, and return them when the server and other machines can reach them."""
+        """Reserve ports for the node, and return them when the server and other machines can reach them."""
         options = self._options
         ports = self._ports = NodePorts.take(options.port_range, limits.cpu_threads)
         address = options.address or route_address(access.ray_address.rpartition(":")[0].strip("[]"))
@@ -351,7 +352,7 @@ class Agent:
             self._ports = None
 
     def _leave(self, client: AgentClient) -> None:
-        """Ask the server to release this machine; waits `leave_within_s` at most until no job holds it."""
+        """Ask the server to release this machine; wait at most `leave_within_s` until no job holds it."""
         self._show("leaving")
         deadline = time.monotonic() + self._options.leave_within_s
         try:
@@ -365,7 +366,8 @@ class Agent:
             self._show(f"left without a word to the server: {failure.message}")
         else:
             if state is ContributorState.draining:
-                # The job had its time. A node that drains would run it on until the node's own grace period is over.
+                # The job has used its time. While the node drained, it would continue to run the job for the node's own
+                # grace period.
                 self._grace_s = _LEAVE_GRACE_S
                 self._show("leaving; a job still holds it, and loses it")
             self._stop_node()

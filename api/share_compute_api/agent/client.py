@@ -24,7 +24,8 @@ from share_compute_api.schemas.agents import (
 from share_compute_api.schemas.bodies import Health
 
 _DIAL_S = 30.0
-"""Timeout of a dial request, in seconds: silent ports take some seconds, and other machines may be dialled first."""
+"""Time limit of a dial request, in seconds: unanswered ports take some seconds, and other machines may be tested first.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +35,11 @@ class Greeting:
     health: Health
     round_trip_s: float
     skew_s: float
-    """Lead of this machine's clock over the server's."""
+    """Seconds by which this machine's clock is ahead of the server's."""
 
 
 def greet(url: str, fingerprint: str | None = None) -> Greeting:
-    """Return a server's health; the skew compares its clock with ours at the middle of the round trip."""
+    """Return a server's health; the clock skew is measured against the middle of the round trip."""
     before = datetime.now(UTC)
     health = fetch_health(url, fingerprint)
     round_trip = datetime.now(UTC) - before
@@ -55,7 +56,7 @@ def fetch_health(url: str, fingerprint: str | None = None, *, timeout_s: float =
 def preflight(
     url: str, wanted: PreflightRequest, fingerprint: str | None = None, *, timeout_s: float = 10.0
 ) -> Preflight:
-    """Check with an invite, which stays unused, whether this machine fits; returns the address it must reach.
+    """Check with an invite, without using it up, whether this machine may join; return the address that it must reach.
 
     Raises:
         InviteUnknown, InviteUsed, InviteExpired, InviteRevoked: the invite is not valid.
@@ -70,7 +71,7 @@ def preflight(
 
 
 def join(url: str, wanted: JoinRequest, fingerprint: str | None = None, *, timeout_s: float = 30.0) -> Joined:
-    """Join the cluster with an invite; returns the contributor's key and the access to the cluster.
+    """Join the cluster with an invite; return the contributor's key and the access to the cluster.
 
     Raises:
         InviteUnknown, InviteUsed, InviteExpired, InviteRevoked: the invite is not valid.
@@ -91,7 +92,7 @@ class AgentClient:
         url: URL of the server.
         contributor_id: id of the contributor.
         key: the contributor's own key.
-        fingerprint: fingerprint of the server's key; None lets certificate authorities decide.
+        fingerprint: fingerprint of the server's key; None to verify the certificate with public authorities.
         timeout_s: longest wait for an answer.
     """
 
@@ -118,16 +119,16 @@ class AgentClient:
         return self._transport.read(DialReport, "POST", f"{self._path}/dial", json=body, timeout=_DIAL_S)
 
     def heartbeat(self) -> ContributorWork:
-        """Send a heartbeat; returns the contributor's present work and whether it should leave."""
+        """Send a heartbeat; return the contributor's current work and whether it should leave."""
         return self._transport.read(ContributorWork, "POST", f"{self._path}/heartbeat")
 
     def rejoin(self, wanted: RejoinRequest | None = None) -> ClusterAccess:
-        """Return the access to the cluster after the head was restarted, or (with ``wanted``) after this agent was."""
+        """Return access to the cluster after the head or, with ``wanted``, this agent was restarted."""
         body = None if wanted is None else wanted.model_dump(mode="json")
         return self._transport.read(ClusterAccess, "POST", f"{self._path}/rejoin", json=body)
 
     def join_sibling(self, wanted: SiblingRequest) -> Joined:
-        """Let another device of this host join, as a contributor of its own.
+        """Let another device of this host join as a separate contributor.
 
         Raises:
             NotAuthorized: the operator removed this host, or quarantined one of its devices.
@@ -139,7 +140,7 @@ class AgentClient:
         )
 
     def leave(self) -> ContributorRecord:
-        """Report that the owner takes the machine back."""
+        """Report that the owner takes the machine back, so that jobs release it."""
         return self._transport.read(ContributorRecord, "POST", f"{self._path}/leave")
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Choice of the devices that this host lends: each joins as a separate contributor, with its share of the host."""
+"""Selects the devices that this host lends: each joins as a separate contributor, with its share of the host."""
 
 from __future__ import annotations
 

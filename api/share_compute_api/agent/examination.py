@@ -32,7 +32,7 @@ from share_compute_api.schemas.versions import check_versions, local_versions
 
 
 def examine(settings: Settings, url: str | None = None) -> Iterator[Finding]:
-    """Run the checks one by one, and yield the findings of each as it is done.
+    """Run the checks one by one, and yield the findings of each check when it is done.
 
     Args:
         settings: settings of the server that runs, or will run, on this machine.

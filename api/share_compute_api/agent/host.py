@@ -1,4 +1,4 @@
-"""A host that lends several devices: one agent process for each, which is started, watched and ended here."""
+"""A host that lends several devices: starts, watches and ends one agent process for each device."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ from share_compute_api.schemas.agents import ContributorWork
 from share_compute_api.terminal.children import Interrupts, own_command
 
 FINAL = (0, 2, 5)
-"""Exit codes after which an agent is not started again: it left, its options are wrong, or its key is refused."""
+"""Exit codes after which an agent is not restarted: it left, its options are wrong, or the server rejected its key."""
 _RETRY_S = 30.0
 _GRACE_S = 30.0
-"""Time that agents get to leave in addition to `leave_within_s`, in seconds."""
+"""Time that agents get to end in addition to `leave_within_s`, in seconds."""
 _POLL_S = 0.5
 
 
 def enroll(
     devices: Sequence[JoinOptions], report: Callable[[View], None], identities: Identities, host: str
 ) -> None:
-    """Join with all devices that have no key yet: the first with the invite, the others with a joined device's key.
+    """Join with all devices that have no key: the first with the invite, others with a joined device's key.
 
-    If an invite is given, all devices join anew.
+    If an invite is given, all devices join as new.
 
     Args:
         devices: options of this host's devices; all have the same invite.
-        report: called with the state for the owner.
+        report: called with each device's state for the owner.
         identities: store of the keys.
         host: name of the host.
 
@@ -64,7 +64,7 @@ class _Device:
     view: View
     child: Child | None = None
     status: int | None = None
-    """Exit code of the agent; None unless it ended for good."""
+    """Exit code of the agent; None unless the agent ended and is not restarted."""
     starts_at: float = 0.0
     """Time at which the agent is started if it does not run, on the monotonic clock."""
 
@@ -99,7 +99,7 @@ class Host:
         self._is_leaving = False
 
     def run(self) -> int:
-        """Join with all devices and lend them; returns the first exit code of an agent that failed, else 0.
+        """Join with all devices and lend them; return the first exit code of an agent that failed, else 0.
 
         Raises:
             ShareComputeError: a device could not join.
@@ -119,7 +119,7 @@ class Host:
         return next((device.status for device in self._devices if device.status), 0)
 
     def _follow(self, children: ChildProcesses, deadline: float = float("inf")) -> None:
-        """Report the output of the agents, and start agents that are due, until all ended or the deadline passed."""
+        """Report the agents' output, and restart agents that are due, until all have ended or the deadline passed."""
         while time.monotonic() < deadline and any(device.status is None for device in self._devices):
             for device in self._devices:
                 if device.child is None and device.status is None and time.monotonic() >= device.starts_at:
@@ -204,7 +204,7 @@ class Host:
 
 
 def _last_error(child: Child) -> str:
-    """Return the last error that an agent printed."""
+    """Return the last error that an agent printed; used to explain why the agent ended."""
     try:
         return str(json.loads(child.log_tail(1))["error"]["detail"])
     except (ValueError, KeyError, TypeError):

@@ -27,7 +27,7 @@ class Identity(BaseModel):
     contributor_id: str
     key: str = Field(repr=False)
     fingerprint: str | None = None
-    """Fingerprint of the server's key; None lets certificate authorities decide."""
+    """Fingerprint of the server's key; None to verify the certificate with public authorities."""
     invite_digest: str | None = None
     """SHA-256 of the invite that the machine joined with; None if it joined with the key of a sibling device."""
 
@@ -52,7 +52,7 @@ class Identities:
         self._folder = folder / _FOLDER
 
     def find(self, url: str, name: str) -> Identity | None:
-        """Return the identity for a server, or None if this machine did not join it under this name.
+        """Return the identity for a server; None if this machine has not joined the server under this name.
 
         Raises:
             Unavailable: the file of the identity cannot be read.
@@ -68,7 +68,7 @@ class Identities:
             ) from failure
 
     def of_host(self, url: str, name: str) -> Identity | None:
-        """Return an identity of this host for a server: the one under the host's name, or else one of its devices.
+        """Return an identity of this host for a server: the one with the host's name, or one of its devices'.
 
         Raises:
             Unavailable: a file cannot be read.

@@ -1,4 +1,4 @@
-"""Preparation of a join: the options of the machine's owner, the resources to lend, and checks of the machine."""
+"""Prepares a join: options of the machine's owner, resources to lend, and checks of the machine."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class JoinOptions:
 
     url: str
     invite: str | None = field(repr=False)
-    """None: the machine joined before, and its key was stored."""
+    """None if the machine joined before, so that its key is stored."""
     name: str
     device: LentDevice = field(default_factory=LentDevice)
     memory_bytes: int | None = None
@@ -47,13 +47,14 @@ class JoinOptions:
     address: str | None = None
     """IP address at which other members reach this machine."""
     fingerprint: str | None = None
-    """Fingerprint of the server's key; None lets certificate authorities decide."""
+    """Fingerprint of the server's key; None to verify the certificate with public authorities."""
     is_insecure: bool = False
-    """Whether the cluster's token may arrive over plain HTTP from another machine."""
+    """Whether the cluster's token may be received over plain HTTP from another machine."""
     port_range: PortRange = DEFAULT_RANGE
-    """TCP ports of the machine's Ray node, to open in a firewall."""
+    """TCP ports of the machine's Ray node, which a firewall must let pass."""
     leave_within_s: float = 60.0
-    """Time for handing over a job's shards when the machine leaves, in seconds; then it leaves anyway."""
+    """Time for moving a job's shards to other machines before this machine leaves, in seconds; then it leaves anyway.
+    """
 
 
 def default_name() -> str:
@@ -110,10 +111,10 @@ def split(options: JoinOptions, devices: Sequence[LentDevice]) -> tuple[JoinOpti
 
 
 def check_machine(options: JoinOptions, limits: Limits, find_head: Callable[[], str]) -> tuple[str, ...]:
-    """Run all checks that are possible before a machine joins, and end leftovers of killed runs.
+    """Run all checks that are possible before a machine joins, and end processes that a killed run left.
 
     Args:
-        options: options of the owner.
+        options: options of the machine's owner.
         limits: resources that are lent.
         find_head: returns host:port of the Ray head; called after the checks of the machine itself.
 

@@ -1,4 +1,4 @@
-"""Check, before a machine's Ray node starts, that the server and the machines can connect to each other's ports."""
+"""Checks, before a machine's Ray node starts, that the server and the machines can connect to each other's ports."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _PAUSE_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Reachability:
-    """The conclusions from a dial report, as sentences for the owner."""
+    """The result of a reachability check, as sentences for the machine's owner."""
 
     problem: str | None
     """Reason why the machine cannot be used; None if it can."""
@@ -28,7 +28,7 @@ class Reachability:
 
 
 def judge(report: DialReport, address: str) -> Reachability:
-    """Return the conclusions from a report: a machine that the server, or all others, cannot reach is unusable.
+    """Evaluate a report: a machine that the server or all other machines cannot reach is unusable.
 
     Args:
         report: report of the server.
@@ -56,10 +56,10 @@ def require_reachable(
     port_range: PortRange,
     report: Callable[[str], None],
 ) -> tuple[str, ...]:
-    """Listen on the ports of a node, have others connect to them, and connect to the nodes of others.
+    """Listen on the node's ports, have other machines connect to them, and connect to other machines' nodes.
 
     Args:
-        dial: sends the request to the server.
+        dial: sends the dial request to the server.
         address: IP address at which other machines reach this one.
         ports: ports that the node will have.
         port_range: range of these ports, for the messages.

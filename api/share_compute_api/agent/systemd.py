@@ -1,4 +1,4 @@
-"""The systemd user unit that lends a machine to a server from its boot on."""
+"""The systemd user unit that lends a machine to a server from boot on."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def unit_text(arguments: list[str], url: str, data_folder: Path, leave_within_s:
         arguments: arguments of ``share-compute``.
         url: URL of the server.
         data_folder: folder with the machine's key.
-        leave_within_s: time limit for handing over, in seconds.
+        leave_within_s: time limit for moving the shards to other machines, in seconds.
     """
     command = " ".join(map(_quoted, own_command(*arguments)))
     return f"""[Unit]
@@ -58,7 +58,7 @@ WantedBy=default.target
 
 
 def install(machine: str, text: str) -> str | None:
-    """Write a unit, and start it now and at each boot; returns a warning if it starts only after a login."""
+    """Write a unit, start it, and enable it at boot; return a warning if it will start only after a login."""
     file = unit_file(machine)
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(text, encoding="utf-8")
@@ -70,7 +70,7 @@ def install(machine: str, text: str) -> str | None:
 
 
 def uninstall(machine: str) -> bool:
-    """Stop a unit and remove it; returns whether there was one."""
+    """Stop and remove a unit; return whether there was one."""
     file = unit_file(machine)
     if not file.exists():
         return False
@@ -84,7 +84,7 @@ def systemctl(*words: str) -> str:
     """Run ``systemctl --user`` and return its output.
 
     Raises:
-        Unavailable: there is no systemd for this user, or it refuses.
+        Unavailable: there is no systemd for this user, or the command failed.
     """
     if shutil.which("systemctl") is None:
         raise Unavailable(
@@ -104,6 +104,6 @@ def _run(*command: str) -> subprocess.CompletedProcess[str]:
 
 
 def _quoted(word: str, *, is_command: bool = True) -> str:
-    """Return a word quoted for a unit: `%` begins a specifier, and `$` begins a variable in commands."""
+    """Return a word quoted for a unit file, in which `%` begins a specifier and `$` begins a variable in commands."""
     escaped = word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
     return f'"{escaped.replace("$", "$$") if is_command else escaped}"'

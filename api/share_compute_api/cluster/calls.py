@@ -1,4 +1,4 @@
-"""Messages between the control plane and the gateway: one JSON document a line."""
+"""Messages between the control plane and the gateway: one JSON document per line."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ FailureKind: TypeAlias = Literal["raised", "mistake", "died", "unreachable", "no
 
 
 class Call(StrictModel):
-    """Request to run an operation of the gateway, or to give up an earlier call."""
+    """Request to run an operation of the gateway, or to cancel an earlier call."""
 
     number: int = Field(ge=0)
     """Number of the call; its answer has the same number."""
     operation: str
-    """A method of `gateway_process.Operations`, or ``cancel``, which gives the call up."""
+    """A method of `gateway_process.Operations`, or ``cancel``, which cancels the call with the given number."""
     arguments: list[Any] = Field(default_factory=list)
 
 
@@ -37,9 +37,9 @@ class CallFailure(StrictModel):
     kind: FailureKind
     message: str
     code: str | None = None
-    """Stable name of the error, if it is one of ours."""
+    """Stable code of the error, if it is a `ShareComputeError`."""
     facts: dict[str, Any] = Field(default_factory=dict)
-    """Facts of an error of ours: hint, job, step, machine, details."""
+    """Facts of a `ShareComputeError`: hint, job, step, machine, details."""
 
 
 class Answer(StrictModel):
@@ -57,15 +57,15 @@ class NodeFacts(StrictModel):
     """Ray's id of the node, in hexadecimal."""
     address: str
     port: int
-    """TCP port at which its raylet listens."""
+    """TCP port at which the node's raylet listens."""
     is_alive: bool
     labels: dict[str, str]
     resources: dict[str, float]
-    """Amounts of resources such as ``CPU``, ``GPU`` and ``memory`` in bytes."""
+    """Resource name -> amount, for example ``CPU``, ``GPU``, and ``memory`` in bytes."""
 
     @property
     def is_head(self) -> bool:
-        """Whether it is the node of the Ray head."""
+        """Whether the node is the Ray head's."""
         return "node:__internal_head__" in self.resources
 
 

@@ -1,4 +1,4 @@
-"""The Ray head and the gateway: starts, watches and restarts them while the control plane continues."""
+"""Starts, watches and restarts the Ray head and the gateway, while the control plane keeps running."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ from share_compute_api.connection.backoff import ExponentialBackoff
 
 _POLL_S = 0.1
 _SOUND_S = 60.0
-"""Seconds after which a process counts as sound, so that pauses begin short again."""
+"""Run time in seconds after which a process counts as stable, which resets the restart delay."""
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 30.0
 _NOTICE_S = 2.0
-"""Longest delay between noticing the end of the gateway and that of the head, in seconds."""
+"""Longest time between noticing that the gateway ended and noticing that the head ended, in seconds."""
 _PATIENCE_S = 120.0
-"""Seconds that the start of an actor waits for a gateway."""
+"""Time that the start of an actor waits for a gateway, in seconds."""
 _ANSWER_S = 30.0
-"""Time limit for an answer from Ray's tables, in seconds."""
+"""Time limit for a query of Ray's tables, in seconds."""
 _log = logging.getLogger(__name__)
 
 
@@ -54,33 +54,33 @@ class ClusterInfo:
     ray_address: str
     """host:port of the head, as other machines reach it."""
     token: str = field(repr=False)
-    """Secret that nodes authenticate with."""
+    """Token with which Ray nodes authenticate."""
     head_node_id: str
     """Ray node of the head, in hexadecimal."""
     advertise_address: str
-    """IP address that other machines reach this one at."""
+    """IP address at which other machines reach this machine."""
     environment: dict[str, str] = field(default_factory=dict)
-    """Environment variables that joining nodes must be started with."""
+    """Environment variables that the nodes of contributors must be started with."""
 
 
 def _backoff() -> ExponentialBackoff:
-    """Return the pauses before a process is started again, which begin short again after a process that lasted."""
+    """Return the delays between restarts of a process; they grow, and are reset after a stable run."""
     return ExponentialBackoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S)
 
 
 def _pause_s(backoff: ExponentialBackoff, life_s: float) -> float:
-    """Return the pause in seconds after a process that ran for ``life_s`` seconds."""
+    """Return the delay in seconds before the restart of a process that ran for ``life_s`` seconds."""
     if life_s > _SOUND_S:
         backoff.reset()
     return backoff.failed()
 
 
 class Cluster:
-    """The cluster of one server; starts its head.
+    """The Ray cluster of one server; its head is started by the constructor.
 
     Args:
         settings: the server's settings.
-        children: records the child processes, and ends them.
+        children: starts, records and ends the child processes.
 
     Raises:
         Conflict: the head's port is taken.
@@ -94,13 +94,14 @@ class Cluster:
         self._began_s = 0.0
         self._head_backoff = _backoff()
         self._hang: str | None = None
-        """Reason why the present head does not answer though it runs; None while it answers."""
+        """Reason why the present head runs but does not answer; None while it answers."""
         self._gateway: Gateway | None = None
         self._is_connected = asyncio.Event()
         self._rotated: asyncio.Future[None] | None = None
-        """Resolved when a head with another token runs; None unless the token is being changed."""
+        """Resolved when a head with the new token runs; None unless the token is being replaced."""
         self.trouble: str | None = None
-        """Reason why Ray cannot be used now, in one sentence; None while it can, and while the token is changed."""
+        """Reason why Ray cannot be used now, in one sentence; None while Ray can be used, and while the token is being
+        replaced."""
         self._head = self._start_head(renews=has_stale_token(settings.data_folder))
 
     # -- facts for the control plane ----------------------------------------------------------------------------------
@@ -112,7 +113,7 @@ class Cluster:
 
     @property
     def info(self) -> ClusterInfo:
-        """Facts that contributors need to join, and the head's address."""
+        """Facts that contributors need to join, such as the head's address and the token."""
         return ClusterInfo(
             ray_address=self._head.ray_address,
             token=self._head.token,
@@ -123,20 +124,20 @@ class Cluster:
 
     @property
     def head_user(self) -> User | None:
-        """The user that the head runs as; None if it is this process's own user."""
+        """User that the head runs as; None if it runs as this process's user."""
         return self._head.policy.user
 
     async def nodes(self) -> list[NodeFacts]:
-        """Return Ray's table of nodes; Unavailable when Ray does not answer."""
+        """Return Ray's table of nodes; raise Unavailable when Ray does not answer."""
         return nodes_answer.validate_python(await self._ask("nodes"))
 
     async def members(self) -> Mapping[str, frozenset[str]]:
-        """Return, by contributor, the jobs that have members there; Unavailable when Ray does not answer."""
+        """Return the jobs that have members on each contributor; raise Unavailable when Ray does not answer."""
         found = members_answer.validate_python(await self._ask("members"))
         return {contributor: frozenset(jobs) for contributor, jobs in found.items()}
 
     async def end_members(self, job_id: str) -> int:
-        """End all members of a job; return how many there were. Unavailable when Ray does not answer."""
+        """End all members of a job and return how many were ended; raise Unavailable when Ray does not answer."""
         return int(await self._ask("end_members", job_id))
 
     async def make_fail(self, job_id: str, contributor_id: str, kind: str, duration_s: float) -> None:
@@ -153,19 +154,19 @@ class Cluster:
                 raise Unavailable(f"Ray did not answer within {_ANSWER_S:.0f} s", hint=log) from failure
 
     async def _connected(self) -> Gateway:
-        while self._gateway is None:  # it may be lost again before a waiting task resumes
+        while self._gateway is None:  # the gateway may be lost again before this task resumes
             await self._is_connected.wait()
         return self._gateway
 
     def unusable(self) -> Unavailable:
-        """Return the error for an action that needs Ray while Ray cannot be used."""
+        """Return the error for an action that needs Ray while Ray is not available."""
         why = self.trouble or "the server is not connected to Ray"
         return Unavailable(why, hint="try again; if it stays so, look into the server's log")
 
     # -- actors -------------------------------------------------------------------------------------------------------
 
     async def start_coordinator(self, assignment: str, reads: list[Path], writes: Path) -> RemoteActor:
-        """Start a coordinator on the head, and let it run.
+        """Start a coordinator actor on the head's node.
 
         Args:
             assignment: an `Assignment` as JSON.
@@ -173,24 +174,24 @@ class Cluster:
             writes: the job's folder.
 
         Raises:
-            CallFailed: Ray refused the actor.
+            CallFailed: Ray did not start the actor.
             Unavailable: there is no gateway.
         """
         await asyncio.to_thread(self._hand_over, [*reads, writes])
         return await self._start("start_coordinator", self._head.node.node_id, assignment)
 
     async def start_deployment(self, assignment: str, reads: list[Path]) -> RemoteActor:
-        """Start the server of a replica on the head, and let it run; see `start_coordinator`."""
+        """Start the actor that serves a replica on the head's node; see `start_coordinator`."""
         await asyncio.to_thread(self._hand_over, reads)
         return await self._start("start_deployment", self._head.node.node_id, assignment)
 
     async def start_contributor(self, contributor_id: str, node_id: str | None) -> RemoteActor:
-        """Start the actor that measures a contributor on its node; node None is the head's."""
+        """Start the actor that measures a contributor on the contributor's node; for None, on the head's node."""
         node_id = self._head.node.node_id if node_id is None else node_id
         return await self._start("start_contributor", node_id, contributor_id)
 
     def _hand_over(self, paths: Sequence[Path]) -> None:
-        """Let the head's user read paths that are in the data folder; paths elsewhere keep their owners and rights."""
+        """Give the head's user read access to paths in the data folder; do not change paths outside the folder."""
         policy, given = self._head.policy, self._settings.data_folder
         data_folder = given.resolve()
         own = {data_folder / path.relative_to(given) for path in paths if path.is_relative_to(given)}
@@ -209,7 +210,7 @@ class Cluster:
         return RemoteActor(gateway, int(await gateway.call(operation, node_id, argument)))
 
     async def rotate_token(self) -> None:
-        """Start another head with another token, and wait until it runs. All nodes of contributors restart with it."""
+        """Start a head with a new token, and wait until it runs. All contributors' nodes must restart with it."""
         await asyncio.to_thread(invalidate_token, self._settings.data_folder)
         if self._rotated is None:
             self._rotated = asyncio.get_running_loop().create_future()
@@ -218,28 +219,28 @@ class Cluster:
     # -- the two processes --------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Keep head and gateway running until cancelled: each is restarted however often it ends."""
+        """Keep the head and the gateway running until cancelled; restart each whenever it ends."""
         while True:
             await self._use_head()
             await self._replace_head()
 
     async def _use_head(self) -> None:
-        """Keep a gateway connected to the present head, until that head has ended or is to be replaced."""
+        """Keep a gateway connected to the present head until the head has ended or must be replaced."""
         backoff = _backoff()
         while not self._is_over:
             began_s = time.monotonic()
             try:
                 why = await self._use_gateway()
-            except ShareComputeError as failure:  # for example, the disk is full
+            except ShareComputeError as failure:  # for example, because the disk is full
                 why = failure.message
             pause_s = _pause_s(backoff, time.monotonic() - began_s)
-            # If the head ended first, its end is noticed a moment later.
+            # If the gateway ended because the head did, the head's end is noticed a moment later.
             if not await self._is_over_within(_NOTICE_S):
                 self._report(why, pause_s)
                 await self._is_over_within(pause_s)
 
     async def _use_gateway(self) -> str:
-        """Start a gateway; return the reason for another one, once the gateway or the head has ended."""
+        """Start a gateway and wait until it or the head has ended; return the reason for a restart of the gateway."""
         ours, theirs = socket.socketpair()
         gateway = Gateway(ours)
         try:
@@ -254,14 +255,14 @@ class Cluster:
             gateway.close()
 
     async def _listen(self, gateway: Gateway, child: Child) -> str | None:
-        """Let the gateway be used until it or the head ends or hangs; return which one hangs and how, else None."""
+        """Make the gateway available until it or the head ends or hangs; return a description of the hang, if any."""
         connecting = asyncio.create_task(gateway.connect())
         try:
             if not await self._is_done_first(connecting):
                 return None
             reader = connecting.result()
         except Unavailable as failure:
-            # The cause may be the head. Replacing it costs little, because jobs have no coordinators without a gateway.
+            # The head may be the cause. Replacing it costs little, because without a gateway no job has a coordinator.
             self._hang = f"{failure.message}: {child.last_words()}"
             return self._hang
         finally:
@@ -291,30 +292,30 @@ class Cluster:
         return f"the process that calls Ray does not answer: {silent}"
 
     async def _is_done_first(self, *tasks: asyncio.Task[Any]) -> bool:
-        """Return whether a task is done; wait for that, or until the present head has ended or is to be replaced."""
+        """Wait until a task is done, or the head has ended or must be replaced; return whether a task is done."""
         while not (any(task.done() for task in tasks) or self._is_over):
             await asyncio.wait(tasks, timeout=_POLL_S, return_when=asyncio.FIRST_COMPLETED)
         return any(task.done() for task in tasks)
 
     @property
     def _is_over(self) -> bool:
-        """Whether the present head has ended, or is to be replaced."""
+        """Whether the present head has ended or must be replaced."""
         return self._rotated is not None or self._why_over is not None
 
     @property
     def _why_over(self) -> str | None:
-        """Reason why the present head can no longer be used; None while it can."""
+        """Reason why the present head must be replaced; None while it can be used."""
         return self._head.node.end or self._hang
 
     async def _is_over_within(self, timeout_s: float) -> bool:
-        """Wait for the end of the present head, or a reason to replace it; return whether that came in time."""
+        """Wait until the present head has ended or must be replaced; return False after ``timeout_s``."""
         deadline = time.monotonic() + timeout_s
         while not self._is_over and time.monotonic() < deadline:  # noqa: ASYNC110 - a child is polled
             await asyncio.sleep(_POLL_S)
         return self._is_over
 
     async def _replace_head(self) -> None:
-        """Start another head in place of the present one; try again until one runs."""
+        """Start a new head in place of the present one; retry until one runs."""
         if self._rotated is None:
             pause_s = _pause_s(self._head_backoff, time.monotonic() - self._began_s)
             self._report(f"the Ray head is replaced: {self._why_over}", pause_s)
@@ -334,7 +335,7 @@ class Cluster:
             self._rotated = None
 
     def _report(self, why: str, pause_s: float) -> None:
-        """Record the reason why Ray cannot be used; the server continues without Ray meanwhile."""
+        """Record the reason why Ray cannot be used; the server runs without Ray meanwhile."""
         self.trouble = why
         _log.warning("%s; it is started again in %.1f s", why, pause_s)
 
@@ -361,7 +362,7 @@ class Cluster:
         return head
 
     def _start_another_head(self, *, renews: bool) -> None:
-        """Start another head in place of one that may still run."""
+        """Start a new head in place of one that may still be running."""
         self._children.stop(self._head.node.child, 2.0)
         self._head.ports.release()
         self._head = self._start_head(renews=renews)
@@ -369,5 +370,5 @@ class Cluster:
 
 
 def for_url(address: str) -> str:
-    """Return an IP address as it is written in a URL."""
+    """Return an IP address in the form for a URL, with brackets for IPv6."""
     return f"[{address}]" if ":" in address else address

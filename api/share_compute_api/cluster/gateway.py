@@ -1,4 +1,4 @@
-"""The control plane's side of the gateway: calls that wait for an answer, and actors that are reached through it."""
+"""The control plane's end of the gateway connection: calls, and handles of the actors behind the gateway."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from share_compute_api.cluster.calls import MOST_BYTES, Answer, Call, CallFailur
 _CONNECT_S = 60.0
 """Time limit for the gateway to import Ray and to connect to the head, in seconds."""
 ANSWER_S = 60.0
-"""Time limit for an answer, in seconds; an actor may just be starting on a busy machine."""
+"""Time limit for an answer, in seconds. An actor may still be starting on a busy machine."""
 _ENDED_S = 60.0
-"""Longest time that one call waits for the end of an actor's work, in seconds."""
+"""Longest time that one call waits for an actor's work to end, in seconds."""
 _log = logging.getLogger(__name__)
 
 
 class CallFailed(Exception):
-    """A call through the gateway failed; `translated` makes it an error for people."""
+    """Raised when a call through the gateway failed; `translated` converts it to an error with a message for users."""
 
     def __init__(self, failure: CallFailure) -> None:
         super().__init__(failure.message)
@@ -41,7 +41,7 @@ class Gateway:
     """A connection to one gateway process.
 
     Args:
-        connection: our end of a pair of sockets.
+        connection: the control plane's end of a socket pair.
     """
 
     def __init__(self, connection: socket.socket) -> None:
@@ -51,7 +51,7 @@ class Gateway:
         self._waiting: dict[int, asyncio.Future[Any]] = {}
 
     async def connect(self, timeout_s: float = _CONNECT_S) -> asyncio.StreamReader:
-        """Wait until the process is connected to Ray; return the reader for `listen`.
+        """Wait until the gateway is connected to Ray; return the stream reader for `listen`.
 
         Raises:
             Unavailable: the process ended, or was not ready in time.
@@ -69,7 +69,7 @@ class Gateway:
         return reader
 
     async def listen(self, reader: asyncio.StreamReader) -> None:
-        """Process answers until the process ends or sends something that is no answer; then fail all calls."""
+        """Process answers until the gateway ends or sends an invalid answer; then fail all waiting calls."""
         try:
             while line := await reader.readline():
                 answer = Answer.model_validate_json(line)
@@ -86,10 +86,11 @@ class Gateway:
             self.close()
 
     async def call(self, operation: str, *arguments: Any, timeout_s: float = ANSWER_S) -> Any:
-        """Call an operation of the gateway; return the answer as a JSON value.
+        """Call an operation of the gateway; return the result as a JSON value.
 
         Raises:
-            CallFailed: it failed or took longer than ``timeout_s``, the process ended, or the call is too long.
+            CallFailed: the operation failed or took longer than ``timeout_s``, the gateway ended, or the message is too
+                long.
         """
         if self._writer is None or self._writer.is_closing():
             raise CallFailed(_GONE)
@@ -110,7 +111,7 @@ class Gateway:
             self._waiting.pop(number, None)
 
     def post(self, operation: str, *arguments: Any) -> None:
-        """Call an operation without waiting for its answer."""
+        """Call an operation without waiting for its result."""
         self._say(Call(number=next(self._numbers), operation=operation, arguments=list(arguments)))
 
     def _say(self, call: Call) -> None:
@@ -130,7 +131,7 @@ class Gateway:
             self._writer.write(line)
 
     def close(self) -> None:
-        """Close the connection, which ends the process; waiting calls fail."""
+        """Close the connection, which ends the gateway; waiting calls fail."""
         if self._writer is not None:
             self._writer.close()
         else:
@@ -143,7 +144,7 @@ class Gateway:
 
 @dataclass(frozen=True, slots=True)
 class RemoteActor:
-    """An actor on the head or on a contributor; it ends when `kill` is called, or with its gateway."""
+    """Handle of an actor on the head or on a contributor. The actor ends when `kill` is called, or with its gateway."""
 
     gateway: Gateway
     number: int
@@ -152,15 +153,15 @@ class RemoteActor:
         """Call a method of the actor.
 
         Raises:
-            CallFailed: the method failed, the actor died, or did not answer within ``timeout_s``.
+            CallFailed: the method failed, or the actor died or did not answer within ``timeout_s``.
         """
         return await self.gateway.call("call", self.number, method, list(arguments), timeout_s=timeout_s)
 
     async def ended(self) -> None:
-        """Wait until the actor's own work has ended.
+        """Wait until the actor's main task has ended.
 
         Raises:
-            CallFailed: the work failed, or the actor died.
+            CallFailed: the task failed, or the actor died.
         """
         while not await self.gateway.call("ended", self.number, _ENDED_S, timeout_s=_ENDED_S + ANSWER_S):
             pass
@@ -173,7 +174,7 @@ class RemoteActor:
             return False
 
     async def measure_links(self, peers: Sequence[tuple[str, RemoteActor]], *, timeout_s: float) -> Any:
-        """Let a contributor measure its links to peers; leave out peers of an earlier gateway."""
+        """Let a contributor measure its links to peers; peers that are not actors of this gateway are left out."""
         numbers = [(peer, actor.number) for peer, actor in peers if actor.gateway is self.gateway]
         return await self.gateway.call("measure_links", self.number, numbers, timeout_s=timeout_s)
 
@@ -184,16 +185,16 @@ class RemoteActor:
 
 @contextmanager
 def translated(who: str, *, mistake_hint: str, loss_hint: str, job: str | None = None) -> Iterator[None]:
-    """Raise an error with a hint in place of `CallFailed`.
+    """Convert `CallFailed` in the block to an error with a hint.
 
     Args:
-        who: the actor, as the beginning of a sentence.
+        who: name of the actor, with which the message begins.
         mistake_hint: hint for a failure of the actor.
         loss_hint: hint for an actor whose process died or cannot be reached.
         job: the job that the actor works for.
 
     Raises:
-        ShareComputeError: an error of ours that the actor raised.
+        ShareComputeError: a project error that the actor raised.
         Unavailable: the actor failed with another error, or Ray does not answer.
         ContributorLost: the actor's process died.
     """
@@ -213,10 +214,10 @@ def translated(who: str, *, mistake_hint: str, loss_hint: str, job: str | None =
 
 
 def _described(operation: str, arguments: Sequence[Any]) -> str:
-    """Return the name of an operation, or of the actor's method for a call that is passed on to an actor."""
+    """Return the name of an operation for messages; for a call to an actor, the name of the actor's method."""
     return str(arguments[1]) if operation == "call" else operation
 
 
 def raised(failure: CallFailure) -> ShareComputeError:
-    """Return the error of ours that a failure describes."""
+    """Return the `ShareComputeError` that a failure describes."""
     return error_of(failure.code or "", failure.message, failure.facts)

@@ -1,8 +1,8 @@
-"""The gateway: the only process of the server that calls Ray. It holds the cluster's token, and no other secret.
+"""The gateway: the only process of the server that calls Ray. It knows the cluster's token and no other secret.
 
 Run as ``python -m share_compute_api.cluster.gateway_process --address HOST:PORT --node-address IP --temp-dir FOLDER
---socket FD``. The gateway answers `calls.Call` on that socket until it is closed. Answers of contributors' processes
-arrive here, never in the control plane, and none of their pickles is read here either.
+--socket FD``. The gateway answers `calls.Call` on that socket until it is closed. Results from contributors' processes
+arrive here, never in the control plane, and they are not unpickled here either.
 """
 
 from __future__ import annotations
@@ -45,20 +45,21 @@ _METHODS: Final = {
     "contributor": frozenset({"dial", "probe"}),
 }
 _ANSWERS: Final[dict[str, Schema[Any]]] = {"submit": NOTHING, "probe": TEXT}
-"""Schemas of the methods that raise errors on purpose: their answers are bytes that hold a result or an error."""
+"""Method -> schema of its result, for methods that return project errors: their results are bytes with a value or an
+error."""
 _log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
 class _Actor:
-    """An actor that the control plane started; the actor lives as long as this object."""
+    """An actor that the control plane started. The actor lives as long as this handle."""
 
     kind: str
     handle: Any
     node_id: str
-    """The Ray node that it runs on."""
+    """Ray node that the actor runs on."""
     run: asyncio.Future[Any] | None = None
-    """The actor's own work; None for an actor that only answers calls."""
+    """Future of the actor's main task; None for an actor that only answers calls."""
 
 
 class Operations:
@@ -67,11 +68,12 @@ class Operations:
     def __init__(self) -> None:
         self._actors: dict[int, _Actor] = {}
         self._next = 0
-        # A thread of its own, because other operations may occupy all threads of the loop's own executor for a while.
+        # Pings have a thread of their own, because other operations may occupy all threads of the event loop's
+        # executor.
         self._pings = ThreadPoolExecutor(max_workers=1, thread_name_prefix="pings")
 
     async def ping(self) -> bool:
-        """Return True, to show that this process answers."""
+        """Return True, which shows that this process answers."""
         return True
 
     async def ping_head(self, node_id: str) -> bool:
@@ -80,20 +82,20 @@ class Operations:
         return any(row["NodeID"] == node_id and row["Alive"] for row in rows)
 
     async def start_coordinator(self, node_id: str, assignment: str) -> int:
-        """Start a coordinator on a node and let it run; return its number."""
+        """Start a coordinator on a node and start its main task; return the actor's number."""
         return await self._start("coordinator", Coordinator, node_id, assignment)
 
     async def start_deployment(self, node_id: str, assignment: str) -> int:
-        """Start the server of a deployment's replica on a node and let it run; return its number."""
+        """Start the server of a replica on a node and start its main task; return the actor's number."""
         return await self._start("deployment", DeploymentServer, node_id, assignment)
 
     async def start_contributor(self, node_id: str, contributor_id: str) -> int:
-        """Start the actor that measures a contributor on its node; return its number."""
+        """Start the actor that measures a contributor on its node; return the actor's number."""
         handle = await asyncio.to_thread(start_contributor, contributor_id, node_id)
         return self._keep(_Actor("contributor", handle, node_id))
 
     async def call(self, number: int, method: str, arguments: list[Any]) -> Any:
-        """Call a method of an actor; repeat the call while the actor is unreachable but not known to be dead."""
+        """Call a method of an actor; retry while the actor is unreachable but not known to be dead."""
         actor = self._actor(number)
         if method not in _METHODS[actor.kind]:
             raise ValueError(f"a {actor.kind} has no method {method}")
@@ -109,9 +111,9 @@ class Operations:
             await asyncio.sleep(_RETRY_S)
 
     async def ended(self, number: int, timeout_s: float) -> bool:
-        """Return whether an actor's own work has ended; wait up to ``timeout_s`` seconds for that.
+        """Wait up to ``timeout_s`` seconds for the end of an actor's main task; return whether it has ended.
 
-        Errors of the work are raised.
+        If the task failed, raise its error.
         """
         run = self._actor(number).run
         if run is None:
@@ -130,7 +132,7 @@ class Operations:
         return True
 
     async def measure_links(self, number: int, peers: list[tuple[str, int]]) -> Any:
-        """Let a contributor measure its links to peers; return a JSON list without the peers that are gone."""
+        """Let a contributor measure its links to peers; return a JSON list of links, without peers that are gone."""
         rows = await asyncio.to_thread(ray.nodes)
         places = {row["NodeID"]: (row["NodeManagerAddress"], row["NodeManagerPort"]) for row in rows}
         found = [(peer, self._actors[other]) for peer, other in peers if other in self._actors]
@@ -140,7 +142,7 @@ class Operations:
         return await self._actor(number).handle.measure_links.remote(measured)
 
     async def kill(self, number: int) -> None:
-        """End an actor and all processes that it started; ignore an actor that is gone."""
+        """End an actor and all processes that it started; do nothing if the actor is gone."""
         actor = self._actors.pop(number, None)
         if actor is not None:
             await asyncio.to_thread(ray.kill, actor.handle)
@@ -161,12 +163,12 @@ class Operations:
         ]
 
     async def members(self) -> dict[str, list[str]]:
-        """Return, by contributor, the jobs that have members there."""
+        """Return, for each contributor, the jobs that have members there."""
         found = await asyncio.to_thread(naming.machines_with_members)
         return {contributor: sorted(jobs) for contributor, jobs in found.items()}
 
     async def end_members(self, job_id: str) -> int:
-        """End all members of a job; return how many there were."""
+        """End all members of a job; return how many were ended."""
         return await asyncio.to_thread(naming.end_members, job_id)
 
     async def make_fail(self, job_id: str, contributor_id: str, kind: str, duration_s: float) -> None:
@@ -198,17 +200,17 @@ async def _awaited(reference: Any) -> Any:
 
 
 def _retrieve(run: asyncio.Future[Any]) -> None:
-    """Retrieve the task's error: asyncio warns about errors that nobody retrieved."""
+    """Retrieve the task's error and ignore it: asyncio warns about unretrieved errors."""
     if not run.cancelled():
         run.exception()
 
 
 class Server:
-    """Answers calls from a socket concurrently, until it is closed.
+    """Answers calls from a socket concurrently until the socket is closed.
 
     Args:
-        reader: source of the calls.
-        writer: receiver of the answers.
+        reader: stream of incoming calls.
+        writer: stream for the answers.
         operations: operations that may be called.
     """
 
@@ -221,7 +223,7 @@ class Server:
         self._tasks: dict[int, asyncio.Task[None]] = {}
 
     async def run(self) -> None:
-        """Answer until the control plane closes the socket."""
+        """Answer calls until the control plane closes the socket."""
         self._say(Answer(number=0, value="ready"))
         while line := await self._reader.readline():
             call = Call.model_validate_json(line)
@@ -258,7 +260,8 @@ class Server:
     def _say(self, answer: Answer) -> None:
         try:
             line = answer.model_dump_json().encode()
-        except (ValueError, ValidationError) as failure:  # an actor returned a value without a JSON form
+        except (ValueError, ValidationError) as failure:
+            # An actor returned a value that JSON cannot represent.
             line = Answer(number=answer.number, failure=_described(failure)).model_dump_json().encode()
         if len(line) >= MOST_BYTES:
             too_long = ValueError(f"an answer of {len(line)} bytes is too long")
@@ -267,7 +270,7 @@ class Server:
 
 
 def _described(failure: Exception) -> CallFailure:
-    """Return the description of a failure for the control plane."""
+    """Return the description of an error that is sent to the control plane."""
     cause: BaseException = failure.cause if isinstance(failure, RayTaskError) else failure
     if isinstance(cause, ShareComputeError):
         facts = json.loads(json.dumps(cause.facts(), default=str))
@@ -282,7 +285,7 @@ def _described(failure: Exception) -> CallFailure:
 
 
 def first_line(failure: BaseException) -> str:
-    """Return the readable part of a Ray error; the rest is traces and advice to developers."""
+    """Return the first line of a Ray error; the rest is stack traces and advice to developers."""
     return next((line.strip() for line in str(failure).splitlines() if line.strip()), type(failure).__name__)
 
 
@@ -292,7 +295,7 @@ async def _serve(connection: socket.socket) -> None:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Connect to Ray, then answer until the socket is closed."""
+    """Connect to Ray, then answer calls until the socket is closed."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--address", required=True)
     parser.add_argument("--node-address", required=True)
@@ -307,7 +310,7 @@ def main(arguments: Sequence[str]) -> None:
         namespace=NAMESPACE,
         log_to_driver=False,
         logging_level=logging.WARNING,
-        # Contributors' nodes may run on this machine too; these two options select the head's node.
+        # Contributors' nodes may also run on this machine. These two options make Ray select the head's node.
         _node_ip_address=wanted.node_address,
         _temp_dir=wanted.temp_dir,
     )

@@ -1,4 +1,4 @@
-"""Detects that the gateway or the Ray head no longer answers, though its process runs."""
+"""Detects that the gateway or the Ray head runs but no longer answers."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Literal
 from share_compute_api.cluster.gateway import CallFailed
 
 PING_S = 5.0
-"""Period of pings, and the time within which each must be answered."""
+"""Period of pings in seconds, which is also the time limit for each answer."""
 MOST_MISSED = 6
-"""Unanswered pings in a row after which a process counts as unresponsive."""
+"""Number of consecutive unanswered pings after which a process counts as unresponsive."""
 
 
 async def unresponsive(
@@ -19,13 +19,14 @@ async def unresponsive(
     ping_head: Callable[[float], Awaitable[object]],
     period_s: float = PING_S,
 ) -> Literal["gateway", "head"]:
-    """Return the first of the two that left `MOST_MISSED` pings in a row unanswered.
+    """Return "gateway" or "head" as soon as it has left `MOST_MISSED` consecutive pings unanswered.
 
-    Pings are counted, not seconds: a control plane that was suspended itself has missed one, however long that was.
+    Pings are counted in place of seconds: if the control plane itself was suspended, one ping is missed however long
+    the suspension was.
 
     Args:
-        ping_gateway: asks the gateway; takes the seconds within which it must answer.
-        ping_head: asks the head, through the gateway.
+        ping_gateway: pings the gateway; its argument is the time limit in seconds.
+        ping_head: pings the head through the gateway; its argument is the time limit in seconds.
         period_s: time between pings.
     """
     gateway_missed = head_missed = 0
@@ -34,7 +35,7 @@ async def unresponsive(
             _is_answered(ping_gateway(period_s)), _is_answered(ping_head(period_s)), asyncio.sleep(period_s)
         )
         gateway_missed = 0 if gateway_answers else gateway_missed + 1
-        if gateway_answers:  # else nothing is known of the head
+        if gateway_answers:  # without an answer of the gateway the head's state is unknown
             head_missed = 0 if head_answers else head_missed + 1
         if gateway_missed >= MOST_MISSED:
             return "gateway"

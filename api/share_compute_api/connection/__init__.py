@@ -1,1 +1,1 @@
-"""Helpers for both ends of a connection: addresses, TLS, server-sent events, pauses between tries."""
+"""Helpers for both ends of a connection: addresses, TLS, server-sent events, retry delays."""

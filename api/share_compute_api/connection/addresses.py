@@ -1,4 +1,4 @@
-"""The address at which other machines reach the server."""
+"""Finds the address at which other machines reach the server."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from share_compute_actors.machine.preflight import route_address
 from share_compute_api.connection.connections import is_loopback
 
 _BEYOND = {4: "203.0.113.1", 6: "2001:db8::1"}
-"""Documentation addresses, which no machine has (RFC 5737, RFC 3849); packets to them take the default route."""
+"""Documentation addresses, which no machine has (RFC 5737, RFC 3849). Packets to them take the default route, so a
+socket shows this machine's own address on that route."""
 _FAMILIES = {4: socket.AF_INET, 6: socket.AF_INET6}
 _LOOPBACK = {4: "127.0.0.1", 6: "::1"}
 _CONTAINERS = ("br-", "cni", "docker", "podman", "veth", "virbr")
@@ -22,7 +23,7 @@ _CONTAINERS = ("br-", "cni", "docker", "podman", "veth", "virbr")
 
 
 def advertised(settings: Settings) -> str:
-    """Return the IP address that is reported to other machines as the address of this one."""
+    """Return the IP address that is given to other machines as this machine's address."""
     if settings.advertise_address:
         return settings.advertise_address
     version = _listens_everywhere(settings.host)
@@ -33,7 +34,7 @@ def advertised(settings: Settings) -> str:
 
 
 def address_warnings(settings: Settings) -> Iterator[str]:
-    """Yield warnings for the operator about the address that is reported to other machines."""
+    """Yield warnings for the operator about the address that is given to other machines."""
     chosen = advertised(settings)
     version = _listens_everywhere(settings.host)
     if version is None or settings.advertise_address:
@@ -51,7 +52,7 @@ def address_warnings(settings: Settings) -> Iterator[str]:
 
 
 def _listens_everywhere(host: str) -> int | None:
-    """Return the IP version if the server listens at all addresses of this machine; else None."""
+    """Return the IP version (4 or 6) if the server listens on all addresses of this machine; else None."""
     try:
         address = ip_address(host)
     except ValueError:
@@ -67,7 +68,7 @@ def _resolved(host: str) -> str:
 
 
 def _own_addresses(version: int) -> list[str]:
-    """Return the addresses of this machine that others may reach, without loopback and link-local ones."""
+    """Return this machine's addresses that others may reach: all except loopback and link-local ones."""
     states = psutil.net_if_stats()
     found = [
         ip_address(each.address.partition("%")[0])

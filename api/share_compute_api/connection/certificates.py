@@ -1,4 +1,4 @@
-"""The server's certificate: the operator's own, or a self-signed one."""
+"""The server's TLS certificate: the operator's own, or a self-signed one."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from share_compute_api.connection.connections import is_loopback
 from share_compute_api.connection.fingerprints import fingerprint_of
 
 _LIFE: Final = timedelta(days=397)
-"""Validity of a self-signed certificate; browsers refuse longer ones."""
+"""Validity of a self-signed certificate; browsers reject longer ones."""
 _RENEWED_BEFORE_END: Final = timedelta(days=30)
 _CLOCKS_DIFFER: Final = timedelta(hours=1)
 _FOLDER: Final = "tls"
@@ -35,7 +35,7 @@ class ServerCertificate:
 
     context: ssl.SSLContext = field(repr=False)
     fingerprint: str | None
-    """Fingerprint by which clients know the key; None for a certificate that an authority signed, which they verify."""
+    """Fingerprint by which clients verify the key; None for a certificate of a public authority."""
     note: str | None = None
     """Warning for the operator."""
 
@@ -43,7 +43,7 @@ class ServerCertificate:
 def server_certificate(
     settings: Settings, address: str, now: datetime | None = None
 ) -> ServerCertificate | None:
-    """Return the certificate that the settings ask for; None for plain HTTP.
+    """Return the certificate that the settings select; None for plain HTTP.
 
     Args:
         settings: the choice of the certificate, and the data folder for a self-signed one.
@@ -71,7 +71,7 @@ def server_certificate(
 
 
 def start_warnings(settings: Settings, certificate: ServerCertificate | None) -> Iterator[str]:
-    """Yield warnings for the operator about how secrets travel."""
+    """Yield warnings for the operator about secrets that travel unencrypted or to an unverified server."""
     if certificate is not None and certificate.note is not None:
         yield certificate.note
     is_behind_proxy = settings.public_url is not None or settings.proxies
@@ -129,7 +129,7 @@ def _context(file: Path, key_file: Path) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     try:
-        # Without the argument OpenSSL would ask for a password at the terminal.
+        # Without the argument OpenSSL would prompt for a password at the terminal.
         context.load_cert_chain(file, key_file, password="")
     except (OSError, ValueError) as failure:
         raise UserError(
@@ -154,7 +154,7 @@ def _name(host: str) -> x509.GeneralName:
 def _read_key(file: Path) -> ec.EllipticCurvePrivateKey | None:
     try:
         key = serialization.load_pem_private_key(file.read_bytes(), password=None)
-    except (FileNotFoundError, ValueError, TypeError):  # a damaged key is replaced, like a missing one
+    except (FileNotFoundError, ValueError, TypeError):  # a damaged key is replaced, as a missing one is
         return None
     return key if isinstance(key, ec.EllipticCurvePrivateKey) else None
 

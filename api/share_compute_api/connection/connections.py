@@ -1,4 +1,4 @@
-"""Table of the open connections, which closes waiting ones to make room for others."""
+"""Table of the open connections. Closes idle and incomplete connections to make room for new ones."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Connection(Protocol):
         """Close the connection if its client is too slow."""
 
     def drop(self) -> None:
-        """Close the connection now; the client has not sent a complete request."""
+        """Close the connection now; called only while no complete request has arrived on it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +44,11 @@ class ConnectionLimits:
 class ConnectionTable:
     """Counts connections by address, and closes the oldest waiting ones when there are too many.
 
-    A connection is half-open (the head of a request is awaited), idle (kept alive after an answer), or busy. When an
+    A connection is half-open (its request head is incomplete), idle (kept alive after a response), or busy. When an
     address reaches its limit of half-open connections, its oldest one is closed and the new one is admitted. At the
-    limit of all connections, the oldest idle connection is closed, or else the oldest half-open one of the address with
-    the most. A client that sends its request at once is therefore served while another one holds as many connections as
-    it may.
+    limit of all connections, the oldest idle connection is closed; if none is idle, the oldest half-open one of the
+    address with the most. A client that sends its request at once is therefore served even while another client holds
+    as many connections as allowed.
 
     Args:
         limits: limits for each kind of connection.
@@ -97,7 +97,7 @@ class ConnectionTable:
         self._leave(connection)
 
     def idle(self, connection: Connection) -> None:
-        """Record that a connection got its answer and is kept alive."""
+        """Record that a connection got its response and is kept alive."""
         self._leave(connection)
         if connection in self._open:
             self._idle[connection] = None
@@ -115,7 +115,7 @@ class ConnectionTable:
         self._open.pop(connection, None)
 
     def check(self, now_s: float) -> None:
-        """Let each connection close itself if its client is too slow."""
+        """Call each connection's `check`, which closes the connection if its client is too slow."""
         for connection in list(self._open):
             connection.check(now_s)
         if self._dropped and now_s - self._logged_s > _LOG_PERIOD_S:

@@ -1,4 +1,4 @@
-"""The data folder of a server: one server uses it at a time, and clients on this machine find the server by it."""
+"""The data folder of a server. One server uses it at a time, and clients on this machine find the server through it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from share_compute_api.connection.discovery import CREDENTIALS_FILE, SERVER_FILE
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Lock the folder inside the block; the system releases the lock when this process ends in any way.
+    """Lock the folder inside the block; the system releases the lock when this process ends, even if it is killed.
 
     Raises:
         Conflict: another server holds the lock; the message names it.
@@ -47,7 +47,7 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def write_server_file(folder: Path, url: str, fingerprint: str | None = None) -> Path:
-    """Write the URL and fingerprint of this server to a file; returns it for the caller to remove at the end."""
+    """Write the URL and fingerprint of this server to a file; return the file's path, for removal at the end."""
     file = folder / SERVER_FILE
     facts = {
         "url": url,
@@ -60,7 +60,7 @@ def write_server_file(folder: Path, url: str, fingerprint: str | None = None) ->
 
 
 def first_api_key(folder: Path, store: Store) -> str:
-    """Return the operator's API key from the folder; makes a new one if there is no valid key."""
+    """Return the operator's API key from the folder; create a new one if there is no valid key."""
     key = written_api_key(folder)
     record = None if key is None else store.keys.verify(key)
     if key is not None and record is not None and record.may(Scope.admin):
@@ -71,11 +71,11 @@ def first_api_key(folder: Path, store: Store) -> str:
 
 
 def written_api_key(folder: Path) -> str | None:
-    """Return the operator's API key that is written in the folder; None before the first start."""
+    """Return the operator's API key from the file in the folder; None before the first start."""
     try:
         text = (folder / CREDENTIALS_FILE).read_bytes()
         return CredentialsFile.model_validate_json(text).api_key
-    except (FileNotFoundError, ValidationError):  # a damaged file is replaced, like a missing one
+    except (FileNotFoundError, ValidationError):  # a damaged file is replaced, as a missing one is
         return None
 
 

@@ -1,4 +1,4 @@
-"""Cancellation of requests whose client disconnected, or that are open when the server ends."""
+"""Cancels requests when their client disconnects or the server shuts down."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Departure = Literal["gone", "ending"]
 
 
 async def departure(receive: Receive, notifier: Notifier) -> Departure:
-    """Wait until the client disconnects or the server ends; the request's body must have been read before."""
+    """Wait until the client disconnects or the server shuts down; the request's body must have been read before."""
 
     async def disconnected() -> None:
         while (await receive())["type"] != "http.disconnect":
@@ -37,15 +37,15 @@ async def departure(receive: Receive, notifier: Notifier) -> Departure:
 
 
 class ClientGone(Exception):
-    """The client disconnected before the answer."""
+    """Raised when the client disconnected before it got the response."""
 
 
 async def while_wanted(work: Awaitable[Result], receive: Receive, notifier: Notifier) -> Result:
-    """Return the result of ``work``; cancels it if the client disconnects or the server ends.
+    """Return the result of ``work``; cancel it if the client disconnects or the server shuts down.
 
     Raises:
         ClientGone: the client disconnected.
-        Unavailable: the server ends.
+        Unavailable: the server shuts down.
     """
     task = asyncio.ensure_future(work)
     watch = asyncio.ensure_future(departure(receive, notifier))

@@ -1,4 +1,4 @@
-"""Discovery of this machine's server and its API key in the data folder that `share-compute up` writes."""
+"""Finds this machine's server and its API key in the data folder that `share-compute up` writes."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Target:
     url: str
     api_key: str | None = field(repr=False)
     fingerprint: str | None = None
-    """Fingerprint of the server's key; None lets certificate authorities decide."""
+    """Fingerprint of the server's key; None to verify the certificate with public authorities."""
 
 
 def find_target(
@@ -48,12 +48,12 @@ def find_target(
     data_folder: Path | None = None,
     fingerprint: str | None = None,
 ) -> Target:
-    """Return the server for requests: the given one, else the one in the settings, else the one of this machine.
+    """Return the server for requests: the given one, else the one in the settings, else this machine's server.
 
-    The API key in this machine's data folder is sent to this machine's server only.
+    The API key in this machine's data folder is only sent to this machine's server.
 
     Raises:
-        Unavailable: no URL is given, and no server of this machine wrote its address.
+        Unavailable: no URL is given, and this machine has no running server.
     """
     settings = ClientSettings()
     folder = data_folder or settings.data_folder

@@ -1,7 +1,7 @@
-"""Fingerprints of servers' keys, by which clients verify a server whose certificate no authority signed.
+"""Fingerprints of servers' keys, by which clients verify a server whose certificate is self-signed.
 
-A fingerprint is the SHA-256 of the public key (SubjectPublicKeyInfo, as in RFC 7469), in hexadecimal. It depends on
-the key and not on the certificate, so that machines that joined before accept a renewed certificate.
+A fingerprint is the SHA-256 of the public key (SubjectPublicKeyInfo, as in RFC 7469), in hexadecimal. It depends on the
+key and not on the certificate, so clients accept a renewed certificate with the same key.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def fingerprint_of(certificate: Certificate) -> str:
 
 
 def parse_fingerprint(text: str) -> str:
-    """Return a fingerprint as 64 lower-case digits; the text may have ``sha256:``, colons and capitals.
+    """Return a fingerprint as 64 lower-case hexadecimal digits; ``sha256:``, colons and capitals are accepted.
 
     Raises:
         UserError: the text is not a fingerprint.
@@ -44,12 +44,12 @@ def parse_fingerprint(text: str) -> str:
 
 
 def join_invite(code: str, fingerprint: str | None) -> str:
-    """Return an invite's code with the server's fingerprint appended, so that one text carries both."""
+    """Return an invite's code with the server's fingerprint appended, so that users copy only one text."""
     return code if fingerprint is None else f"{code}.{fingerprint}"
 
 
 def split_invite(text: str) -> tuple[str, str | None]:
-    """Return the code of an invite and the fingerprint behind it; None if there is no fingerprint.
+    """Return the code and the fingerprint in an invite; the fingerprint is None if the invite has none.
 
     Raises:
         UserError: the text behind the code is not a fingerprint.
@@ -61,8 +61,8 @@ def split_invite(text: str) -> tuple[str, str | None]:
 def pinned_context(fingerprint: str) -> ssl.SSLContext:
     """Return a TLS client context that accepts only the server with this fingerprint.
 
-    The check is part of the handshake, so nothing is sent to a wrong server. Names, dates and authorities are not
-    checked, since the key itself is known.
+    The check is part of the handshake, so nothing is sent to a wrong server. Host names, validity dates and authorities
+    are not checked, since the key itself is known.
 
     Raises:
         WrongFingerprint: raised by the handshake of a connection, if the server has another key.

@@ -1,4 +1,4 @@
-"""The command line that users paste on a machine that is to join."""
+"""The command line that users paste on a machine that should join."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ INSTALL_COMMAND: Final = (
 
 
 def join_command(url: str, invite: str, *, insecure: bool = False) -> str:
-    """Return the join command; the invite is in the environment, since all users of a machine can read arguments."""
+    """Return the join command. The invite is in the environment, because all users of a machine can read arguments."""
     return f"{INVITE_VARIABLE}={invite} share-compute join {url}" + (
         " --insecure" if insecure and url.startswith("http:") else ""
     )
 
 
 def is_for_this_machine_alone(command: str) -> bool:
-    """Return whether a join command names an address that no other machine reaches."""
+    """Return whether a join command has an address that only this machine can reach."""
     url = command.partition(" join ")[2].split()[0]
     host = urlsplit(url).hostname or ""
     return host == "localhost" or is_loopback(host)

@@ -1,8 +1,8 @@
-"""HTTP listener of the server: uvicorn with deadlines for slow clients, limits of connections, and TLS.
+"""HTTP listener of the server: uvicorn with deadlines for slow clients, connection limits, and TLS.
 
-uvicorn has no deadline for the head of a request, for a body or for a client that does not read its answer. The TLS
-handshake of a connection takes place before uvicorn knows the connection. So each connection first passes a `_Doorway`,
-which counts it and makes the handshake. Then `_Guarded` serves it, uvicorn's own HTTP/1.1 protocol with deadlines.
+uvicorn has no deadline for the head of a request, for a body, or for a client that does not read its response. It also
+does not see a connection before the TLS handshake is done. So each connection first passes a `_Doorway`, which counts
+it and makes the handshake. Then `_Guarded`, uvicorn's own HTTP/1.1 protocol with deadlines, serves the connection.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from share_compute.settings import Settings
 from share_compute_api.connection.connections import ConnectionLimits, ConnectionTable, is_loopback, is_within
 
 _BACKLOG: Final = 256
-"""Connections that the system accepts before the event loop does; this many may arrive at once above the limit."""
+"""Number of connections that the system accepts before the event loop does, which may exceed the limit at once."""
 _MOST_FILES: Final = 1 << 16
-"""Largest limit of open files to set: some programs, run as child processes, loop over all possible descriptors."""
+"""Largest limit of open files to set, because some child processes loop over all possible descriptors."""
 _FILES_FOR_OTHERS: Final = 512
-"""Descriptors reserved for the database, files, Ray and connections that were just accepted."""
+"""File descriptors reserved for the database, files, Ray and connections that were just accepted."""
 _SHUTDOWN_S: Final = 5.0
 """Time for a client to answer the TLS shutdown, in seconds."""
 _TIMED_OUT: Final = b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
@@ -37,7 +37,7 @@ _log = logging.getLogger(__name__)
 
 
 def raise_file_limit() -> int:
-    """Raise this process's limit of open files as far as allowed, at most to `_MOST_FILES`; returns the limit."""
+    """Raise this process's limit of open files as far as allowed, at most to `_MOST_FILES`; return the new limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
     if soft != resource.RLIM_INFINITY and soft >= wanted:
@@ -83,7 +83,8 @@ class ListenerConfig(uvicorn.Config):
             http=_Doorway,
             ws="none",
             backlog=_BACKLOG,
-            # At the limit, waiting connections are closed first. Requests are refused only if all are busy.
+            # At the limit, waiting connections are closed first. Requests are rejected only if all connections are
+            # busy.
             limit_concurrency=limits.connections + 1,
             timeout_keep_alive=settings.keep_alive_s,
             proxy_headers=bool(proxies),
@@ -96,7 +97,7 @@ class ListenerConfig(uvicorn.Config):
         self._sweep: asyncio.TimerHandle | None = None
 
     def begin_sweeping(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Check all connections periodically while there are any."""
+        """Check all connections for slow clients periodically, while there are any."""
         if self._sweep is None:
             period_s = min(1.0, self.table.limits.head_s / 4, self.table.limits.stall_s / 4)
             self._sweep = loop.call_later(period_s, self._look, loop)
@@ -109,7 +110,7 @@ class ListenerConfig(uvicorn.Config):
 
 
 class _Doorway(asyncio.Protocol):
-    """First protocol of a connection: counts it and makes its TLS handshake within the time limit for the head."""
+    """First protocol of a connection: counts the connection and makes its TLS handshake within ``head_s``."""
 
     def __init__(
         self,
@@ -128,7 +129,7 @@ class _Doorway(asyncio.Protocol):
         self._handshake: asyncio.Task[None] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Count the connection, then pass it on (plain HTTP) or make the TLS handshake."""
+        """Count the connection; then pass it to `_Guarded` (plain HTTP) or make the TLS handshake."""
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
         peer = transport.get_extra_info("peername")
@@ -139,7 +140,7 @@ class _Doorway(asyncio.Protocol):
         if self._config.tls is None:
             self._pass_on(transport)
             return
-        # At the end of the server, uvicorn ends all connections in this set.
+        # On shutdown, uvicorn closes all connections in this set.
         self._state.connections.add(self)  # type: ignore[arg-type]
         transport.pause_reading()
         self._handshake = self._loop.create_task(self._shake_hands(transport, self._config.tls))
@@ -154,7 +155,7 @@ class _Doorway(asyncio.Protocol):
                 ssl_handshake_timeout=self._config.table.limits.head_s,
                 ssl_shutdown_timeout=_SHUTDOWN_S,
             )
-        except OSError:  # TLS itself tells the client the error
+        except OSError:  # TLS itself reports the error to the client
             self.shutdown()
             return
         self._state.connections.discard(self)
@@ -175,7 +176,7 @@ class _Doorway(asyncio.Protocol):
             guarded.data_received(bytes(self._early))
 
     def data_received(self, data: bytes) -> None:
-        """Buffer data that arrives after the handshake, before the handshake's task runs again."""
+        """Buffer data that arrives between the handshake and the start of the next protocol."""
         self._early += data
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -193,7 +194,7 @@ class _Doorway(asyncio.Protocol):
         self.shutdown()
 
     def shutdown(self) -> None:
-        """Close the connection; uvicorn calls this when the server ends."""
+        """Close the connection; uvicorn calls this when the server shuts down."""
         self._state.connections.discard(self)
         self._config.table.forget(self)
         if self._transport is not None:
@@ -208,7 +209,7 @@ class _Phase(Enum):
 
 
 class _Guarded(H11Protocol):
-    """uvicorn's HTTP/1.1 with deadlines.
+    """uvicorn's HTTP/1.1 protocol with deadlines.
 
     - The head of a request must arrive within `head_s` of the connection, or of its first byte on a connection that
       was kept alive.
@@ -232,9 +233,9 @@ class _Guarded(H11Protocol):
         self._head_began_s = began_s
         self._received_bytes = 0
         self._reading = (began_s, 0)
-        """Start of the current period of reading, and the bytes that were received until then."""
+        """(Start of the current period of reading in seconds, bytes received until then)."""
         self._writing: tuple[float, int] | None = None
-        """Start of the current period of writing, and the bytes that were unsent then; None if all were sent."""
+        """(Start of the current period of writing in seconds, bytes unsent until then); None if all bytes were sent."""
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._table.forget(self)

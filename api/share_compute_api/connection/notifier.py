@@ -1,4 +1,4 @@
-"""Notification of tasks that wait for new events in the store."""
+"""Wakes tasks that wait for new events in the store."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ from contextlib import suppress
 
 
 class Notifier:
-    """Wakes waiting tasks after a commit.
+    """Wakes waiting tasks after a commit to the store.
 
-    Read ``ticket``, read the store, then call `wait` with the ticket: a commit between these calls is not missed.
+    Read ``ticket``, read the store, then call `wait` with the ticket. A commit between these calls is not missed.
     """
 
     def __init__(self) -> None:
         self.ticket = 0
         """Number of notifications so far."""
         self.is_closed = False
-        """Whether streams must end, because the server ends."""
+        """Whether event streams must end, because the server shuts down."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._next = asyncio.Event()
 
     def notify(self) -> None:
         """Wake all waiting tasks; may be called from any thread."""
         if self._loop is None:
-            self.ticket += 1  # no task waits yet; a task that read the ticket before this will not wait
+            self.ticket += 1  # no task has waited yet; a task that has read an older ticket will not wait
             return
-        # A loop that was closed meanwhile has no task to wake.
+        # If the loop was closed meanwhile, there is no task to wake.
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._wake)
 
@@ -35,10 +35,11 @@ class Notifier:
         self.notify()
 
     async def wait(self, ticket: int, timeout_s: float) -> bool:
-        """Wait for a notification later than ``ticket``; returns False if ``timeout_s`` passes first."""
+        """Wait for a notification later than ``ticket``; return False if ``timeout_s`` passes first."""
         self._loop = asyncio.get_running_loop()
         if self.ticket != ticket or self.is_closed:
-            await asyncio.sleep(0)  # yield: a caller whose only await is this one must not starve other tasks
+            # Yield to the event loop: a caller that awaits nothing else must not block other tasks.
+            await asyncio.sleep(0)
             return True
         try:
             async with asyncio.timeout(timeout_s):

@@ -1,4 +1,4 @@
-"""Checks that secrets of the cluster travel encrypted, or do not leave this machine."""
+"""Checks that secrets of the cluster travel encrypted or stay on this machine."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _FORWARDED: Final = ("forwarded", "x-forwarded-for", "x-real-ip", "via")
 
 
 def require_private(request: Request, settings: Settings) -> None:
-    """Accept a request only if its answer cannot be read in transit, or if the operator allows plain HTTP.
+    """Raise an error if the response could be read in transit, unless the operator allows plain HTTP.
 
     Raises:
         InsecureTransport: the request came over plain HTTP from another machine, and the operator does not allow that.
@@ -34,16 +34,16 @@ def require_private(request: Request, settings: Settings) -> None:
 
 
 def is_from_here(request: Request) -> bool:
-    """Return whether a request comes from this machine, and not through a proxy on it that serves other clients."""
+    """Return whether a request was sent by this machine, and not by a local proxy that forwards other clients."""
     if request.client is None or any(name in request.headers for name in _FORWARDED):
         return False
-    # The system drops packets from elsewhere that carry this machine's address as their source.
+    # The system drops packets from other machines that carry this machine's address as their source.
     server = request.scope.get("server")
     return is_loopback(request.client.host) or (server is not None and server[0] == request.client.host)
 
 
 def require_private_url(url: str) -> None:
-    """Accept a URL only if a secret can be sent to it: by HTTPS, or to this machine.
+    """Raise an error unless a secret can be sent to a URL: by HTTPS, or to this machine.
 
     Raises:
         InsecureTransport: the URL is plain HTTP to another machine.
@@ -60,7 +60,7 @@ def _is_here(host: str) -> bool:
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except OSError:
-        return True  # connecting to an unknown host fails later, with a better message
+        return True  # a connection to an unknown host fails later with a better message
     return all(_is_own(family, str(address[0])) for family, *_, address in found)
 
 

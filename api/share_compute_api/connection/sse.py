@@ -1,4 +1,4 @@
-"""The encoder of server-sent events, for answers that are streamed and for the events of jobs and of the cluster."""
+"""Encodes server-sent events, for streamed answers and for the events of jobs and of the cluster."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from fastapi.sse import format_sse_event
 
 MEDIA_TYPE: Final = "text/event-stream"
 HEADERS: Final = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-"""Headers of every stream: neither caches nor proxies may hold events back."""
+"""HTTP headers of every stream, so that neither caches nor proxies hold events back."""
 KEEPALIVE: Final = b": still here\n\n"
-"""A comment, which clients ignore: proxies close connections that are idle for long."""
+"""A comment line, which clients ignore. It is sent because proxies close idle connections."""
 _ENCODE = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 _LINE_ENDS = {ord(mark): f"\\u{ord(mark):04x}" for mark in "\x85\u2028\u2029"}
-"""Characters that end no line in an event, but do for clients that split lines as their language does. They occur in
-JSON only inside strings, where their escape means the same."""
+"""Characters that do not end a line in server-sent events, but do for clients that split lines by their language's
+rules. In JSON they occur only inside strings, where the escape sequence means the same."""
 
 
 def event(data: str, *, kind: str | None = None, number: int | None = None) -> bytes:
-    """Return one event.
+    """Return one encoded event.
 
     Args:
-        data: its content: JSON, or text in ASCII.
+        data: content of the event: JSON, or ASCII text.
         kind: name of the event; None for a message without a name.
-        number: id with which a client that reconnects names the last event it has seen.
+        number: id of the event; a client that reconnects sends the id of the last event that it received.
     """
     if not data.isascii():
         data = data.translate(_LINE_ENDS)
@@ -33,10 +33,10 @@ def event(data: str, *, kind: str | None = None, number: int | None = None) -> b
 
 
 def json_event(data: Mapping[str, Any]) -> bytes:
-    """Return one event without a name, with a JSON object as its content."""
+    """Return one encoded event without a name, with a JSON object as its content."""
     return event(_ENCODE(data))
 
 
 def reconnection(after_ms: int) -> bytes:
-    """Return the request to reconnect after ``after_ms`` milliseconds when the connection is lost."""
+    """Return the field that asks clients to reconnect ``after_ms`` milliseconds after a lost connection."""
     return format_sse_event(retry=after_ms)

@@ -1,4 +1,4 @@
-"""HTTP requests to a control plane, with the translation of HTTP errors into `ShareComputeError`."""
+"""HTTP requests to a control plane; HTTP errors are converted to `ShareComputeError`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Transport:
     """An HTTP connection pool to one server.
 
     Args:
-        target: the server and the bearer key, if there is one.
+        target: the server and the API key, if there is one.
         timeout_s: longest wait for a connection or for the next bytes of an answer.
     """
 
@@ -47,10 +47,10 @@ class Transport:
             raise _bad_url(target.url) from failure
 
     def request(self, method: str, path: str, **options: Any) -> httpx.Response:
-        """Send a request and return the successful answer.
+        """Send a request and return the response if it is successful.
 
         Raises:
-            ShareComputeError: the error that the server answered with.
+            ShareComputeError: the error in the server's response.
             Unavailable: the server does not answer.
         """
         with self.translated():
@@ -59,12 +59,12 @@ class Transport:
         return response
 
     def read(self, kind: type[Answer], method: str, path: str, **options: Any) -> Answer:
-        """Send a request and return its answer as a model."""
+        """Send a request and return the response's body as a model of type ``kind``."""
         return kind.model_validate_json(self.request(method, path, **options).content)
 
     @contextmanager
     def translated(self) -> Iterator[None]:
-        """Translate errors of httpx inside the block into `ShareComputeError`."""
+        """Convert errors of httpx inside the block to `ShareComputeError`."""
         try:
             yield
         except httpx.UnsupportedProtocol as failure:
@@ -104,7 +104,7 @@ def _verification_error(failure: BaseException | None) -> ssl.SSLCertVerificatio
 
 
 def raise_for_problem(response: httpx.Response) -> None:
-    """Raise the error of a problem document; does nothing if the answer is successful."""
+    """Raise the error in a problem document; do nothing if the response is successful."""
     if response.is_success:
         return
     response.read()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 LABEL = "share-compute-contributor"
-"""Ray label that names the contributor that a node belongs to."""
+"""Key of the Ray node label whose value is the id of the contributor that runs the node."""
 AWAY = "the server was restarted; waiting for the machine to come back"
-"""Reason of a contributor that is lost because the server restarted, until its agent comes back."""
+"""Reason shown for a contributor that is lost because the server restarted; valid until the contributor's agent
+reconnects."""

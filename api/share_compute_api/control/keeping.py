@@ -1,4 +1,4 @@
-"""Keeps the server's own loops running."""
+"""Restarts the server's background loops after failures."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ _log = logging.getLogger(__name__)
 
 
 async def keep_running(name: str, work: Callable[[], Awaitable[None]]) -> None:
-    """Run ``work`` until cancelled; when it fails, log the error in full and start it again.
+    """Run ``work`` until cancelled; when it fails, log the traceback and start it again.
 
-    Without this, a database that is away for a moment would leave a server that answers but never runs a job again.
+    Without the restart, a short failure of the database would leave a server that answers requests but never runs a job
+    again.
     """
     while True:
         try:

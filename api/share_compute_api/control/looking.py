@@ -1,4 +1,4 @@
-"""The loop of all supervisors: look at the store, and again when it changes."""
+"""The reconciliation loop of all supervisors: one pass over the store at a time, repeated when the store changes."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from share_compute.errors import ShareComputeError
 from share_compute_api.connection.notifier import Notifier
 
 LOOK_S = 1.0
-"""Longest pause between two looks, in seconds."""
+"""Longest pause between two passes over the store, in seconds."""
 _log = logging.getLogger(__name__)
 
 
 async def keep_looking(look: Callable[[], Awaitable[None]], at: str, notifier: Notifier) -> NoReturn:
-    """Call ``look`` until cancelled; after a failure, log it and look again.
+    """Call ``look`` until cancelled; log each failure and continue.
 
     Args:
-        look: looks once, and acts.
-        at: the things that it looks at, in the plural, for the log.
+        look: makes one pass: reads the store and acts on it.
+        at: plural noun for the log, such as "batches".
         notifier: notifies of changes in the store.
     """
     while True:

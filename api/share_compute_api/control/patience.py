@@ -1,4 +1,4 @@
-"""Time limits in the supervision of jobs."""
+"""Time limits of job supervision."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """Time limits in the supervision of jobs, in seconds."""
+    """Time limits of job supervision, in seconds."""
 
     answer_s: float = 60.0
     """Time for a coordinator to answer; it may just be starting on a busy machine."""
     store_s: float = 60.0
-    """Time for the store to answer, before an attempt is given up whose events cannot be written."""
+    """Time for the store to answer. After it, an attempt whose events cannot be recorded is ended."""
     cancel_s: float = 30.0
     """Time for an attempt to stop after it was asked to."""
     return_s: float = 60.0
-    """Time for machines that an earlier server knew to come back, before a job begins without them."""
+    """Time that jobs wait, after a restart of the server, for machines that the earlier server knew."""
     arrival_s: float = 120.0
-    """Time for machines that are joining or being measured, before a job begins without them."""
+    """Time that a job waits for machines that are joining or being measured, before it starts without them."""
     retry_s: float = 4.0
-    """Pause after an attempt was lost, in which Ray notices dead machines. It doubles with each further attempt that is
-    lost before it committed a step."""
+    """Pause after a lost attempt, in which Ray detects dead machines. It doubles with each further attempt that is lost
+    before it commits a step."""
     offer_s: float = 300.0
-    """Time for a running job to take a machine that it is offered, before another job is offered it."""
+    """Time for a running job to accept an offered machine, before the machine is offered to another job."""
 
 
 async def patiently(patience: Patience, work: Callable[[], Result]) -> Result:
-    """Run ``work``, an operation on the store, in a thread; repeat it while the store does not answer.
+    """Run ``work``, an operation on the store, in a thread; retry while the store does not answer.
 
     Raises:
         Unavailable: the store did not answer within ``patience.store_s``.

@@ -1,1 +1,1 @@
-"""Requests to served models in the shapes of the OpenAI API: prompts in, text out. Engines compute the answers."""
+"""The OpenAI-compatible API for served models: requests, engines that answer them, and answers."""

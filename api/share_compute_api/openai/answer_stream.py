@@ -1,4 +1,4 @@
-"""Answers that are sent piece by piece as server-sent events, until they end or the client disconnects."""
+"""Streams an answer as server-sent events until the answer ends or the client disconnects."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ from share_compute_api.openai.problems import problem_of
 
 _DONE = sse.event("[DONE]")
 _QUIET_S = 10.0
-"""Seconds without an event after which a comment is sent: proxies close connections that are idle for long."""
+"""Seconds without an event after which a comment line is sent, because proxies close idle connections."""
 _UNREAD_S = 60.0
-"""Seconds after which a client that reads nothing is treated as gone."""
+"""Seconds after which a client that reads nothing is treated as disconnected."""
 _log = logging.getLogger(__name__)
 
 
 def failed(failure: Exception) -> bytes:
-    """Return the last events of a stream that cannot continue."""
+    """Return the last events of a stream that ends with a failure."""
     return sse.json_event(problem_of(failure).body()) + _DONE
 
 
 async def answer_events(
     completion: Completion, shape: Shape, usage: Callable[[], Usage] | None
 ) -> AsyncGenerator[bytes, None]:
-    """Yield the events of a stream.
+    """Yield the server-sent events of an answer.
 
     Args:
-        completion: its sequences.
+        completion: the sequences that are generated for the request.
         shape: builds the chunks.
-        usage: returns the usage to report at the end; None if the client does not want it.
+        usage: returns the token counts to report at the end; None if the client did not ask for them.
     """
     yield b"".join(
         sse.json_event(chunk) for index in range(completion.num_sequences) for chunk in shape.first(index)
@@ -55,12 +55,12 @@ async def answer_events(
 
 
 class AnswerStream(Response):
-    """Sends events as they come. ``close`` is called in the end in any case.
+    """Sends events as they arrive. Calls ``close`` at the end in every case.
 
     Args:
         events: one or several events at a time.
-        notifier: notifies of the server's end.
-        close: gives up the source of the events.
+        notifier: notifies when the server shuts down.
+        close: cancels the sequences that produce the events.
     """
 
     media_type = sse.MEDIA_TYPE
@@ -75,7 +75,7 @@ class AnswerStream(Response):
         self._close = close
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send all events, or stop when the client disconnects or the server ends."""
+        """Send all events; stop early when the client disconnects or the server shuts down."""
         del scope
         work = asyncio.ensure_future(self._send_all(send))
         watch = asyncio.ensure_future(departure(receive, self._notifier))

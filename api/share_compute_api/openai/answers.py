@@ -1,4 +1,4 @@
-"""Answers of the OpenAI API: whole answers as models, which the API's document describes, and chunks of streams."""
+"""Answers of the OpenAI API: pydantic models for whole answers, which appear in openapi.json, and chunks of streams."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 FINGERPRINT = f"share-compute-{__version__}"
 _LEAST_LOGPROB = -9999.0
-"""Least log-probability that is reported, because JSON has no infinity."""
+"""Lowest reported log-probability, because JSON has no infinity."""
 
 
 class _Answer(BaseModel):
@@ -44,7 +44,7 @@ class Usage(_Answer):
 
     @classmethod
     def of(cls, prompt_tokens: int, completion_tokens: int = 0, cached_tokens: int = 0) -> Usage:
-        """Return the usage, including the total."""
+        """Return the usage; the total is computed from the two counts."""
         return cls(
             prompt_tokens=prompt_tokens,
             completion_tokens=completion_tokens,
@@ -184,19 +184,19 @@ class ModelList(_Answer):
 
 
 class Shape(Protocol):
-    """Builds the answers of one route."""
+    """Builds the answers of one route, whole or as chunks of a stream."""
 
     def whole(self, answers: Sequence[Told], usage: Usage) -> BaseModel:
-        """Return the answer that is not streamed."""
+        """Return the whole answer, for a request that is not streamed."""
 
     def first(self, index: int) -> list[dict[str, Any]]:
-        """Return the chunks that a sequence's stream begins with."""
+        """Return the first chunks of one sequence's stream."""
 
     def chunk(self, index: int, piece: Piece) -> dict[str, Any]:
-        """Return a chunk of a stream."""
+        """Return the chunk for the next piece of a sequence's text."""
 
     def last(self, usage: Usage) -> dict[str, Any]:
-        """Return the chunk with the usage."""
+        """Return the chunk that reports the usage."""
 
 
 class _Shape:
@@ -225,14 +225,14 @@ class _Shape:
         self._tells_tokens = tells_tokens
         self._facts = {"id": f"{prefix}-{secrets.token_hex(12)}", "created": int(time.time()), "model": model}
         self._chunk = {**self._facts, "object": kind, "system_fingerprint": FINGERPRINT}
-        # The API promises that all chunks have the field if usage is reported.
+        # The API promises that every chunk has the field if the stream reports usage.
         self._usage: dict[str, Any] = {"usage": None} if tells_usage else {}
 
     def _framed(self, choice: dict[str, Any]) -> dict[str, Any]:
         return {**self._chunk, "choices": [choice], **self._usage}
 
     def last(self, usage: Usage) -> dict[str, Any]:
-        """Return the chunk with the usage."""
+        """Return the chunk that reports the usage."""
         return {**self._chunk, "choices": [], "usage": usage.model_dump()}
 
     def _text(self, id_: int) -> str:
@@ -240,7 +240,7 @@ class _Shape:
 
 
 class ChatShape(_Shape):
-    """Answers of /v1/chat/completions."""
+    """Builds the answers of /v1/chat/completions."""
 
     def __init__(self, model: str, vocabulary: Vocabulary, *, tells_tokens: bool, tells_usage: bool) -> None:
         super().__init__(
@@ -253,7 +253,7 @@ class ChatShape(_Shape):
         )
 
     def whole(self, answers: Sequence[Told], usage: Usage) -> ChatCompletion:
-        """Return the answer that is not streamed."""
+        """Return the whole answer, for a request that is not streamed."""
         choices = [
             ChatChoice(
                 index=index,
@@ -266,12 +266,12 @@ class ChatShape(_Shape):
         return ChatCompletion(**self._facts, choices=choices, usage=usage)
 
     def first(self, index: int) -> list[dict[str, Any]]:
-        """Return the chunk with the role of the speaker."""
+        """Return the chunk that sets the speaker's role to "assistant"."""
         delta = {"role": "assistant", "content": "", "refusal": None}
         return [self._framed({"index": index, "delta": delta, "logprobs": None, "finish_reason": None})]
 
     def chunk(self, index: int, piece: Piece) -> dict[str, Any]:
-        """Return a chunk of a stream."""
+        """Return the chunk for the next piece of a sequence's text."""
         logprobs = self._logprobs(piece.tokens) if piece.tokens else None
         return self._framed(
             {
@@ -301,7 +301,7 @@ class ChatShape(_Shape):
 
 
 class TextShape(_Shape):
-    """Answers of /v1/completions."""
+    """Builds the answers of /v1/completions."""
 
     def __init__(
         self,
@@ -318,7 +318,7 @@ class TextShape(_Shape):
         self._tells_top = tells_top
 
     def whole(self, answers: Sequence[Told], usage: Usage) -> TextCompletion:
-        """Return the answer that is not streamed."""
+        """Return the whole answer, for a request that is not streamed."""
         choices = [
             TextChoice(
                 index=index,
@@ -331,12 +331,12 @@ class TextShape(_Shape):
         return TextCompletion(**self._facts, choices=choices, usage=usage)
 
     def first(self, index: int) -> list[dict[str, Any]]:
-        """Return nothing: a completion begins with its text."""
+        """Return no chunk: a completion's stream begins with its text."""
         del index
         return []
 
     def chunk(self, index: int, piece: Piece) -> dict[str, Any]:
-        """Return a chunk of a stream."""
+        """Return the chunk for the next piece of a sequence's text."""
         logprobs = self._logprobs(piece.tokens) if piece.tokens else None
         return self._framed(
             {
@@ -365,7 +365,7 @@ def _finite(logprob: float | None) -> float:
 
 
 def vector(index: int, numbers: Sequence[float], *, as_base64: bool) -> Embedding:
-    """Return one vector in the encoding that the client wants."""
+    """Return one vector in the encoding that the client requested."""
     if not as_base64:
         return Embedding(index=index, embedding=list(numbers))
     packed = struct.pack(f"<{len(numbers)}f", *numbers)

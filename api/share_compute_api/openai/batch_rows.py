@@ -1,4 +1,4 @@
-"""Turns one row of a batch into a request, and its answer into output columns."""
+"""Sends one row of a batch as a request, and turns the answer into output columns."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ class Answer:
     columns: dict[str, Any]
     """Columns of the output: the row's answer, or an ``error``."""
     tokens: int = field(default=0, compare=False)
-    """Number of generated tokens; for vectors, number of tokens read."""
+    """Number of generated tokens; for embeddings, the number of input tokens."""
 
 
 async def ask(
     spec: BatchJob, row: InputRow, engine: Engine, tokenizer: TokenizerClient, owner: str
 ) -> Answer:
-    """Return the answer to one row.
+    """Send one row as a request, and return the answer.
 
     Args:
         spec: the batch.
-        row: a row without a problem.
+        row: a row that was parsed without a problem.
         engine: the model's engine, of the batch's kind.
         tokenizer: the model's tokenizer.
-        owner: id that the request is accounted to.
+        owner: id that the request is attributed to.
 
     Raises:
-        Busy: too many requests wait already.
+        Busy: too many requests are queued.
         UserError: the row's request cannot be fulfilled.
         Unavailable: no replica answers.
     """
@@ -86,10 +86,10 @@ async def _completion(
 
 
 def text_request(spec: GenerateJob, value: Any, *, seed: int) -> TextRequest:
-    """Return the request of one row, as a client of the OpenAI API would send it.
+    """Return the request for one row, in the form that a client of the OpenAI API would send.
 
     Raises:
-        UserError: the row is no valid request.
+        UserError: the row is not a valid request.
     """
     name = spec.deployment or "model"
     options = {**sampling_options(spec.sampling), "seed": seed}
@@ -102,12 +102,12 @@ def text_request(spec: GenerateJob, value: Any, *, seed: int) -> TextRequest:
 
 
 def sampling_options(sampling: BatchSamplingSpec) -> dict[str, Any]:
-    """Return the sampling options of all rows in the form that requests have."""
+    """Return the sampling options that all rows share, in the form of request fields."""
     return {**sampling.model_dump(exclude_none=True), "stop": list(sampling.stop)}
 
 
 def row_seed(seed: int, number: int) -> int:
-    """Return the seed of a row, which is the same each time the row is sent."""
+    """Return a row's seed, derived from the batch's seed and the row's number, so that retries reuse it."""
     return int.from_bytes(hashlib.sha256(f"{seed} row {number}".encode()).digest()[:8], "little") >> 1
 
 

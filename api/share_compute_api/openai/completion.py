@@ -1,4 +1,4 @@
-"""One request for text: its sequences begin together, are read as pieces of text, and are given up together."""
+"""One request for text: starts its sequences together, reads them as pieces of text, and cancels them together."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ _log = logging.getLogger(__name__)
 
 
 class Completion:
-    """The sequences of one request: all answers to its first prompt, then to its second, ...
+    """Generates the sequences of one request. They are numbered by prompt, then by answer to that prompt.
 
-    Call `begin` once, then `pieces` or `collected`, and `close` in any case after `begin`.
+    Call `begin` once, then `pieces` or `collected`. After `begin`, call `close` in every case.
 
     Args:
-        request: the client's request; its JSON schema was checked.
+        request: the client's request; its JSON schema must have been checked.
         prompts: its prompts as token ids.
         facts: facts about the model.
         vocabulary: the model's vocabulary.
         owner: id of the client's API key.
 
     Raises:
-        TooLong: a prompt leaves too little of the window for its answer.
+        TooLong: a prompt leaves too little of the model's context window for its answer.
     """
 
     def __init__(
@@ -74,13 +74,13 @@ class Completion:
         self._choices = request.choices
         self._stream: Stream | None = None
         self._open: dict[int, int] = {}
-        """Places of the sequences that have not ended, by their numbers."""
+        """Sequences that have not ended: sequence number in the engine -> index in this request."""
         self.prompt_tokens = sum(map(len, prompts))
         """Number of tokens in all prompts, each prompt counted once."""
 
     @property
     def num_sequences(self) -> int:
-        """Number of sequences, and so of answers."""
+        """Number of sequences, which is also the number of answers."""
         return len(self._writers)
 
     @property
@@ -90,11 +90,11 @@ class Completion:
 
     @property
     def cached_tokens(self) -> int:
-        """Prompt tokens that were copied from other sequences when each prompt's first answer began."""
+        """Number of prompt tokens whose computation was skipped because of prefix caching, summed over the prompts."""
         return sum(writer.cached_tokens for writer in self._writers[:: self._choices])
 
     async def begin(self, engine: TextEngine) -> None:
-        """Hand all sequences to the engine, which accepts all of them or none.
+        """Submit all sequences to the engine, which accepts all of them or none.
 
         Raises:
             ShareComputeError: any error of the engine.
@@ -103,13 +103,13 @@ class Completion:
         self._open = {generation.sequence: place for place, generation in enumerate(self._generations)}
 
     async def pieces(self, quiet_s: float | None = None) -> AsyncGenerator[list[tuple[int, Piece]], None]:
-        """Yield new pieces as soon as they are there, as (sequence, piece); end with the last sequence.
+        """Yield new pieces as they arrive, in lists of (sequence index, piece); end after the last sequence.
 
         Args:
             quiet_s: seconds without a piece after which an empty list is yielded; None yields none.
 
         Raises:
-            ShareComputeError: a sequence cannot continue; earlier pieces of all sequences were yielded before.
+            ShareComputeError: a sequence cannot continue; all earlier pieces were yielded before.
         """
         assert self._stream is not None
         while self._open:
@@ -134,13 +134,13 @@ class Completion:
                 raise failure
 
     def _read(self, event: StreamEvent, batch: list[tuple[int, Piece]]) -> None:
-        """Append what an event adds to its sequence's text, unless that is nothing or the text is over."""
+        """Append the piece that an event adds to ``batch``, unless it is empty or the sequence's text has ended."""
         place = self._open.get(event.sequence)
         if place is None:
-            return  # a token after a stop string
+            return  # a token that arrived after a stop string
         assert not isinstance(event, Embedded), "a text that became a vector has no tokens"
         if isinstance(event, Finished) and event.reason == "cancelled":
-            # The client did not cancel the sequence, so it gets an error.
+            # The client did not cancel the sequence, so the client gets an error.
             raise Unavailable("the request was given up", hint="ask again")
         piece = self._writers[place].read(event)
         if piece.finish is not None:
@@ -151,10 +151,11 @@ class Completion:
             batch.append((place, piece))
 
     async def collected(self) -> list[Told]:
-        """Return the whole answer of each sequence, once all have ended.
+        """Return the whole answer of each sequence when all have ended.
 
         Raises:
-            ShareComputeError: a sequence cannot continue; ``details`` has the text written before (``partial``).
+            ShareComputeError: a sequence cannot continue; ``details["partial"]`` has the text generated before the
+                failure.
         """
         answers = [Told() for _ in self._writers]
         try:
@@ -212,7 +213,7 @@ _SAME_NAME = (
 
 
 def _seed(seed: int, index: int) -> int:
-    """Return the seed of one of a request's sequences; the first sequence has the request's own."""
+    """Return the seed of the sequence with this index in a request; the first sequence uses the request's own seed."""
     if index == 0:
         return seed
     return int.from_bytes(hashlib.sha256(f"{seed} {index}".encode()).digest()[:8], "little") >> 1

@@ -1,4 +1,4 @@
-"""Turns texts into vectors: each text is a sequence with a prompt and no answer."""
+"""Computes embeddings: each text is a sequence that has a prompt and generates no token."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from share_compute.inference.scheduler.options import Generation, SamplingOption
 from share_compute_api.openai.engine import Stream
 
 Generate: TypeAlias = Callable[[Sequence[Generation]], Awaitable[Stream]]
-"""Function that accepts sequences, all or none; see `TextEngine.generate`."""
+"""Function that accepts all of the given sequences or none; see `TextEngine.generate`."""
 _NO_ANSWER = SamplingOptions(seed=0, max_tokens=0)
 
 
 async def embedded(generate: Generate, owner: str, prompts: Sequence[tuple[int, ...]]) -> list[list[float]]:
-    """Return one vector for each prompt; if cancelled, leave no sequence behind.
+    """Return one vector for each prompt; on cancellation, cancel all its sequences.
 
     Args:
-        generate: the engine's function that accepts sequences.
+        generate: the engine's function that starts sequences.
         owner: id of the API key that the prompts belong to.
         prompts: token ids, at least one each.
 

@@ -1,4 +1,4 @@
-"""The interface of engines, which answer requests to one served model each, and the registry of all engines."""
+"""The interface of engines, each of which answers requests to one served model, and the registry of all engines."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
     from share_compute_api.workers.isolated.pool import IsolatedProcesses
 
 RETRY_AFTER_S = 10
-"""Seconds after which clients are asked to try again when a model is not available."""
+"""Seconds after which clients should retry when a model is not available."""
 
 
 StreamEvent: TypeAlias = Emitted | Embedded | Finished
-"""An event that a reader gets; a `Failed` is raised instead."""
+"""An event that a stream yields. A stream raises the error of a `Failed` event instead of yielding the event."""
 
 
 class Stream(Protocol):
-    """Async iterator over the events of one request's sequences; each item has all that arrived since the last.
+    """Async iterator over the events of one request's sequences, in lists of the events since the last list.
 
     The events of one sequence are its tokens in order, then its end. The iteration ends with the last sequence. It
     raises `ShareComputeError` when a sequence cannot continue.
@@ -34,31 +34,31 @@ class Stream(Protocol):
         """Return the stream itself."""
 
     async def __anext__(self) -> Sequence[StreamEvent]:
-        """Wait for the next events; a wait that is cancelled loses none."""
+        """Wait for the next events; if the wait is cancelled, no event is lost."""
 
     def complete(self, sequence: int) -> None:
-        """End a sequence of which the reader has all that it wants, as at a stop string."""
+        """End a sequence whose answer is complete for the reader, for example at a stop string."""
 
     def close(self) -> None:
-        """Cancel all sequences that have not ended; may be called twice, and without having read anything."""
+        """Cancel all sequences that have not ended; may be called twice, and before any event was read."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """Facts about a served model that are known without asking its machines."""
+    """Facts about a served model that are known without asking the machines that serve it."""
 
     name: str
     """Name that clients send as ``model``."""
     kind: Literal["generate", "embed"]
-    """Whether it writes text, or turns text into vectors."""
+    """Whether the model generates text or turns text into vectors."""
     created: int
-    """Time of its deployment, in seconds since 1970."""
+    """Time of the deployment's creation, in seconds since 1970."""
     window_tokens: int
-    """Most tokens of a prompt and its answer together."""
+    """Largest number of tokens of a prompt and its answer together."""
     folder: Path
-    """Folder with the tokenizer and the model's configuration, which names the end-of-text tokens."""
+    """Folder with the tokenizer and the model's configuration; the configuration names the end-of-text tokens."""
     has_chat_template: bool = True
-    """Whether its tokenizer has a chat template."""
+    """Whether the model's tokenizer has a chat template."""
 
 
 class Engine(Protocol):
@@ -70,16 +70,16 @@ class Engine(Protocol):
 
 
 class TextEngine(Engine, Protocol):
-    """Answers requests to a model that writes text."""
+    """Answers requests to a model that generates text."""
 
     async def generate(self, generations: Sequence[Generation]) -> Stream:
-        """Accept the sequences of one request, all or none; return the iterator over their events.
+        """Accept all sequences of one request or none; return the iterator over their events.
 
-        The sequences may wait for their step. If the call is cancelled, none of them is left behind.
+        The sequences may be queued before they run. If the call is cancelled, all of them are cancelled.
 
         Raises:
-            TooLong: a prompt leaves no space in the model's window.
-            Busy: too many sequences wait already.
+            TooLong: a prompt leaves no space in the model's context window.
+            Busy: too many sequences are queued.
             UserError: the request cannot be fulfilled.
             Unavailable: no replica answers.
         """
@@ -96,13 +96,13 @@ class VectorEngine(Engine, Protocol):
             prompts: token ids, at least one each.
 
         Raises:
-            Busy: too many prompts wait already.
+            Busy: too many prompts are queued.
             Unavailable: no replica answers.
         """
 
 
 class Engines:
-    """The engines of all models that are served, by name.
+    """The engines of all served models, by name.
 
     Args:
         processes: isolated processes that run tokenizers.
@@ -114,17 +114,17 @@ class Engines:
         self._tokenizers: dict[str, asyncio.Future[TokenizerClient]] = {}
 
     def add(self, engine: Engine) -> None:
-        """Serve a model; replace the engine of that name, if there is one."""
+        """Register an engine under its model's name; replace an earlier engine with that name."""
         self.remove(engine.facts.name)
         self._engines[engine.facts.name] = engine
 
     def remove(self, name: str) -> None:
-        """Stop serving a model to new requests; running requests continue."""
+        """Stop serving a model to new requests; requests in progress continue."""
         self._engines.pop(name, None)
         self._tokenizers.pop(name, None)
 
     def models(self) -> list[ModelFacts]:
-        """Return the served models, in the order they were added."""
+        """Return the served models, in the order in which they were added."""
         return [engine.facts for engine in self._engines.values()]
 
     def find(self, name: str) -> Engine | None:
@@ -132,7 +132,7 @@ class Engines:
         return self._engines.get(name)
 
     async def tokenizer(self, engine: Engine) -> TokenizerClient:
-        """Return the tokenizer of a model; the process that loads it describes it once.
+        """Return the tokenizer of a model. It is loaded once and then reused.
 
         Raises:
             UserError: the tokenizer cannot be loaded.
@@ -151,4 +151,4 @@ class Engines:
     def _forget(self, name: str, loading: asyncio.Future[TokenizerClient]) -> None:
         failed = loading.cancelled() or loading.exception() is not None
         if failed and self._tokenizers.get(name) is loading:
-            del self._tokenizers[name]  # the next request tries again
+            del self._tokenizers[name]  # the next request tries to load it again

@@ -1,4 +1,4 @@
-"""Parts of OpenAI requests that have several forms; each is read into one form, and errors name the wrong part."""
+"""Request fields of the OpenAI API that accept several forms, normalized to one form. Errors name the wrong field."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Prompt: TypeAlias = str | tuple[int, ...]
 
 
 def _unicode(text: str) -> str:
-    """Return text that can be encoded as UTF-8; JSON allows lone surrogates, which cannot."""
+    """Return text that can be encoded as UTF-8. JSON allows lone surrogates, which UTF-8 cannot encode."""
     try:
         text.encode()
     except UnicodeEncodeError as failure:
@@ -101,7 +101,7 @@ class StreamOptions(StrictModel):
 
 
 def _depth(value: Any) -> int:
-    """Return the depth of nested lists and objects; one more than the limit means any greater depth."""
+    """Return the nesting depth of lists and objects; a depth above the limit is returned as the limit plus one."""
     level, depth = [value], 0
     while level and depth <= MOST_SCHEMA_DEPTH:
         level = [
@@ -149,7 +149,7 @@ class ResponseFormat(StrictModel):
 
     @property
     def grammar(self) -> str | None:
-        """The schema as engines read it: None is plain text, "" is any JSON object."""
+        """The JSON schema as engines read it: None is plain text, "" is any JSON object."""
         if self.type == "text":
             return None
         return json.dumps(self.json_schema.schema_) if self.json_schema is not None else ""

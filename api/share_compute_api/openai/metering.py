@@ -1,6 +1,6 @@
-"""Prometheus metrics of requests as clients see them: token latencies, token counts, and the reasons why requests end.
+"""Prometheus metrics of requests as clients see them: token latencies, token counts, and finish reasons.
 
-Names are those of vLLM, with our prefix, where they mean the same. A request is a sequence in them.
+Metrics that vLLM also has are named as in vLLM, with our prefix. As in vLLM, one "request" is one sequence.
 """
 
 from __future__ import annotations
@@ -61,10 +61,10 @@ _WHOLE_S = (0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 1
 
 
 class ServingMetrics:
-    """The counters and histograms of all models that are served by one control plane.
+    """The counters and histograms of all models that this control plane serves.
 
     Args:
-        registry: registry that exposes them.
+        registry: Prometheus registry that exposes the metrics.
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:
@@ -110,22 +110,22 @@ class Meter:
         self._model = model
 
     def came(self, prompt_tokens: int) -> None:
-        """Count a request whose prompts have ``prompt_tokens`` tokens together."""
+        """Count a request whose prompts have ``prompt_tokens`` tokens in total."""
         self._prompt_tokens.inc(prompt_tokens)
 
     def first_token(self, after_s: float, cached_tokens: int) -> None:
-        """Count a sequence's first token, ``after_s`` seconds after the request; some prompt tokens were copied."""
+        """Count a sequence's first token, ``after_s`` seconds after the request, and its cached prompt tokens."""
         self._generated_tokens.inc()
         self._cached_tokens.inc(cached_tokens)
         self._first_token.observe(after_s)
 
     def next_token(self, after_s: float) -> None:
-        """Count another token of a sequence, ``after_s`` seconds after the one before."""
+        """Count a later token of a sequence, generated ``after_s`` seconds after the previous token."""
         self._generated_tokens.inc()
         self._next_token.observe(after_s)
 
     def finished(self, event: Finished | Embedded | Failed, after_s: float) -> None:
-        """Count a sequence that ended ``after_s`` seconds after it came; a text that became a vector counts as stop."""
+        """Count a sequence that ended ``after_s`` seconds after its request; an embedding counts as reason "stop"."""
         match event:
             case Finished():
                 self.ended("abort" if event.reason == "cancelled" else event.reason, after_s)
@@ -135,6 +135,6 @@ class Meter:
                 self.ended("error", after_s)
 
     def ended(self, reason: str, after_s: float) -> None:
-        """Count a sequence that ended, by a reason of vLLM's: stop, length, abort, error."""
+        """Count a sequence that ended, with one of vLLM's reasons: stop, length, abort, error."""
         self._ended.labels(self._model, reason).inc()
         self._whole.observe(after_s)

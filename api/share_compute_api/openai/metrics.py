@@ -1,4 +1,4 @@
-"""Metrics for Prometheus: the service that clients of models get, and the status of each replica of a deployment."""
+"""Prometheus metrics: the latencies and counts that clients see, and the status of each replica of a deployment."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Metrics:
         self.serving = ServingMetrics(self._registry)
 
     def exposition(self, deployments: Iterable[Snapshot]) -> bytes:
-        """Return all metrics in Prometheus' text format.
+        """Return all metrics in the Prometheus text format.
 
         Args:
             deployments: snapshots of the deployments that are up.
@@ -60,7 +60,7 @@ class Metrics:
 
 
 class _Gauges:
-    """Collector of the gauges of all deployments at one moment."""
+    """Prometheus collector of the gauges of all deployments at one moment."""
 
     def __init__(self, deployments: tuple[Snapshot, ...]) -> None:
         self._deployments = deployments

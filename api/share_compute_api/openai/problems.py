@@ -1,4 +1,4 @@
-"""Errors of the OpenAI API: the same errors as in all other routes, in the shape that its clients read."""
+"""Errors of the OpenAI API: the same errors as in all other routes, in the JSON shape of the OpenAI API."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from share_compute_api.openai.requests import UNSUPPORTED
 
 PREFIX = "/v1"
 _CLIENT_GONE = 499
-"""Status that nginx logs for a closed connection; no client reads it."""
+"""Status 499, with which nginx logs a connection that the client closed; no client reads it."""
 _log = logging.getLogger(__name__)
 _CODES: dict[type[ShareComputeError], str] = {
     Busy: "rate_limit_exceeded",
     NotAuthorized: "invalid_api_key",
     TooLong: "context_length_exceeded",
 }
-"""Codes that clients of the OpenAI API know."""
+"""Error type -> ``code`` of the OpenAI API."""
 _VALIDATION = {
     "missing": "missing_required_parameter",
     UNSUPPORTED: "unsupported_parameter",
     "unknown_key": "unknown_parameter",
 }
-"""Codes of validation errors by their type; all others are invalid values."""
+"""Type of a validation error -> ``code`` of the OpenAI API; all other types are reported as invalid values."""
 
 
 class ErrorFacts(BaseModel):
@@ -61,7 +61,7 @@ class ErrorAnswer(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class OpenAiProblem:
-    """An error as a client of the OpenAI API gets it."""
+    """An error response of the OpenAI API."""
 
     status: int
     message: str
@@ -80,12 +80,12 @@ class OpenAiProblem:
 
 
 def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """Return the OpenAPI descriptions of error responses with these statuses."""
+    """Return the OpenAPI descriptions of the error responses with these statuses."""
     return {status: {"description": HTTPStatus(status).phrase, "model": ErrorAnswer} for status in statuses}
 
 
 def problem_of(failure: Exception) -> OpenAiProblem:
-    """Return the description of a failure for a client; unexpected failures are described without details."""
+    """Return the error response for a failure; an unexpected failure is described without details."""
     match failure:
         case ShareComputeError():
             return _ours(failure)
@@ -140,7 +140,7 @@ def _name(error: dict[str, Any]) -> str | None:
 
 
 def install(app: FastAPI) -> None:
-    """Answer errors below `PREFIX` in this shape; call it after the handlers of all other routes are installed."""
+    """Return errors of routes below `PREFIX` in this shape; call this after all other error handlers are installed."""
     for kind in (ShareComputeError, RequestValidationError, HTTPException, Exception):
         app.add_exception_handler(kind, _unless_ours(app.exception_handlers[kind]))
     app.add_exception_handler(ClientGone, lambda *_: Response(status_code=_CLIENT_GONE))

@@ -1,10 +1,10 @@
-"""The engine of a deployment: accepts requests, and gives their sequences to replicas.
+"""The engine of one deployment: accepts requests, and submits their sequences to replicas.
 
-`routing` chooses the replica, the one with the least to do. `recovery` has the sequences, and lets them continue on
-another replica when theirs is lost, gives them up, or is not ready for a while.
+`routing` chooses the replica with the least work. `recovery` tracks all live sequences. A sequence continues on another
+replica when its replica is lost, gives it up, or is not ready for some time.
 
-While no replica answers, because none was wanted or none is ready yet, sequences wait here. Their number and their
-waiting time are limited.
+While no replica answers, because the deployment is scaled to zero or its replicas are starting, sequences wait here.
+Their number and their waiting time are limited.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from share_compute_api.openai.replica import Replica
 from share_compute_api.openai.routing import Router
 
 _PATIENCE_S = 120.0
-"""Default of the time that sequences wait for a replica, in seconds."""
+"""Default time that sequences wait for a replica, in seconds."""
 _MOST_WAITING = 512
-"""Most sequences that may wait for a replica."""
+"""Largest number of sequences that may wait for a replica."""
 _log = logging.getLogger(__name__)
 
 
 class RayEngine:
-    """Answers for one deployment; all calls come from the event loop's thread.
+    """Answers the requests to one deployment; all methods must be called in the event loop's thread.
 
     Args:
         facts: facts about the model.
@@ -42,21 +42,21 @@ class RayEngine:
     def __init__(self, facts: ModelFacts, meter: Meter) -> None:
         self.facts = facts
         self.patience_s = _PATIENCE_S
-        """Seconds that sequences wait for a replica."""
+        """Time that sequences wait for a replica, in seconds."""
         self.reason = "its server starts"
-        """Reason why no replica answers, while none does."""
+        """Reason why no replica answers; shown to clients while none does."""
         self._meter = meter
         self._router = Router()
         self._recovery = Recovery(facts.name, self._router, meter, self._place_freed)
         self._listening: dict[Replica, asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._new: set[asyncio.Task[None]] = set()
-        """Tasks that place new sequences."""
+        """Tasks that submit the sequences of new requests."""
         self._closed: ShareComputeError | None = None
         self._placing: asyncio.Task[None] | None = None
-        """Task that gives waiting sequences to replicas."""
+        """Task that submits waiting sequences to replicas."""
         self._alarm: asyncio.TimerHandle | None = None
-        """Timer that gives up sequences that wait for too long."""
+        """Timer that fails sequences which have waited too long."""
 
     # -- clients -----------------------------------------------------------------------------------------------------
 
@@ -73,7 +73,7 @@ class RayEngine:
         placing.add_done_callback(self._new.discard)
         try:
             await asyncio.shield(placing)
-        except BaseException:  # also when the client disconnects meanwhile
+        except BaseException:  # also if the client disconnects before the replica has answered
             for number in numbers:
                 self._end(self._recovery.forget(number))
             raise
@@ -81,14 +81,14 @@ class RayEngine:
         return stream
 
     async def embed(self, owner: str, prompts: Sequence[tuple[int, ...]]) -> list[list[float]]:
-        """Turn texts into vectors; see `VectorEngine.embed`."""
+        """Compute the vectors of texts; see `VectorEngine.embed`."""
         return await embedded(self.generate, owner, prompts)
 
     def _refuse_too_many(self, number: int) -> None:
         if self._router.takers:
             return
         waiting = self.demand.waiting
-        # The first request is accepted however large it is: else no replica would be started for it.
+        # If nothing waits, any size is accepted: otherwise no replica would be started for a large request.
         if waiting and waiting + number > _MOST_WAITING:
             raise Busy(
                 f"{self.facts.name} does not answer now ({self.reason}), and {waiting} sequences wait for it",
@@ -100,8 +100,9 @@ class RayEngine:
         self._end(self._recovery.cancelled(sequence, is_complete=is_complete))
 
     def _end(self, live: Resumable | None) -> None:
-        """Tell the replica of a forgotten sequence that no client wants it any longer."""
-        # A replica must not hear of an end before it has heard of the sequence: `_place` reports the end later.
+        """Cancel a sequence at its replica after it was removed from the table; does nothing for None."""
+        # A replica must get the sequence before its cancellation, so `_place` cancels a sequence that is still being
+        # submitted.
         if live is not None and live.replica is not None and not live.is_placing:
             self._spawn_cancelling(live.replica, [live])
 
@@ -117,7 +118,7 @@ class RayEngine:
     # -- replicas ----------------------------------------------------------------------------------------------------
 
     def add(self, replica: Replica) -> None:
-        """Listen to a replica from now on; it gets requests once `see` reports it ready."""
+        """Start to read a replica's events; the replica gets requests when `see` reports it as ready."""
         self._router.add(replica)
         self._listening[replica] = asyncio.create_task(self._listen(replica))
 
@@ -130,14 +131,15 @@ class RayEngine:
 
         Args:
             replica: the replica.
-            tokens_per_s: its predicted throughput with all sequences in flight.
+            tokens_per_s: its predicted tokens per second at full concurrency.
             is_ready: whether it answers.
         """
         if replica not in self._router:
             return
         time_s = now_s()
         if self._router.see(replica, tokens_per_s, is_ready=is_ready, now_s=time_s):
-            self._recovery.idle_since_s = time_s  # it was started for requests, so its idle time starts now
+            # The replica was started for requests, so the idle time starts only now.
+            self._recovery.idle_since_s = time_s
         if self._router.is_overdue(replica, time_s):
             moved = [live for live in self._recovery.of(replica) if not live.is_placing]
             if moved:
@@ -146,13 +148,13 @@ class RayEngine:
         self._spawn_placing()
 
     def retire(self, replica: Replica, *, is_leaving: bool = True) -> None:
-        """Give a replica no new sequences while it ends the present ones; or let it take requests again."""
+        """Give a replica no new sequences while it finishes its present ones; with ``is_leaving=False``, resume."""
         if replica in self._router:
             self._router.retire(replica, is_leaving=is_leaving)
             self._spawn_placing()
 
     def remove(self, replica: Replica) -> None:
-        """Use a replica no more; its sequences continue elsewhere."""
+        """Remove a replica; its sequences continue on other replicas."""
         if replica not in self._router:
             return
         self._router.remove(replica)
@@ -163,19 +165,19 @@ class RayEngine:
         self._spawn_placing()
 
     def ongoing(self, replica: Replica) -> int:
-        """Return the number of sequences that a replica has, running and queued."""
+        """Return the number of sequences on a replica, running and queued."""
         return len(self._recovery.of(replica))
 
     @property
     def demand(self) -> Demand:
-        """Sequences of each replica, waiting sequences, and the idle time."""
+        """Number of sequences on each replica, number of waiting sequences, and the idle time in seconds."""
         counts, waiting = self._recovery.counts()
         is_idle = self._recovery.is_empty and self._router.is_any_ready
         idle_s = now_s() - self._recovery.idle_since_s if is_idle else None
         return Demand(tuple(counts), waiting, idle_s)
 
     async def close(self, error: ShareComputeError) -> None:
-        """Stop answering; waiting clients get this error."""
+        """Stop the engine; waiting clients get ``error``."""
         self._closed = error
         if self._alarm is not None:
             self._alarm.cancel()
@@ -191,12 +193,12 @@ class RayEngine:
     # -- waiting -----------------------------------------------------------------------------------------------------
 
     def _place_freed(self) -> None:
-        """Let sequences that have lost their replica wait, and give them to others."""
+        """Submit sequences that lost their replica to other replicas, and limit their waiting time."""
         self._watch_waiting()
         self._spawn_placing()
 
     def _watch_waiting(self) -> None:
-        """Set the timer that gives up sequences which wait too long."""
+        """Set the timer that fails sequences which wait too long."""
         waits_s = [live.waits_s for live in self._recovery.waiting]
         if waits_s and self._alarm is None and self._closed is None:
             self._alarm = asyncio.get_running_loop().call_at(min(waits_s) + self.patience_s, self._give_up)
@@ -207,7 +209,7 @@ class RayEngine:
         for live in self._recovery.waiting:
             if time_s - live.waits_s < self.patience_s:
                 continue
-            if self._router.takers:  # replicas answer but are full: it waits on for its turn
+            if self._router.takers:  # replicas are ready but full, so the sequence may wait longer
                 live.waits_s = time_s
                 continue
             self._recovery.fail(live, self._not_ready(live))
@@ -226,7 +228,7 @@ class RayEngine:
     # -- placing -----------------------------------------------------------------------------------------------------
 
     async def _place_new(self, lives: Sequence[Resumable]) -> None:
-        """Place new sequences as `_place` does; forget them if that fails."""
+        """Submit new sequences with `_place`; remove them from the table if that fails."""
         try:
             await self._place(lives)
         except BaseException:
@@ -235,10 +237,10 @@ class RayEngine:
             raise
 
     async def _place(self, lives: Sequence[Resumable]) -> None:
-        """Give sequences with ``is_placing`` set to one replica, all together; if there is none, they wait.
+        """Submit sequences with ``is_placing`` set to one replica, all together; if no replica takes them, they wait.
 
         Raises:
-            ShareComputeError: the replicas refused them.
+            ShareComputeError: the replicas rejected the sequences.
         """
         try:
             refusal = await self._offer(lives)
@@ -258,7 +260,7 @@ class RayEngine:
             self._spawn_placing()
 
     async def _offer(self, lives: Sequence[Resumable]) -> ShareComputeError | None:
-        """Ask one replica after the other to take sequences; return the refusal if none did and one gave a reason."""
+        """Submit sequences to the first replica that accepts them; if none does, return a replica's error."""
         refusal: ShareComputeError | None = None
         for replica in self._router.in_turn(len(lives), self.ongoing):
             lives = [live for live in lives if self._recovery.has(live)]
@@ -269,10 +271,10 @@ class RayEngine:
             try:
                 await replica.submit([live.rest() for live in lives])
             except Conflict:
-                return None  # an earlier try delivered them
+                return None  # an earlier attempt has delivered the sequences
             except ContributorLost:
                 self.remove(replica)
-            except (Busy, TooLong, Unavailable) as failure:  # another replica may have more space
+            except (Busy, TooLong, Unavailable) as failure:  # another replica may have more KV capacity
                 refusal = failure if not isinstance(refusal, Busy) else refusal
             except BaseException:
                 for live in lives:
@@ -290,7 +292,7 @@ class RayEngine:
             self._placing = self._spawn(self._place_waiting())
 
     async def _place_waiting(self) -> None:
-        """Give waiting sequences to replicas in the order they came; try again while the replicas are full."""
+        """Submit waiting sequences to replicas in order of arrival; retry while the replicas are full."""
         while self._router.takers:
             waiting = self._recovery.waiting
             if not waiting:

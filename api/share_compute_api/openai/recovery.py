@@ -1,9 +1,9 @@
-"""Recovery: sequences continue on another replica when theirs is lost, and every token reaches its reader once.
+"""Moves sequences to another replica when theirs is lost, and delivers every token to its reader exactly once.
 
 `Recovery` has the only table of a deployment's live sequences: the request of each, its emitted tokens, its replica,
-and the stream of its reader. A token counts only if it comes from the replica that has the sequence, and has the next
-index. A sequence whose replica is lost waits without a replica, and is then given to another one together with its
-emitted tokens.
+and the stream of its reader. A token is accepted only if it comes from the replica that the table names, and has the
+next index. A sequence whose replica is lost waits without a replica. It is then submitted to another replica together
+with its emitted tokens.
 """
 
 from __future__ import annotations
@@ -23,30 +23,31 @@ from share_compute_api.openai.replica import Replica
 from share_compute_api.openai.routing import Router
 
 _PULL_S = 10.0
-"""Longest wait for the next events, in seconds."""
+"""Longest wait for a replica's next events, in seconds."""
 RETRY_S = 0.5
-"""Pause before a replica is asked again, in seconds."""
+"""Pause before a replica is asked again after an error, in seconds."""
 _log = logging.getLogger(__name__)
 
 
 class RequestStream:
-    """The events of one request's sequences, in the order in which they arrived; see `engine.Stream`.
+    """The events of one request's sequences, in order of arrival; see `engine.Stream`.
 
     Args:
         sequences: numbers of the sequences.
-        cancel: called with a sequence that the reader ends early, and whether the reader has all that it wants.
+        cancel: called when the reader ends a sequence early, with the sequence's number and whether its answer is
+            complete.
     """
 
     def __init__(self, sequences: Iterable[int], cancel: Callable[[int, bool], None]) -> None:
         self._open = set(sequences)
-        """Sequences whose last event has not arrived."""
+        """Numbers of the sequences whose last event has not arrived."""
         self._cancel = cancel
         self._events: list[SequenceEvent] = []
-        """Events that were not read yet."""
+        """Events that the reader has not read yet."""
         self._news = asyncio.Event()
 
     def put(self, event: SequenceEvent) -> None:
-        """Add an event; drop it if its sequence has ended."""
+        """Add an event; ignore the event if its sequence has ended."""
         if event.sequence not in self._open:
             return
         if not isinstance(event, Emitted):
@@ -59,7 +60,7 @@ class RequestStream:
         return self
 
     async def __anext__(self) -> list[StreamEvent]:
-        """Return all events that have arrived, at least one; a failure is raised after the events before it."""
+        """Wait for events and return all that have arrived; a failure is raised after the events before it."""
         while not self._events:
             if not self._open:
                 raise StopAsyncIteration
@@ -77,7 +78,7 @@ class RequestStream:
         return events
 
     def complete(self, sequence: int) -> None:
-        """End a sequence of which the reader has all that it wants."""
+        """End a sequence whose answer is complete for the reader."""
         self._end(sequence, is_complete=True)
 
     def close(self) -> None:
@@ -93,40 +94,40 @@ class RequestStream:
 
 @dataclass(slots=True)
 class Resumable:
-    """A sequence that has not ended, with all that another replica needs to continue it."""
+    """A sequence that has not ended, with everything that another replica needs to continue it."""
 
     generation: Generation
     stream: RequestStream
     came_s: float
     emitted: list[int] = field(default_factory=list)
     last_token_s: float = 0.0
-    """Time at which its last token arrived."""
+    """Time at which the sequence's last token arrived, in seconds."""
     replica: Replica | None = None
-    """Replica that computes it or is asked to take it; None while it waits for one."""
+    """Replica that runs the sequence or is asked to accept it; None while the sequence waits for a replica."""
     is_placing: bool = True
-    """Whether a replica is being asked to take it. Until that replica answers, no other is asked, and it is not
-    cancelled."""
+    """Whether a replica is being asked to accept the sequence. Until that replica answers, no other replica is asked,
+    and the sequence is not cancelled there."""
     waits_s: float = 0.0
-    """Time since when it waits for a replica."""
+    """Time since when the sequence waits for a replica, in seconds."""
 
     @property
     def waits(self) -> bool:
-        """Whether it is waiting to be given to a replica."""
+        """Whether the sequence waits and no replica is being asked to accept it."""
         return self.replica is None and not self.is_placing
 
     def rest(self) -> Generation:
-        """Return the generation that remains, after the emitted tokens."""
+        """Return the generation to submit next: the original one with the tokens that were already emitted."""
         return self.generation.model_copy(update={"emitted": tuple(self.emitted)})
 
 
 class Recovery:
-    """The live sequences of one deployment; all calls come from the event loop's thread.
+    """The table of a deployment's live sequences; all methods must be called in the event loop's thread.
 
     Args:
         name: name of the deployment.
         router: the replicas.
         meter: records token latencies and ends of sequences.
-        freed: called when sequences have lost their replica and wait for another one.
+        freed: called after sequences have lost their replica and wait for another replica.
     """
 
     def __init__(self, name: str, router: Router, meter: Meter, freed: Callable[[], None]) -> None:
@@ -136,55 +137,55 @@ class Recovery:
         self._freed = freed
         self._live: dict[int, Resumable] = {}
         self.idle_since_s = now_s()
-        """Time since when there is no sequence, or since when a replica answers."""
+        """Time of the event after which the deployment is idle: the last sequence ended, or a replica became ready."""
 
     # -- the table ---------------------------------------------------------------------------------------------------
 
     def add(self, generations: Sequence[Generation], stream: RequestStream) -> list[Resumable]:
-        """Add the sequences of one request, which are then to be placed."""
+        """Add the sequences of one request to the table; the caller then submits them to a replica."""
         time_s = now_s()
         added = [Resumable(generation, stream, time_s, waits_s=time_s) for generation in generations]
         self._live.update((live.generation.sequence, live) for live in added)
         return added
 
     def has(self, live: Resumable) -> bool:
-        """Return whether a sequence has not ended."""
+        """Return whether a sequence is still in the table."""
         return self._live.get(live.generation.sequence) is live
 
     def of(self, replica: Replica | None) -> list[Resumable]:
-        """Return the sequences of a replica, running and queued; None for those that have no replica."""
+        """Return the sequences of a replica, running and queued; for None, the sequences without a replica."""
         return [live for live in self._live.values() if live.replica is replica]
 
     @property
     def waiting(self) -> list[Resumable]:
-        """The sequences that wait to be given to a replica, in the order in which they came."""
+        """The sequences that wait for a replica, in order of arrival."""
         return [live for live in self._live.values() if live.waits]
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is no sequence."""
+        """Whether the table is empty."""
         return not self._live
 
     def counts(self) -> tuple[list[int], int]:
-        """Return the number of sequences of each replica, and the number of those that have none."""
+        """Return the number of sequences of each replica, and the number of sequences without a replica."""
         counts = dict.fromkeys(self._router, 0)
         waiting = 0
         for live in self._live.values():
-            if live.replica is None:  # also while a new one is asked about
+            if live.replica is None:  # also while a first replica is being chosen
                 waiting += 1
             else:
                 counts[live.replica] = counts.get(live.replica, 0) + 1
         return list(counts.values()), waiting
 
     def forget(self, sequence: int) -> Resumable | None:
-        """Remove a sequence from the table and return it; None if it has ended."""
+        """Remove a sequence from the table and return it; return None if it is not in the table."""
         live = self._live.pop(sequence, None)
         if live is not None and not self._live:
             self.idle_since_s = now_s()
         return live
 
     def cancelled(self, sequence: int, *, is_complete: bool) -> Resumable | None:
-        """Remove a sequence that its reader ended, and count its end; None if it has ended."""
+        """Remove a sequence that its reader ended, count it, and return it; None if it had ended before."""
         live = self.forget(sequence)
         if live is not None:
             self._meter.ended("stop" if is_complete else "abort", now_s() - live.came_s)
@@ -206,7 +207,7 @@ class Recovery:
     # -- events of replicas ------------------------------------------------------------------------------------------
 
     async def listen(self, replica: Replica) -> None:
-        """Process a replica's events until the replica is lost; its sequences keep it until `free`."""
+        """Process a replica's events until the replica is lost. Its sequences stay assigned to it until `free`."""
         received = 0
         while True:
             try:
@@ -222,7 +223,7 @@ class Recovery:
                 self._take(replica, events)
 
     def _take(self, replica: Replica, events: Sequence[SequenceEvent]) -> None:
-        """Give each event to its reader, unless it is late or repeated, or the sequence continues elsewhere."""
+        """Pass each event to its reader. Ignore late and repeated events, and those of sequences that have moved."""
         given_up: list[Resumable] = []
         time_s = now_s()
         for event in events:
@@ -244,7 +245,7 @@ class Recovery:
         self.free(given_up)
 
     def _may_go_on(self, replica: Replica, event: SequenceEvent) -> bool:
-        """Return whether another replica may continue a sequence that this one gave up."""
+        """Return whether the event says that ``replica`` gave the sequence up, and another replica may continue it."""
         is_given_up = isinstance(event, Failed) and isinstance(event.error, Unavailable)
         return is_given_up and any(taker is not replica for taker in self._router.takers)
 
@@ -256,7 +257,7 @@ class Recovery:
         live.last_token_s = time_s
 
     def free(self, lives: Sequence[Resumable]) -> None:
-        """Let sequences wait for another replica."""
+        """Remove sequences from their replica; they wait for another one."""
         time_s = now_s()
         for live in lives:
             live.replica, live.waits_s = None, time_s

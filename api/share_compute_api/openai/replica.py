@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from share_compute_actors.inference.assignment import ServingAssignment
 
 _STOP_S = 10.0
-"""Seconds in which a server ends its members; after them it is killed together with them."""
+"""Seconds for a replica's server to end its members; after that, the server is killed together with them."""
 _generations: TypeAdapter[list[Generation]] = TypeAdapter(list[Generation])
 _topology: TypeAdapter[Topology] = TypeAdapter(Topology)
 
@@ -29,29 +29,29 @@ _topology: TypeAdapter[Topology] = TypeAdapter(Topology)
 class Replica(Protocol):
     """One replica of a deployment.
 
-    Every method but `close` raises ContributorLost when the replica's process died, and Unavailable when it failed.
+    Every method except `close` raises ContributorLost when the replica's process died, and Unavailable when it failed.
     """
 
     async def submit(self, generations: Sequence[Generation]) -> None:
-        """Accept sequences, all or none.
+        """Accept all of these sequences or none.
 
         Raises:
             TooLong: a prompt leaves no space for a token.
-            Busy: too many sequences wait already.
+            Busy: too many sequences are queued.
             UserError: the sequences cannot be served as they are.
         """
 
     async def cancel(self, sequences: Sequence[int]) -> None:
-        """End sequences that no client wants any longer."""
+        """Cancel sequences that no client waits for."""
 
     async def pull(self, after: int, timeout_s: float) -> list[SequenceEvent]:
-        """Return the events of all sequences after the first ``after``; wait up to ``timeout_s`` seconds for one."""
+        """Return the sequences' events after the first ``after``; wait up to ``timeout_s`` seconds for at least one."""
 
     async def status(self) -> ServingStatus:
         """Return the status of the replica."""
 
     async def offer(self, topology: Topology) -> None:
-        """Report the machines that the replica may use from now on; replaces earlier reports."""
+        """Send the replica the machines that it may use from now on; this replaces earlier offers."""
 
     async def close(self) -> None:
         """End the replica and all processes that it started."""
@@ -84,15 +84,15 @@ class RayReplica:
         self._actor = actor
 
     async def submit(self, generations: Sequence[Generation]) -> None:
-        """Accept sequences, all or none."""
+        """Accept all of these sequences or none."""
         await self._ask("submit", _generations.dump_json(list(generations)).decode())
 
     async def cancel(self, sequences: Sequence[int]) -> None:
-        """End sequences that no client wants any longer."""
+        """Cancel sequences that no client waits for."""
         await self._ask("cancel", list(sequences))
 
     async def pull(self, after: int, timeout_s: float) -> list[SequenceEvent]:
-        """Return the events of all sequences after the first ``after``."""
+        """Return the sequences' events after the first ``after``; wait up to ``timeout_s`` seconds for at least one."""
         return read_events(await self._ask("pull", after, timeout_s, more_s=timeout_s))
 
     async def status(self) -> ServingStatus:
@@ -100,11 +100,11 @@ class RayReplica:
         return ServingStatus.model_validate_json(await self._ask("status"))
 
     async def offer(self, topology: Topology) -> None:
-        """Report the machines that the replica may use from now on."""
+        """Send the replica the machines that it may use from now on; this replaces earlier offers."""
         await self._ask("offer", _topology.dump_json(topology).decode())
 
     async def _ask(self, method: str, *arguments: Any, more_s: float = 0.0) -> Any:
-        """Call a method that waits for up to ``more_s`` seconds before it answers."""
+        """Call a method that may wait ``more_s`` seconds before it answers; the time limit includes this wait."""
         with _translated(self._name):
             return await self._actor.call(method, *arguments, timeout_s=ANSWER_S + more_s)
 

@@ -1,4 +1,4 @@
-"""Requests of the OpenAI API: parameters that are understood, ignored or refused."""
+"""Requests of the OpenAI API: which parameters are supported, ignored or rejected."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _HARMLESS = frozenset(
         "user",
     }
 )
-"""Parameters that are ignored because they change no answer."""
+"""Parameters that are accepted and ignored, because they do not change the answer."""
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "audio": (None,),
     "echo": (None, False),
@@ -53,7 +53,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "verbosity": (None,),
     "web_search_options": (None,),
 }
-"""Parameters that are not supported, with the values that ask for nothing and are accepted."""
+"""Unsupported parameters -> values that are accepted because they mean "not used"."""
 
 
 class ApiRequest(StrictModel):
@@ -175,7 +175,7 @@ class Message(StrictModel):
 
 
 _ANSWERED = frozenset({"annotations", "audio", "function_call", "refusal", "tool_calls"})
-"""Fields of an answer's message that this server leaves empty."""
+"""Fields of an assistant's message that this server always leaves empty."""
 
 
 class ChatRequest(TextRequest):

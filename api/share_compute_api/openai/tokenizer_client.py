@@ -1,4 +1,4 @@
-"""A served model's tokenizer in the control plane: isolated processes do the work, the vocabulary is kept here."""
+"""Client for a served model's tokenizer: isolated processes encode text, and this process decodes tokens."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _versions = count()
 
 
 class TokenizerClient:
-    """Turns texts and chats into tokens.
+    """Turns texts and conversations into token ids.
 
     Args:
         folder: a Hugging Face folder.
-        version: number that differs from earlier uses of the folder, when its content may have been another.
-        processes: isolated processes that work on its files.
+        version: number that changes whenever the folder's content may have changed.
+        processes: isolated processes that read the folder's files.
         vocabulary: the tokenizer's vocabulary.
     """
 
@@ -32,7 +32,7 @@ class TokenizerClient:
         self._version = version
         self._processes = processes
         self.vocabulary = vocabulary
-        """Decodes tokens to text."""
+        """The tokenizer's vocabulary, which decodes tokens to text."""
 
     @classmethod
     async def load(cls, folder: Path, processes: IsolatedProcesses) -> Self:
@@ -50,9 +50,9 @@ class TokenizerClient:
         """Return the token ids of each prompt.
 
         Raises:
-            TooLong: a prompt has more tokens than the window.
-            UserError: a prompt has no tokens or ids outside the vocabulary, or the work reached a limit.
-            Busy: too many requests wait.
+            TooLong: a prompt has more tokens than the model's context window.
+            UserError: a prompt is empty or has ids outside the vocabulary, or a limit of time or memory was reached.
+            Busy: too many requests are queued.
         """
         texts = [prompt for prompt in prompts if isinstance(prompt, str)]
         found: list[tuple[int, ...]] = []
@@ -68,12 +68,13 @@ class TokenizerClient:
         ]
 
     async def chat(self, messages: Sequence[dict[str, str]], window_tokens: int) -> tuple[int, ...]:
-        """Return the token ids of a conversation, up to where its answer begins.
+        """Return the token ids of a conversation, including the prompt for the assistant's answer.
 
         Raises:
-            TooLong: the conversation has more tokens than the window.
-            UserError: the tokenizer has no chat template, it refuses these messages, or the work reached a limit.
-            Busy: too many requests wait.
+            TooLong: the conversation has more tokens than the model's context window.
+            UserError: the tokenizer has no chat template, it refuses these messages, or a limit of time or memory was
+                reached.
+            Busy: too many requests are queued.
         """
         question = Chat(
             folder=self._folder,
@@ -85,13 +86,13 @@ class TokenizerClient:
         return self.vocabulary.check(ids, window_tokens)
 
     async def check_schema(self, schema: str) -> None:
-        """Check that generated text can follow a JSON schema.
+        """Check that generation can be constrained to a JSON schema.
 
         Args:
             schema: the schema as JSON; "" is any object.
 
         Raises:
-            UserError: text cannot follow it, or the work reached a limit.
-            Busy: too many requests wait.
+            UserError: the schema is not supported, or a limit of time or memory was reached.
+            Busy: too many requests are queued.
         """
         await self._processes.answer(CheckSchema(text=schema, owner=str(self._folder)))

@@ -1,7 +1,7 @@
-"""Turns one sequence's tokens into what its client reads: text up to a stop string, and the tokens of that text.
+"""Turns one sequence's tokens into text up to a stop string, together with the tokens of that text.
 
-Tokens are decoded one by one. A character that takes several tokens is held back until it is complete, and so is a
-possible beginning of a stop string.
+Tokens are decoded one by one. A character that consists of several tokens is held back until it is complete. Text that
+may be the beginning of a stop string is held back too.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from share_compute.inference.scheduler.events import Emitted, Finished
 Finish = Literal["stop", "length"]
 _BROKEN = "\ufffd"
 _CONTEXT_TOKENS = 5
-"""Tokens of the prompt that are kept as context: some tokenizers decode a token differently where a text begins."""
+"""Number of prompt tokens kept as context: some tokenizers decode a token differently at the beginning of a text."""
 _MOST_BYTES = 3
-"""Most bytes of an incomplete character. It has at most as many tokens, and decodes to at most as many U+FFFD."""
+"""Most bytes of an incomplete UTF-8 character. The character has at most as many tokens, and decodes to at most as many
+U+FFFD."""
 _WINDOW_TOKENS = 16
 
 
@@ -29,21 +30,21 @@ class Piece:
     tokens: tuple[Written, ...] = ()
     """Tokens of the text, with log-probabilities; empty if the client did not ask for them."""
     finish: Finish | None = None
-    """Reason why the sequence ended here; None if it did not."""
+    """Reason why the sequence ended with this piece; None if it continues."""
 
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """A token of the text."""
+    """A generated token and the position of its text."""
 
     emitted: Emitted
     offset: int
-    """Beginning of its text, in characters from the beginning of the answer."""
+    """Position of the token's text, in characters from the beginning of the answer."""
 
 
 @dataclass(slots=True)
 class Told:
-    """All pieces of one sequence together."""
+    """Concatenation of all pieces of one sequence."""
 
     text: str = ""
     tokens: list[Written] = field(default_factory=list)
@@ -61,10 +62,10 @@ class Writer:
 
     Args:
         tokenizer: the model's tokenizer.
-        prompt: the tokens before the first one.
+        prompt: the prompt's tokens, which precede the first event.
         end_ids: tokens that end the sequence and have no text.
         stops: strings before which the text ends.
-        keeps_tokens: whether the client wants the tokens too.
+        keeps_tokens: whether pieces include tokens, for clients that request log-probabilities.
     """
 
     def __init__(
@@ -82,16 +83,17 @@ class Writer:
         self._keeps_tokens = keeps_tokens
         self._tokens: list[Written] = []
         self._read = 0
-        """Characters decoded from the tokens."""
+        """Number of characters decoded from the tokens."""
         self._told = 0
-        """Characters that the client has received."""
+        """Number of characters returned to the client."""
         self.num_tokens = 0
         """Number of generated tokens."""
         self.cached_tokens = 0
-        """Number of prompt tokens that were copied, not computed; known with the first token."""
+        """Number of prompt tokens whose computation was skipped because of prefix caching; known with the first token.
+        """
 
     def read(self, event: Emitted | Finished) -> Piece:
-        """Return the text that a token, or the end, adds; the piece has a finish when the text is over."""
+        """Return the text that a token or the end adds; the piece has ``finish`` set when the text is complete."""
         if isinstance(event, Finished):
             return self._finish("length" if event.reason == "length" else "stop")
         self.num_tokens += 1
@@ -120,34 +122,34 @@ class Writer:
 
 
 class Decodes(Protocol):
-    """Turns token ids into text."""
+    """Decodes token ids to text."""
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return the text, without special tokens; bytes that are not valid UTF-8 become U+FFFD."""
+        """Return the text without special tokens; bytes that are not valid UTF-8 become U+FFFD."""
 
     def is_special(self, id_: int) -> bool:
-        """Return whether a token is special, so that it has no text."""
+        """Return whether a token is special; special tokens have no text."""
 
 
 class Detokenizer:
-    """Returns the text that each token adds. A token costs the decoding of a few tokens, however long the text is.
+    """Returns the text that each token adds, at a cost that does not grow with the length of the text.
 
     Args:
         tokenizer: the model's tokenizer.
-        prompt: the tokens before the first one.
+        prompt: the tokens that precede the first token to be pushed.
     """
 
     def __init__(self, tokenizer: Decodes, prompt: Sequence[int] = ()) -> None:
         self._tokenizer = tokenizer
         self._window = list(prompt[-_CONTEXT_TOKENS:])
-        """Tokens whose text was returned, as the context of the next ones; then tokens whose text was not, or not all
-        of it."""
+        """The last tokens whose text was returned, as context, followed by tokens whose text was not fully returned
+        yet."""
         self._context = len(self._window)
         self._told = len(tokenizer.decode(self._window))
-        """Characters of the window's text that were returned."""
+        """Number of characters of the window's text that were returned."""
 
     def push(self, id_: int) -> str:
-        """Return the text that is certain now; empty while a character is incomplete."""
+        """Append a token, and return the text that cannot change any more; empty while a character is incomplete."""
         if self._tokenizer.is_special(id_):
             return ""
         self._window.append(id_)
@@ -159,8 +161,8 @@ class Detokenizer:
                 self._context = len(self._window)
                 self._told = len(self._tokenizer.decode(self._window))
         elif len(self._window) - self._context > _MOST_BYTES:
-            # One character has no more tokens than this: all text is certain except a character that the last tokens
-            # began.
+            # A character has at most `_MOST_BYTES` tokens, so only a character that the last tokens began can be
+            # incomplete.
             broken = len(text) - len(text.rstrip(_BROKEN))
             new = self._tell(text, len(text) - min(broken, _MOST_BYTES))
         else:
@@ -168,7 +170,7 @@ class Detokenizer:
         return new + self._shrink(text)
 
     def flush(self) -> str:
-        """Return the remaining text, after the last token."""
+        """Return the text that is still held back, after the last token."""
         text = self._tokenizer.decode(self._window)
         return self._tell(text, len(text))
 
@@ -178,11 +180,11 @@ class Detokenizer:
         return new
 
     def _shrink(self, text: str) -> str:
-        """Drop the older half of a window that got long, which only happens with tokens that together are no text."""
+        """Drop the older half of a window that is too long, which happens only if its tokens do not form text."""
         if len(self._window) <= _WINDOW_TOKENS:
             return ""
         decode, window, half = self._tokenizer.decode, self._window, _WINDOW_TOKENS // 2
-        # Cuts between characters are preferred.
+        # Prefer a cut between two characters, where both halves decode to the same text as the whole.
         cuts = range(half, 0, -1)
         cut = next((at for at in cuts if decode(window[:at]) + decode(window[at:]) == text), half)
         gone = len(decode(window[:cut]))
@@ -194,7 +196,7 @@ class Detokenizer:
 
 
 class StopStrings:
-    """Finds stop strings in a text that comes in pieces.
+    """Finds stop strings in a text that arrives in pieces.
 
     Args:
         strings: the stop strings, none of them empty.
@@ -204,10 +206,10 @@ class StopStrings:
         self._strings = tuple(strings)
         self._held = ""
         self.found = False
-        """Whether a stop string was found, so that the text is over."""
+        """Whether a stop string was found; the text ends before it."""
 
     def push(self, text: str) -> str:
-        """Return the text that can be shown now."""
+        """Add text, and return the part of the text held so far that cannot belong to a stop string."""
         if not self._strings:
             return text
         text = self._held + text
@@ -220,12 +222,12 @@ class StopStrings:
         return text[: len(text) - kept]
 
     def flush(self) -> str:
-        """Return the text that was held back, after the last piece."""
+        """Return the text that is still held back, after the last piece."""
         text, self._held = self._held, ""
         return text
 
 
 def _overlap(text: str, string: str) -> int:
-    """Return how many of the last characters of ``text`` may be the beginning of ``string``."""
+    """Return the length of the longest suffix of ``text`` that is a proper prefix of ``string``."""
     longest = min(len(text), len(string) - 1)
     return next((count for count in range(longest, 0, -1) if text.endswith(string[:count])), 0)

@@ -1,1 +1,1 @@
-"""State and services of the control plane that routes use: keys, sessions, streams, alerts, limits."""
+"""State and services of the control plane that routes use: authorization, sessions, event streams, alerts, limits."""

@@ -1,7 +1,7 @@
-"""Alerts for the operator: lost machines, jobs that fail or wait, versions that differ, a full disk.
+"""Alerts for the operator: lost machines, jobs that fail or wait, version mismatches, a full disk.
 
-Alerts are not stored. They are computed from the rows of the database at one moment, so that none can be out of date.
-`AlertWatch` polls and emits an event when they change, since some alerts begin by time alone.
+Alerts are not stored. They are computed from the current rows of the database, so that they are never out of date.
+`AlertWatch` polls them, because some alerts begin only because time passes, and emits an event when they change.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from share_compute_api.schemas.versions import check_versions, local_versions
 from share_compute_api.server.context import Context
 
 REMEMBERED: Final = timedelta(hours=1)
-"""Time for which a loss or a failure is reported after it happened."""
+"""Time after a loss or a failure during which the alert for it is shown."""
 SILENCE: Final = timedelta(seconds=20)
 """Time without a heartbeat (one every 2 s) after which a machine counts as unresponsive."""
 _FRUITLESS: Final = 2
@@ -34,12 +34,13 @@ _HEARD = (
     ContributorState.quarantined,
     ContributorState.draining,
 )
-"""States in which an agent sends heartbeats. `ContributorSupervisor` gives up machines that stay in `joining`."""
+"""States in which an agent sends heartbeats. In `joining` there are none yet; `ContributorSupervisor` has a time limit
+for it."""
 _log = logging.getLogger(__name__)
 
 
 def find_alerts(context: Context) -> list[Alert]:
-    """Return all present alerts: errors first, then the latest first."""
+    """Return all current alerts: errors first, then by start time, newest first."""
     store, now = context.store, context.store.clock()
     lately, longest_wait = now - REMEMBERED, timedelta(seconds=context.settings.alert_wait_s)
     found = [
@@ -86,16 +87,17 @@ def of_machines(
     """Yield alerts for machines that are lost, unresponsive, quarantined, or incompatible with the server.
 
     Args:
-        machines: machines that are present, and machines that left within `REMEMBERED`.
+        machines: present machines, and machines that left within `REMEMBERED`.
         server: versions of the server.
         now: the present time.
-        started_at: time at which the server began to listen; no heartbeat could arrive before.
+        started_at: time at which the server began to listen, before which no heartbeat could arrive.
     """
     machines = list(machines)
     here = {machine.name for machine in machines if machine.left_at is None}
     for machine in machines:
         if machine.state is ContributorState.lost:
-            # A machine that joined again with another invite is not missed.
+            # A machine with the same name is present: the machine has joined again with another invite, so it is not
+            # missing.
             if machine.name not in here:
                 yield _of_machine("machine-lost", machine, f"was lost: {machine.reason}", machine.left_at)
             continue
@@ -140,7 +142,10 @@ def _of_machine(kind: str, machine: PresenceRecord, text: str, since: datetime |
 
 
 def _mismatch(server: Versions, machine: PresenceRecord) -> VersionMismatch | None:
-    """Return the mismatch between a machine's versions and the server's; an older server may have admitted it."""
+    """Return the mismatch between a machine's versions and the server's; None if they match.
+
+    There can be one, because an older version of the server may have admitted the machine.
+    """
     if not set(Versions.model_fields) <= set(machine.versions):
         return None
     try:
@@ -153,7 +158,7 @@ def _mismatch(server: Versions, machine: PresenceRecord) -> VersionMismatch | No
 def of_jobs(
     queue: Iterable[QueuedJob], failed: Iterable[JobRecord], now: datetime, longest_wait: timedelta
 ) -> Iterator[Alert]:
-    """Yield alerts for failed jobs, for jobs that wait long, and for jobs whose attempts repeatedly get nowhere."""
+    """Yield alerts for jobs that failed, wait long, or had several attempts without a committed step."""
     for job in failed:
         yield Alert(
             id=f"job-failed {job.id} {job.attempt}",
@@ -217,7 +222,7 @@ def of_deployments(
                     kind="deployment-waits",
                     severity="warning",
                     text=f"deployment {one.name} does not answer: {one.reason}",
-                    # For a deployment that answered before, no record says when it stopped.
+                    # For a deployment that was ready before, no record says when it stopped being ready.
                     since=one.created_at if one.ready_at is None else None,
                     deployment_id=one.id,
                 )
@@ -227,7 +232,7 @@ def of_deployments(
 
 
 class AlertWatch:
-    """Polls the alerts, and emits an event when some began or ended."""
+    """Polls the alerts, and emits an event when an alert began or ended."""
 
     def __init__(self, context: Context) -> None:
         self._context = context

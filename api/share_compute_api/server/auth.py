@@ -1,7 +1,7 @@
-"""Authorization: API keys for people and programs, sessions for browsers, one key for each contributor.
+"""Authorization: API keys for people and programs, sessions for browsers, and one key for each contributor.
 
-Every route names the scope that it needs by a dependency of this module. `check_routes` refuses an app that has a route
-without a scope, unless the route is in `OPEN`.
+Every route declares the scope that it needs by a dependency of this module. `check_routes` rejects an app in which a
+route declares no scope and is not in `OPEN`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _contributor_key = HTTPBearer(
     description="The key that a contributor got when it joined; opens its own routes only.",
 )
 OPEN: Final = frozenset({"getHealth", "getJobSchema", "signIn", "getSession", "signOut", "preflight", "join"})
-"""Operations that need no key. ``preflight`` and ``join`` ask for an invite, ``signIn`` for a key or a code."""
+"""Operations that need no API key. ``preflight`` and ``join`` need an invite, ``signIn`` a key or a one-time code."""
 _SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 """HTTP methods that change nothing."""
 
@@ -44,7 +44,7 @@ def require_api_key(
     context: InContext,
     bearer: Annotated[HTTPAuthorizationCredentials | None, Depends(_api_key)],
 ) -> ApiKeyRecord:
-    """Return the API key of a request, or of the session that its cookie stands for, if it has the scopes needed.
+    """Return the API key of a request, or of the session in its cookie, if the key has the needed scopes.
 
     Raises:
         NotAuthorized: the request has no key, or an invalid one.
@@ -72,12 +72,12 @@ def require_api_key(
 
 
 def needs(scope: Scope) -> Any:
-    """Return the dependency of a route that needs an API key with this scope."""
+    """Return a FastAPI dependency that requires an API key with this scope."""
     return Security(require_api_key, scopes=[scope.value])
 
 
 CHAT, READ, SUBMIT, ADMIN = ([needs(scope)] for scope in (Scope.chat, Scope.read, Scope.submit, Scope.admin))
-"""Dependencies of routes that do not use the key itself: ``@router.get(..., dependencies=READ)``."""
+"""Dependencies of routes that need a scope but do not use the key: ``@router.get(..., dependencies=READ)``."""
 Chatter = Annotated[ApiKeyRecord, needs(Scope.chat)]
 Reader = Annotated[ApiKeyRecord, needs(Scope.read)]
 Submitter = Annotated[ApiKeyRecord, needs(Scope.submit)]
@@ -86,7 +86,7 @@ Admin = Annotated[ApiKeyRecord, needs(Scope.admin)]
 
 
 def require_owner(caller: ApiKeyRecord, owner: str | None, what: str) -> None:
-    """Raise NotOwner unless the caller may change a thing that it can see."""
+    """Raise NotOwner unless the caller may change an object that it may read."""
     if not caller.owns(owner):
         raise NotOwner(
             f"{what} belongs to another key",
@@ -104,7 +104,7 @@ def _missing(needed: SecurityScopes, found: tuple[Scope, ...], hint: str) -> Mis
 
 
 def session_of(request: Request, context: Context) -> tuple[ApiKeyRecord, datetime] | None:
-    """Return the API key of a browser's session, and the end of the session; None if it is not signed in."""
+    """Return the API key and the expiry of the request's browser session; None without a valid session."""
     token = request.cookies.get(context.sessions.cookie)
     found = None if token is None else context.sessions.read(token, context.store.clock())
     if found is None:
@@ -115,18 +115,18 @@ def session_of(request: Request, context: Context) -> tuple[ApiKeyRecord, dateti
 
 
 def refuse_other_sites(request: Request) -> None:
-    """Refuse requests with a session cookie that a page of another site makes a browser send.
+    """Reject cross-site requests that carry a session cookie (CSRF protection).
 
     ``SameSite=Strict`` keeps the cookie from other sites, but another port of the same host counts as the same site.
     Browsers name the origin of a request in ``Sec-Fetch-Site``, or in ``Origin`` if the connection is not secure.
 
     Raises:
-        OtherSite: the request is from another site, or it changes something and does not name its origin.
+        OtherSite: the request comes from another site, or it has an unsafe method and does not name its origin.
     """
     site, origin = request.headers.get("sec-fetch-site"), request.headers.get("origin")
     is_safe = request.method in _SAFE
     if site is not None:
-        # "none": the user typed the address.
+        # "none": the user typed the address or opened a bookmark.
         is_ours = site == "same-origin" or (is_safe and site == "none")
     elif origin is not None:
         host = request.headers.get("host", "")
@@ -176,7 +176,7 @@ async def require_living_contributor(
     context: InContext,
     bearer: Annotated[HTTPAuthorizationCredentials | None, Depends(_contributor_key)],
 ) -> ContributorRecord:
-    """Run `require_contributor` in the threads that are reserved for heartbeats."""
+    """Run `require_contributor` in the thread pool that is reserved for heartbeats."""
     return await to_thread.run_sync(
         require_contributor, contributor_id, request, needed, context, bearer, limiter=context.heartbeats
     )
@@ -186,18 +186,18 @@ SelfContributor = Annotated[ContributorRecord, Security(require_contributor, sco
 LivingContributor = Annotated[
     ContributorRecord, Security(require_living_contributor, scopes=[Scope.contribute.value])
 ]
-"""The contributor that sends a heartbeat."""
+"""The contributor that sends a heartbeat, authenticated by its own key."""
 
 
 def check_routes(app: FastAPI) -> None:
-    """Raise RuntimeError unless each route of the API either names a scope or is in `OPEN`, and not both."""
+    """Raise RuntimeError unless each route of the API either declares a scope or is in `OPEN`, and not both."""
     for route, scopes in declared_scopes(app):
         if bool(scopes) == (route.operation_id in OPEN):
             raise RuntimeError(f"{route.path} must name a scope, or be open, and not both")
 
 
 def declared_scopes(app: FastAPI) -> Iterator[tuple[RouteContext, tuple[Scope, ...]]]:
-    """Yield each route of the API with the scopes that it needs."""
+    """Yield each route of the API with the scopes that it declares."""
     for route in iter_route_contexts(app.routes):
         if isinstance(route.original_route, APIRoute):
             yield route, in_order({Scope(name) for name in _scopes(route.dependant)})

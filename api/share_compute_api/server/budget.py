@@ -1,4 +1,4 @@
-"""Concurrency limit for requests that read files or parse much: a few run, some wait, further ones get `Busy`."""
+"""Concurrency limit for requests with expensive work: some run, some wait, and the rest get `Busy`."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ Result = TypeVar("Result")
 
 
 class Budget:
-    """Runs functions in threads, in the order of the calls.
+    """Runs functions in threads, first come, first served.
 
     Args:
         at_once: number of functions that may run at the same time.
-        most_waiting: number of functions that may wait; further ones are refused.
-        most_of_one: number of functions of one caller that may run or wait; the limit leaves room for other callers.
+        most_waiting: number of functions that may wait; more are rejected.
+        most_of_one: number of functions that may run or wait for one caller, so that other callers get a share.
     """
 
     def __init__(self, at_once: int = 4, most_waiting: int = 60, most_of_one: int = 16) -> None:
@@ -31,14 +31,14 @@ class Budget:
         self._under_way: Counter[str] = Counter()
 
     async def run(self, caller: str, work: Callable[[], Result]) -> Result:
-        """Run a function and return its result.
+        """Run a function in a thread and return its result.
 
         Args:
             caller: id of the API key of the request.
             work: the function.
 
         Raises:
-            Busy: too many functions wait.
+            Busy: too many functions wait already.
         """
         mine, all_ = self._under_way[caller], self._under_way.total()
         if mine >= self._most_of_one or all_ >= self._most:

@@ -1,4 +1,4 @@
-"""The parts of the control plane that every route can use."""
+"""The parts of the control plane that all routes can use."""
 
 from __future__ import annotations
 
@@ -50,45 +50,46 @@ class Context:
     started_at: datetime
     """Start time of the server."""
     fingerprint: str | None = None
-    """Fingerprint of this server's key, part of each invite; None for plain HTTP or a key that authorities verify."""
+    """Fingerprint of this server's TLS key, part of each invite; None for plain HTTP or a certificate of a public
+    authority."""
     codes: SignInCodes = field(default_factory=SignInCodes)
-    """One-time codes that sign browsers in."""
+    """One-time codes with which browsers sign in."""
     guesses: Guesses = field(default_factory=Guesses)
-    """Rate limit for clients that guess keys and invites."""
+    """Rate limit for clients that guess keys or invites."""
     notifier: Notifier = field(default_factory=Notifier)
     uploads: UploadStore = field(init=False)
     """Files that users uploaded."""
     data_roots: DataRoots = field(init=False)
-    """Folders of the server below which jobs may name files."""
+    """Folders of the server in which jobs may name files."""
     heartbeats: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(_HEARTBEAT_THREADS))
-    """Threads reserved for heartbeats, so that these never wait for other requests."""
+    """Limiter for the threads that are reserved for heartbeats, so that heartbeats never wait for other requests."""
     dials: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(_DIALS))
-    """Limit of the machines whose ports the server dials at the same time."""
+    """Limiter for concurrent reachability checks, in which the server connects to a machine's ports."""
     tasks: set[asyncio.Task[Any]] = field(default_factory=set)
-    """Background tasks, which run beside the requests."""
+    """Background tasks; they end with the server."""
     plans: PlanProcesses = field(default_factory=PlanProcesses)
     """Computes plans in separate processes."""
     exports: ExportProcesses = field(default_factory=ExportProcesses)
     """Exports checkpoints in separate processes."""
     checks: Budget = field(default_factory=Budget)
-    """Limit of the submissions that are parsed and checked at the same time."""
+    """Limit of the number of submissions that are parsed and checked concurrently."""
     isolated: IsolatedProcesses = field(default_factory=IsolatedProcesses)
-    """Work on tokenizers, chat templates and schemas, in processes with limits."""
+    """Isolated processes for tokenizers, chat templates and schemas, with limits of memory and time."""
     engines: Engines = field(init=False)
     """Engines that answer requests to served models."""
     islands: IslandMap = field(init=False)
-    """Groups of machines with similar links."""
+    """Computes groups of machines with similar links (islands)."""
     metrics: Metrics = field(default_factory=Metrics)
     """Metrics for Prometheus."""
     deployments: DeploymentSupervisor | None = None
     """Runs the deployments; None without a cluster."""
     rotation: TokenRotation | None = None
-    """Changes the cluster's token; None without a cluster."""
+    """Replaces the cluster's token; None without a cluster."""
     measurements: Measurements | None = None
     """Measures contributors; None without a cluster."""
 
     def __post_init__(self) -> None:
-        """Create the parts that need other parts, and find the uploads of earlier runs."""
+        """Create the parts that depend on other parts, and find the uploads of earlier runs."""
         self.engines = Engines(self.isolated)
         self.islands = IslandMap(self.store)
         settings = self.settings
@@ -101,7 +102,7 @@ class Context:
         )
 
     def spawn(self, work: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
-        """Run a background task until it ends or the server ends."""
+        """Run a background task until it ends or the server shuts down."""
         task = asyncio.create_task(work)
         self.tasks.add(task)
         task.add_done_callback(self._ended)
@@ -124,7 +125,7 @@ class Context:
 
 
 async def _context(request: Request) -> Context:
-    # Not a plain function: FastAPI would call it in a thread, and each request would wait for one.
+    # A coroutine function, because FastAPI runs plain functions in threads, for which each request would have to wait.
     context: Context = request.app.state.context
     return context
 

@@ -1,4 +1,4 @@
-"""Live figures of deployments for the event stream; they are sent when they change, and not stored."""
+"""Live statistics of deployments for the event stream; they are sent when they change, and are not stored."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from share_compute_api.schemas.bodies import DeploymentStatus, ReplicaCounts, Vi
 
 KIND = "figures"
 PERIOD_S = 2.0
-"""Shortest time between two figures of one deployment, in seconds."""
+"""Shortest time between two reports on one deployment, in seconds."""
 _AGAIN_S = 10.0
-"""Time after which unchanged figures are sent again, in seconds, so that listeners know how old they are."""
+"""Time after which unchanged statistics are sent again, in seconds, so that clients can see that they are current."""
 
 
 class DeploymentFigures(View):
@@ -29,18 +29,18 @@ class DeploymentFigures(View):
 
 
 class Figures:
-    """The figures that one listener has received."""
+    """Remembers the statistics that one client of the event stream has received."""
 
     def __init__(self) -> None:
         self._told: dict[str, DeploymentFigures] = {}
         self._next_s = self._again_s = 0.0
 
     def news(self, deployments: Callable[[], Iterable[Snapshot]], now_s: float) -> list[DeploymentFigures]:
-        """Return the figures that changed, at most every `PERIOD_S`; returns all of them every `_AGAIN_S`.
+        """Return the statistics that changed, at most every `PERIOD_S`; return all of them every `_AGAIN_S`.
 
         Args:
-            deployments: returns the present snapshots; called only when figures are due.
-            now_s: the present time, on any clock.
+            deployments: returns the current snapshots; called only when a report is due.
+            now_s: the current time in seconds, on any monotonic clock.
         """
         if now_s < self._next_s:
             return []

@@ -1,4 +1,4 @@
-"""Rate limit for guesses of keys and invites."""
+"""Rate limit for clients that guess keys and invites."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ from share_compute_api.connection.private import is_from_here
 Found = TypeVar("Found")
 
 _FREE: Final = 5
-"""Wrong attempts of an address before it must wait."""
+"""Number of wrong attempts per address before further attempts are delayed."""
 _LONGEST_S: Final = 60.0
 _LONGEST_HERE_S: Final = 2.0
-"""Longest wait of this machine itself, in seconds: one of its users must not lock out the others for long."""
+"""Longest delay for this machine's own addresses, in seconds: one of its users must not lock out the others for long.
+"""
 _FORGIVEN_AFTER_S: Final = 900.0
 _MOST_ADDRESSES: Final = 4096
 _MOST_KNOWN: Final = 4096
@@ -39,12 +40,12 @@ class _Wrong:
 
 
 class Guesses:
-    """Counts wrong keys and invites, and makes addresses that send many of them wait before the next try.
+    """Counts wrong keys and invites per address, and delays further attempts of an address with many of them.
 
-    The wait doubles with each wrong attempt after the first `_FREE`. Attempts are counted for each address (for an IPv6
-    client, its /64 network) and for all addresses but this machine, against guessing from many addresses.
-    A key that was right before passes without waiting, so that others behind the same address do not lock out running
-    programs. Memory is bounded: the address whose last wrong attempt is oldest is dropped first.
+    The delay doubles with each wrong attempt after the first `_FREE`. Attempts are counted for each address (for an
+    IPv6 client, its /64 network). A second count covers all addresses except this machine's, against guessing from many
+    addresses. A key that was valid before is not delayed, so that a guesser does not lock out running programs behind
+    the same address. Memory is bounded: the address whose last wrong attempt is oldest is removed first.
 
     Args:
         clock: monotonic clock, in seconds.
@@ -59,12 +60,12 @@ class Guesses:
         self._minute, self._in_minute = 0, 0
 
     def check(self, request: Request, secret: str, verify: Callable[[], Found | None]) -> Found | None:
-        """Return the result of ``verify``, unless the address of the request must still wait.
+        """Return the result of ``verify``; raise an error without a call if the request's address must still wait.
 
         Args:
             request: the request that makes the attempt.
             secret: the key, code or invite of the attempt.
-            verify: function that returns None, or raises NotAuthorized, if the secret is wrong.
+            verify: function that verifies the secret; returns None or raises NotAuthorized if the secret is wrong.
 
         Raises:
             TooManyAttempts: the address must wait; nothing was verified.
@@ -77,7 +78,7 @@ class Guesses:
         try:
             found = verify()
         except NotAuthorized as refused:
-            # The code of a used, expired or revoked invite is right, so it is not a guess.
+            # A used, expired or revoked invite has a correct secret, so presenting it is not a guess.
             if type(refused) in (NotAuthorized, InviteUnknown):
                 self._note_wrong(address)
             raise

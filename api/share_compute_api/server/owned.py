@@ -1,4 +1,4 @@
-"""Ownership: a job's files and results belong to the key that submitted it; other keys see a redacted record."""
+"""Ownership: a job's files and results belong to the key that submitted the job; other keys see a redacted record."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from share_compute.specification import with_paths
 from share_compute.store import ApiKeyRecord, DeploymentRecord, JobRecord, Store
 
 HIDDEN: Final = Path("hidden")
-"""Path that replaces the paths in the specification of another key."""
+"""Replaces each path in a specification that is shown to another key."""
 Specified = TypeVar("Specified", JobRecord, DeploymentRecord)
 
 
@@ -34,12 +34,12 @@ def require_results(store: Store, job_id: str, caller: ApiKeyRecord) -> JobRecor
 
 
 def shown(record: Specified, caller: ApiKeyRecord) -> Specified:
-    """Return a record as the caller may see it: paths of data and models of other keys are hidden."""
+    """Return a record as the caller may see it; paths of data and models are hidden unless it is the owner."""
     if caller.owns(record.owner):
         return record
 
     def hidden(path: Path, field: str) -> Path:
-        # The suffix is the format of the files, and a specification without it is not valid.
+        # The suffix is kept, because it gives the files' format, without which the specification is not valid.
         return HIDDEN.with_suffix(path.suffix) if field == "data.files" else HIDDEN
 
     return record.model_copy(update={"spec": with_paths(record.spec, hidden)})

@@ -22,7 +22,7 @@ _HTTP = {
     413: ("body-too-large", "send less; a job names its data by path, or as an upload"),
     415: ("unsupported-media-type", "set the header Content-Type"),
 }
-"""Code and hint of errors that come from HTTP itself, by status."""
+"""HTTP status -> code and hint, for errors that are raised by the HTTP layer."""
 
 
 class Problem(BaseModel):
@@ -65,7 +65,7 @@ class Problem(BaseModel):
 
 
 def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """Return OpenAPI responses for these statuses."""
+    """Return the OpenAPI descriptions of the error responses with these statuses."""
     return {
         status: {
             "description": HTTPStatus(status).phrase,
@@ -97,7 +97,7 @@ def problem_response(
 
 
 def install(app: FastAPI) -> None:
-    """Answer every error of ``app`` with a problem document."""
+    """Install handlers that return every error of ``app`` as a problem document."""
     app.add_exception_handler(ShareComputeError, _ours)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _http)
@@ -147,7 +147,7 @@ def _http(request: Request, failure: Exception) -> JSONResponse:
 
 
 def _unexpected(request: Request, failure: Exception) -> JSONResponse:
-    # Starlette raises the error again after this answer, so the log has the stack trace that the caller must not see.
+    # Starlette raises the error again after this response, so the stack trace is logged; the client must not see it.
     del failure
     return problem_response(
         request,

@@ -1,4 +1,4 @@
-"""Request bodies that are job files, as JSON or YAML."""
+"""Request bodies that contain a job file, as JSON or YAML."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ Spec = TypeVar("Spec")
 
 
 def spec_body(schema: str, example: dict[str, Any]) -> dict[str, Any]:
-    """Return the OpenAPI description of a body that `read_spec` reads.
+    """Return the OpenAPI description of a request body that `read_spec` parses.
 
     Args:
-        schema: name of the body's schema in the document.
+        schema: name of the body's schema in openapi.json.
         example: a valid example.
     """
     content = {"schema": {"$ref": f"#/components/schemas/{schema}"}, "example": example}
@@ -29,12 +29,12 @@ def spec_body(schema: str, example: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_spec(content_type: str, body: bytes, parse: Callable[[str | dict[str, Any]], Spec]) -> Spec:
-    """Return the specification in a body.
+    """Parse and return the specification in a request body.
 
     Args:
         content_type: header Content-Type of the request.
         body: body of the request.
-        parse: makes the specification from YAML text or from a JSON object.
+        parse: parses a specification, given YAML text or a JSON object.
 
     Raises:
         HTTPException: the content type is neither JSON nor YAML.
@@ -55,5 +55,5 @@ def read_spec(content_type: str, body: bytes, parse: Callable[[str | dict[str, A
         ) from failure
     except RecursionError as failure:
         raise UserError("the job is nested too deeply", hint="flatten it") from failure
-    except ValueError as failure:  # e.g. a number with thousands of digits
+    except ValueError as failure:  # for example, a number with thousands of digits
         raise UserError(f"the job is not valid JSON: {failure}", hint="fix the number") from failure

@@ -1,4 +1,4 @@
-"""Removal of deleted jobs' files, and of records and files past their retention time."""
+"""Deletes the files of deleted jobs, and records and files past their retention time."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _log = logging.getLogger(__name__)
 
 
 class Cleaner:
-    """Carries out postponed deletions, removes the files of deleted records, and prunes at regular intervals.
+    """Carries out postponed deletions, deletes the files of deleted records, and prunes at regular intervals.
 
     Args:
         store: the store with the rows.
-        data_folder: folder that contains the folders of all jobs; nothing outside those is removed.
+        data_folder: folder that contains the folders of all jobs; nothing outside the jobs' folders is deleted.
         keep: retention times, in days.
         prune_every_s: time between two prunings, in seconds.
     """
@@ -37,7 +37,7 @@ class Cleaner:
         self._keep = keep
 
     async def run(self) -> None:
-        """Poll until cancelled; the first poll handles deletions that an earlier server left."""
+        """Poll until cancelled; the first poll carries out deletions that an earlier server left unfinished."""
         loop = asyncio.get_running_loop()
         next_prune_s = loop.time()
         while True:
@@ -53,7 +53,7 @@ class Cleaner:
             await asyncio.sleep(_LOOK_S)
 
     def look(self) -> None:
-        """Delete jobs whose deletion waited for their end, and remove the folders of deleted records."""
+        """Delete jobs whose deletion was postponed until their end, and delete the folders of deleted records."""
         for job_id in self._store.deletions.due():
             self._store.deletions.job(job_id, self._data_folder)
         for folder in self._store.deletions.folders():
@@ -95,7 +95,7 @@ class Cleaner:
         self._store.deletions.removed(folder)
 
     def _without_links(self, folder: Path) -> Path | None:
-        """Return ``folder`` with links in the data folder's path resolved; None unless it is a job's, or inside one."""
+        """Resolve links in the data folder's path. Return None unless ``folder`` is a job's folder or inside one."""
         if ".." in folder.parts:
             return None
         resolved = self._data_folder.resolve()
@@ -119,7 +119,7 @@ def cleaner(settings: Settings, store: Store) -> Cleaner:
 
 
 def _size(folder: Path | None) -> int:
-    """Return the size of all files below a folder, in bytes; files that disappear meanwhile do not count."""
+    """Return the size of all files below a folder, in bytes; files that disappear meanwhile are not counted."""
     if folder is None:
         return 0
     total = 0

@@ -1,4 +1,4 @@
-"""One-time codes that sign a browser in, so that no link and no log contains a key."""
+"""One-time codes for signing a browser in, so that no link and no log contains a key."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _MOST: Final = 1000
 
 
 class SignInCodes:
-    """Store of unused codes; only their hashes are kept, and only in memory."""
+    """Stores unused codes: only their hashes, and only in memory."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -30,7 +30,7 @@ class SignInCodes:
         return code, expires_at
 
     def use(self, code: str, now: datetime) -> str | None:
-        """Use up a code and return the id of its key; None if the code is unknown, used or expired."""
+        """Redeem a code and return the id of its key; None if the code is unknown, used or expired."""
         with self._lock:
             found = self._open.pop(_digest(code), None)
         return found[0] if found is not None and now < found[1] else None

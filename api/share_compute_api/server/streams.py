@@ -1,4 +1,4 @@
-"""Event streams (server-sent events) that can start at any past event."""
+"""Event streams (server-sent events) that can start after any past event."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ STREAM_RESPONSE = {
 
 
 def starting_point(after: int | None, last_event_id: str | None, default: int) -> int:
-    """Return the number of the last event that the caller has seen."""
+    """Return the number of the last event that the client has received."""
     if last_event_id is None:
         return default if after is None else after
     if not (last_event_id.isascii() and last_event_id.isdigit()) or int(last_event_id) > MOST:
@@ -48,17 +48,17 @@ def stream(
     job_id: str | None = None,
     tells_figures: bool = False,
 ) -> StreamingResponse:
-    """Stream all events after number ``after``, of one job or of the cluster, until the caller disconnects.
+    """Stream all events after number ``after``, of one job or of the cluster, until the client disconnects.
 
-    The stream of a key that is revoked ends soon after, and reconnecting with the key is refused.
+    When the caller's key is revoked, the stream ends soon after, and a reconnection is rejected.
 
     Args:
         context: context of the server.
-        after: number of the last event that the caller has seen.
+        after: number of the last event that the client has received.
         caller: API key of the request.
         job_id: id of the job whose events are streamed; None for all events.
-        tells_figures: whether to stream live figures of deployments too. These events have no number: they describe
-            one moment, and a caller that reconnects gets the present ones.
+        tells_figures: whether to include live statistics of deployments. Their events have no number, because a client
+            that reconnects gets the current statistics.
     """
     return StreamingResponse(
         _events(context, after, caller.id, job_id, Figures() if tells_figures else None),

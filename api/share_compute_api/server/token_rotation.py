@@ -1,7 +1,7 @@
-"""Change the cluster's token: after a machine was removed, and when the operator asks for it.
+"""Replaces the cluster's token after a machine was removed, or when the operator requests it.
 
 Ray reads its token once, when a process starts, so every node restarts. Jobs write a checkpoint first and continue from
-it; streams of served models continue when their replicas are back.
+it. Streams of served models continue when their replicas are running again.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from share_compute_api.cluster.cluster import Cluster
 from share_compute_api.control.jobs.jobs import JobSupervisor
 
 _LEAVE_S = 90.0
-"""Time limit for removed machines to hand over their state, in seconds."""
+"""Time limit for removed machines to move their state to other machines, in seconds."""
 _SUSPEND_S = 120.0
 """Time limit for jobs to write their checkpoints, in seconds."""
 _LOOK_S = 0.5
@@ -40,12 +40,12 @@ class Rotated:
 
 
 class TokenRotation:
-    """Changes the token; requests that come during a change share it.
+    """Replaces the token. Requests that arrive during a replacement share its task.
 
     Args:
         cluster: the cluster of the token.
-        jobs: suspends running jobs.
-        store: lists machines that are about to leave.
+        jobs: supervisor of the jobs, which can suspend them.
+        store: store, which lists machines that are about to leave.
         spawn: starts a task that ends with the server.
     """
 
@@ -62,10 +62,10 @@ class TokenRotation:
         self._spawn = spawn
         self._under_way: asyncio.Task[Rotated] | None = None
         self._wanted = 0
-        """Number of requests so far."""
+        """Number of calls of `begin`."""
 
     def begin(self) -> asyncio.Task[Rotated]:
-        """Return the task that changes the token as soon as removed machines have handed over; start it if needed."""
+        """Return the task that replaces the token when removed machines have left; start the task if needed."""
         self._wanted += 1
         if self._under_way is None or self._under_way.done():
             self._under_way = self._spawn(self._rotate())
@@ -78,7 +78,9 @@ class TokenRotation:
         began_s = time.monotonic()
         async with self._jobs.suspended(_SUSPEND_S) as jobs:
             done = -1
-            while done != self._wanted:  # a machine removed while the head restarted may know the new token
+            # A machine that was removed while the head restarted may know the new token, so the token is replaced
+            # again.
+            while done != self._wanted:
                 done = self._wanted
                 await self._cluster.rotate_token()
             await asyncio.to_thread(self._call_back)
@@ -90,13 +92,13 @@ class TokenRotation:
         return any(one.sent_away_at is not None for one in leaving)
 
     def _call_back(self) -> None:
-        """Let all agents come back at their next heartbeat, and jobs wait until then.
+        """Mark all machines as lost, so that their agents reconnect at the next heartbeat and jobs wait for them.
 
-        The node of a machine that is leaving does not come back, because it has nothing left to hand over.
+        A machine that is draining is marked as left: its node does not restart, because it has no state left to move.
         """
         for record in self._store.contributors.list(HERE):
             is_leaving = record.state is ContributorState.draining
-            with suppress(Conflict):  # it changed meanwhile
+            with suppress(Conflict):  # the record changed meanwhile
                 self._store.contributors.set_state(
                     record,
                     ContributorState.left if is_leaving else ContributorState.lost,

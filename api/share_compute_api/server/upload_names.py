@@ -1,4 +1,4 @@
-"""Jobs that name uploads: resolves the files that a job means, and finds the jobs that use an upload."""
+"""Files that jobs refer to: resolves uploads, results and paths, and finds the jobs that use an upload."""
 
 from __future__ import annotations
 
@@ -22,15 +22,16 @@ from share_compute_api.uploads.names import checked_path
 def resolved(
     spec: AnyNamed, context: Context, caller: ApiKeyRecord, *, reads_data: bool = True
 ) -> Iterator[AnyNamed]:
-    """Yield the job with the real paths of its files on the server, without links.
+    """Yield the job with its files replaced by real paths on the server, with all links resolved.
 
-    Uploads that the job names as ``upload:ID`` are not removed inside the block.
+    Uploads that the job names as ``upload:ID`` are protected from removal until the block ends.
 
     Args:
         spec: the job, or the deployment.
         context: the server's context.
-        caller: the key that submits it; uploads and results of other keys are treated as missing.
-        reads_data: whether its data is read; a plan reads only the model, so its data may be anywhere.
+        caller: the key that submits the job; uploads and results of other keys are treated as missing.
+        reads_data: whether the job's data will be read. A plan reads only the model, so for a plan the data's path is
+            not checked.
 
     Raises:
         UserError: the job names a missing or incomplete upload, a missing result, or a file that jobs may not read. The
@@ -59,7 +60,7 @@ def resolved(
         return inside
 
     with ExitStack() as stack:
-        # One by one, because an error must name its field.
+        # One at a time, because an error must name its field.
         for upload_id, field in fields.items():
             try:
                 found[upload_id] = stack.enter_context(context.uploads.reading(upload_id, caller))
@@ -78,7 +79,7 @@ def _resolved_path(path: Path, field: str, context: Context, caller: ApiKeyRecor
 
 
 def _own_result(path: Path, context: Context, caller: ApiKeyRecord) -> Path | None:
-    """Return the real path if it is in a result of one of the caller's own jobs; else None."""
+    """Return the path with links resolved if it is in a result of one of the caller's own jobs; else None."""
     data_folder = context.settings.data_folder
     if ".." in path.parts or not path.is_relative_to(data_folder):
         return None
@@ -104,7 +105,7 @@ def _check_result(spec: Named, store: Store, caller: ApiKeyRecord) -> None:
 
 
 def users(store: Store) -> Callable[[Path], Sequence[str]]:
-    """Return a function that names the unfinished jobs and the running deployments that use a folder."""
+    """Return a function that lists the unfinished jobs and the running deployments that use a given folder."""
 
     def named(folder: Path) -> list[str]:
         found: list[tuple[str, Named]] = [(job.id, job.spec) for job in store.jobs.unfinished()]

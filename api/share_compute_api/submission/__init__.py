@@ -1,1 +1,1 @@
-"""Checks jobs, deployments and batches before they are accepted."""
+"""Validates jobs, deployments and batches before they are accepted."""

@@ -1,4 +1,4 @@
-"""Cheap checks of a batch before it is queued: its files, their first rows, and the model or deployment."""
+"""Fast checks of a batch before it is queued: its files, their first rows, and its model or deployment."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _MESSAGE = {"role": "user", "content": "?"}
 
 
 def deployment_of(job: JobRecord, model: ServedModelSpec) -> ServeJob:
-    """Return a batch's own deployment; its name is the job's id."""
+    """Return the specification of a batch's own deployment; the deployment is named after the job's id."""
     return ServeJob(name=job.id, model=model)
 
 
 def check_batch(spec: BatchJob, store: Store, engines: Engines, processes: IsolatedProcesses) -> None:
-    """Raise UserError, naming the field, when the batch cannot be done on any machines.
+    """Raise UserError, naming the field, when the batch cannot run on any machines.
 
     Args:
         spec: the batch.
@@ -53,7 +53,7 @@ def check_batch(spec: BatchJob, store: Store, engines: Engines, processes: Isola
 
 
 def require_kind(spec: BatchJob, found: str) -> None:
-    """Raise UserError unless the model is of the batch's kind."""
+    """Raise UserError unless the model's kind (text or embeddings) is the batch's kind."""
     if found == spec.kind:
         return
     what = "turns text into vectors" if found == "embed" else "writes text"

@@ -1,4 +1,4 @@
-"""Check of the server's files that a job names: they must lie below configured folders after links are resolved."""
+"""Checks the server's files that a job names: with links resolved, they must be in configured folders (data roots)."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ from share_compute.specification import Named, with_paths
 from share_compute_api.submission.model_folders import refused
 
 _PROCESSES: Final = (Path("/proc"), Path("/sys"))
-"""Folders of kernel files, which count as below no root."""
+"""Folders of kernel files; no data root includes them."""
 _DEVICES: Final = Path("/dev")
-"""Folder of devices, whose files count as below a root only if the root lies in it too, as ``/dev/shm`` does."""
+"""Folder of devices. A data root includes files in it only if the root itself is in it, for example ``/dev/shm``."""
 _MOST_ENTRIES: Final = 10_000
 
 
 def offered(settings: Settings, working_folder: Path) -> Settings:
-    """Return the settings, with the working folder as a data root if none is set and the server is on loopback.
+    """Return the settings; if no data root is set and the server is on loopback, the working folder becomes one.
 
     Args:
         settings: the settings as given.
-        working_folder: working folder of the command; not used if the data folder lies in it.
+        working_folder: working folder of the command; not used if it contains the data folder.
     """
     is_given = "data_roots" in settings.model_fields_set
     if is_given or not _is_loopback(settings.host):
         return settings
-    # A folder as wide as a home contains the server's own data, which the Ray head must not be able to read.
+    # A folder as wide as a home directory contains the server's own data, which the Ray head must not be able to read.
     if settings.data_folder.resolve().is_relative_to(working_folder.resolve()):
         return settings
     return settings.model_copy(update={"data_roots": (working_folder,)})
 
 
 def require_folders(settings: Settings) -> None:
-    """Raise UserError if a data root is not a folder: the Ray head gets read access to folders that exist."""
+    """Raise UserError if a data root is not a folder: the Ray head can only get access to existing folders."""
     for root in settings.data_roots:
         if not root.is_dir():
             raise UserError(
@@ -47,7 +47,7 @@ def require_folders(settings: Settings) -> None:
 
 
 def require_unlinked(path: Path, field: str) -> None:
-    """Raise UserError if a part of a path has become a link since the path was submitted."""
+    """Raise UserError if a component of a path has become a link since the job was submitted."""
     if os.path.realpath(path) != str(path):
         raise refused(
             field, f"a part of {path} has become a link since it was submitted", "submit it with its new path"
@@ -62,11 +62,11 @@ def _is_loopback(host: str) -> bool:
 
 
 class DataRoots:
-    """The folders below which jobs may name files.
+    """The folders in which jobs may name files.
 
     Args:
         roots: absolute folders; may be links.
-        private: folders of the server itself, which count as below no root.
+        private: folders of the server itself, which jobs may never name.
     """
 
     def __init__(self, roots: Sequence[Path], private: Sequence[Path]) -> None:
@@ -75,12 +75,12 @@ class DataRoots:
         self._private = tuple(Path(os.path.realpath(folder)) for folder in (*private, *_PROCESSES))
 
     def resolve(self, path: Path, field: str) -> Path:
-        """Return the real path; no component of the result is a link.
+        """Return the path with all links resolved.
 
         The error for a path outside the roots does not depend on whether the path exists.
 
         Args:
-            path: path as the job names it.
+            path: path as given in the job.
             field: field of the job, for the error.
 
         Raises:
@@ -89,7 +89,7 @@ class DataRoots:
         if not path.is_absolute():
             raise refused(field, f"{path} is a relative path", "write paths on the server in full")
         named = any(path.is_relative_to(root) for root in (*self._roots, *self._real_roots))
-        # The meaning of ".." in a path can depend on links outside the roots.
+        # With links, ".." can lead out of the data roots.
         if not named or ".." in path.parts:
             raise self._outside(path, field)
         real = self._real(path)
@@ -98,7 +98,7 @@ class DataRoots:
         return real
 
     def check_folder(self, folder: Path, field: str) -> None:
-        """Raise UserError if a link in a folder leads out of the roots, or to a folder.
+        """Raise UserError if a link in a folder leads out of the data roots, or to a folder.
 
         The cache of the Hugging Face hub stores a model as a folder of links to files, so links to files are allowed.
 
@@ -124,7 +124,7 @@ class DataRoots:
                     raise self._outside(file, field)
 
     def recheck(self, spec: Named) -> None:
-        """Raise UserError if a path of a submitted specification leads elsewhere by now.
+        """Raise UserError if a path of a submitted specification now resolves to another file.
 
         Args:
             spec: the submitted specification, with the paths that `resolve` returned.
@@ -140,7 +140,7 @@ class DataRoots:
     def _real(self, path: Path) -> Path | None:
         try:
             real = Path(os.path.realpath(path))
-        except ValueError:  # a NUL byte
+        except ValueError:  # the path contains a NUL byte
             return None
         if any(real.is_relative_to(folder) for folder in self._private):
             return None

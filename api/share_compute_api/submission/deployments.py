@@ -1,4 +1,4 @@
-"""Cheap checks of a deployment before it is written down, from files on disk and without loading a model."""
+"""Fast checks of a deployment before it is stored: they read files on disk and load no model."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from share_compute_api.workers.isolated.pool import IsolatedProcesses
 
 
 def model_folder(model: ServedModelSpec, store: Store) -> Path:
-    """Return the folder of a model that is to be served.
+    """Return the folder of the model to be served.
 
     Raises:
         UserError: the job has no such result, or the path became a link.
@@ -48,7 +48,7 @@ def check_deployment(spec: ServeJob, store: Store, processes: IsolatedProcesses)
     Args:
         spec: the deployment.
         store: the store of jobs.
-        processes: isolated processes that read its tokenizer.
+        processes: isolated processes that read the model's tokenizer.
     """
     field = "model.path" if spec.model.path is not None else "model.job"
     folder = model_folder(spec.model, store)

@@ -1,4 +1,4 @@
-"""Cheap checks of a job before it is queued: those that are possible without loading a model."""
+"""Fast checks of a job before it is queued: those that need no loaded model."""
 
 from __future__ import annotations
 

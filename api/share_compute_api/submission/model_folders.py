@@ -1,4 +1,4 @@
-"""Checks of a model's folder without loading the model; every error names the field of the job."""
+"""Checks a model's folder without loading the model; every error names the field of the job."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from share_compute_api.workers.isolated.messages import FindLargestId
 from share_compute_api.workers.isolated.pool import IsolatedProcesses
 
 LAYER_KEYS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
-"""Keys for the number of layers in configurations of Hugging Face."""
+"""Names of the number of layers in Hugging Face configurations."""
 WINDOW_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len")
-"""Keys for the longest sequence in configurations of Hugging Face."""
+"""Names of the longest sequence length in Hugging Face configurations."""
 _INDEX = "model.safetensors.index.json"
 _NUMBERED = re.compile(r"^model-\d{5}-of-(\d{5})\.safetensors$")
 _MOST_NAMED = 5
@@ -25,7 +25,7 @@ _MOST_NAMED = 5
 
 @contextmanager
 def looking(field: str) -> Iterator[None]:
-    """Translate errors with files inside the block into an error about ``field``."""
+    """Convert errors of reading files in the block to a UserError about ``field``."""
     try:
         yield
     except (OSError, ValueError) as failure:
@@ -33,7 +33,7 @@ def looking(field: str) -> Iterator[None]:
 
 
 def refused(field: str, problem: str, hint: str) -> UserError:
-    """Return the error for a field of a job."""
+    """Return the error for an invalid field of a job."""
     return UserError(
         f"{field}: {problem}", hint=hint, details={"fields": [{"field": field, "problem": problem}]}
     )
@@ -47,7 +47,7 @@ class Problems:
 
     @contextmanager
     def noted(self, field: str = "") -> Iterator[None]:
-        """Collect a `UserError` raised in the block, and continue after the block.
+        """Collect a `UserError` that is raised in the block, so that the code after the block still runs.
 
         Args:
             field: field of the job, for errors that name none.
@@ -118,7 +118,7 @@ def check_weights(folder: Path, field: str) -> None:
 
 
 def _weight_files(folder: Path, field: str) -> list[str]:
-    """Return the names of the files that weights are read from; raises UserError if one is missing."""
+    """Return the names of the files that contain the weights; raise UserError if one is missing."""
     there = sorted(file.name for file in folder.glob("model*.safetensors"))
     wanted = set(there)
     if (folder / _INDEX).is_file():
@@ -139,7 +139,7 @@ def _weight_files(folder: Path, field: str) -> list[str]:
 
 
 def whole_number(config: Mapping[str, Any], *keys: str) -> int | None:
-    """Return the integer under the first of these keys that a configuration has; None if it has none."""
+    """Return the integer under the first of the given keys that a configuration has; None if it has none of them."""
     text: Any = config.get("text_config")
     parts = [config, text] if isinstance(text, dict) else [config]
     for part in parts:
@@ -150,12 +150,12 @@ def whole_number(config: Mapping[str, Any], *keys: str) -> int | None:
 
 
 def model_window(folder: Path, config: Mapping[str, Any], *, is_stretched: bool = False) -> int | None:
-    """Return the longest sequence of a model, in tokens; None if its folder does not say.
+    """Return a model's longest sequence, in tokens; None if its folder does not name it.
 
     Args:
         folder: folder of the model.
         config: contents of its config.json.
-        is_stretched: whether an encoder's texts may be longer than those for which its vectors were made.
+        is_stretched: whether an encoder may get longer texts than it was trained on.
     """
     if not is_encoder(config):
         return whole_number(config, *WINDOW_KEYS)
@@ -181,7 +181,7 @@ def largest_token_id(folder: Path, field: str, processes: IsolatedProcesses) -> 
 
 
 def check_token_ids(largest: int | None, vocab_size: int | None, field: str) -> None:
-    """Raise UserError if a tokenizer has ids for which its model has no embeddings."""
+    """Raise UserError if a tokenizer has ids for which the model has no embeddings."""
     if largest is not None and vocab_size is not None and largest >= vocab_size:
         raise refused(
             field,

@@ -1,1 +1,1 @@
-"""Output of commands: tables, progress, pictures, and shell completion."""
+"""Output of commands: tables, progress, diagrams, and shell completion."""

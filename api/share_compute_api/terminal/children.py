@@ -1,4 +1,4 @@
-"""Start of share-compute commands as child processes, and handling of Ctrl-C and SIGTERM."""
+"""Starts share-compute commands as child processes, and handles Ctrl-C and SIGTERM."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ _SAME_SIGNAL_S = 0.5
 
 
 def own_command(*arguments: str) -> list[str]:
-    """Return the command that runs ``share-compute`` with these arguments in this installation."""
+    """Return the command line that runs ``share-compute`` with these arguments in this installation."""
     return [sys.executable, "-c", _MAIN, *arguments]
 
 
 class Interrupts:
-    """Handles Ctrl-C and SIGTERM inside a block: the first ends the block, a second one ends the process at once.
+    """Handles Ctrl-C and SIGTERM in a block: the first signal ends the block, a second one ends the process at once.
 
-    The first signal raises KeyboardInterrupt in the main thread, so that the block's clean-up runs. A second one does
-    not interrupt the clean-up: it kills the child processes and ends this process. Signals within half a second of
-    another count as the same one, since programs such as ``timeout`` signal a process and then its whole group.
+    The first signal raises KeyboardInterrupt in the main thread, so that the block's clean-up runs. A second signal
+    kills the child processes and ends this process, without waiting for the clean-up. Signals within half a second of
+    each other count as one, since programs such as ``timeout`` signal a process and then its whole group.
     """
 
     def __init__(self) -> None:
@@ -39,7 +39,7 @@ class Interrupts:
         ] = {}
 
     def takes_along(self, children: ChildProcesses) -> None:
-        """Add a children whose child processes are killed too when the end is forced."""
+        """Add child processes to kill when a second signal ends this process."""
         self._rosters.append(children)
 
     def install(self) -> None:

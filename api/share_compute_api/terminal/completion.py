@@ -15,7 +15,7 @@ def complete_job(incomplete: str) -> list[tuple[str, str]]:
     try:
         with Client(timeout_s=_TIMEOUT_S) as client:
             jobs = client.jobs(limit=100).jobs
-    except ShareComputeError:  # completion has no place to show an error
+    except ShareComputeError:  # shell completion cannot show an error
         return []
     return [(job.id, f"{job.name} ({job.state.value})") for job in jobs if job.id.startswith(incomplete)]
 
@@ -27,7 +27,7 @@ def complete_deployment(incomplete: str) -> list[tuple[str, str]]:
     try:
         with Client(timeout_s=_TIMEOUT_S) as client:
             found = client.deployments(limit=100).deployments
-    except ShareComputeError:  # as above
+    except ShareComputeError:  # shell completion cannot show an error
         return []
     return [(one.name, one.state.value) for one in found if one.name.startswith(incomplete)]
 
@@ -38,7 +38,7 @@ def complete_device(incomplete: str) -> list[tuple[str, str]]:
 
     try:
         gpus = find_gpus()
-    except ShareComputeError:  # as above
+    except ShareComputeError:  # shell completion cannot show an error
         gpus = ()
     known = [
         ("auto", "all GPUs, or the CPU"),

@@ -1,4 +1,4 @@
-"""Card of one deployment: its replicas, and the measured and predicted figures of each."""
+"""Prints one deployment: its replicas, with the measured and predicted performance of each."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _NOTHING = "[dim]-[/dim]"
 
 
 def replicas_text(view: DeploymentView) -> str:
-    """Return the number of replicas that answer and the range of replicas: ``1/0..4``."""
+    """Return the number of ready replicas and the range of replicas, such as ``1/0..4``."""
     ready = view.replicas.ready if view.replicas is not None else 0
     return f"{ready}/{view.spec.replicas}"
 

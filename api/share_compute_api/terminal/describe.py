@@ -1,4 +1,4 @@
-"""Events, plans and progress as lines of text."""
+"""Formats events, plans and progress as lines of text."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from share_compute.store.records import EventRecord, JobRecord
 from share_compute_api.terminal.output import duration, number, rate, speed, state_text
 
 _MOST_LINES = 40
-"""Largest number of lines with machines or reasons."""
+"""Largest number of lines that list machines or reasons."""
 _MOST_STAGES = 8
-"""Largest number of stages in one line."""
+"""Largest number of stages shown in one line."""
 _MOST_NAMES = 6
-"""Largest number of machine names in a row."""
+"""Largest number of machine names shown in one line."""
 
 
 def event_line(event: EventRecord) -> str:
@@ -62,14 +62,14 @@ def _reformed(data: dict[str, Any]) -> str:
 
 
 def progress(job: JobRecord) -> str:
-    """Return the progress of a job: steps of training, or rows of a batch."""
+    """Return the progress of a job: training steps, or rows of a batch."""
     if job.spec.kind == "train":
         return f"{job.step}/{job.total_steps}"
     return f"{job.rows.done}/{job.rows.total} rows" if job.rows else ""
 
 
 def rows_text(job: JobRecord) -> str | None:
-    """Return the number of finished rows of a batch job and the remaining time; None before it began."""
+    """Return the number of finished rows of a batch job and the remaining time; None before the batch began."""
     if job.rows is None:
         return None
     rows = job.rows
@@ -82,7 +82,7 @@ def rows_text(job: JobRecord) -> str | None:
 
 
 def protection_text(job: JobRecord) -> str | None:
-    """Return whether a running training job can lose any one machine without losing a step; None for other jobs."""
+    """Return whether a running training job can lose any single machine without losing a step; None for other jobs."""
     if not isinstance(job.spec, TrainJob) or job.state != "running":
         return None
     if job.is_protected:
@@ -102,7 +102,7 @@ def _rows(data: dict[str, Any]) -> str:
 
 
 def rows_speed(data: dict[str, Any]) -> str:
-    """Return the speed in a rows event; empty if it has none."""
+    """Return the speed in a rows event; empty if the event has none."""
     if data["rows_per_s"] is None:
         return ""
     return f"{rate(data['rows_per_s'])} rows/s  {speed(data['tokens_per_s'], of_tokens=True)}"
@@ -162,7 +162,7 @@ _DESCRIPTIONS: dict[str, Callable[[dict[str, Any]], str]] = {
 
 
 def placement(plan: Plan) -> str:
-    """Return the layers and machines of each stage, in one line; long plans are cut."""
+    """Return the layers and machines of each stage, in one line; a long list of stages is cut."""
     stages = []
     for stage in plan.stages[:_MOST_STAGES]:
         names = [member.name for member in stage.members[:_MOST_NAMES]]
@@ -176,7 +176,7 @@ def placement(plan: Plan) -> str:
 
 
 def step_times(measured: Measured) -> str:
-    """Return the measured and the predicted step time, and the busy share of each stage."""
+    """Return the measured and the predicted step time, and for each stage the share of time in which it computes."""
     if measured.predicted_step_s is None:
         return f"step {seconds_text(measured.measured_step_s)}, nothing was predicted"
     drift = measured.measured_step_s / measured.predicted_step_s - 1
@@ -193,7 +193,7 @@ def step_times(measured: Measured) -> str:
 
 
 def plan_lines(plan: Plan) -> list[tuple[str, str]]:
-    """Return the facts about a plan other than its placement, as names and values."""
+    """Return the facts about a plan other than its placement, as (name, value) pairs."""
     lines = []
     if plan.prediction is not None:
         step = f"step {seconds_text(plan.prediction.step_s)}; {bound_text(plan.prediction)}"
@@ -207,7 +207,7 @@ def plan_lines(plan: Plan) -> list[tuple[str, str]]:
 
 
 def bound_text(prediction: Bounded, what: str = "plan takes") -> str:
-    """Return the known quality of a plan: the lower bound, the gap to it, and whether the plan is proven optimal.
+    """Return how good a plan is: the lower bound, the gap to the bound, and whether the plan is proven optimal.
 
     Args:
         prediction: prediction of the plan.
@@ -221,7 +221,7 @@ def bound_text(prediction: Bounded, what: str = "plan takes") -> str:
 
 
 def idle_lines(idle: Sequence[IdleMachine]) -> list[tuple[str, str]]:
-    """Return the names and the reason of idle machines, grouped by reason; a line without names counts the rest."""
+    """Return lines of (names, reason) for idle machines, grouped by reason; a line without names counts the rest."""
     by_reason: dict[str, list[str]] = {}
     for machine in idle:
         by_reason.setdefault(machine.reason, []).append(machine.name)

@@ -1,4 +1,4 @@
-"""Output of the command line: tables and lines for people, JSON for scripts."""
+"""Output of the command line: tables and text for people, JSON for scripts."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ STATE_STYLES = {
 }
 _PROSE = ("reason", "meaning", "value", "label", "model")
 _CLOSED_PIPE = 141
-"""Exit code that a shell reports for a program that SIGPIPE ended."""
+"""Exit code that a shell reports for a program that was ended by SIGPIPE."""
 
 
 class Terminal(Console):
-    """Console that escapes control characters in untrusted text, and ends the program when its pipe is closed."""
+    """Console that escapes control characters in untrusted text, and exits when its output pipe is closed."""
 
     def __init__(self, *, stderr: bool = False, soft_wrap: bool = False) -> None:
         super().__init__(stderr=stderr, soft_wrap=soft_wrap, highlight=False)
@@ -55,11 +55,11 @@ class Terminal(Console):
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         """Render an object with the control characters in its text escaped; live displays are rendered here too."""
         for segment in super().render(renderable, options):
-            # Colours are styles and not text, so control characters in the text are never our own.
+            # Colours are styles and not text, so control characters in text never come from this program.
             yield segment if segment.control else Segment(plain(segment.text, but="\n"), segment.style)
 
     def on_broken_pipe(self) -> None:
-        """Exit with the code of SIGPIPE, e.g. in `share-compute plan job.yaml | head -3`."""
+        """Exit with the code of SIGPIPE, for example in `share-compute plan job.yaml | head -3`."""
         self.quiet = True
         os.dup2(os.open(os.devnull, os.O_WRONLY), self.file.fileno())
         raise SystemExit(_CLOSED_PIPE)
@@ -76,7 +76,7 @@ def print_json(value: BaseModel | Sequence[BaseModel] | dict[str, Any], *, compa
 
 
 def print_text(text: str) -> None:
-    """Print text as it is, for scripts."""
+    """Print text unchanged, for scripts."""
     try:
         sys.stdout.write(text)
         sys.stdout.flush()
@@ -85,10 +85,10 @@ def print_text(text: str) -> None:
 
 
 def print_table(columns: Iterable[str], rows: Iterable[Iterable[object]], *, empty: str) -> None:
-    """Print rows under column names, or ``empty`` when there are none; None shows as a dash."""
+    """Print rows under column names, or the text ``empty`` if there are no rows; None is shown as a dash."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in columns:
-        # Users paste ids into the next command, so only prose may be cut or wrapped.
+        # Users paste ids into the next command, so only columns of prose may be cut or wrapped.
         table.add_column(column, no_wrap=column not in _PROSE, overflow="fold")
     for row in rows:
         table.add_row(*("[dim]-[/dim]" if cell is None else str(cell) for cell in row))
@@ -112,7 +112,7 @@ def state_text(state: str) -> str:
 
 
 def since(moment: datetime | None) -> str | None:
-    """Return the time since a moment, or until it: ``2 h 5 min ago``, ``in 59 min 3 s``."""
+    """Return the time since a moment, or the time until a future one: ``2 h 5 min ago``, ``in 59 min 3 s``."""
     if moment is None:
         return None
     seconds = (datetime.now(UTC) - moment).total_seconds()
@@ -120,7 +120,7 @@ def since(moment: datetime | None) -> str | None:
 
 
 def duration(seconds: float) -> str:
-    """Return seconds in the two largest units that apply: ``2 h 5 min``."""
+    """Return a duration in its two largest units: ``2 h 5 min``."""
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"
@@ -137,7 +137,7 @@ def number(value: float | None, digits: int = 4) -> str | None:
 
 
 def rate(per_s: float | None) -> str | None:
-    """Return a rate per second: no decimals from 100 on, one below."""
+    """Return a rate per second: without decimals from 100 on, with one decimal below."""
     return None if per_s is None else f"{per_s:,.0f}" if per_s >= 100 else f"{per_s:.1f}"
 
 

@@ -1,6 +1,6 @@
-"""Pictures of plans for the terminal: layers over machines, and the timeline of one step with its bubbles.
+"""Diagrams of plans for the terminal: layers over machines, and the timeline of one step with its pipeline bubbles.
 
-The pictures are readable without colour too. On a terminal without UTF-8, ASCII characters are used.
+The diagrams are readable without colour too. On a terminal without UTF-8, ASCII characters are used.
 """
 
 from __future__ import annotations
@@ -24,28 +24,28 @@ _LEAST_COLUMNS = 16
 
 @dataclass(frozen=True, slots=True)
 class Ink:
-    """Characters of the pictures."""
+    """Characters from which the diagrams are drawn."""
 
     block: str
     forward: str
     backward: str
     ending: str
-    """Gradient sums and weight update, after the last cell."""
+    """Character for gradient sums and the weight update, which follow the last cell."""
     idle: str
     more: str
     bars: str
-    """Bars of a chart, from low to high."""
+    """Characters for the bars of a chart, from low to high."""
 
     @classmethod
     def of(cls, console: Console) -> Ink:
-        """Return the characters that a console can show."""
+        """Return the characters that a console can display."""
         if console.encoding.lower().startswith("utf"):
             return cls("█", "░", "▓", "+", "·", "…", "▁▂▃▄▅▆▇█")
         return cls("#", "-", "=", "+", ".", "~", "_.:-=+*#")
 
 
 def layers_over_machines(plan: Plan, console: Console) -> Text:
-    """Draw the layers from left to right, with one row for each stage; its bar is as long as its layers."""
+    """Draw the layers from left to right, with one row per stage; a stage's bar covers the stage's layers."""
     ink = Ink.of(console)
     shown = plan.stages[:_MOST_ROWS]
     spans = [layer_span(stage.start, stage.stop) for stage in shown]
@@ -73,7 +73,7 @@ def layers_over_machines(plan: Plan, console: Console) -> Text:
 
 
 def timeline(plan: Plan, cells: Sequence[TimelineCell], console: Console) -> Text:
-    """Draw one step with a row for each member and time from left to right; a member waits where no cell is.
+    """Draw one step with a row per member and time from left to right; a member is idle where no cell is drawn.
 
     The gradient sums and the weight update, which follow the last cell of all members, are drawn as one block.
     """
@@ -114,7 +114,7 @@ def _row(cells: Sequence[TimelineCell], end_s: float, width: int, colour: str, i
             letters[column] = ink.forward if is_forward else ink.backward
             styles[column] = colour if is_forward else f"bold {colour}"
         number = str(cell.microbatch)
-        # One more column than the number needs, so that the numbers of neighbouring cells stay separate.
+        # The cell needs one column more than its number, so that numbers of neighbouring cells stay separate.
         if stop - first > len(number):
             letters[first : first + len(number)] = number
             styles[first : first + len(number)] = ["reverse " + styles[first]] * len(number)
@@ -135,7 +135,7 @@ def cut(text: str, columns: int, ink: Ink) -> str:
 
 
 def _names(stage: StagePlan, columns: int) -> str:
-    """Return the names of a stage's members, as many as fit."""
+    """Return as many names of a stage's members as fit into ``columns``."""
     names = [member.name for member in stage.members]
     for count in range(len(names), 0, -1):
         more = f" + {len(names) - count} more" if count < len(names) else ""

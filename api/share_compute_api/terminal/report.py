@@ -1,4 +1,4 @@
-"""Report of a plan for people: predictions, pictures, and the reason for each machine's share."""
+"""Prints the report of a plan: predictions, diagrams, and the reason for each machine's share."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _MOST_NAMES = 5
 _NAME_COLUMNS = 20
 _LINKS_ASSUMED = "\nNo link was measured: communication is taken to be that of a LAN of 1 Gbit/s."
 _WIDE_COLUMNS = 60
-"""Width of the terminal from which on reasons are shown beside the machines."""
+"""Smallest width of the terminal at which reasons are shown beside the machines."""
 
 
 def print_report(report: PlanReport) -> None:
@@ -102,7 +102,7 @@ def _serving(found: ServingPrediction) -> Text:
 
 
 def _machines(plan: Plan) -> Group:
-    """Return a row for each machine with the reason for its share; in a narrow terminal the reasons follow below."""
+    """Print a row for each machine with the reason for its share; in a narrow terminal the reasons follow below."""
     is_wide = console.width >= _WIDE_COLUMNS
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column, justify in (("machine", "left"), ("layers", "left"), ("memory", "right"), ("busy", "right")):
@@ -201,7 +201,7 @@ def _count(count: int, one: str, many: str = "") -> str:
 
 
 def _per_s(value: float | None) -> str:
-    """Return a rate: three significant digits, or no decimals from 100 on."""
+    """Return a rate with three significant digits, or without decimals from 100 on."""
     return "-" if value is None else str(rate(value) if value >= 100 else number(value, 3))
 
 

@@ -1,4 +1,5 @@
-"""Data and models that users send to the server, for jobs to name as ``upload:ID``.
+"""Data and models that users upload to the server, and that jobs refer to as ``upload:ID``.
 
-An upload is open while its files arrive. It becomes complete at one moment, and jobs cannot name an open one.
+An upload is open while its files arrive. The upload then becomes complete in one atomic step; jobs cannot use an open
+one.
 """

@@ -1,4 +1,4 @@
-"""One file that is being received into an upload: written beside its place, and moved there when it is complete."""
+"""Receives one file of an upload: writes it to a temporary path, and moves it to its final path when it is complete."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from share_compute_api.schemas.bodies import UploadFile
 
 
 class Arrival:
-    """A file that is being received. Call `close` in the end in any case.
+    """A file that is being received. Call `close` at the end in any case.
 
     Args:
         partial: path of the file until it is complete.
-        path: path that it will have in its upload.
+        path: final path of the file in its upload.
         reserve: reserves more bytes of the space for uploads, or raises TooLarge.
-        settle: moves the complete file to its place, or raises.
+        settle: moves the complete file to its final path, or raises.
         release: gives the reserved bytes back if the file did not arrive.
     """
 
@@ -59,14 +59,14 @@ class Arrival:
                 left = left[self._file.write(left) :]
 
     def finish(self, sha256: str | None = None) -> UploadFile:
-        """Move the file to its place; return its size and checksum.
+        """Move the file to its final path; return its size and checksum.
 
         Args:
-            sha256: the sender's checksum of it, in hexadecimal.
+            sha256: SHA-256 checksum from the sender, in hexadecimal.
 
         Raises:
             UserError: the checksum differs.
-            Conflict, NotFound: the upload accepts no files any more.
+            Conflict, NotFound: the upload no longer accepts files.
         """
         found = self._hash.hexdigest()
         if sha256 is not None and sha256 != found:
@@ -82,7 +82,7 @@ class Arrival:
         return file
 
     def close(self) -> None:
-        """Remove all traces of a file that did not arrive completely."""
+        """Delete the partial file and release its reserved bytes, unless the file arrived completely."""
         if self._is_settled:
             return
         self._file.close()

@@ -1,4 +1,4 @@
-"""Checks that an upload is of its kind, before jobs can name it."""
+"""Checks the content of an upload, a data set or a model, before jobs can use it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from share_compute_api.submission.model_folders import check_model_folder, check
 
 
 def examine(upload: UploadView) -> None:
-    """Raise UserError when no job could use the upload."""
+    """Raise UserError when no job could use the upload's content."""
     folder = Path(upload.folder)
     with looking("files"):
         if upload.kind == "data":

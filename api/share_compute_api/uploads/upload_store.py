@@ -1,4 +1,4 @@
-"""All uploads of a server: folders under its data folder, and the facts about them."""
+"""All uploads of a server: folders in its data folder, and a record of each."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _FILES = "files"
 _PARTIAL = "partial"
 _GONE = ".gone-"
 _KEPT_FREE_BYTES = 256 << 20
-"""Free bytes that uploads may not use: a full disk would keep the server from recording what jobs do."""
+"""Free disk space in bytes that uploads must leave: on a full disk the server could not record what jobs do."""
 _ROOM = "remove uploads that nobody needs (share-compute uploads list)"
 _LEFT_AFTER = timedelta(days=1)
 _LIST = "share-compute uploads list shows what there is"
@@ -42,20 +42,20 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _Entry:
-    """An upload, and its present use."""
+    """An upload, and the requests that use it now."""
 
     view: UploadView
     files: dict[str, UploadFile]
     touched_at: datetime
     files_bytes: int = field(init=False)
-    """Total size of the files that arrived."""
+    """Total size of the files that have arrived, in bytes."""
     arriving: int = 0
     """Number of files that are being received."""
     arriving_bytes: int = 0
     is_closing: bool = False
-    """Whether it is being completed or removed: it accepts no file meanwhile."""
+    """Whether the upload is being completed or removed; it accepts no files meanwhile."""
     readers: int = 0
-    """Number of requests that read it now."""
+    """Number of requests that read the upload now."""
 
     def __post_init__(self) -> None:
         self.files_bytes = sum(file.size_bytes for file in self.files.values())
@@ -65,7 +65,7 @@ class _Entry:
         return self.files_bytes + self.arriving_bytes
 
     def keep(self, file: UploadFile) -> None:
-        """Add a file that arrived; replace one of the same path."""
+        """Add a file that has arrived; replace an earlier file with the same path."""
         before = self.files.get(file.path)
         self.files_bytes += file.size_bytes - (0 if before is None else before.size_bytes)
         self.files[file.path] = file
@@ -77,10 +77,10 @@ class _Entry:
 
 @dataclass(slots=True)
 class UploadStore:
-    """The uploads of one server, which alone uses the folder. Every method may be called from any thread.
+    """The uploads of one server; no other process uses the folder. All methods are thread-safe.
 
     Args:
-        folder: parent folder of the uploads; made with the first one.
+        folder: parent folder of the uploads; created with the first upload.
         most_bytes: largest size of all uploads together.
         most_bytes_each: largest size of one upload.
         clock: returns the time, in UTC.
@@ -95,7 +95,7 @@ class UploadStore:
     _partials: int = 0
 
     def __post_init__(self) -> None:
-        """Find the uploads of earlier runs of the server, and remove incomplete files that those runs left."""
+        """Find the uploads of earlier runs of the server, and delete files that those runs received only in part."""
         self.folder = self.folder.resolve()
         for folder in sorted(self.folder.glob(f"{_GONE}*")):
             shutil.rmtree(folder, ignore_errors=True)
@@ -109,7 +109,7 @@ class UploadStore:
 
     @property
     def used_bytes(self) -> int:
-        """Size of all uploads, including the files that are being received."""
+        """Size of all uploads in bytes, including the files that are being received."""
         with self._lock:
             return self._used_bytes()
 
@@ -123,13 +123,13 @@ class UploadStore:
         """Return one upload.
 
         Raises:
-            NotFound: there is no such upload, or it is another key's.
+            NotFound: there is no such upload, or it belongs to another key.
         """
         with self._lock:
             return self._entry(upload_id, caller).shown()
 
     def create(self, name: str, kind: UploadKind, caller: ApiKeyRecord) -> UploadView:
-        """Begin an upload that belongs to the caller; remove open uploads that were not touched for a day."""
+        """Create an upload that belongs to the caller; remove open uploads that were not used for a day."""
         now = self.clock()
         with self._lock:
             left = [
@@ -159,19 +159,19 @@ class UploadStore:
         return view
 
     def receive(self, upload_id: str, path: str, caller: ApiKeyRecord, announced_bytes: int = 0) -> Arrival:
-        """Return an arrival to write a file into; a file of the same path is replaced when the new one is complete.
+        """Return an `Arrival` for writing a file; when it is complete, it replaces an earlier file with this path.
 
         Args:
             upload_id: the upload.
-            path: path of the file in it, with forward slashes.
+            path: path of the file in the upload, with forward slashes.
             caller: the key that sends it.
             announced_bytes: size of the file, if known; else 0.
 
         Raises:
             NotFound: there is no such upload.
             Conflict: the upload is complete.
-            TooLarge: there is no space for so much.
-            UserError: the upload cannot have such a file.
+            TooLarge: there is not enough space for the file.
+            UserError: the upload must not contain such a file.
         """
         checked_path(path)
         with self._lock:
@@ -201,11 +201,11 @@ class UploadStore:
             raise
 
     def complete(self, upload_id: str, caller: ApiKeyRecord) -> UploadView:
-        """Make an upload usable by jobs, if it is of its kind; a second call changes nothing.
+        """Make an upload usable by jobs, if its content is valid; a second call changes nothing.
 
         Raises:
             NotFound: there is no such upload.
-            Conflict: files of it are being received.
+            Conflict: files of the upload are being received.
             UserError: a file is missing or invalid.
         """
         with self._lock:
@@ -220,7 +220,7 @@ class UploadStore:
                 raise UserError("the upload has no file yet", hint="send its files, then complete it")
             examine(shown)
             view = shown.model_copy(update={"state": "complete", "completed_at": self.clock()})
-            # From here on the upload is complete, also for the next server if this one is killed.
+            # After this write the upload is complete, also for the next server if this one is killed.
             write_private(self.folder / upload_id / _RECORD, view.model_dump_json())
             with self._lock:
                 entry.view = view
@@ -232,16 +232,16 @@ class UploadStore:
     def remove(
         self, upload_id: str, users: Callable[[Path], Sequence[str]], caller: ApiKeyRecord
     ) -> UploadView:
-        """Remove an upload; files that are being received into it are lost.
+        """Remove an upload; files that are being received into it are discarded.
 
         Args:
             upload_id: the upload.
-            users: names the jobs and deployments that use a folder now.
+            users: returns the jobs and deployments that use a folder now.
             caller: the key that removes it.
 
         Raises:
-            NotFound: there is no such upload, or it is another key's.
-            Conflict: a job or deployment uses it.
+            NotFound: there is no such upload, or it belongs to another key.
+            Conflict: a job or deployment uses the upload.
         """
         self.get(upload_id, caller)
         return self._remove(upload_id, users)
@@ -252,7 +252,8 @@ class UploadStore:
             is_busy = bool(entry.readers) or entry.is_closing
             entry.is_closing = entry.is_closing or not is_busy
         if is_busy:
-            # A job that uses the upload lasts, a check lasts a moment: the error names the job if there is one.
+            # The job is checked first: a job that uses the upload lasts, while a check of the upload is over in a
+            # moment.
             _require_unused(upload_id, users(self.folder / upload_id))
             raise Conflict(
                 f"upload {upload_id} is being read to check a job or to plan it",
@@ -273,10 +274,10 @@ class UploadStore:
 
     @contextmanager
     def reading(self, upload_id: str, caller: ApiKeyRecord) -> Iterator[UploadView]:
-        """Yield an upload, and keep it from being removed inside the block.
+        """Yield an upload, and prevent its removal until the block ends.
 
         Raises:
-            NotFound: there is no such upload, or it is another key's.
+            NotFound: there is no such upload, or it belongs to another key.
             Conflict: the upload is not complete.
         """
         with self._lock:
@@ -386,10 +387,10 @@ def _require_unused(upload_id: str, users: Sequence[str]) -> None:
 
 
 def _read(folder: Path) -> _Entry | None:
-    """Return the upload that a folder describes; None if it describes none."""
+    """Return the upload that is stored in a folder; None if the folder has no valid record."""
     try:
         view = UploadView.model_validate_json((folder / _RECORD).read_text(encoding="utf-8"))
-        # The data folder may have been moved since.
+        # The data folder may have been moved since the record was written.
         view = view.model_copy(update={"folder": str(folder / _FILES)})
         touched_at = datetime.fromtimestamp(folder.stat().st_mtime, UTC)
     except (OSError, ValidationError):
@@ -406,7 +407,7 @@ def _arrived(folder: Path) -> Iterator[UploadFile]:
     for line in lines:
         try:
             file = UploadFile.model_validate(json.loads(line))
-        except ValueError:  # the line that was being written when the server was killed
+        except ValueError:  # an incomplete line, because the server was killed while writing it
             continue
         if (folder / _FILES / file.path).is_file():
             yield file

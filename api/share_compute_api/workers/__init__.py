@@ -1,1 +1,1 @@
-"""Code that runs in processes of its own: planning, export, templates and tokenizers."""
+"""Code that runs in separate processes: planning, export, chat templates and tokenizers."""

@@ -1,4 +1,4 @@
-"""Exports of checkpoints in separate processes: merging adapters needs torch, which the control plane must not load."""
+"""Exports checkpoints in separate processes: merging adapters needs torch, which the control plane must not load."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ _log = logging.getLogger(__name__)
 
 
 class ExportProcesses:
-    """Exports checkpoints, one after the other."""
+    """Exports checkpoints, one at a time."""
 
     def __init__(self) -> None:
         self.turn = asyncio.Lock()
-        """Lock that a caller of `export` must hold."""
+        """Lock that the caller of `export` must hold."""
 
     async def export(self, request: ExportRequest, policy: Policy) -> int:
         """Export a checkpoint to a folder and return its size in bytes; the caller must hold `turn`.
 
         Args:
             request: the checkpoint and the target folder.
-            policy: access rights of the process, which writes in the first folder of ``write`` only. It is confined
-                because untrusted code wrote the checkpoint.
+            policy: access rights of the process. It is confined because untrusted code wrote the checkpoint, and uses
+                the first folder of ``write`` as its temporary folder.
 
         Raises:
             ShareComputeError: the error that `export_checkpoint` raised.
@@ -37,7 +37,7 @@ class ExportProcesses:
         status, answer, complaints = await run_module(
             "share_compute_api.workers.exporting",
             request=request.model_dump_json().encode(),
-            environment={"TMPDIR": policy.write[0]},  # torch needs a temporary folder when it is loaded
+            environment={"TMPDIR": policy.write[0]},  # torch needs a writable temporary folder at import
             policy=policy,
         )
         if status != 0:

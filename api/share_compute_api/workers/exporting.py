@@ -1,4 +1,4 @@
-"""Export of one checkpoint to a folder, in this process: it loads torch.
+"""Exports one checkpoint to a folder, in this process, which loads torch.
 
 ``python -m share_compute_api.workers.exporting`` reads an `ExportRequest` as JSON from standard input and writes
 ``{"size_bytes": ...}`` or ``{"problem": ...}``.
@@ -16,20 +16,20 @@ from share_compute.specification import TrainJob
 
 
 class ExportRequest(StrictModel):
-    """Request to export one checkpoint."""
+    """Request to export one checkpoint to a folder."""
 
     checkpoint: Path
     spec: TrainJob
     """Specification of the job that wrote the checkpoint."""
     target: Path
-    """Folder to create."""
+    """Folder to create and write to."""
 
 
 def main() -> None:
     """Answer one request from standard input."""
     from share_compute.models.export import export_checkpoint
 
-    # Libraries may print to standard output, which must carry nothing but the answer.
+    # Libraries may print to standard output, which must contain nothing but the answer.
     answer, sys.stdout = sys.stdout, sys.stderr
     request = ExportRequest.model_validate_json(sys.stdin.read())
     try:

@@ -1,4 +1,4 @@
-"""Runs one of our modules in a separate process, for work that needs torch, which the control plane must not load."""
+"""Runs one of the project's modules as a process, for work that needs torch, which the control plane must not load."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ async def run_module(
     environment: Mapping[str, str] | None = None,
     policy: Policy | None = None,
 ) -> tuple[int, bytes, str]:
-    """Run a module, and return its exit status, its standard output and its standard error.
+    """Run a module as a process, and return its exit status, its standard output and its standard error.
 
-    The process is ended when the caller is cancelled, and when this process ends.
+    The process is killed when the caller is cancelled, and when this process ends.
 
     Args:
         module: module for ``python -m``.
         arguments: arguments of its command line.
         request: bytes for its standard input.
-        policy: access rights of the process; None: those of this process.
+        policy: access rights of the process; None for those of this process.
         environment: further environment variables.
     """
-    # Nothing is looked up on the network: files that a job names are on this machine.
-    # The process reads models and tokenizers of submitters, so it gets no credentials of ours.
+    # No network access is needed, because files that a job names are on this machine. The process reads submitters'
+    # models and tokenizers, so it gets none of the server's credentials.
     variables = {**clean_environment(os.environ), "HF_HUB_OFFLINE": "1", **(environment or {})}
     command = [sys.executable, "-P", "-m", module, *arguments]
     command = tied(command) if policy is None else confined(command, policy)

@@ -1,4 +1,4 @@
-"""Plans in separate processes: planning counts a model's layers with torch, which the control plane must not load."""
+"""Computes plans in separate processes: counting layers needs torch, which the control plane must not load."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _AT_ONCE = 2
 _MOST_UNDER_WAY = 16
 _TIMEOUT_S = 240.0
 _MEMORY_BYTES = 4 * 2**30
-"""Memory limit of a planner's process; torch and its libraries take about half a GiB of it."""
+"""Memory limit of a planning process, in bytes; torch and its libraries take about 512 MiB of it."""
 _SHOWN_CHARACTERS = 4000
 _TIMELINES_KEPT = 32
 _ALONE = "plan on your own: share-compute plan --topology FILE"
@@ -32,8 +32,8 @@ class PlanProcesses:
 
     Args:
         at_once: number of processes that may run at the same time.
-        most_under_way: number of plans that may be computed or wait; more are refused.
-        timeout_s: longest time for a plan, the wait in the queue included.
+        most_under_way: number of plans that may be computed or wait; more are rejected.
+        timeout_s: time limit for a plan, including the wait in the queue.
         memory_bytes: memory limit of a process (Linux).
     """
 
@@ -49,19 +49,19 @@ class PlanProcesses:
         self._timeout_s = timeout_s
         self._memory_bytes = memory_bytes
         self.under_way = 0
-        """Number of requests whose plan is being computed or waits in the queue."""
+        """Number of requests whose plan is being computed or queued."""
         self._timelines: OrderedDict[str, PlanTimeline] = OrderedDict()
 
     async def plan(self, request: PlanRequest, gone: Awaitable[object]) -> PlanReport | None:
-        """Return the report of a dry run; None if ``gone`` ends first.
+        """Return the report of a dry run; None if ``gone`` completes first.
 
         Args:
-            request: request with its topology.
-            gone: awaitable that ends when the answer is no longer needed.
+            request: the request, including its topology.
+            gone: awaitable that completes when the answer is no longer needed.
 
         Raises:
             ShareComputeError: the error that the planner raised.
-            Unavailable: too many plans wait, or this one took too long or too much memory, or its process died.
+            Unavailable: too many plans are queued, the plan took too much time or memory, or its process died.
         """
         report = await self._answer("plan", request.model_dump_json(), gone)
         return None if report is None else PlanReport.model_validate(report)
@@ -69,13 +69,13 @@ class PlanProcesses:
     async def timeline(
         self, request: TimelineRequest, gone: Callable[[], Awaitable[object]]
     ) -> PlanTimeline | None:
-        """Return one step of a plan; None if the awaitable of ``gone`` ends first.
+        """Return the timeline of one step of a plan; None if the awaitable from ``gone`` completes first.
 
-        Answers are cached, since pages of the dashboard ask for the same plan repeatedly.
+        Answers are cached, because pages of the dashboard request the same plan repeatedly.
 
         Args:
             request: the plan, and the known timings of its machines.
-            gone: returns an awaitable that ends when the answer is no longer needed.
+            gone: returns an awaitable that completes when the answer is no longer needed.
 
         Raises:
             ShareComputeError: as `plan`.
@@ -144,9 +144,9 @@ class PlanProcesses:
 
 
 async def _run(wanted: str, request: bytes, memory_bytes: int) -> tuple[int, bytes, str]:
-    """Return the planner's exit status, its standard output and its standard error."""
-    # One thread is enough for the tables; on machines with many processors the stacks of more threads would count as
-    # memory.
+    """Run the planner; return its exit status, its standard output and its standard error."""
+    # One thread is enough for the planner's arrays. On machines with many processors the stacks of more threads would
+    # count as memory.
     threads = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     module = "share_compute_api.workers.planning"
     return await run_module(module, wanted, str(memory_bytes), request=request, environment=threads)

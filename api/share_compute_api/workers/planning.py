@@ -1,4 +1,4 @@
-"""Dry runs of the planner, in this process: the model is counted on torch's meta device, then placed on a topology.
+"""Dry runs of the planner, in this process: measures a model on torch's meta device, then places it on a topology.
 
 ``python -m share_compute_api.workers.planning plan BYTES`` reads a `PlanRequest` as JSON from standard input and writes
 ``{"report": ...}`` or ``{"problem": ...}``. With ``timeline`` in place of ``plan`` it reads a `TimelineRequest`. The
@@ -46,7 +46,7 @@ def plan_on_paper(
     compare: bool = False,
     serving: ServingWorkload | None = None,
 ) -> PlanReport:
-    """Return the plan that a job would get on these machines, and why. Imports torch.
+    """Return the plan that a job would get on these machines, with the reasons for it. Imports torch.
 
     Args:
         spec: the job; its data is not read, and its paths must be on this machine.
@@ -93,10 +93,10 @@ def _plan(text: str) -> PlanReport:
 
 
 def _give_way(memory_bytes: int) -> None:
-    """Limit the memory and lower the priority of this process, for the sake of the server and the machine's jobs."""
+    """Limit the memory and lower the priority of this process, so that it does not slow the server and running jobs."""
     import resource
 
-    # RLIMIT_DATA, not the address space, which also counts mapped libraries: many GiB where torch brings CUDA.
+    # RLIMIT_DATA does not count mapped libraries, which are many GiB where torch includes CUDA; RLIMIT_AS would.
     hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
     soft = memory_bytes if hard == resource.RLIM_INFINITY else min(memory_bytes, hard)
     resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
@@ -104,10 +104,10 @@ def _give_way(memory_bytes: int) -> None:
 
 
 def main() -> None:
-    """Answer one request from standard input."""
+    """Read one request from standard input, and write its answer."""
     wanted, memory_bytes = sys.argv[1], int(sys.argv[2])
     _give_way(memory_bytes)
-    # Libraries may print to standard output, which must carry nothing but the answer.
+    # Libraries may print to standard output, which must contain nothing but the answer.
     answer, sys.stdout = sys.stdout, sys.stderr
     text = sys.stdin.read()
     try:
@@ -127,7 +127,7 @@ def main() -> None:
 
 
 def _is_out_of_memory(failure: BaseException | None) -> bool:
-    """Return whether lack of memory caused an error: Python, the system, torch and C code report it differently."""
+    """Return whether lack of memory caused an error. Python, the system, torch and C code report it differently."""
     while failure is not None:
         if isinstance(failure, MemoryError | SystemError) or "allocate memory" in str(failure):
             return True

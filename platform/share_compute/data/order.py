@@ -18,7 +18,7 @@ def keyed_permutation(size: int, *key: int) -> NDArray[np.int64]:
     return order
 
 
-# A batch straddles at most a few passes, so only the last ones are cached. All others are drawn again.
+# A batch usually spans at most a few passes, so only the permutations of the latest passes are cached.
 _pass_order = lru_cache(maxsize=4)(keyed_permutation)
 
 
@@ -37,7 +37,7 @@ class StepOrder:
     batch_size: int
     """Samples in one step, at least 1."""
     shuffle: bool = True
-    """Draw a new permutation for each pass, keyed by seed and pass; else go from first to last."""
+    """Whether each pass has its own permutation, keyed by seed and pass. If not, samples are visited in index order."""
 
     def __post_init__(self) -> None:
         if self.size < 1 or self.batch_size < 1 or self.seed < 0:
@@ -60,7 +60,7 @@ class StepOrder:
         return chosen
 
     def position(self, step: int) -> tuple[int, int]:
-        """Return the pass that a step starts in, counted from 0, and the samples of that pass before it.
+        """Return the pass that a step starts in, counted from 0, and the number of earlier samples in that pass.
 
         Raises:
             ValueError: ``step`` is less than 1; steps are counted from 1.

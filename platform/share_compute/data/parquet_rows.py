@@ -1,8 +1,8 @@
-"""Parquet files read a bounded number of bytes at a time, whatever their few bytes expand to.
+"""Reads Parquet files with bounded memory, however much a small file expands when it is decoded.
 
-Dictionaries and run lengths let a file of 500 bytes stand for gigabytes: one long text that a million rows share, or a
-row that is a list of a billion nulls. So text is read as the dictionaries that the file has. Batches are cut by their
-size once written out. A row group that announces too many values is refused before it is read.
+With dictionary and run-length encoding a file of 500 bytes can expand to gigabytes: one long text that a million rows
+share, or a row that is a list of a billion nulls. So text columns are read in dictionary encoding, and batches are cut
+by their decoded size. A row group whose metadata declares too many values is refused before it is read.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from share_compute.files.plain_files import open_unlinked
 from share_compute.quantities import bytes_text
 
 MOST_BATCH_BYTES = 32 << 20
-"""Largest size in bytes of a batch of several rows, once written out."""
+"""Largest decoded size of a batch of several rows, in bytes."""
 MOST_ROW_BYTES = 64 << 20
 _MOST_ROWS = 1_000
 _MOST_VALUES = 1 << 25
-"""Largest number of values of one column in one row group. Published files have a tenth of it at most."""
+"""Largest number of values of one column in one row group. Published files have at most a tenth of this."""
 _VALUE_BYTES = 8
 
 
@@ -66,7 +66,7 @@ def _is_of(path: str, columns: Sequence[str]) -> bool:
 
 
 def _rows_at_once(file: Path, metadata: Any, leaves: Sequence[int]) -> int:
-    """Return the number of rows that are read together, from the file's description of its row groups."""
+    """Return the number of rows that are read at a time, computed from the metadata of the row groups."""
     row_bytes = 1.0
     for group in map(metadata.row_group, range(metadata.num_row_groups)):
         chunks = [group.column(index) for index in leaves]
@@ -84,7 +84,7 @@ def _rows_at_once(file: Path, metadata: Any, leaves: Sequence[int]) -> int:
 
 
 def _cut(file: Path, batch: Any) -> Iterator[Any]:
-    """Yield parts of a batch that are small once written out."""
+    """Cut a batch into parts whose decoded size is small."""
     size_bytes = sum(map(_size, batch.columns))
     if batch.num_rows <= 1:
         if size_bytes > MOST_ROW_BYTES:
@@ -102,7 +102,7 @@ def _cut(file: Path, batch: Any) -> Iterator[Any]:
 
 
 def _size(array: Any) -> int:
-    """Return the size in bytes of an array once its dictionaries are written out."""
+    """Return the decoded size of an array in bytes, without dictionary encoding."""
     kind = array.type
     if pa.types.is_dictionary(kind):
         if not _is_text(kind.value_type):
@@ -124,7 +124,7 @@ def _is_text(kind: Any) -> bool:
 
 
 def _written_out(batch: Any, schema: Any) -> Any:
-    """Return a batch with the types that the file declares."""
+    """Decode the dictionaries of a batch; its columns get the types that the file declares."""
     columns = [
         column if column.type == field.type else column.cast(field.type)
         for column, field in zip(batch.columns, schema, strict=True)

@@ -37,7 +37,7 @@ from share_compute.models.configuration import model_vocab_size
 from share_compute.specification import DataSpec, TrainJob
 
 _FORMAT = 1
-"""Version of the token file, part of every fingerprint. Raised when the file changes its meaning."""
+"""Version of the token file's format, part of every fingerprint. Increase it whenever the format changes."""
 
 Progress: TypeAlias = Callable[[str, float], None]
 """Callback that takes the current activity and the share of it that is done, 0 to 1."""
@@ -52,9 +52,9 @@ class Counts:
     validation: int
     test: int
     tokens: int | None = None
-    """Tokens of the whole corpus; None when it is not text."""
+    """Tokens of the whole corpus; None if the data is not text."""
     documents: int | None = None
-    """Files (.txt) or rows (.jsonl, .parquet) with text; None when it is not text."""
+    """Files (.txt) or rows (.jsonl, .parquet) with text; None if the data is not text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,15 +64,15 @@ class Prepared:
     samples: Samples
     counts: Counts
     tokenizer_folder: Path | None = None
-    """Copy of the tokenizer that made the tokens; loads with ``AutoTokenizer``. None when it is not text."""
+    """Copy of the tokenizer that made the tokens; loads with ``AutoTokenizer``. None if the data is not text."""
     vocab_size: int | None = None
-    """One more than the tokenizer's largest id; at most the model's, where its configuration gives one."""
+    """One more than the tokenizer's largest id. It is at most the vocabulary size in the model's configuration."""
     notes: tuple[str, ...] = ()
     """Remarks for the submitter, e.g. that a split is empty."""
 
 
 def prepare(spec: TrainJob, folder: Path, progress: Progress | None = None) -> Prepared:
-    """Make the samples that a job asks to train on.
+    """Return the samples that a job trains on; text is tokenized first.
 
     Text is tokenized into one file in ``folder``, which is reused as long as the contents of the data files and the
     tokenizer stay the same. The splits are contiguous regions of it, each a whole number of samples, in the order
@@ -183,7 +183,7 @@ def _save_tokenizer(tokenizer: Any, folder: Path) -> None:
         try:
             tokenizer.save_pretrained(part)
         except Exception as failure:
-            # The library tokenizers has no exception type of its own for write errors of a disk.
+            # `tokenizers` raises a bare Exception if a write to disk fails.
             if type(failure) is Exception:
                 raise OSError(str(failure)) from failure
             raise

@@ -1,4 +1,4 @@
-"""Text files read piece by piece through ``datasets``; never a whole corpus in memory.
+"""Reads text files piece by piece through ``datasets``; a whole corpus is never in memory.
 
 Every failure to read a file becomes a `UserError` here and nowhere else.
 """
@@ -22,7 +22,7 @@ PIECE_CHARACTERS = 1 << 16
 _ROWS = 1_000
 _MOST_LINE_BYTES = 64 << 20
 _MOST_TEXT_LINE_BYTES = 512 << 20
-"""Limit for .txt files: corpora for compression are one line of 100 MB and more."""
+"""Limit on a line of a .txt file: text8 and other corpora for compression are one line of 100 MB and more."""
 _SCANNED_BYTES = 4 << 20
 
 
@@ -90,7 +90,7 @@ def read_pieces(files: Sequence[Path], column: str, scratch: Path) -> Iterator[P
         ):
             try:
                 done += len(text.encode())
-            except UnicodeEncodeError as failure:  # JSON can spell half a surrogate pair.
+            except UnicodeEncodeError as failure:  # JSON can encode half of a surrogate pair.
                 raise _unreadable(file, failure) from failure
             yield Piece(text, ends_document, (before + min(done, size)) / total)
         before += size
@@ -118,7 +118,7 @@ def _read_rows(file: Path, column: str, scratch: Path) -> Iterator[list[str]]:
         return
     _require_short_lines(file)
     lines = _load("text", file, "text", scratch, keep_linebreaks=True, encoding="utf-8-sig")
-    # The JSON builder of datasets fixes all columns by the first rows and fails on later rows that differ.
+    # The JSON builder of datasets infers all columns from the first rows, and fails on later rows that differ.
     yield from lines if file.suffix == ".txt" else _parse_lines(file, column, lines)
 
 
@@ -170,7 +170,7 @@ def _load(
         # Not load_dataset: it reports each use to a server, even for local files.
         read = getattr(datasets.IterableDataset, f"from_{kind}")
         with open_unlinked(file) as opened:
-            # The library opens the file by name while it reads. This name stays that of the file that is open here.
+            # The library opens the file by name while it reads. This name always means the file that is open here.
             rows = read(f"/dev/fd/{opened.fileno()}", cache_dir=str(scratch), **options)
             for batch in rows.iter(batch_size=_ROWS):
                 yield batch[column]
@@ -216,7 +216,7 @@ def _as_text(file: Path, column: str, value: Any) -> str:
 
 
 def _cut_documents(batches: Iterator[list[str]], *, whole: bool) -> Iterator[tuple[str, bool]]:
-    """Yield (piece, whether it ends its document) of rows that form one ``whole`` document, or one document each."""
+    """Yield (piece, whether it ends its document). If ``whole``, all rows are one document; if not, each row is one."""
     if not whole:
         for rows in batches:
             for row in filter(None, rows):
@@ -235,7 +235,7 @@ def _cut(text: str) -> Iterator[str]:
     start = 0
     while len(text) - start > PIECE_CHARACTERS:
         limit = start + PIECE_CHARACTERS
-        # A line break ends a piece, a space begins the next: tokens carry the space before their word.
+        # Cut after a line break or before a space, since tokens include the space before a word.
         stop = text.rfind("\n", start, limit) + 1
         if stop <= start:
             stop = text.rfind(" ", start + 1, limit)

@@ -17,7 +17,7 @@ SPLITS: tuple[Split, ...] = get_args(Split)
 Array: TypeAlias = NDArray[Any]
 
 _DIGITS_KEY = 0x64696769
-"""Key that keeps the permutation that splits the digits apart from those that order the passes."""
+"""Key of the permutation that splits the digits, so that it differs from the permutations of the passes."""
 
 
 class Samples(Protocol):
@@ -27,7 +27,7 @@ class Samples(Protocol):
         """Return the number of samples in a split."""
 
     def take(self, split: Split, indices: Sequence[int] | NDArray[np.int64]) -> tuple[Array, Array]:
-        """Return inputs and targets of some samples of a split, in the order asked for.
+        """Return inputs and targets of the samples at ``indices`` of a split, in the order of ``indices``.
 
         Text: inputs and targets int64 ``[n, seq]``, the targets being the inputs shifted by one.
         Digits: inputs float32 ``[n, 64]`` in 0..1, targets int64 ``[n]``.
@@ -52,12 +52,12 @@ class SplitSizes:
         return cls(total - validation - test, validation, test)
 
     def range_of(self, split: Split) -> range:
-        """Return the range of a split when train, validation and test are in one row."""
+        """Return a split's indices in an array of all samples, in the order train, validation, test."""
         starts = {"train": 0, "validation": self.train, "test": self.train + self.validation}
         return range(starts[split], starts[split] + getattr(self, split))
 
     def locate(self, split: Split, indices: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
-        """Convert indices into a split to indices into the row of all splits.
+        """Convert indices in a split to indices in an array of all samples, as in `range_of`.
 
         Raises:
             IndexError: an index is not in the split.
@@ -73,7 +73,7 @@ class SplitSizes:
 
 @dataclass(frozen=True, slots=True)
 class TextSamples:
-    """Chunks of ``sequence_length + 1`` tokens of one long row of tokens.
+    """Chunks of ``sequence_length + 1`` tokens of one long array of tokens.
 
     Neighbouring chunks share one token: the last target of a chunk is the first input of the next. So every
     token but the first is predicted once. The splits are contiguous regions, in the order train,
@@ -87,7 +87,7 @@ class TextSamples:
 
     @staticmethod
     def count(num_tokens: int, sequence_length: int) -> int:
-        """Return the number of samples that ``num_tokens`` tokens make. A rest too short for a sample is left over."""
+        """Return the number of samples that ``num_tokens`` tokens make. Remaining tokens are not used."""
         return max(0, (num_tokens - 1) // sequence_length)
 
     def size(self, split: Split) -> int:

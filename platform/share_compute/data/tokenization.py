@@ -16,13 +16,13 @@ from share_compute.specification import TrainJob
 
 DEFAULT_VOCAB_SIZE = 4096
 MIN_VOCAB_SIZE = 257
-"""All bytes, and the end of a document."""
+"""A token for each byte, and one for the end of a document."""
 END_OF_DOCUMENT = "<|endoftext|>"
 LEARN_CHARACTERS = 1 << 28
-"""Largest number of characters that a tokenizer is trained on, from the front: enough for any, in bounded memory."""
+"""Largest number of characters, from the start of the data, that a tokenizer is trained on; it bounds memory."""
 _MOST_SETTINGS_BYTES = 4 << 20
 _FILES = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt")
-"""A folder with none of these has no tokenizer."""
+"""Files of tokenizers: a folder with none of these files has no tokenizer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class TokenizerSource:
     kind: Literal["folder", "trained"]
     path: Path | None
     vocab_size: int | None
-    """Size that a trained tokenizer is asked to have; None for a folder."""
+    """Requested vocabulary size of a tokenizer that is trained; None for a folder."""
 
     def digest(self) -> str:
         """Return a SHA-256 that identifies this source, as hexadecimal."""
@@ -65,9 +65,9 @@ def has_chat_template(folder: Path) -> bool:
 
 
 def find_source(spec: TrainJob) -> TokenizerSource:
-    """Return the source of the tokenizer.
+    """Return the source of a job's tokenizer.
 
-    The first of these that applies:
+    It is the first of these that applies:
 
     - the folder that the job names;
     - a tokenizer trained to the size that the job names;
@@ -75,7 +75,7 @@ def find_source(spec: TrainJob) -> TokenizerSource:
     - a tokenizer trained to the size of the model's vocabulary, or to `DEFAULT_VOCAB_SIZE`.
 
     Raises:
-        UserError: the folder has no tokenizer, or the size does not fit bytes or the model.
+        UserError: the folder has no tokenizer, or the size is too small for all bytes or too large for the model.
     """
     limit = model_vocab_size(spec.model)
     if spec.tokenizer.path is not None:
@@ -98,9 +98,9 @@ def find_source(spec: TrainJob) -> TokenizerSource:
 
 
 def expected_vocab_size(spec: TrainJob) -> int | None:
-    """Return the vocabulary size that a job will have, without reading its data; None without text.
+    """Return the vocabulary size that a job will have, without reading its data; None if it has no text.
 
-    A tokenizer that is to be trained counts with the size that was asked for. Little text may give a smaller one.
+    For a tokenizer that is to be trained this is the requested size. A small corpus may give a smaller one.
 
     Raises:
         UserError: the model's folder or its tokenizer cannot be read.
@@ -115,7 +115,7 @@ def expected_vocab_size(spec: TrainJob) -> int | None:
 
 
 def check_fits(vocab_size: int, limit: int | None) -> None:
-    """Raise UserError if a tokenizer has more tokens than a model, of ``limit``, has embeddings for."""
+    """Raise UserError if a tokenizer has more than ``limit`` tokens, the model's vocabulary size; None is no limit."""
     if limit is not None and vocab_size > limit:
         raise UserError(
             f"the tokenizer has {vocab_size} tokens, but the model's vocab_size is {limit}",
@@ -145,9 +145,9 @@ def load_tokenizer(folder: Path) -> Any:
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Any:
-    """Train a byte-level BPE tokenizer; any text can be written with it.
+    """Train a byte-level BPE tokenizer, which can encode any text.
 
-    A small corpus may give fewer tokens than asked for.
+    A small corpus may give fewer tokens than ``vocab_size``.
     """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers  # noqa: PLC0415 - heavy
     from transformers import PreTrainedTokenizerFast  # noqa: PLC0415 - heavy

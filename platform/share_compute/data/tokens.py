@@ -1,4 +1,4 @@
-"""The token file: all tokens of a corpus in one row on disk, with a record of its sources."""
+"""The token file: all tokens of a corpus in one array on disk, with a record of its sources."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def read_record(folder: Path, fingerprint: str) -> TokenRecord | None:
 
 
 def write_record(folder: Path, record: TokenRecord) -> None:
-    """Write the record. From then on the token file counts as finished."""
+    """Write the record, after which the token file counts as finished."""
     with writing(folder):
         part = folder / f"{RECORD}.part"
         part.write_text(json.dumps(asdict(record), indent=1), encoding="utf-8")
@@ -54,7 +54,7 @@ def write_record(folder: Path, record: TokenRecord) -> None:
 
 
 def token_dtype(vocab_size: int) -> str:
-    """Return the smallest dtype, uint16 or uint32, that holds every id."""
+    """Return the name of the smallest dtype, uint16 or uint32, that holds every id."""
     return "uint16" if vocab_size <= 1 << 16 else "uint32"
 
 
@@ -71,7 +71,7 @@ def write_tokens(folder: Path, pieces: Iterable[Piece], tokenizer: Any, dtype: s
         The number of tokens and the number of documents.
 
     Raises:
-        Unavailable: the disk refuses the write; nothing is left under the file's name.
+        Unavailable: the disk refuses the write; the incomplete file is removed.
     """
     part = folder / f"{TOKENS}.part"
     ending = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
@@ -89,7 +89,7 @@ def write_tokens(folder: Path, pieces: Iterable[Piece], tokenizer: Any, dtype: s
                     )["input_ids"]
                     for piece, ids in zip(batch, encoded, strict=True):
                         row = np.asarray([*ids, *ending] if piece.ends_document else ids, dtype=dtype)
-                        # Not tofile: it hides the reason for which a full disk refused.
+                        # Not `tofile`, which hides the reason for which a write failed.
                         file.write(row.data)
                         num_tokens += len(row)
                         documents += piece.ends_document

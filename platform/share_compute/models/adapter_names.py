@@ -1,9 +1,9 @@
-"""Names in a model that ``peft`` has adapted, and the plain ones under which its tensors are stored."""
+"""Conversion of names in a model with ``peft`` adapters to the plain names under which its tensors are stored."""
 
 from __future__ import annotations
 
 ADAPTER = "default"
-"""Name that ``peft`` gives to the only set of adapters here."""
+"""Adapter name that is passed to ``peft``: each model has one set of adapters."""
 
 
 def stored_name(name: str) -> str:

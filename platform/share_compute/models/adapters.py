@@ -26,7 +26,7 @@ _SAVED_PREFIX = "base_model.model."
 
 
 def adapt(model: PreTrainedModel, lora: LoraSpec, places: Places) -> None:
-    """Add adapters, without memory, to matrices of a sketch's layers, and freeze everything else.
+    """Add adapters on the meta device to matrices in a sketch's layers, and freeze all other parameters.
 
     Raises:
         UserError: no matrix in a layer has the name of a target.
@@ -38,7 +38,7 @@ def adapt(model: PreTrainedModel, lora: LoraSpec, places: Places) -> None:
 
 @torch.no_grad()
 def initialize_adapters(module: nn.Module, seed: int) -> None:
-    """Initialize adapters as ``peft`` does: A at random, from (seed, its name), and B with zeros."""
+    """Initialize adapters as ``peft`` does: A with random numbers seeded by (seed, name), and B with zeros."""
     for name, layer in _adapted(module):
         torch.manual_seed(derive_seed(seed, f"{name}.lora_A"))
         nn.init.kaiming_uniform_(layer.lora_A[ADAPTER].weight, a=5**0.5)
@@ -78,7 +78,7 @@ def adapter_config(lora: LoraSpec, model: PreTrainedModel, places: Places, base:
     """
     chosen = _chosen(model, lora, places)
     ends = lora.targets or _ends(chosen)
-    # Short names suffice unless a matrix outside the layers has one, too.
+    # Short names suffice unless they match a matrix outside the layers, too.
     exact = [name for name, _ in _matrices(model) if _is_meant(name, ends)] == chosen
     config = _peft_config(lora, ends if exact else chosen)
     config.base_model_name_or_path = base
@@ -91,7 +91,7 @@ def _peft_config(lora: LoraSpec, targets: Sequence[str]) -> LoraConfig:
     return LoraConfig(
         task_type="CAUSAL_LM",
         r=lora.rank,
-        lora_alpha=lora.alpha,  # type: ignore[arg-type]  # any number will do
+        lora_alpha=lora.alpha,  # type: ignore[arg-type]  # peft takes any number
         lora_dropout=lora.dropout,
         target_modules=list(targets),
     )

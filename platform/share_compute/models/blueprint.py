@@ -28,7 +28,7 @@ class Blueprint(StrictModel):
 
     @property
     def task(self) -> Literal["language", "classification"]:
-        """Meaning of its outputs: next tokens (language), or one class per sample (classification)."""
+        """Meaning of the model's outputs: next tokens (language), or one class per sample (classification)."""
         return "language" if self.config is not None else "classification"
 
 
@@ -40,7 +40,7 @@ def blueprint_of(
     Args:
         spec: the job.
         vocab_size: vocabulary size of its tokenizer; used if the model's configuration has none.
-        special_tokens: ids such as ``eos_token_id`` for a model that starts without weights.
+        special_tokens: ids such as ``eos_token_id`` for a model that starts from random weights.
 
     Raises:
         UserError: the model's configuration cannot be read, or its window is shorter than the job's samples.

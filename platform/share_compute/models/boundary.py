@@ -18,7 +18,7 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """Requirements on a tensor.
+    """Requirements on a tensor that a member receives.
 
     Args:
         shape: required shape; None allows any.
@@ -31,7 +31,7 @@ class Expected:
     is_finite: bool = True
 
     def misfit(self, tensor: Tensor) -> str | None:
-        """Return why a tensor is unusable on any machine, for people; None if its shape and type are right."""
+        """Return why a tensor's shape or dtype is wrong, as text for people; None if both are right."""
         if self.shape is not None and tuple(tensor.shape) != self.shape:
             return f"its shape is {list(tensor.shape)} in place of {list(self.shape)}"
         if tensor.dtype not in self.dtypes:
@@ -40,14 +40,14 @@ class Expected:
         return None
 
     def misfit_of_some(self, tensor: Tensor) -> str | None:
-        """Return the same as `misfit`, but allow any number and length of samples."""
+        """Return the same as `misfit`, but allow any batch size and any sequence length."""
         shape = tuple(tensor.shape)
         if self.shape is not None and len(shape) == len(self.shape) and shape[-1:] == self.shape[-1:]:
             return Expected(shape, self.dtypes).misfit(tensor)
         return self.misfit(tensor)
 
     def has_numbers(self, tensor: Tensor) -> bool:
-        """Return whether a tensor is finite, or need not be."""
+        """Return whether all numbers of a tensor are finite, if they have to be."""
         return not self.is_finite or is_finite(tensor)
 
 
@@ -80,7 +80,7 @@ def boundary_shape(blueprint: Blueprint, layer: int, batch: int, length: int) ->
 
 @dataclass(frozen=True, slots=True)
 class Boundaries:
-    """Tensors that one shard may receive in a training step.
+    """Requirements on the tensors that one shard receives in a training step.
 
     Args:
         activation: activation of a microbatch, from the stage before; None at the first stage.
@@ -94,15 +94,15 @@ class Boundaries:
     def of(
         cls, stage: Stage, blueprint: Blueprint, batch: int, length: int, *, gradients_are_finite: bool
     ) -> Boundaries:
-        """Return the tensors that a stage may receive.
+        """Return the requirements on the tensors that a stage receives.
 
         Args:
             stage: the shard.
             blueprint: blueprint of the whole model.
             batch: number of samples in a microbatch.
             length: tokens of a sample.
-            gradients_are_finite: whether a gradient that is not finite is a fault. In float16 it is not, since the loss
-                scale adapts to it.
+            gradients_are_finite: whether a gradient that is not finite is a fault. It is no fault in float16, since the
+                loss scale adapts to it.
         """
         shard, dtypes = stage.shard, numbers_in(blueprint.precision)
         shape: Callable[[int], Shape | None] = lambda layer: boundary_shape(blueprint, layer, batch, length)  # noqa: E731

@@ -28,14 +28,14 @@ def derive_seed(*parts: int | str) -> int:
 def run_by_cell(
     layer: nn.Module, place: int, cell: Callable[[], Cell], *, draws: bool, recomputes: bool
 ) -> None:
-    """Wrap a layer's forward, so that it draws and recomputes by cell.
+    """Wrap a layer's forward, so that its random numbers depend on the cell and it can be recomputed.
 
     Args:
         layer: layer of the stage.
         place: index of the layer in the whole model.
         cell: returns the cell that is computed now.
         draws: whether the layer draws random numbers.
-        recomputes: whether only its inputs are kept for the backward pass.
+        recomputes: whether the backward pass recomputes the layer from its inputs, so that only these are kept.
     """
     if not draws and not recomputes:
         return

@@ -100,7 +100,7 @@ def _with_adapter(folder: WeightFolder, name: str, lora: LoraSpec) -> Tensor:
     a, b = (f"{matrix}.lora_{part}.weight" for part in "AB")
     if a not in folder:
         return weight
-    # In the order of peft's own computation, so that the bits equal those of the job's result.
+    # The operations are in the same order as in peft, so that the bits equal those of the job's result.
     return weight + folder.read(b) @ folder.read(a) * (lora.alpha / lora.rank)
 
 

@@ -22,10 +22,10 @@ class Places(NamedTuple):
     """Map from the stored name of a parameter to its place in the whole model."""
 
     stack: str
-    """Prefix of the names of layers: ``model.layers.`` before the number."""
+    """Prefix of names in layers, up to the layer's number, e.g. ``model.layers.``."""
     num_layers: int
     opening: tuple[str, ...] = ()
-    """Prefixes of names before the first layer."""
+    """Name prefixes of the modules before the first layer."""
 
     def of(self, name: str) -> int:
         """Return the layer of a parameter: `BEFORE` if before the first, ``num_layers`` if after the last."""

@@ -38,9 +38,9 @@ from share_compute.shard import Shard
 from share_compute.specification import LayerSpec
 
 _FEATURES = 64
-"""Numbers in a sample of the only data set that such models train on: 8 x 8 pixels."""
+"""Numbers in a sample of the digits, the only data set for declared layers: 8 x 8 pixels."""
 _DENSE_BACKWARD_OPERATIONS = 5
-"""Two products, the sum for the bias, and the accumulation of two gradients."""
+"""Kernel calls in a linear layer's backward: two products, the sum for the bias, and two gradient accumulations."""
 
 _MODULES: dict[str, Callable[..., nn.Module]] = {
     "avg_pool2d": nn.AvgPool2d,
@@ -115,12 +115,12 @@ class LayeredStage(Stage):
         return {int(name): layer for name, layer in self.module.layers.items()}
 
     def compute(self, inputs: Tensor) -> Tensor:
-        """Take features ``[batch, ...]`` or the outputs of the stage before; return the outputs of the last layer."""
+        """Take features ``[batch, ...]`` or the outputs of the stage before; return those of the shard's last layer."""
         outputs: Tensor = self.module(inputs)
         return outputs
 
     def initialize(self, seed: int) -> None:
-        """Initialize each layer by torch's own rule, from (seed, its name)."""
+        """Initialize each layer by torch's own rule, with random numbers seeded by (seed, layer name)."""
         for name, module in self.module.named_modules():
             reset = getattr(module, "reset_parameters", None)
             if callable(reset):
@@ -133,7 +133,7 @@ def _places(blueprint: Blueprint) -> Places:
 
 
 def _whole(blueprint: Blueprint) -> _Layers:
-    """Return all layers; frozen parameters take no gradient."""
+    """Return a module of all layers of the model; frozen parameters take no gradient."""
     module, places = _Layers(blueprint.layers, 0, len(blueprint.layers)), _places(blueprint)
     require_sense([name for name, _ in module.named_parameters()], blueprint.freeze, places)
     freeze(module.named_parameters(), blueprint.freeze, places)
@@ -186,7 +186,7 @@ def _counted(modules: Sequence[nn.Module]) -> tuple[list[LayerProfile], LayerPro
         logits = hidden.detach().requires_grad_()
         targets = torch.empty(logits.shape[:-1], dtype=torch.int64)
         loss = count(partial(summed_cross_entropy, logits, targets), logits, nn.Identity())
-    # The output of a layer is kept if the layer or a later one saves it; not all layers save their inputs.
+    # Memory for a layer's output counts only if autograd saves the output in this layer or a later one.
     kept = dict.fromkeys(range(-1, len(modules)), 0)
     for storage, memory in {
         key: value for each in (*counts, loss) for key, value in each.saved.items()

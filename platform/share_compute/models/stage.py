@@ -1,4 +1,4 @@
-"""The interface of a model's stage, and the loss of the last one."""
+"""The interface of a model's stage, and the loss that the last stage computes."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Stage(ABC):
         """Initialize every tensor; values depend only on the seed and the tensor's name."""
 
     def initialize_added(self, seed: int) -> None:
-        """Initialize the tensors that no folder of the model's weights has (`added`); by default there are none."""
+        """Initialize the tensors that a folder of pretrained weights does not have (`added`); by default none."""
 
     @property
     def added(self) -> frozenset[str]:
@@ -78,7 +78,7 @@ class Stage(ABC):
         self._cell = key
 
     def stored_name(self, name: str) -> str:
-        """Return the name under which a tensor of `module` is stored; for a tied one the name of its source."""
+        """Return the name under which a tensor of `module` is stored; for a tied tensor, the name of its source."""
         return self.tied.get(name, name)
 
     def parameters(self) -> dict[str, nn.Parameter]:

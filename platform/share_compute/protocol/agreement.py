@@ -1,4 +1,4 @@
-"""Finds the members of a stage whose reduced gradient deviates, from digests of it."""
+"""Finds the members of a stage whose reduced gradient deviates, by comparing digests of the gradients."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ class Agreement:
 
     Args:
         deviating: members whose gradient is wrong.
-        disputed: members of which some hold a wrong gradient, if the digests do not tell which; else empty.
+        disputed: members of the stage, if some of them hold a wrong gradient and the digests do not show which; else
+            empty.
     """
 
     deviating: frozenset[Worker] = frozenset()
@@ -25,18 +26,18 @@ class Agreement:
 def compare(digests: Mapping[Worker, str], before: Mapping[Worker, str]) -> Agreement:
     """Return the members of a stage whose gradient is wrong or disputed, from its digests.
 
-    More than half of the members outvote the others. Without such a majority, all cells are computed again, and each
-    member is compared with its own first answer. The same inputs give the same bits, so a member whose answer changed
-    is wrong. If all members changed their answers and agree now, no member is wrong for certain.
+    More than half of the members outvote the others. Without such a majority, the step is computed again, and each
+    member's new digest is compared with its first one. The same inputs give the same bits, so a member whose digest
+    changed is wrong. If all members changed their digests and agree now, no member is wrong for certain.
 
-    The first answer of a member that is gone still counts, so the loss of one member does not let its opponent win. A
+    The first digest of a member that was lost still counts, so the loss of one member does not decide the dispute. A
     member that joined later computes with weights that it received from a disputed member. So its digest counts only
-    while all first members are present, and only if it equals one of their first answers: another answer may come from
-    those weights.
+    while all first members are present, and only if it equals one of their first digests: any other digest may be due
+    to the received weights.
 
     Args:
         digests: digest of the reduced gradient, by member of the stage.
-        before: the first answers, if the step was computed again because there was no majority; else empty.
+        before: first digest by member, if the step was computed again because there was no majority; else empty.
     """
     everybody = frozenset(digests.keys() | before.keys())
     gone, late = before.keys() - digests.keys(), digests.keys() - before.keys() if before else set()

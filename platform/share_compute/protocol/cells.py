@@ -39,7 +39,7 @@ def holders(membership: Membership, step: int, stage: int) -> list[list[int]]:
 
 
 def needed(membership: Membership, step: int, stage: int, action: Action) -> Label | None:
-    """Return the tensor that must arrive from another member before a cell can run; None if no tensor must."""
+    """Return the tensor that a cell must receive from another member before it can run; None if it needs none."""
     if action.kind == "F":
         return Label(step, "activation", action.microbatch, stage - 1) if stage > 0 else None
     return (
@@ -48,7 +48,7 @@ def needed(membership: Membership, step: int, stage: int, action: Action) -> Lab
 
 
 def delivery(membership: Membership, step: int, stage: int, action: Action) -> tuple[Label, Worker] | None:
-    """Return (label, receiver), or None if no neighbour needs the tensor or a kept copy will be sent again."""
+    """Return (label, receiver) of a cell's output; None if no neighbour needs it, or a kept copy will be sent again."""
     tasks = membership.tasks_of(step)
     if action.kind == "F":
         label = Label(step, "activation", action.microbatch, stage)

@@ -36,14 +36,14 @@ from share_compute.protocol.messages import (
 
 @dataclass(frozen=True, slots=True)
 class Assemble:
-    """Begin an epoch with these members: at the start, when a member joins or leaves, or when nothing moves.
+    """Begin an epoch with these members: at the start, when a member joins or leaves, or when the job is stuck.
 
-    A member that wants to leave is among them: it reports what it holds, and the plan leaves it out.
+    A member that wants to leave is included: it reports what it holds, and the plan then excludes it.
     """
 
     workers: frozenset[Worker]
     waits: bool = False
-    """Whether a step in progress is committed first, so that no part of it is done twice."""
+    """Whether a step in progress is committed before the epoch begins, so that no part of it is computed twice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,46 +55,46 @@ class Lost:
 
 @dataclass(frozen=True, slots=True)
 class Continue:
-    """Run the steps up to this one, then pause. A step that members were told to begin is run in any case."""
+    """Run the steps up to ``until``, then pause. A step that members were already told to begin is still run."""
 
     until: int
 
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """The request of `Record` is durable. The fields hold the current state of the step log."""
+    """The step log has durably stored a `Record`. The fields hold the current state of the step log."""
 
     epoch: int
     committed: int
     """Last committed step. A coordinator that was replaced may have committed one more before its epoch ended."""
     scale: float = 1.0
-    """Gradient factor of that step."""
+    """Gradient factor of the last committed step."""
     generation: int = 0
-    """Generation of that step."""
+    """Generation of the last committed step."""
 
 
 @dataclass(frozen=True, slots=True)
 class Superseded:
-    """The step log refused: another coordinator has begun an epoch. This coordinator is over."""
+    """The step log refused a `Record`, since another coordinator has begun an epoch. This coordinator ends."""
 
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """The answer to `Plan`: the membership of the next epoch. Its members have received what they lacked."""
+    """The answer to `Plan`: the membership of the next epoch. Its members have received the state that they lacked."""
 
     form: Form
 
 
 @dataclass(frozen=True, slots=True)
 class Unplanned:
-    """The answer to `Plan`: these members cannot hold the job. They stay halted until `Assemble` brings others."""
+    """The answer to `Plan`: these members cannot hold the job. They stay halted until the next `Assemble`."""
 
     epoch: int
 
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Some time went by: repeat the message to members that have not answered."""
+    """A unit of time has passed. Now and then the message is repeated to members that have not answered."""
 
 
 Order = Assemble | Lost | Continue | Recorded | Superseded | Planned | Unplanned | Tick
@@ -107,7 +107,7 @@ Event = Order | ToCoordinator
 class Record:
     """Record in one transaction that the epoch has begun, or that the step is committed in it.
 
-    An epoch must be later than the epoch in the step log, and a step must be in that epoch. Otherwise the answer is
+    An epoch must be later than the epoch in the step log, and a step must belong to that epoch. Otherwise the answer is
     `Superseded`.
     """
 
@@ -120,18 +120,18 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Find a membership for these members, bring them the state that they lack, and answer `Planned` or `Unplanned`.
+    """Find a membership for these members, send them the state that they lack, and answer `Planned` or `Unplanned`.
 
-    A later `Record` of an epoch cancels it: the coordinator no longer waits for the answer.
+    A later `Record` of an epoch cancels the plan: the coordinator no longer waits for the answer.
     """
 
     epoch: int
     committed: int
     scale: float
-    """Gradient factor of the committed step. A replay of a backup's log needs it."""
+    """Gradient factor of the committed step. A backup needs it to replay its log of gradients."""
     reports: Mapping[Worker, Report]
     without: frozenset[Worker] = frozenset()
-    """Members that are present and that the membership must leave out. Others may load what they hold."""
+    """Present members that must be left out of the membership. Other members may load the state that they hold."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +144,7 @@ class Tell:
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """A step is committed: its figures may be published."""
+    """A step is committed: its loss and gradient norm may be published."""
 
     step: int
     prepared: Mapping[Worker, Prepared]
@@ -152,37 +152,36 @@ class Committed:
 
 @dataclass(frozen=True, slots=True)
 class Suspect:
-    """A machine made numbers that are not finite: it is left out, and another one computes its cells."""
+    """A machine made numbers that are not finite. The next epoch leaves it out, and another one computes its cells."""
 
     worker: Worker
     step: int
     what: str
     accuser: Worker | None = None
-    """Member on whose word alone the suspicion rests, as in `Blame`."""
+    """Only member that claims the defect, as in `Blame`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Blame:
-    """A machine made wrong numbers. The consequence depends on the accuser."""
+    """A machine made wrong numbers. The accuser decides whether the machine is quarantined, see `quarantines`."""
 
     worker: Worker
     step: int
     what: str
     """Defect in the machine's numbers, as text for people."""
     is_grave: bool = False
-    """Whether one offence is enough, since the numbers looked right and were wrong."""
+    """Whether this one offence quarantines the machine, since its numbers were finite and yet wrong."""
     accuser: Worker | None = None
-    """Member on whose word alone the blame rests. None if the coordinator knows it, or the machine reports it itself.
-    See `quarantines`."""
+    """Only member that claims the defect. None if the coordinator found the defect, or the machine reported its own."""
 
 
 @dataclass(frozen=True, slots=True)
 class Expel:
-    """A member is excluded, and its process is to be ended: nothing that it holds counts."""
+    """Exclude a member and end its process. Nothing that the member holds counts any more."""
 
     worker: Worker
     why: str = ""
-    """Reason, if the member is not blamed."""
+    """Reason; empty if a `Blame` of the member gives the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,9 +199,9 @@ class Diverged:
 
     step: int
     by: frozenset[Worker] = frozenset()
-    """Machines with the same result; empty if members computed the step twice and none found the cell."""
+    """Machines on which the cell is not finite; empty if the step was computed twice and no member found the cell."""
     is_alone: bool = False
-    """Whether no other machine could compute the cell."""
+    """Whether there was no other machine to compute the cell as a check."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +214,7 @@ class Disputed:
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """All members have applied the last requested step. Repeated after an epoch that begins meanwhile."""
+    """All members have applied the last requested step and pause. Repeated if an epoch begins during the pause."""
 
     step: int
 
@@ -234,20 +233,20 @@ Phase = Literal[
     "over",
 ]
 _MOST_NAME = 80
-"""Limit on the characters that are shown of a member's name which another member made up."""
+"""Largest number of characters that an error shows of a name in a message, if no member has that name."""
 _WAITS_FOR_MEMBERS: frozenset[Phase] = frozenset({"halting", "forming", "stepping", "pausing"})
 
 
 class CoordinatorMachine:
-    """One job's coordinator.
+    """State machine of one job's coordinator.
 
     Args:
         epoch: last epoch in the step log.
         committed: last committed step.
-        decide: function from the `Prepared` of all members to the gradient factor; None if their numbers are not
-            finite.
-        patience: ticks without news after which an epoch counts as stuck, and the next begins. A coordinator whose
-            members follow another coordinator finds out by this.
+        decide: function from the `Prepared` of all members to the gradient factor; it returns None if their numbers
+            are not finite.
+        patience: ticks without an answer after which an epoch counts as stuck, and the next begins. A coordinator that
+            was replaced ends then, since the step log refuses its epoch.
     """
 
     def __init__(
@@ -268,7 +267,7 @@ class CoordinatorMachine:
         self.patience = patience
         self._phase: Phase = "idle"
         self._next: set[Worker] | None = None
-        """Members of an epoch that begins once the open step is committed."""
+        """Members of the next epoch while it waits for the open step; None if no epoch waits."""
         self._word: ToMember | None = None
         """Last message that was sent to all members."""
         self._answered: set[Worker] = set()
@@ -276,7 +275,7 @@ class CoordinatorMachine:
         self._prepared: dict[Worker, Prepared] = {}
         self._quiet_ticks = 0
         self._membership: Membership | None = None
-        """Membership of the last epoch that members were notified of."""
+        """Membership in the last `Form` that was sent."""
         self._doubts = Doubts()
         """Open questions about the numbers of the open step."""
         self.accusations = Accusations()
@@ -289,12 +288,12 @@ class CoordinatorMachine:
 
     @property
     def quiet_ticks(self) -> int:
-        """Ticks since the last awaited news from a member."""
+        """Ticks since the last answer that the coordinator waited for."""
         return self._quiet_ticks
 
     @property
     def prepared(self) -> Mapping[Worker, Prepared]:
-        """Messages of prepared members about the open step."""
+        """`Prepared` messages for the open step, by member."""
         return self._prepared
 
     def handle(self, event: Event) -> list[Effect]:  # noqa: PLR0911 - a return for each event
@@ -349,7 +348,7 @@ class CoordinatorMachine:
         if self._next is not None:
             self.workers, self._next = self._next, None
         if self._phase == "recording epoch":
-            return []  # no member knows this epoch yet, so it is reused
+            return []  # no member knows the epoch that is being recorded, so it is reused
         if not self.workers:
             self._phase = "idle"
             return []
@@ -448,20 +447,21 @@ class CoordinatorMachine:
                 return []
 
     def _rest(self) -> list[Effect]:
-        """Pause now that all members have paused, or go on if more steps are asked for."""
+        """Enter the pause, since all members have paused; start the next step instead if it is requested."""
         if self.until <= self.committed:
             self._phase = "paused"
             return [Pause(self.committed)]
         return self._say(Proceed(self.epoch, self.committed + 1), "stepping")
 
     def _plan(self) -> Plan:
-        """Ask for the next membership. Results of an earlier generation of the open step do not count."""
+        """Return a request for the next membership. Results of earlier generations of the open step do not count."""
         reports = {worker: self._reports[worker] for worker in sorted(self.workers)}
         open_step = self.committed + 1
         generations = (report.generation for report in reports.values() if report.step == open_step)
         self._doubts.generation = max(self._doubts.generation, *generations, 0)
         if self._doubts.answers and any(map(self._has_answer, reports.values())):
-            self._doubts.generation += 1  # others would copy its sum, and agree with it without their own
+            # Otherwise members would copy a disputed sum instead of computing it again.
+            self._doubts.generation += 1
         for worker, report in reports.items():
             if report.generation != self._doubts.generation:
                 reports[worker] = Report(report.epoch, worker, report.applied)
@@ -469,14 +469,14 @@ class CoordinatorMachine:
         return Plan(self.epoch, self.committed, self._scale, reports, suspects & self.workers)
 
     def _has_answer(self, report: Report) -> bool:
-        """Return whether a member holds the reduced gradient of the open step in its latest generation."""
+        """Return whether a member holds the reduced gradient of the open step's latest generation."""
         is_of_step = (report.step, report.generation) == (self.committed + 1, self._doubts.generation)
         return is_of_step and report.is_reduced
 
-    # -- numbers that cannot be used ---------------------------------------------------------------------------------
+    # -- unusable numbers --------------------------------------------------------------------------------------------
 
     def _on_rejected(self, rejected: Rejected) -> list[Effect]:  # noqa: PLR0911 - a return for each verdict
-        """Treat a bad tensor as the loss of the machine that made it, unless any machine would make such a tensor."""
+        """Exclude the source of a rejected tensor or its accuser; report divergence if the model makes such tensors."""
         source, accuser, step = rejected.source, rejected.worker, self.committed + 1
         assert self._membership is not None
         if source not in self._membership.everybody:
@@ -484,11 +484,12 @@ class CoordinatorMachine:
             return [Blame(accuser, step, what), *self._expel(frozenset({accuser}))]
         if not rejected.is_certain:
             if rejected.label.cargo == "tied" and not self._doubts.generation:
-                return self._start_over(step)  # a sum of the whole stage: any of its members may be the cause
+                # The tensor is a sum over a whole stage, and any member of the stage may be the cause.
+                return self._start_over(step)
             suspect = self._doubts.suspect
             if suspect is not None and suspect != source:
                 return [Diverged(step, frozenset({suspect, source}))]
-            if suspect == source or len(self.workers) == 1:  # no other machine can hold its part
+            if suspect == source or len(self.workers) == 1:  # no other machine can compute the cell
                 return [Diverged(step, frozenset({source}), is_alone=True)]
         if self.accusations.loser(source, accuser) != source:
             return self._expel(frozenset({accuser}), f"{UNBELIEVED}: {rejected.what}")
@@ -496,12 +497,12 @@ class CoordinatorMachine:
         if rejected.is_certain:
             return [Blame(source, step, rejected.what, accuser=witness), *self._expel(frozenset({source}))]
         self._doubts.suspect, self._doubts.what, self._doubts.accuser = source, rejected.what, witness
-        # The suspect's numbers may already be in sums, its own and those of others.
+        # The suspect's numbers may already be in sums of gradients, also at other members.
         self._doubts.generation += 1
         return [Suspect(source, step, rejected.what, witness), *self._change()]
 
     def _expel(self, workers: frozenset[Worker], why: str = "") -> list[Effect]:
-        """Exclude members whose numbers or accusations are wrong, and go on without them."""
+        """Exclude members whose numbers or accusations are wrong, and begin an epoch without them."""
         effects: list[Effect] = [Expel(worker, why) for worker in sorted(workers)]
         self.workers -= workers
         if self._next is not None:
@@ -509,7 +510,7 @@ class CoordinatorMachine:
         return effects + self._change()
 
     def _judge(self) -> list[Effect]:
-        """Commit the step, for which all members are prepared, if its numbers can be used."""
+        """Record the step, for which all members are prepared, unless gradients are wrong, disputed or not finite."""
         assert self._membership is not None
         step = self.committed + 1
         deviating, disputed = self._doubts.deviating(self._membership, self._prepared)
@@ -554,7 +555,6 @@ class CoordinatorMachine:
         self._quiet_ticks += 1
         if self._quiet_ticks > self.patience:
             return self._change()
-        # Not at the first tick, which may directly follow the message. Then ever less often (ticks 2, 4, 8, ...), since
-        # a step takes time.
+        # Repeat at ticks 2, 4, 8, ...: the first tick may directly follow the message, and a step takes time.
         is_due = self._quiet_ticks > 1 and self._quiet_ticks.bit_count() == 1
         return self._tell(self.workers - self._answered) if is_due else []

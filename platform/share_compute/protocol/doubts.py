@@ -1,4 +1,4 @@
-"""The coordinator's doubts about the open step: which machine made numbers that cannot be used."""
+"""The coordinator's doubts about the open step: suspects, accusations and digests that disagree."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ UNBELIEVED = "it rejected a tensor of another member again, and its word alone i
 def quarantines(accuser: Worker | None, earlier: Collection[Worker | None]) -> bool:
     """Return whether an offence puts its machine in quarantine.
 
-    It does if there is an earlier offence that does not rest on the word of the same member.
+    It does if the machine has an earlier offence that another accuser claimed, or that needs no accuser.
 
     Args:
-        accuser: member on whose word alone this offence rests; None if the coordinator knows it.
-        earlier: accuser of each earlier offence of the machine, in the same form.
+        accuser: only member that claims this offence; None if the coordinator found it, or the machine reported it.
+        earlier: accuser of each earlier offence of the machine, or None as above.
     """
     return any(one is None or one != accuser for one in earlier)
 
 
 class Accusations:
-    """Decides which member is excluded when only the word of one member stands against another.
+    """Decides which member is excluded when one member accuses another and nothing else proves the accusation.
 
-    The word of each member is taken once. At the next accusation the accuser itself is excluded, so a member that lies
-    cannot drive out all others.
+    Each member is believed once. At its next accusation the accuser itself is excluded, so a member that lies cannot
+    drive out all others.
     """
 
     def __init__(self) -> None:
         self._taken: set[Worker] = set()
 
     def loser(self, source: Worker, accuser: Worker) -> Worker:
-        """Return the member to exclude. The accusation counts from now on."""
+        """Return the member to exclude, and note that the accuser has been believed once."""
         if accuser == source or accuser not in self._taken:
             self._taken |= {accuser} - {source}
             return source
@@ -45,18 +45,18 @@ class Accusations:
 
 @dataclass
 class Doubts:
-    """State of knowledge about the numbers of one step until it is committed.
+    """Doubts about the numbers of one step, until the step is committed.
 
     A restarted step has a later generation. Results of an earlier generation do not count.
 
-    Spot checks of single members are to be added here: another machine computes some drawn cells again. The two digests
-    of such a cell are answers that `deviating` compares.
+    Spot checks of single members can be added here: another machine would compute randomly chosen cells again, and
+    `deviating` would compare the two digests of each cell.
     """
 
     generation: int = 0
     suspect: Worker | None = None
-    """Machine that made numbers that are not finite. Another machine computes its cells. The step's commit proves the
-    suspect wrong. Numbers that are not finite on the other machine either prove that the model diverges."""
+    """Machine that made numbers that are not finite. Another machine computes its cells. If the step is then committed,
+    the suspect was wrong. If the other machine's numbers are not finite either, the model diverges."""
     what: str = ""
     """Defect in the suspect's numbers, as text for people."""
     accuser: Worker | None = None
@@ -67,7 +67,7 @@ class Doubts:
     def take_answers(
         self, membership: Membership, prepared: Mapping[Worker, Prepared], workers: Collection[Worker]
     ) -> None:
-        """Keep the digests of these members for comparison with their next answers."""
+        """Keep the digests of these members for comparison with their next digests."""
         self.answers = {(worker, membership.shard_of(worker)): prepared[worker].digest for worker in workers}
 
     def deviating(

@@ -58,12 +58,12 @@ class FailureKind(Enum):
 
     @property
     def is_wrong_number(self) -> bool:
-        """Whether a machine hands on a tensor that the model does not make."""
+        """Whether the failure gives a tensor or a digest a wrong shape, dtype, size or value."""
         return self in _MISFITS or self in _MADE
 
     @property
     def is_offence(self) -> bool:
-        """Whether the machine is at fault: its own numbers are wrong, or its claims about those of others."""
+        """Whether the failure is an offence of the machine: it makes wrong numbers, or rejects correct ones."""
         return self.is_wrong_number or self is FailureKind.accuse
 
     @property
@@ -84,11 +84,11 @@ class Failure:
 
     Args:
         kind: kind of the failure.
-        point: point of the protocol; its role says whether a member or the coordinator is meant.
+        point: point of the protocol, passed by members or by the coordinator (its role).
         worker: member at which it happens; None: the first member that passes the point. None for points of the
             coordinator.
         step: open step in which it happens; None: any step.
-        occurrence: number of the passing of the point by such a process in such a step, from 1.
+        occurrence: number of the passing at which it happens, counted from 1 over passings with this worker and step.
         duration_s: duration in seconds, for a kind that has one.
         peers: members that a partition cuts off; empty: everybody.
 
@@ -134,7 +134,7 @@ class Failure:
 
 
 class FailureScript:
-    """Failures that wait for their points. Each happens once.
+    """Failures that happen when a process passes their points. Each happens once.
 
     Args:
         failures: failures in any order; several may be due at one passing.
@@ -146,7 +146,7 @@ class FailureScript:
 
     @property
     def waiting(self) -> tuple[Failure, ...]:
-        """Failures whose point was not passed yet."""
+        """Failures that have not happened yet."""
         return tuple(self._waiting)
 
     def passes(self, point: Point, worker: Worker | None, step: int) -> list[Failure]:

@@ -1,11 +1,12 @@
-"""A member's side of the step protocol: its next effects, given its results and the messages that it received.
+"""A member's side of the step protocol: a state machine that turns events into effects.
 
-`MemberMachine.handle` takes one event and returns effects. A driver carries them out: the actor with torch and sockets,
-the simulator with symbols. Every effect of the kind `Compute`, `Reduce`, `Apply` is answered by an event, and one of
-them runs at a time. Messages of another epoch and duplicate tensors change nothing.
+`MemberMachine.handle` takes one event (a message, or the result of an effect) and returns effects. A driver carries
+the effects out: the actor with torch and sockets, the simulator with symbols. Each `Compute`, `Reduce` and `Apply` is
+answered by an event, and only one of these effects runs at a time. Messages of another epoch and duplicate tensors
+change nothing.
 
-A reduction in which a member of the stage is missing must end. The driver answers `ReduceFailed` when a peer is gone,
-when the deadline of the reduction has passed, and when this member was halted.
+A reduction must not wait forever for a missing member of the stage. The driver answers `ReduceFailed` when a peer is
+lost, when the deadline of the reduction has passed, or when this member was halted.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ class _Step:
     arrived: set[Label] = field(default_factory=set)
     is_reduced: bool = False
     is_complete: bool = False
-    """Whether the member holds all that the update needs, including the other stage's sum of a shared parameter."""
+    """Whether the member holds all gradients for the update, also the other stage's sum of a shared parameter."""
 
 
 class MemberMachine:
@@ -89,7 +90,7 @@ class MemberMachine:
         self._rejected: dict[Label, Rejected] = {}
         """Tensors of this epoch that the member could not use. They are reported again until another epoch begins."""
         self._early: list[Label] = []
-        """Tensors from members that began the epoch, or applied the last step, before this member did."""
+        """Tensors that arrived before this member began their epoch or step."""
         self._waiting: list[Action] = []
         self._logged: set[int] = set()
         """Positions in `Membership.keepers` of the members that have received the gradient of the open step."""
@@ -131,7 +132,7 @@ class MemberMachine:
     def _on_word(  # noqa: PLR0911 - a return for each event
         self, event: Commit | Proceed | Arrived | Misfit | Missed | Logged | Tick
     ) -> list[Effect]:
-        """Process any other event. A halted member only keeps early tensors and reports misfits."""
+        """Process an event that needs a membership. A halted member only notes early tensors and reports misfits."""
         if isinstance(event, Arrived) and event.epoch == self.epoch and self.membership is None:
             self._early.append(event.label)
         if isinstance(event, Misfit) and event.epoch == self.epoch and self.membership is None:
@@ -157,7 +158,7 @@ class MemberMachine:
 
     def _on_halt(self, halt: Halt) -> list[Effect]:
         if halt.epoch < self.epoch or (halt.epoch == self.epoch and self._halt is None):
-            return []  # an epoch that is over, or that has already begun
+            return []  # the epoch is over, or has already begun
         if halt.epoch > self.epoch:
             self._early.clear()
             self._rejected.clear()
@@ -167,7 +168,7 @@ class MemberMachine:
         return self._settle()
 
     def _settle(self) -> list[Effect]:
-        """Apply the step that was committed meanwhile, if any, then report; wait while an effect is running."""
+        """Apply the open step if it is committed, then report to the coordinator; wait while an effect is running."""
         halt = self._halt
         assert halt is not None
         if self._running is not None:
@@ -205,7 +206,7 @@ class MemberMachine:
         if self.membership is not None:
             return self._prepare() if self._phase == "prepared" else [Tell(Formed(self.epoch, self.worker))]
         if self._running is not None or form.membership.step != self.applied + 1:
-            return []  # not settled yet; the coordinator will send `Form` again
+            return []  # an effect is running, or weights are missing; the coordinator will send `Form` again
         self._halt = None
         self.membership = form.membership
         effects: list[Effect] = [Tell(Formed(self.epoch, self.worker))]
@@ -256,7 +257,7 @@ class MemberMachine:
         return self._tie() if self._phase == "tying" else self._next()
 
     def _reject(self, source: Worker, label: Label, what: str, *, is_certain: bool) -> list[Effect]:
-        """Report that a tensor cannot be used, so that this epoch cannot go on."""
+        """Report an unusable tensor to the coordinator, which then begins another epoch."""
         rejected = Rejected(self.epoch, self.worker, source, label, what, is_certain)
         self._rejected[label] = rejected
         return [Tell(rejected)]
@@ -290,7 +291,7 @@ class MemberMachine:
         return self._deliver(computed.action) + self._next()
 
     def _on_unusable(self, action: Action) -> list[Effect]:
-        """Discard the whole step: a cell's result is not finite, and may already be in sums."""
+        """Discard the open step, and report this member's own result: it is not finite, and may already be in sums."""
         self._step = _Step(self._step.number, self._step.generation, arrived=self._step.arrived)
         if self.membership is None:
             return [Discard(), *self._settle()]
@@ -371,7 +372,7 @@ class MemberMachine:
         return [Send(*sent)] if sent else []
 
     def _finish(self) -> list[Effect]:
-        """Reduce, or copy the reduced gradient if some members of the stage already have it."""
+        """Sum the gradients over the stage, or copy the sum if some members of the stage already have it."""
         membership, number = self.membership, self._step.number
         assert membership is not None
         holders = membership.reduced.get(self._stage, ()) if number == membership.step else ()
@@ -400,7 +401,7 @@ class MemberMachine:
         return self._log()
 
     def _log(self) -> list[Effect]:
-        """Send the gradient to the members that hold a copy and lack it."""
+        """Send the gradient to backups and catch-up replicas that lack it; if there are none, report `Prepared`."""
         unlogged = self._unlogged()
         if not unlogged:
             return self._prepare()

@@ -34,7 +34,7 @@ class Misfit:
 
 @dataclass(frozen=True, slots=True)
 class Missed:
-    """A tensor that another member sent here was lost, or damaged on its way. Only another epoch brings it."""
+    """A tensor that another member sent here was lost or damaged on its way. It is sent again only in another epoch."""
 
     epoch: int
 
@@ -53,7 +53,7 @@ class Computed:
 
     action: Action
     is_finite: bool = True
-    """False if a check was requested, and some of the result is not finite."""
+    """False if `Compute.is_checked` requested the check, and a number of the result is not finite."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class ReduceFailed:
     """The reduction ended without a result."""
 
     is_spoilt: bool = True
-    """Whether the sums that went in are lost. False if some member never joined, so that nothing was exchanged."""
+    """Whether this member's own sums are lost. False if a member never joined, so that no data was exchanged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ class Updated:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """The time that a gradient takes has passed: send unacknowledged gradients, and rejections, once more."""
+    """The usual time to send a gradient has passed: send unacknowledged gradients and rejections again."""
 
 
 Event = (
@@ -118,9 +118,9 @@ class Compute:
     step: int
     action: Action
     adds: bool
-    """Whether its backward adds to the gradient."""
+    """Whether the backward of the microbatch adds to the gradient."""
     has_backward: bool
-    """Whether its backward is run, too. A forward without a backward need not keep the inputs of one."""
+    """Whether the backward of the microbatch is run, too. If not, the forward keeps nothing for a backward."""
     is_last: bool
     """Whether no later cell adds to the gradient. Reductions may start inside the last cell."""
     is_checked: bool = False
@@ -137,7 +137,7 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Reduce:
-    """Sum the gradients of the stage's members, or copy the sum from the member that has it."""
+    """Sum the gradients of the stage's members, or copy the sum from ``source`` if a member already has it."""
 
     step: int
     source: Worker | None = None
@@ -155,7 +155,7 @@ class Log:
 
 @dataclass(frozen=True, slots=True)
 class Apply:
-    """Update the weights with the reduced gradient times ``scale``, then forget the step's tensors."""
+    """Update the weights with the reduced gradient times ``scale``, then discard the step's tensors."""
 
     step: int
     scale: float
@@ -168,7 +168,7 @@ class Discard:
 
 @dataclass(frozen=True, slots=True)
 class Tell:
-    """Send a message to the coordinator. The driver adds to `Prepared` what the state machine does not know."""
+    """Send a message to the coordinator. The driver adds norms, losses and digest to `Prepared`."""
 
     message: ToCoordinator
 

@@ -54,8 +54,8 @@ class Membership:
         forgets: members that drop their work on that step, since others have added the same microbatches.
         reduced: members that hold the reduced gradient of that step, by stage; the others copy it from the first.
         backups: backup member by primary, for each primary that is alone in its stage.
-        followers: catch-up replicas by member. They copy its state for a while, since they are about to hold some of
-            it.
+        followers: catch-up replicas by member. They copy the member's state until a plan assigns some of its layers to
+            them.
         is_tied: whether the first and the last stage share a parameter.
     """
 

@@ -13,11 +13,12 @@ from typing import Literal, NamedTuple
 from share_compute.protocol.membership import Membership, Worker
 
 Cargo = Literal["activation", "gradient", "tied", "log"]
-"""Kind of tensor between members: over a stage boundary, sum of a parameter that two stages share, or for a backup."""
+"""Kind of tensor sent between members: an activation or a gradient over a stage boundary, the sum of a parameter that
+two stages share (tied), or a reduced gradient for a backup (log)."""
 
 
 class Label(NamedTuple):
-    """Name of one tensor on its way between members. All tensors with this name are equal."""
+    """Name of a tensor that one member sends to another. Tensors with the same name have the same values."""
 
     step: int
     cargo: Cargo
@@ -34,9 +35,9 @@ class Halt:
     committed: int
     """Last committed step. A member that holds the reduced gradient of this step applies it before it reports."""
     scale: float = 1.0
-    """Gradient factor of that step, as in `Commit`."""
+    """Gradient factor of the last committed step, as in `Commit`."""
     generation: int = 0
-    """Generation of that step. A gradient of an earlier generation is not applied."""
+    """Generation of the last committed step. A gradient of an earlier generation is not applied."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,7 @@ class Report:
     gradients: frozenset[int] = frozenset()
     """Microbatches whose input gradient the member keeps for the previous stage."""
     is_reduced: bool = False
-    """Whether the member holds the sum over all microbatches."""
+    """Whether the member holds the gradient of its shard, summed over all microbatches."""
     generation: int = 0
     """Generation of the open step, as in `Form`. Results of an earlier generation do not count."""
 
@@ -92,24 +93,24 @@ class Formed:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """Member to coordinator: it holds the reduced gradient of the step, and so do all with a copy of its shard."""
+    """Member to coordinator: the member and all holders of a copy of its shard have the step's reduced gradient."""
 
     epoch: int
     worker: Worker
     step: int
     squared_norms: Mapping[str, float] = field(default_factory=dict)
-    """Squared norm of the gradient of each parameter. All members sum in one order, whatever the stages."""
+    """Squared norm of each parameter's gradient, by stored name. It does not depend on the split into stages."""
     losses: Mapping[int, float] = field(default_factory=dict)
     """Loss by microbatch. Only the last stage knows the losses."""
     digest: str = ""
-    """Digest of the reduced gradient. Members of a stage must agree."""
+    """Digest of the reduced gradient. It must be equal at all members of a stage."""
 
 
 @dataclass(frozen=True, slots=True)
 class Broken:
-    """Member to coordinator: only another epoch lets the member go on.
+    """Member to coordinator: the member cannot continue in this epoch.
 
-    Its reduction ended without a result, or a tensor for it was lost on its way.
+    Its reduction ended without a result, or a tensor that was sent to it was lost.
     """
 
     epoch: int
@@ -132,7 +133,7 @@ class Rejected:
     """Defect of the tensor, as text for people."""
     is_certain: bool = True
     """Whether only a broken machine makes such a tensor. False for a tensor that is not finite: a model that diverges
-    makes such tensors on any machine. So another machine computes the cell before its source is blamed."""
+    makes such tensors on any machine. So another machine computes the cell before the source is blamed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,10 +23,10 @@ from share_compute.protocol.messages import (
 
 
 class Point(StrEnum):
-    """A point that a process passes. The process and its step are given beside it.
+    """A point of the protocol that a process passes in a step.
 
     ``sending`` points are passed once for each message, before it leaves. If the process is killed there, nobody
-    receives the message. After the last of several messages comes the next point of the same process.
+    receives the message. After the last of several messages the process goes on to its next point.
     """
 
     halt_heard = "member halt heard"
@@ -77,7 +77,7 @@ class Point(StrEnum):
     epoch_recorded = "coordinator epoch recorded"
     """The step log has the new epoch; no member was notified."""
     halt_sending = "coordinator halt sending"
-    """Members before this one were told to halt."""
+    """Some members may have been told to halt; the next one has not."""
     report_heard = "coordinator report heard"
     """A member's report arrived."""
     planning = "coordinator planning"
@@ -85,7 +85,7 @@ class Point(StrEnum):
     planned = "coordinator planned"
     """The plan is made and weights were moved; no member knows the plan."""
     form_sending = "coordinator form sending"
-    """Members before this one know the plan."""
+    """Some members may know the plan; the next one does not."""
     formed_heard = "coordinator formed heard"
     """A member has begun the epoch."""
     prepared_heard = "coordinator prepared heard"
@@ -97,13 +97,13 @@ class Point(StrEnum):
     step_recorded = "coordinator step recorded"
     """The step is recorded, so it is committed; nobody was notified."""
     commit_sending = "coordinator commit sending"
-    """Members before this one were notified of the commit."""
+    """Some members may have been notified of the commit; the next one has not."""
     applied_heard = "coordinator applied heard"
     """A member pauses."""
     pausing = "coordinator pausing"
     """All members pause; nobody outside was notified."""
     proceed_sending = "coordinator proceed sending"
-    """Members before this one were notified that the pause is over."""
+    """Some members may have been notified that the pause is over; the next one has not."""
 
     @property
     def role(self) -> Literal["member", "coordinator"]:

@@ -1,4 +1,4 @@
-"""The rest of an open step after members were lost: the least work that gives every stage its whole gradient."""
+"""Remaining work of an open step after members were lost: the least work that completes every stage's gradient."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def recover(
     Args:
         stages: remaining members of each stage; no stage is empty.
         owners: member that should compute each microbatch, ``[stages][microbatches]``.
-        reports: results that each member holds; leave out members that received their shard since.
+        reports: results that each member holds, without members that received another shard after their report.
         step: the open step; reports of another step are ignored.
     """
     held = _Held(stages, reports, step)
@@ -92,7 +92,10 @@ class _Held:
 
 
 def _backwards(held: _Held, adds: Sequence[Sequence[bool]]) -> list[list[bool]]:
-    """Return which backwards are run. Stages need gradients of the next stage, so from the first to the last."""
+    """Return whether each backward is run, ``[stages][microbatches]``.
+
+    A backward needs the gradient of the next stage, so stages are visited from the first to the last.
+    """
     backwards = [list(row) for row in adds]
     for place in range(1, len(adds)):
         for microbatch, is_wanted in enumerate(backwards[place - 1]):
@@ -107,7 +110,10 @@ def _tasks(
     adds: Sequence[Sequence[bool]],
     backwards: Sequence[Sequence[bool]],
 ) -> Tasks:
-    """Add the forwards, from the last stage to the first, since each needs activations of the previous one."""
+    """Return the tasks: the given backwards, and the forwards that are still needed.
+
+    A forward needs the activation of the previous stage, so stages are visited from the last to the first.
+    """
     last = len(owners) - 1
     tasks: list[tuple[Task, ...]] = []
     for place in range(last, -1, -1):
@@ -126,7 +132,7 @@ def _tasks(
             worker = owner
             if ready is not None:
                 worker = ready
-            elif forward:  # the member that it delays least: shares reflect the members' speed
+            elif forward:  # choose the smallest load relative to the share, since shares reflect speed
                 worker = min(shares, key=lambda each: ((load[each] + 1) / shares[each], each))
             if forward or backward:
                 load[worker] += 1
@@ -137,7 +143,7 @@ def _tasks(
 
 
 def _resends(held: _Held, tasks: Tasks) -> Iterator[Resend]:
-    """Yield the kept tensors that are needed again."""
+    """Yield the kept tensors that remaining cells need from another member."""
     for place, row in enumerate(tasks):
         for microbatch, task in enumerate(row):
             if task.forward and place > 0:

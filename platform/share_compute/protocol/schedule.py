@@ -1,9 +1,10 @@
-"""The order of the cells of each member: 1F1B over stages of any size. No two members can wait for each other.
+"""The order of the cells of each member: a 1F1B schedule for stages of any size, without deadlock.
 
 All members take the microbatches in one global order. A member of stage ``p`` runs the backward of the microbatch of
-rank ``r`` once it has run its forwards up to rank ``r + window(p)``. Windows shrink towards the last stage. So every
-forward that a stage waits for comes, upstream, before any backward that waits for it: there is no cycle of waits. With
-one member per stage this is the usual one-forward-one-backward schedule, window = number of stages after this one.
+rank ``r`` once it has run its forwards up to rank ``r + window(p)``. Windows shrink towards the last stage. So an
+earlier stage runs the forward that a later stage waits for before any backward that depends on it, and waits form no
+cycle. With one member per stage this is the usual one-forward-one-backward schedule (PipeDream-Flush, Narayanan et al.
+2021), in which the window is the number of stages after this one.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class Action:
 
 
 def even_shares(num_microbatches: int, num_members: int) -> tuple[int, ...]:
-    """Return the number of microbatches for each member of a stage if all are alike. Sizes differ by at most one."""
+    """Return the number of microbatches for each member of a stage of equally fast members, as even as possible."""
     base, extra = divmod(num_microbatches, num_members)
     return tuple(base + (1 if member < extra else 0) for member in range(num_members))
 
@@ -46,7 +47,7 @@ def global_order(shares: Sequence[int]) -> list[int]:
 
 
 def round_the_blocks(owned: Sequence[Sequence[int]]) -> list[int]:
-    """Return microbatch ids in the order of `global_order`, given those of each member of the widest stage."""
+    """Return microbatch ids in the order of `global_order`, from the ids of each member of the widest stage."""
     turns = [
         ((2 * place + 1) / (2 * len(block)), member, microbatch)
         for member, block in enumerate(owned)

@@ -6,7 +6,7 @@ binary tree. For the ids that it computed, a member holds the largest subexpress
 buffer.
 
 The runs are the shares of the widest stage of the job's first plan. There, each member holds a single buffer, as
-autograd alone would. Any later plan gives the same bits, and may cost more buffers.
+autograd alone would. Any later plan gives the same bits, but may need more buffers.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class SummationTree:
 
     @property
     def root(self) -> Node:
-        """The whole sum."""
+        """The sum over all microbatches of a step."""
         return Node(0, self.microbatches)
 
     def children(self, node: Node) -> tuple[Node, Node] | None:
@@ -78,7 +78,7 @@ class SummationTree:
         return self._parents.get(node)
 
     def grows(self, microbatch: int) -> Node | None:
-        """Return the sum that a microbatch may be added to in place, its left sibling in the tree; None if it has none.
+        """Return the left sibling of a microbatch, a sum to which it is added in place; None if it has no left sibling.
 
         Inside a run the left sibling is the sum of all ids that precede the microbatch.
         """

@@ -12,7 +12,7 @@ import numpy as np
 from share_compute.errors import UserError
 
 MOST_EVENTS = 5_000_000
-"""Largest number of changes in a simulation; so many take some minutes."""
+"""Largest number of changes in a simulation. Simulating this many takes some minutes."""
 
 
 class Event(NamedTuple):
@@ -61,7 +61,7 @@ class Churn:
         return self._events(machines, until_s, np.random.default_rng([seed, 1]))
 
     def _events(self, machines: int, until_s: float, draw: np.random.Generator) -> Iterator[Event]:
-        # Only the next event of each machine is drawn. Later ones are not drawn yet, and take no memory.
+        # Only the next event of each machine is drawn, so that later events take no memory.
         first = draw.exponential(self.mean_up_s, machines)
         coming = [Event(float(time_s), machine, is_up=False) for machine, time_s in enumerate(first)]
         heapify(coming)

@@ -1,9 +1,9 @@
 """Members of a simulated job: plans by the real planner, and spares that replace dead members.
 
 The first plan is the planner's own, over all machines. Later searches consider only some machines of a large fleet, so
-that each takes a second. Half of these are the fastest of all. The rest are the fastest of each region in turn, the
-best linked regions first. A search considers all machines only if the few cannot hold the job. For more than
-`_LEAST_CANDIDATES` machines, cuts are searched in one order of the machines, not in all.
+that each search takes a second. Half of these machines are the fastest of all. The other half are the fastest of each
+region in turn, beginning with the best linked regions. A search considers all machines only if the few cannot hold the
+job. For more than `_LEAST_CANDIDATES` machines, cuts are searched in one order of the machines, not in all.
 
 A dead member is replaced in its place, without a search, by a machine of its kind that can hold the same state, if a
 step takes about as long with it. The planner searches again only if there is no such machine.
@@ -33,14 +33,14 @@ from share_compute.specification import TrainJob
 from share_compute.topology import Topology
 
 _LEAST_CANDIDATES = 16
-"""Number of machines of a large fleet that a later search considers. Twice the members of the first plan if that is
-more."""
+"""Least number of machines of a large fleet that a later search considers. The number is twice the members of the first
+plan if that is more."""
 _SLOWER = 1.1
 """Largest ratio of the step time with a spare to the step time before."""
 _MOST_SPARES = 8
 """Largest number of spares that are tried, fastest first, from the dead member's region and from all regions."""
 _MOST_CELLS = 20_000
-"""Largest number of cells of a step that is simulated. Others use the formula: simulating each would take seconds."""
+"""Largest number of cells of a step that is simulated. Larger steps would take seconds, so a formula is used."""
 
 Flags = NDArray[np.bool_]
 
@@ -78,15 +78,15 @@ class Crew:
         place = {machine.id: index for index, machine in enumerate(self._topology.contributors)}
         layout = solution.layout.renumbered([place[machine.id] for machine in planned])
         self.cost = solution.cost
-        if planned != self._topology.contributors:  # some machines were not measured
+        if planned != self._topology.contributors:  # the planner left out unmeasured machines
             self.cost = replace(self.cost, topology=self._topology, network=complete(self._topology))
         self._most_candidates = max(_LEAST_CANDIDATES, 2 * len(layout.machines))
         return layout
 
     def plan(self, alive: Flags) -> Layout | None:
-        """Plan again; return None if the machines cannot hold the job."""
+        """Return a new plan for the machines in ``alive``; None if they cannot hold the job."""
         if self._refused is not None and not (alive & ~self._refused).any():
-            return None  # no machine is new since a search over all machines failed
+            return None  # no machine was added since a search over all failed
         there = [int(machine) for machine in np.flatnonzero(alive & (self.flops_per_s > 0))]
         few = self._candidates(there)
         layout = self._search(few)
@@ -142,9 +142,8 @@ class Crew:
         asked = self._spec.parallelism
         strategy = self._strategy
         if isinstance(strategy, AutoPartitioning) and len(machines) > _LEAST_CANDIDATES:
-            strategy = (
-                DynamicProgrammingPartitioning()
-            )  # the other takes many seconds, and there are many searches in a day
+            # `AutoPartitioning` takes many seconds, and a simulated day has many searches.
+            strategy = DynamicProgrammingPartitioning()
         problem = Problem(part, stages=asked.stages, members_per_stage=asked.members_per_stage)
         try:
             fitting = [one.layout for one in strategy.place(problem) if part.fits(one.layout)]
@@ -156,7 +155,7 @@ class Crew:
         return chosen.renumbered(machines) if chosen is not None and step_s < math.inf else None
 
     def _candidates(self, there: Sequence[int]) -> list[int]:
-        """Return the machines that a later search considers, among the present ones."""
+        """Return the machines among ``there`` that a later search considers."""
         most = self._most_candidates
         fastest = sorted(there, key=lambda machine: (-self.flops_per_s[machine], machine))
         chosen = dict.fromkeys(fastest[: most // 2] if len(fastest) > most else fastest)

@@ -1,4 +1,4 @@
-"""Names of the synthetic fleets, without the imports that make one, so that the command line starts fast."""
+"""Names of the synthetic fleets, in a module without slow imports, so that the command line starts fast."""
 
 from __future__ import annotations
 

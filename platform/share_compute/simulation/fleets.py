@@ -32,7 +32,7 @@ _OVERHEAD_S: dict[DeviceKind, float] = {"cpu": 5e-6, "cuda": 8e-6}
 """Time of one small operation in seconds: for a CPU as measured on a server's processor, for a GPU an assumption."""
 _WIDEST_S = 0.04
 _NOISE = 0.1
-"""Standard deviation of a measured link's logarithm."""
+"""Standard deviation of the logarithm of a link's measured latency and rate."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class _SiteKind:
     """Latency to the nearest exchange, one way."""
     outer_bytes_per_s: tuple[float, float]
     spread: float = 1.0
-    """Distance between sites of the kind, as a share of the widest."""
+    """Distance between sites of the kind, as a share of the largest distance."""
 
 
 _HOME = _SiteKind(
@@ -128,7 +128,7 @@ class _Site:
 
 
 def make_fleet(name: FleetName, machines: int, seed: int = 0) -> Topology:
-    """Return a fleet; the same for the same arguments.
+    """Return a synthetic fleet. Equal arguments give equal fleets.
 
     Args:
         name: kind of the fleet.
@@ -156,7 +156,7 @@ def make_fleet(name: FleetName, machines: int, seed: int = 0) -> Topology:
 
 
 def _counts(shares: Iterable[float], total: int) -> list[int]:
-    """Divide a total by its shares, by largest remainders."""
+    """Divide ``total`` in proportion to ``shares``, by the largest remainder method."""
     exact = [share * total for share in shares]
     counts = [int(part) for part in exact]
     order = sorted(range(len(exact)), key=lambda place: (counts[place] - exact[place], place))
@@ -166,7 +166,7 @@ def _counts(shares: Iterable[float], total: int) -> list[int]:
 
 
 def _stand(kind: _SiteKind, machines: int, draw: Generator) -> Iterator[tuple[_MachineKind, _Site]]:
-    """Yield machines of one kind of site, site by site."""
+    """Yield (kind of machine, site) of each machine at sites of one kind, site by site."""
     sorts, weights = zip(*kind.mix.items(), strict=True)
     centre = draw.random(2)
     left = machines
@@ -209,5 +209,5 @@ def _measured(sites: Sequence[_Site], draw: Generator) -> Iterator[Link]:
 
 
 def _between(limits: tuple[float, float], draw: Generator) -> float:
-    """Hold nothing and keep no buffer: a sum ended without a result, and something may still write into them."""
+    """Draw a number between the limits, uniformly in its logarithm."""
     return float(np.exp(draw.uniform(np.log(limits[0]), np.log(limits[1]))))

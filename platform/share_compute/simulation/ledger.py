@@ -15,7 +15,7 @@ _NEARLY = 1e-9
 
 
 class Ledger:
-    """Counts the time and the steps of one epoch after the other. Time only increases.
+    """Adds up the time and the steps of epochs, which are opened and closed in order of time.
 
     Args:
         duration_s: length of the whole simulation, in seconds.
@@ -37,12 +37,12 @@ class Ledger:
 
     @property
     def hours(self) -> Hours:
-        """Time by its use, until the last epoch that was closed."""
+        """Time by its use, until the end of the last closed epoch."""
         return Hours(**{name: self._hours[name] for name in Hours.model_fields})
 
     @property
     def curve(self) -> tuple[float, ...]:
-        """Committed steps per second, over equal parts of the time."""
+        """Committed steps per second, in each of `_CURVE_POINTS` equal parts of the time."""
         return tuple(float(steps) * _CURVE_POINTS / self._duration_s for steps in self._curve)
 
     def open(self, now_s: float, step_s: float, pause: Pause, carried: float) -> None:
@@ -79,14 +79,14 @@ class Ledger:
         return max(0.0, done - whole)
 
     def lose(self, redone: float) -> None:
-        """Mark a share of a step in the epoch that was just closed as work that is done again."""
+        """Mark a share of a step in the last closed epoch as work that is done again."""
         if redone > 0:
             self.lost += 1
             self._hours["computing_s"] -= redone * self.step_s
             self._hours["redoing_s"] += redone * self.step_s
 
     def _draw(self, steps: int, start_s: float, stop_s: float) -> None:
-        """Spread steps evenly over the parts of the curve that they fall into."""
+        """Add steps to the curve, spread evenly over the time from ``start_s`` to ``stop_s``."""
         if not steps:
             return
         edges = np.linspace(0.0, self._duration_s, _CURVE_POINTS + 1)

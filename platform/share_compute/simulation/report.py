@@ -11,7 +11,7 @@ class Hours(StrictModel):
     computing_s: float = 0.0
     """Committed steps, and the step in progress at the end."""
     redoing_s: float = 0.0
-    """Work on steps in progress that was lost at a death, and done again."""
+    """Work that was lost at the death of a machine and computed again."""
     noticing_s: float = 0.0
     planning_s: float = 0.0
     moving_s: float = 0.0
@@ -48,7 +48,7 @@ class SimulationReport(StrictModel):
     member_utilisation: float
     """Share of the FLOP/s of the machines that held a part of the job that went into committed steps."""
     attempted_steps: int
-    """Committed steps, and those in `lost_steps` once more."""
+    """Committed steps plus `lost_steps`."""
     committed_steps: int
     lost_steps: int
     """Steps in progress at a death of which some or all work was done again."""

@@ -71,16 +71,16 @@ class EpochRules:
     noticing_s: float = 2.0
     """Time after which an unresponsive machine counts as lost."""
     search_s: float = 5.0
-    """Time of the planner's search, and of the job's way through the control plane."""
+    """Time of the planner's search, and of the control plane's steps before and after it."""
     replace_s: float = 0.5
     """Time to put a spare in the place of a similar machine."""
     start_s: float = 1.0
     """Time in which members connect and build their shards."""
 
     def redone(self, in_progress: float, old: Layout, new: Layout | None) -> float:
-        """Return the share that members did who left their stage, in the stage that this delays most.
+        """Return the share of the step that members which left their stage computed, in the stage that lost most.
 
-        If a stage gets other layers, or there is no new layout, all that was done is lost.
+        If a stage gets other layers, or there is no new layout, all work on the step is lost.
         """
         if new is None or _spans(old) != _spans(new):
             return in_progress
@@ -99,8 +99,9 @@ class EpochRules:
 def fetching_s(cost: TrainingCost, old: Layout, new: Layout, gone: Container[int]) -> float:
     """Return the time in seconds until all members of a new layout have their state.
 
-    The state of a stage comes from its remaining members, or else from its backup: a remaining member of the next
-    stage. If no member remains, all state comes from the checkpoint, over links like those of the receiver's region.
+    The state of a stage comes from its remaining members. If there are none, it comes from the backup, a remaining
+    member of the next stage. If no stage has a remaining member, all state comes from the checkpoint, over links like
+    those of the receiver's region.
 
     Args:
         cost: tables of the job; machine indices are those of its topology.

@@ -5,8 +5,8 @@ step gives the step time. The rules of `share_compute.simulation.rules` give the
 `share_compute.simulation.crew` chooses the replacement.
 
 Machines that return are spares. From time to time the planner searches again, if a step takes longer than it once did
-and a machine has returned. The job moves at the end of a step if that pays within the rest of the time. The job has no
-last step.
+and a machine has returned. The job moves to the better plan at the end of a step if that saves time before the end of
+the simulation. The job has no last step.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _WORTH = 1.02
 _PROGRESS_EVERY = 100
 
 Progress = Callable[[float], None]
-"""Callback that takes the share of the time that is simulated."""
+"""Callback that takes the share of the time that has been simulated, 0 to 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ def simulate(
     rules: Rules | None = None,
     progress: Progress = lambda _: None,
 ) -> SimulationReport:
-    """Run a job on a fleet; the same report for the same arguments.
+    """Simulate a job on a fleet, and return the report. Equal arguments give equal reports.
 
     Args:
         spec: the job.
@@ -68,7 +68,7 @@ def simulate(
         profile: the job's model.
         scenario: duration and churn.
         rules: cost of a change of members; default: `EpochRules`.
-        progress: callback that is called now and then.
+        progress: callback that takes the share of the time that has been simulated, 0 to 1.
 
     Raises:
         PlanInfeasible: all machines together cannot hold the job.
@@ -102,9 +102,9 @@ class _Run:
         self._counts: Counter[str] = Counter(searches=1)
         self._alive = np.ones(len(topology.contributors), dtype=bool)
         self._is_running = True
-        # The present layout, or the last one while there is no plan.
+        # The present layout. While no plan is possible: the last layout.
         self._layout = self._crew.first_plan()
-        # The last layout that had all its state, and the machines that died since then.
+        # The last layout whose members had all their state, and the machines that died since then.
         self._holders, self._gone = self._layout, set[int]()
         self._switch: tuple[float, Layout] | None = None
         self._looked_s, self._has_returned = 0.0, False
@@ -117,7 +117,7 @@ class _Run:
     # -- events --------------------------------------------------------------------------------------------------
 
     def take(self, event: Event) -> None:
-        """Let a machine leave or return."""
+        """Process an event: a machine leaves or returns."""
         now_s, machine, is_up = event
         self._move_until(now_s)
         self._measure(now_s)
@@ -136,7 +136,7 @@ class _Run:
             self._retry(now_s)
 
     def finish(self) -> None:
-        """Go to the end of the simulated time."""
+        """Advance the clock to the end of the simulation."""
         end_s = self._scenario.duration_s
         self._move_until(end_s)
         self._measure(end_s)
@@ -205,7 +205,7 @@ class _Run:
         return self._crew.plan(self._alive)
 
     def _settle(self, now_s: float) -> None:
-        """Set the present members as holders of the state, once it has reached all of them."""
+        """Record the present members as holders of the state, if all of them have received it."""
         if now_s >= self._ledger.begun_s:
             self._holders, self._gone = self._layout, set()
 
@@ -224,7 +224,7 @@ class _Run:
     # -- sums ----------------------------------------------------------------------------------------------------
 
     def _measure(self, now_s: float) -> None:
-        """Add up machines, members and their speed over the time since the last change."""
+        """Integrate the number and speed of machines and members over the time since the last call."""
         lasted_s, self._seen_s = now_s - self._seen_s, now_s
         speed = self._crew.flops_per_s
         members = list(self._layout.machines) if self._is_running else []

@@ -1,4 +1,4 @@
-"""Common base of all parts of a job: closed models of finite numbers, and suggestions for misspelled names."""
+"""Common base of all parts of a job: models without unknown fields or infinite numbers, and hints for wrong names."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from share_compute.files.strict import StrictModel, nearest
 
 
 def known(value: Any, names: Sequence[str], what: str) -> Any:
-    """Return a value unless it is text that is not among ``names``.
+    """Return ``value``, but refuse text that is not among ``names``.
 
     Raises:
         ValueError: the value is unknown; the message has the nearest name, or all of them.
@@ -26,7 +26,7 @@ def known(value: Any, names: Sequence[str], what: str) -> Any:
 
 
 def plain_json(value: Any) -> Any:
-    """Return a value if it can be encoded as JSON, which is not true of all YAML or Python values.
+    """Return ``value``, but refuse a value that JSON cannot encode, as some YAML and Python values.
 
     Raises:
         ValueError: the value cannot be encoded.

@@ -39,7 +39,7 @@ class OptimizerName(StrEnum):
 
     @property
     def state_tensors(self) -> int:
-        """Number of state tensors that it keeps for each weight tensor, of the same size."""
+        """Number of state tensors that the optimizer keeps for each weight tensor, of the same size."""
         match self:
             case OptimizerName.sgd:
                 return 0
@@ -59,7 +59,7 @@ class OptimizerSpec(SpecModel):
     weight_decay: float = Field(default=0.0, ge=0)
     """Weight decay: decoupled for adamw, added to the gradient for the others."""
     decays: Literal["matrices", "all"] = "matrices"
-    """Weights that decay: all except biases and the weights of norms (matrices), or all."""
+    """Weights that decay. matrices: all except biases and the weights of norms; all: every weight."""
     momentum: float = Field(default=0.9, ge=0, lt=1)
     """Momentum factor (momentum, rmsprop)."""
     betas: tuple[float, float] = (0.9, 0.95)
@@ -127,9 +127,9 @@ class GradientFusionSpec(SpecModel):
     mode: Literal["auto", "size", "index"] = Field(default="auto", title="Gradient fusion")
     """auto: 64 MiB, or less if that overlaps more with the backward pass; size: ``bucket_bytes``; index: ``cuts``."""
     bucket_bytes: int | None = Field(default=None, ge=1, title="Bytes of a piece")
-    """For mode size: a bucket ends before it would be larger than this."""
+    """Mode size: maximum bytes of a bucket. One larger parameter is a bucket of its own."""
     cuts: tuple[int, ...] | None = Field(default=None, min_length=1)
-    """For mode index: parameters of a shard before each cut, counted from its last; ``[2, 10]`` makes 3 buckets."""
+    """Mode index: positions of the cuts, as numbers of parameters from the shard's end; ``[2, 10]`` makes 3 buckets."""
 
     @model_validator(mode="after")
     def _only_what_the_mode_needs(self) -> Self:

@@ -29,7 +29,7 @@ def upload_path(path: Path) -> tuple[str, str] | None:
 
 
 def with_paths(spec: AnyNamed, change: Callable[[Path, str], Path]) -> AnyNamed:
-    """Return a job or a deployment with other paths.
+    """Return a copy of a job or a deployment, with each path replaced by ``change``.
 
     Args:
         spec: the job or the deployment.

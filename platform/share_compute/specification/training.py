@@ -24,7 +24,7 @@ class LoraSpec(SpecModel):
     dropout: float = Field(default=0.0, ge=0, lt=1)
     """Share of an adapter's inputs that is dropped in training."""
     targets: tuple[str, ...] | None = Field(default=None, min_length=1)
-    """Last parts of the names of adapted matrices, e.g. ``[q_proj, v_proj]``; default: all matrices in all layers."""
+    """Last name components of the matrices to adapt, e.g. ``[q_proj, v_proj]``; default: all matrices in all layers."""
     merge: bool = False
     """Save a whole model with the adapters merged into its weights, instead of an adapter folder for ``peft``."""
 
@@ -35,7 +35,7 @@ class EarlyStoppingSpec(SpecModel):
     metric: Literal["validation_loss"] = "validation_loss"
     """Metric that must fall."""
     patience: int = Field(default=3, ge=1)
-    """Validations in a row without a new best after which the job ends."""
+    """Ends the job after this many validations without improvement."""
     min_delta: float = Field(default=0.0, ge=0)
     """Least improvement: a new best is lower than the last one by more than this."""
 

@@ -12,14 +12,14 @@ BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 4}
 WEIGHT_BYTES = {**BYTES, "int8": 1}
 """Bytes of one weight of a layer or head, by dtype."""
 AUTOCAST_KEPT = 0.7
-"""Activation bytes of a layer with two-byte products, as a share of those in float32.
+"""Activation bytes of a layer that computes in bfloat16 or float16, as a share of those in float32.
 
 Norms and sums stay float32, and so does the residual stream. Measured on Llama.
 """
 GRADIENT_BUCKET_BYTES = 8 * 2**20
 """Size of the buckets in which gradients are summed.
 
-Most of a sum is then hidden behind the backward pass, and latency is negligible.
+With this size most of the reduction overlaps with the backward pass, and latency is negligible.
 """
 
 
@@ -40,7 +40,7 @@ class TrainingWorkload:
     activation_checkpointing: bool = False
     """Whether a layer keeps only its input for the backward, which recomputes the rest."""
     backups: bool = False
-    """Whether state that only one machine holds has a backup on another one, which gets the gradient of each step."""
+    """Whether state that only one machine holds is backed up on another one, which receives each step's gradient."""
 
     @property
     def microbatch_size(self) -> float:
@@ -57,11 +57,11 @@ class ServingWorkload:
     prompt_tokens: int = 512
     new_tokens: int = 128
     concurrent: int = 16
-    """Maximum number of sequences that are generated at the same time; their cache is reserved."""
+    """Maximum number of sequences that are generated at the same time; their KV cache is reserved."""
     first_token_limit_s: float | None = None
-    """TTFT limit for objective throughput."""
+    """Limit on the time to the first token (TTFT) for objective throughput."""
     next_token_limit_s: float | None = None
-    """TPOT limit for objective throughput."""
+    """Limit on the time per further token (TPOT) for objective throughput."""
     dtype: str = "float32"
 
 
@@ -69,7 +69,7 @@ Workload: TypeAlias = TrainingWorkload | ServingWorkload
 
 
 def serving_workload(spec: ServeJob) -> ServingWorkload:
-    """Return the cost model's description of a deployment."""
+    """Return the workload of a deployment, for the cost model."""
     return ServingWorkload(
         objective=spec.objective,
         prompt_tokens=spec.prompt_tokens,

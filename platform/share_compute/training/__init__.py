@@ -1,1 +1,1 @@
-"""Training: schedule of cells, optimizers, the arithmetic of a step."""
+"""Training: gradients, optimizers, loss scale, early stopping, intervals of checkpoints."""

@@ -15,7 +15,7 @@ class CheckpointPace:
     """Start and cost of the last checkpoint. Times are of one monotonic clock, in seconds.
 
     Args:
-        every_s: time from the start of one checkpoint to the start of the next; longer while checkpoints cost much.
+        every_s: shortest time between the starts of two checkpoints; expensive checkpoints are further apart.
         begun_s: start of the last checkpoint, or of training.
         paused_s: time for which training paused for the last checkpoint.
         writing_s: time until the last checkpoint was complete.

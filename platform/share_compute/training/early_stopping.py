@@ -1,4 +1,4 @@
-"""Early stopping: decides by validation losses when a job has learnt what it can."""
+"""Early stopping: ends a job when its validation loss no longer improves."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from share_compute.specification import EarlyStoppingSpec
 
 @dataclass(frozen=True, slots=True)
 class EarlyStopping:
-    """State after the validations so far. It depends on them alone, so a resumed job reads them again.
+    """State after the validations so far. A resumed job computes it again from the recorded validation losses.
 
     Args:
         spec: settings of the job.
         best_loss: lowest loss that counts as an improvement.
         best_step: step of the validation with that loss.
-        worse: validations in a row since then.
+        worse: validations since ``best_step``, none of which improved the loss.
     """
 
     spec: EarlyStoppingSpec
@@ -40,7 +40,7 @@ class EarlyStopping:
 
     @property
     def stops(self) -> bool:
-        """Whether the job ends."""
+        """Whether the job is to be stopped."""
         return self.worse >= self.spec.patience
 
     @property

@@ -1,4 +1,7 @@
-"""Finds where numbers stop being finite. Used only after a norm was not finite, since the check makes a device wait."""
+"""Finds the module with the first output or gradient that is not finite.
+
+The search runs only after a step whose gradient norm was not finite, since each check synchronizes the device.
+"""
 
 from __future__ import annotations
 
@@ -86,7 +89,10 @@ def find_nonfinite(
 
 
 def first_of(findings: Iterable[Finding | None]) -> Finding | None:
-    """Return the cause among the findings of all stages: forward the earliest stage, else backward the latest."""
+    """Return the finding that was computed first, among those of all stages; None if there is none.
+
+    The forward pass precedes the backward pass, which goes from the last stage to the first.
+    """
     known = [finding for finding in findings if finding is not None]
     return min(
         known,

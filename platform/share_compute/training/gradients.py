@@ -2,7 +2,8 @@
 
 For the microbatches that it computed, a member holds the largest subexpressions that are complete, each in one set of
 buffers. Autograd accumulates in place wherever the tree allows it. Elsewhere a microbatch gets a set of its own, which
-is added to its sibling when that is present. Buckets may be reduced one by one while the last backward still runs.
+is added to its sibling in the tree when the sibling is complete. Buckets may be reduced one by one while the last
+backward still runs.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from share_compute.specification import GradientFusionSpec
 from share_compute.specification.workload import GRADIENT_BUCKET_BYTES
 
 _AUTO_BUCKETS = 8
-"""Number of buckets with which most of a sum overlaps with the backward."""
+"""Number of buckets with which most of the reduction overlaps with the backward pass."""
 _AUTO_BYTES = 64 * 2**20
 _WORD_BYTES = 4
 _ROW = 4096
@@ -56,7 +57,7 @@ class GradientBuckets:
     Args:
         parameters: parameters by stored name; frozen ones have no gradient.
         tree: order in which the job adds gradients.
-        fusion: settings for the ends of buckets.
+        fusion: settings that determine the buckets; default: automatic.
     """
 
     def __init__(
@@ -71,9 +72,9 @@ class GradientBuckets:
         self._layout = list(_cut(list(reversed(trained)), fusion or GradientFusionSpec()))
         self._held: dict[Node, _Buffers] = {}
         self._additions: list[tuple[_Buffers, _Buffers]] = []
-        """Additions that the current backward makes possible: the second is added to the first, bucket by bucket."""
+        """Pairs (target, source): after the current backward the source is added to the target, bucket by bucket."""
         self._result: _Buffers | None = None
-        """Buffers for the whole sum if nothing is held."""
+        """Buffers for the stage's sum if this member holds no gradients."""
         self._free: list[_Buffers] = []
         self._in_use = 0
         self._most_in_use = 0
@@ -141,7 +142,7 @@ class GradientBuckets:
         """Call ``on_bucket(bucket)`` as soon as the `parts` of a bucket are complete, for one bucket after the other.
 
         To be called before the last backward, or when none is left. The order is fixed, since members that reduce in
-        different orders would sum different buckets. `finish` calls it for the remaining buckets.
+        different orders would sum different buckets. `finish` calls ``on_bucket`` for the remaining buckets.
         """
         self._missing = [len(group) for group in self._layout]
         self._next = 0
@@ -163,7 +164,7 @@ class GradientBuckets:
             self._on_bucket(number)
 
     def finish(self) -> None:
-        """Add up complete sums after the backward, also where a parameter got no gradient, and stop watching."""
+        """Carry out the pending additions after a backward, also for parameters without gradient; stop watching."""
         if self._on_bucket is None:
             self._next = 0
         while self._next < len(self):
@@ -176,11 +177,11 @@ class GradientBuckets:
     # -- the sum of the stage --------------------------------------------------------------------------------------
 
     def parts(self, bucket: int) -> list[Tensor]:
-        """Return the held parts of a bucket: flat, one for each of `held`. The sum may overwrite them."""
+        """Return the flat buffers of a bucket, one for each sum in `held`. The reduction may overwrite them."""
         return [self._held[node].buckets[bucket] for node in self.held]
 
     def result(self, bucket: int) -> Tensor:
-        """Return the flat buffer for the whole sum of a bucket: the first of `parts`, if there is one."""
+        """Return the flat buffer for a bucket's sum over the stage: the first of `parts`, if there is one."""
         if self._held:
             return self._held[min(self._held)].buckets[bucket]
         if self._result is None:
@@ -188,7 +189,7 @@ class GradientBuckets:
         return self._result.buckets[bucket]
 
     def settle(self) -> None:
-        """Take every `result` as the whole sum: hold only that, and make each ``parameter.grad`` a view of it."""
+        """Declare the `result` buffers to be the complete sum. Release all others; point ``parameter.grad`` to them."""
         if self._held:
             result = self._held.pop(min(self._held))
         else:
@@ -199,7 +200,7 @@ class GradientBuckets:
         _point(result)
 
     def reset(self) -> None:
-        """Hold nothing: the step is applied or discarded. Keep as many buffers as it needed for the next step."""
+        """Drop all sums, after the step was applied or discarded. Keep as many free buffers as the step needed."""
         self._free += [buffers for _, buffers in self._additions]
         self._free += self._held.values()
         if self._result is not None:
@@ -209,7 +210,7 @@ class GradientBuckets:
         self._most_in_use = 0
 
     def spoil(self) -> None:
-        """Hold nothing and keep no buffer: a sum ended without a result, and something may still write into them."""
+        """Drop all sums and their buffers, after a failed reduction that may still write into these buffers."""
         self._forget()
 
     def _forget(self) -> None:

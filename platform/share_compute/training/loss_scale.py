@@ -20,7 +20,7 @@ _FIRST = 2.0**16
 _GROWTH_STEPS = 2000
 """Clean steps in a row after which the scale is doubled, as in torch's GradScaler."""
 _LEAST = 2.0**-14
-"""Smallest scale. Below it the scale is not at fault: some gradient is infinite or not a number at any scale."""
+"""Smallest scale. If gradients are not finite with it, then the cause is not the scale."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class LossScale:
     """Loss scale before a step."""
 
     factor: float = 1.0
-    """Factor by which the loss is multiplied: a power of two, so that no bit of a gradient changes."""
+    """Factor by which the loss is multiplied: a power of two, so that scaling does not round."""
     clean_steps: int = 0
     """Steps in a row that were not skipped."""
     is_dynamic: bool = False
@@ -60,10 +60,10 @@ class LossScale:
 
 
 class NotFinite(UserError):
-    """A loss or a gradient is not finite, and no loss scale is at fault: nothing of its step was applied."""
+    """Error: a loss or a gradient is not finite, and the loss scale is not the cause. The step was not applied."""
 
     witnesses: str = ""
-    """Text about the machines that found it, for the end of the message."""
+    """Text about the machines with such numbers, for the end of the message."""
 
 
 def not_finite(what: str, step: int) -> NotFinite:
@@ -90,7 +90,7 @@ def update_factor(norm: float, limit: float | None, precision: Precision, step: 
         step: number of the step.
 
     Raises:
-        NotFinite: the gradient is not finite, and no loss scale is at fault.
+        NotFinite: the gradient is not finite, and the loss is not scaled, since the precision is not float16.
     """
     if math.isfinite(norm):
         return 1.0 if limit is None else clip_factor(norm, limit)

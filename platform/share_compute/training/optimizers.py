@@ -100,7 +100,7 @@ def optimizer_tensors(optimizer: Optimizer, names: Mapping[str, nn.Parameter]) -
 
 
 def parameter_of(name: str) -> str:
-    """Return the parameter that a tensor of the optimizer's state belongs to."""
+    """Return the name of the parameter that a tensor of the optimizer's state belongs to."""
     return name.partition(_SEPARATOR)[0]
 
 
@@ -111,7 +111,7 @@ def restore_optimizer(
     for key, value in tensors.items():
         name, slot = key.split(_SEPARATOR)
         parameter = names[name]
-        # The step counter stays on the CPU, except for the fused kernels, which read it where they run.
+        # The step counter stays on the CPU, but fused kernels read it on the device of the parameter.
         near = value.dim() > 0 or bool(optimizer.param_groups[0].get("fused"))
         place = value.to(parameter.device if near else "cpu", copy=True)
         optimizer.state[parameter][slot] = place

@@ -15,10 +15,10 @@ def continue_greedily(
     window: int | None = None,
     ends: Collection[int] = (),
 ) -> list[int]:
-    """Return the ids that greedy decoding adds. It ends at one of ``ends``, which is left out.
+    """Return the ids that greedy decoding adds to a prompt, up to the first of ``ends``, which is left out.
 
-    If several tokens are equally likely, the one with the lowest id follows, so that all processes that compute the
-    same continue alike.
+    Among equally likely tokens the one with the lowest id is chosen, so that all processes with equal logits generate
+    the same text.
 
     Args:
         forward: function from ids ``[1, seq]`` to the logits of the last position ``[vocabulary]``; in `eval` mode.
@@ -31,7 +31,7 @@ def continue_greedily(
     while len(made) < max_tokens:
         seen = row if window is None else row[-window:]
         logits = forward(torch.tensor([seen]))
-        token = int(logits.argmax())  # the first of equal ones
+        token = int(logits.argmax())  # argmax returns the first of equal logits
         if token in ends:
             break
         row.append(token)

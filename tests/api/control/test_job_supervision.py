@@ -349,7 +349,7 @@ class TestWaiting:
         cluster.members |= {ada: {"job-that-waits"}, grace: {job_id}}
         assert self.why_not(cluster, waiting, job_id) == (
             "waiting for contributors: needs 2, 1 is ready (1 more holds members of another job); "
-            "continues with what its members hold on 1 machine"
+            "continues from its members' state on 1 machine"
         )
         cluster.members[ada] = {job_id}
         assert self.why_not(cluster, waiting, job_id) is None

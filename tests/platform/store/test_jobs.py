@@ -295,7 +295,7 @@ def test_members_that_live_on_hold_what_was_committed(store: Store) -> None:
     store.jobs.begin(job.id, [])
     # The next one died before it had a plan, and nobody knows where those of the first are.
     again = store.jobs.requeue(job.id, "the coordinator died", attempt=2, leaves_members=True)
-    assert (again.step, "what its members hold, else from step 3" in again.reason) == (4, True)
+    assert (again.step, "its members' state, else from step 3" in again.reason) == (4, True)
     store.jobs.begin(job.id, [])
     started = Started(first_step=4, total_steps=4)
     assert store.progress.record(job.id, 3, [planned(), started]).step == 3
@@ -516,7 +516,7 @@ def test_what_somebody_works_at_is_not_queued_again(store: Store) -> None:
         lost.id
     ]
     assert store.jobs.get(kept.id).state == "running"
-    assert store.jobs.get(lost.id).reason.startswith("its attempt was lost; going on with what its members")
+    assert store.jobs.get(lost.id).reason.startswith("its attempt was lost; continuing from its members")
 
 
 @pytest.mark.parametrize(

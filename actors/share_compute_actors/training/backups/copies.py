@@ -43,7 +43,7 @@ class RemoteOwner:
     Args:
         actor: the primary.
         keeper: the backup member that makes the copy.
-        stopping: ends waits for the primary.
+        stopping: once it is set, calls to the primary are abandoned.
     """
 
     def __init__(self, actor: Any, keeper: Worker, stopping: threading.Event | _Deadline) -> None:
@@ -85,7 +85,7 @@ class RemoteOwner:
 
 
 class _Deadline:
-    """Ends a wait after some seconds; has the interface of an event."""
+    """An event that counts as set once some seconds have passed."""
 
     def __init__(self, seconds: float) -> None:
         self._until_s = time.monotonic() + seconds
@@ -97,7 +97,7 @@ class _Deadline:
 class Copies:
     """All backup copies that one member keeps.
 
-    All methods except `of`, `catch_up` and `are_whole` belong to the compute thread.
+    All methods except `outlines`, `of`, `catch_up` and `are_whole` belong to the compute thread.
 
     Args:
         keeper: this member.
@@ -124,18 +124,18 @@ class Copies:
         self._room = room
         self._reach = reach
         self.former: Legacy | None = None
-        """The runner's state until it adopted another shard; released by `keep`."""
+        """State of the runner that computed this member's previous shard; released by `keep`."""
         self._epoch = 0
         self._followers: dict[ShardRange, Follower] = {}
         self._followed: dict[int, Followed] = {}
         """Primaries, by stage."""
         self._came: dict[tuple[int, int], set[int]] = {}
-        """Letters that arrived in this epoch, by stage and step."""
+        """Indices of the gradient messages (see `letters`) that arrived in this epoch, by stage and step."""
         self._wanted: dict[tuple[int, int], int] = {}
-        """Total number of letters, by stage and step, where it is known."""
+        """Total number of messages of a gradient, by stage and step; known once the gradient's head has arrived."""
 
     def outlines(self, committed: int, followed: Mapping[int, Followed]) -> dict[ShardRange, Outline]:
-        """Ask primaries for the outlines of shards whose copies can start from local data; not on the compute thread.
+        """Ask primaries for the outlines of shards whose copies can start from local data; call it on another thread.
 
         Args:
             committed: last committed step.
@@ -149,7 +149,8 @@ class Copies:
                 each.shard[0] < stop and start < each.shard[1] for each in legacies
             ):
                 continue
-            with suppress(StaleEpoch, ContributorLost):  # the fetch asks again later, and loads all data
+            # Without an outline, `Follower.follow` asks for it later and fetches all data.
+            with suppress(StaleEpoch, ContributorLost):
                 owner = self._reach(one.actor, self._keeper, _Deadline(_OUTLINE_S))
                 found[one.shard] = owner.outline(one.shard)
         return found
@@ -180,7 +181,7 @@ class Copies:
             for shard, follower in self._followers.items()
             if shard in wanted
             and follower.reaches(committed)
-            # The factor of the last gradient comes with the same primary's next gradient; no other machine knows it.
+            # A gradient's factor arrives with the same primary's next gradient; no other primary can supply it.
             and (wanted[shard] == owners[shard] or follower.is_at(committed))
         }
         dropped = [self._followers[shard] for shard in self._followers.keys() - kept.keys()]
@@ -206,7 +207,7 @@ class Copies:
             kept[one.shard].follow((one.owner, one.actor), partial(self._reach, one.actor, self._keeper))
 
     def _has_room(self, outlines: Iterable[Outline]) -> bool:
-        """Whether there is space for more copies beside the existing ones."""
+        """Whether there is space for copies with these outlines, beside the existing copies."""
         state_tensors = self._training.optimizer.name.state_tensors
         try:
             self._room.require(sum(outline.copy_bytes(state_tensors) for outline in outlines))
@@ -219,7 +220,7 @@ class Copies:
         return self._followers.get(shard)
 
     def catch_up(self) -> bool:
-        """Bring all copies forward while steps continue; return whether there is nothing left to wait for."""
+        """Apply pending gradients to the copies while steps continue; return whether all usable copies caught up."""
         behind = [one for one in self._followers.values() if not (one.is_spoilt or one.catch_up())]
         return not behind
 
@@ -236,7 +237,7 @@ class Copies:
         return None if what is None else f"the gradient that it sent to its backup: {what}"
 
     def take(self, label: Label, tensor: Tensor) -> Followed | None:
-        """Take in a part of a gradient; once it is complete, return its primary, which waits for the answer."""
+        """Store a part of a gradient; if that completes it, return its primary, which waits for an acknowledgement."""
         followed, key = self._followed[label.stage], (label.stage, label.step)
         follower = self._followers[followed.shard]
         try:

@@ -1,4 +1,4 @@
-"""The primary's side of a backup copy: a shard is given away piece by piece while it is trained."""
+"""The primary's side of a backup copy: the primary sends its shard piece by piece while it trains the shard."""
 
 from __future__ import annotations
 
@@ -25,20 +25,19 @@ from share_compute_actors.transport.pieces import Piece
 ShardRange = tuple[int, int]
 """Layers [start, stop)."""
 _MOST_ASIDE_BYTES = 256 * 2**20
-"""Limit of clones for all backup members together, in bytes. A single tensor may be larger, with its optimizer state;
-it is then the only one."""
+"""Limit for the clones of several backup members together, in bytes. The clones of a single one may be larger."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outline:
-    """The contents of a shard, by stored name."""
+    """Description of a shard's contents: sizes, shapes and weight decay, by stored name."""
 
     sizes: Mapping[str, int]
     """Size of each parameter and persistent buffer, in bytes."""
     buckets: tuple[tuple[tuple[str, tuple[int, ...]], ...], ...]
     """Names and shapes of trained parameters, in the order in which each gradient bucket holds them."""
     undecayed: frozenset[str]
-    """Parameters without weight decay, unless the job decays all."""
+    """Names of the parameters without weight decay, unless the job decays all parameters."""
 
     def copy_bytes(self, state_tensors: int) -> int:
         """Return the minimum size of a copy in bytes: a snapshot, and the gradient of one step.
@@ -51,7 +50,7 @@ class Outline:
 
 
 class Part(NamedTuple):
-    """One tensor that can be fetched."""
+    """Description of a cloned tensor that can be fetched."""
 
     name: str
     """Name of a parameter or buffer, or of a tensor of the optimizer's state."""
@@ -64,7 +63,7 @@ class Copied:
     """Clones of some parameters at one moment, ready to be fetched."""
 
     ticket: int
-    """Number that `Owner.piece` requires."""
+    """Number of this set of clones, which `Owner.piece` requires."""
     step: int
     """Last step whose update the clones have."""
     loss_scale: LossScale
@@ -73,7 +72,7 @@ class Copied:
 
 
 class Held(Protocol):
-    """A shard that a member trains, as its `Runner` has it."""
+    """The attributes of a `Runner` that a copy of its shard needs."""
 
     stage: Stage
     optimizer: Optimizer | None
@@ -83,7 +82,7 @@ class Held(Protocol):
 
 
 class Legacy(NamedTuple):
-    """State after one step that is already on this machine, but no longer in use there."""
+    """A shard's state after one step, which is still on this machine, but no longer in use."""
 
     shard: ShardRange
     step: int
@@ -92,7 +91,7 @@ class Legacy(NamedTuple):
     names: Collection[str]
     """Names of parameters and buffers."""
     state: Callable[[str], Mapping[str, Tensor]]
-    """Returns one of them with its optimizer state, by name."""
+    """Returns the parameter or buffer of a name, together with its optimizer state."""
 
     @classmethod
     def of_runner(cls, runner: Held, step: int) -> Legacy:
@@ -158,7 +157,7 @@ class Copier:
         self._versions.clear()
 
     def forget_all_but(self, keepers: Collection[Worker]) -> None:
-        """Drop the clones of all other backup members: they no longer fetch them."""
+        """Drop the clones of members that are not in `keepers`, because these members fetch no more."""
         for keeper in self._aside.keys() - set(keepers):
             self._aside.pop(keeper, None)
 
@@ -166,7 +165,7 @@ class Copier:
         """Return the outline of the shard.
 
         Raises:
-            StaleEpoch: the shard is not here.
+            StaleEpoch: this member does not compute with the shard.
         """
         outline: Outline = self._run(partial(self._outline, shard))
         return outline
@@ -191,7 +190,7 @@ class Copier:
             keeper: the backup member that fetches them; its previous clones are dropped.
 
         Raises:
-            StaleEpoch: the shard is not here, or other backup members use the space for clones.
+            StaleEpoch: this member does not compute with the shard, or other backup members use the space for clones.
         """
         copied: Copied = self._run(partial(self._copy, shard, names, keeper))
         return copied
@@ -224,7 +223,7 @@ class Copier:
         """Return bytes [start, stop) of a cloned tensor.
 
         Raises:
-            StaleEpoch: other parameters were cloned since.
+            StaleEpoch: the clones of this ticket were dropped.
         """
         clones = dict(list(self._aside.values())).get(ticket)
         if clones is None:
@@ -235,7 +234,7 @@ class Copier:
         return Piece.sealed(name, content)
 
     def require_still(self) -> None:
-        """Check that no buffer has changed since it was copied, because backup members only receive gradients.
+        """Check that no buffer has changed since it was copied; backup members receive gradients, but no buffers.
 
         Raises:
             ShareComputeError: a buffer has changed.

@@ -2,7 +2,7 @@
 
 A copy consists of a snapshot on disk and the reduced gradients of the steps since. The snapshot is fetched from the
 primary, parameter by parameter, while the primary continues to train. Each parameter records the step whose update its
-snapshot has, and is brought forward separately. The job's optimizer replays the same numbers, so the bits are the same.
+snapshot has, and is updated separately. The gradients are replayed with the job's optimizer, which gives the same bits.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ from share_compute_actors.training.backups.tensor_file import TensorFile
 from share_compute_actors.transport.pieces import TRIES, whole
 
 _BATCH_BYTES = 64 * 2**20
-"""Weights that the primary copies at a time, in bytes; the optimizer's state of these comes on top."""
+"""Weights that the primary clones at a time, in bytes; their optimizer state is not counted."""
 _PIECE_BYTES = 2 * 2**20
 _MOST_STEPS = 16
 _MOST_SNAPSHOTS = 2
-"""Limits for pending gradients: number of steps, and size as a multiple of the snapshot. Beyond either one the snapshot
-is brought forward."""
+"""Limits for pending gradients: number of steps, and size as a multiple of the snapshot's. Beyond either limit, they
+are applied to the snapshot."""
 _TRAINED = frozenset({torch.float32})
 """Dtypes of gradients."""
 _AGAIN_S = 0.5
-"""Wait before asking again a primary that does not have the shard, in seconds."""
+"""Wait in seconds before a primary that does not have the shard yet is asked again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +93,8 @@ class Follower:
         self._trained: dict[str, _Trained] = {}
         self._snapshot = TensorFile(room)
         self._have: dict[str, int] = {}
-        """Step whose update the snapshot of a tensor has, by name. For a tensor that is not trained: step of the
-        copy."""
+        """Step whose update the snapshot of a tensor has, by name. A tensor that is not trained never changes; its step
+        advances with the other tensors'."""
         self._logs: dict[int, Log] = {}
         self._scales: dict[int, float] = {}
         """Gradient factors of committed steps, as far as the primary has reported them."""
@@ -102,7 +102,7 @@ class Follower:
         """Loss scale after some steps, by step."""
         self._lock = threading.Lock()
         self._stopping = threading.Event()
-        """Ends the fetch that is running."""
+        """Set to end the running fetch."""
         self._owner: object = None
         self._fetching: Future[None] | None = None
         self._compacting: Future[None] | None = None
@@ -110,7 +110,7 @@ class Follower:
         self._own = ThreadPoolExecutor(1, "copy", _be_modest)
         self._is_fetched = False
         self.is_spoilt = False
-        """Whether some data is lost, or there is no space for it."""
+        """Whether the copy is unusable, because data was lost or there was no space for it."""
         self._is_forgotten = False
 
     @property
@@ -119,9 +119,9 @@ class Follower:
         return self._is_fetched and not self.is_spoilt
 
     def catch_up(self) -> bool:
-        """Start to apply the pending gradients once the snapshot is complete; return whether that is done.
+        """Start to apply the pending gradients once the snapshot is complete; return whether they are applied.
 
-        Afterwards only the few steps since remain for a pause.
+        After that, a pause only has to apply the gradients that arrived in the meantime.
         """
         if not self.is_whole:
             return False
@@ -147,7 +147,7 @@ class Follower:
         self._fetching = self._submit(lambda: self._fetch(asked, stopping))
 
     def inherit(self, outline: Outline, legacies: Sequence[Legacy]) -> Future[None]:
-        """Start from data that is already on this machine; return at once, with a future of the copying.
+        """Start from data that is already on this machine; return a future that is done when the data is copied.
 
         Args:
             outline: outline of the shard.
@@ -157,7 +157,7 @@ class Follower:
         return self._submit(partial(self._inherit, outline, legacies))
 
     def legacy(self, step: int) -> Legacy | None:
-        """Return the snapshot's data, if it has exactly the updates up to a step."""
+        """Return the snapshot's data if it has exactly the updates up to a step; otherwise None."""
         if not (self.is_at(step) and self.reaches(step)) or step not in self._loss_scales:
             return None
         return Legacy(self.shard, step, self._loss_scales[step], self.inventory(), self._state)
@@ -166,15 +166,15 @@ class Follower:
         return {part: self._snapshot.get(part) for part in self._snapshot.names if parameter_of(part) == name}
 
     def take(self, step: int, place: int, tensor: Tensor) -> None:
-        """Take in one of the `letters` of a step's gradient; a letter that is already here stays unchanged.
+        """Store one message of a step's gradient (see `letters`); a repeated message changes nothing.
 
         Args:
             step: number of the step.
-            place: index of the letter.
-            tensor: the letter.
+            place: index of the message.
+            tensor: content of the message.
 
         Raises:
-            Unavailable: there is no space for it.
+            Unavailable: there is no space for the message.
         """
         if self.is_spoilt:
             self._give_room_back()
@@ -196,7 +196,7 @@ class Follower:
             self._compacting = self._submit(self._compact)
 
     def misfit(self, place: int, tensor: Tensor) -> str | None:
-        """Return the defect of one of the `letters`, for display; None if it has none."""
+        """Return the defect of one message of a gradient (see `letters`), for display; None if it has none."""
         if place == HEAD:
             return HEAD_SHAPE.misfit(tensor)
         buckets = None if self._outline is None else self._outline.buckets
@@ -220,7 +220,7 @@ class Follower:
         return step <= self._floor or (log is not None and log.is_complete)
 
     def reaches(self, step: int) -> bool:
-        """Return whether the fetched part of the snapshot can be brought to a step, if the scales are known."""
+        """Return whether the gradients that are here suffice to bring the fetched part of the snapshot to a step."""
         is_early = all(have <= step for have in list(self._have.values()))
         return (
             not self.is_spoilt
@@ -233,7 +233,7 @@ class Follower:
         return self.is_whole and self._floor >= step
 
     def bring_to(self, step: int, scales: Mapping[int, float]) -> bool:
-        """Bring the copy to a committed step; return whether that was possible. If so, `rows` are those of that step.
+        """Bring the copy to a committed step, whose state `rows` then returns; return whether that was possible.
 
         Args:
             step: number of the step.
@@ -243,7 +243,7 @@ class Follower:
         return self._own.submit(self._bring_to, step, scales).result()
 
     def spoil(self) -> None:
-        """Mark the copy as unusable; the next epoch begins another. The next gradient releases its space."""
+        """Mark the copy as unusable; the next epoch begins another. The next call of `take` releases its space."""
         self.is_spoilt = True
         self._stopping.set()
 
@@ -253,7 +253,7 @@ class Follower:
         self._own.shutdown(wait=False)
 
     def _give_room_back(self, after: Collection[Future[None]] = ()) -> None:
-        """Delete all data; called on the thread of `take`, so that no more data arrives."""
+        """Delete all data; called on the thread of `take`, so that no data arrives meanwhile."""
         if not self._is_forgotten:
             self._is_forgotten = True
             self._stopping.set()
@@ -285,7 +285,7 @@ class Follower:
         def guarded() -> None:
             try:
                 work()
-            except Exception as failure:  # noqa: BLE001 - it is reported
+            except Exception as failure:  # noqa: BLE001 - reported by `fail`
                 self.spoil()
                 self._fail(failure)
 
@@ -312,7 +312,7 @@ class Follower:
                 stopping.wait(_AGAIN_S)
             except Unavailable:
                 with suppress(StaleEpoch):
-                    owner.copy(self.shard, ())  # so that the primary releases its clones for this copy
+                    owner.copy(self.shard, ())  # makes the primary drop its clones for this copy
                 raise
             else:
                 return
@@ -331,7 +331,7 @@ class Follower:
             self._have.update(dict.fromkeys(names, copied.step))
             if self._is_long():
                 self._compact()
-        copied = owner.copy(self.shard, ())  # so that the primary releases its clones for this copy
+        copied = owner.copy(self.shard, ())  # makes the primary drop its clones for this copy
         if not self._outline.sizes:
             self._loss_scales[copied.step] = copied.loss_scale
         self._is_fetched = True
@@ -397,19 +397,20 @@ class Follower:
             return max(self._loss_scales)
         trained = [step for name, step in have.items() if name in self._trained]
         if self._trained and not trained:
-            return max(have.values(), default=-1)  # trained tensors that are fetched later will not be older
+            # Trained tensors that are fetched later will be in the state of this step or of a later one.
+            return max(have.values(), default=-1)
         return min(trained or have.values(), default=-1)
 
     def _advance(self, step: int, scales: Mapping[int, float]) -> None:
         """Bring the snapshot to a step, one parameter after the other, and drop the gradients up to that step.
 
         Raises:
-            Unavailable: there is no space for it.
+            Unavailable: there is no space for the updated tensors.
             VerificationFailed: the disk lost some data; the copy is unusable.
         """
         replayed = {name for name, have in self._have.items() if name in self._trained and have < step}
         for name in self._snapshot.names:
-            if parameter_of(name) not in replayed:  # the others are checked when they are read
+            if parameter_of(name) not in replayed:  # `_replay` verifies the replayed ones when it reads them
                 self._snapshot.get(name)
         for each in range(self._floor + 1, step + 1):
             self._logs[each].verify()
@@ -477,5 +478,5 @@ def _be_modest() -> None:
     torch.set_num_threads(1)
     if sys.platform == "linux":
         thread = threading.get_native_id()
-        # Relative: Ray's workers already have a niceness of 15, and only privileged processes may lower it.
+        # Relative to the present value: Ray's workers have a niceness of 15, which only privileged processes may lower.
         os.setpriority(os.PRIO_PROCESS, thread, min(19, os.getpriority(os.PRIO_PROCESS, thread) + 10))

@@ -1,4 +1,4 @@
-"""Reduced gradients for backup copies: their messages, and their storage at the backup member."""
+"""Reduced gradients for backup copies: the messages that carry them, and their storage at the backup member."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from share_compute_actors.training.backups.room import Room
 from share_compute_actors.training.backups.tensor_file import TensorFile
 
 HEAD = -1
-"""Index of the head among the `letters` of a gradient; a bucket's index is its number."""
+"""Index of the message that carries a gradient's `Head`. The message of a bucket has the bucket's number as index."""
 HEAD_SHAPE = Expected((5,), frozenset({torch.float64}), is_finite=False)
 """Shape and dtype of the tensor that `Head.pack` returns."""
 
@@ -26,7 +26,7 @@ class Head(NamedTuple):
     buckets: int
     """Number of buckets of the gradient."""
     loss_scale: LossScale
-    """Loss scale that the gradient contains."""
+    """Loss scale by which the gradient is multiplied."""
     scale_before: float | None
     """Factor by which the gradient of the previous step was multiplied; None if unknown."""
 
@@ -50,7 +50,7 @@ class Head(NamedTuple):
 def letters(
     gradients: GradientBuckets, loss_scale: LossScale, scale_before: float | None
 ) -> Iterator[tuple[int, Tensor]]:
-    """Yield the letters of a step's gradient, each with its index: the head, then the buckets in order."""
+    """Yield the messages of a step's gradient, each with its index: the packed `Head`, then the buckets in order."""
     yield HEAD, Head(len(gradients), loss_scale, scale_before).pack()
     for bucket in range(len(gradients)):
         yield bucket, gradients.result(bucket)
@@ -60,7 +60,7 @@ class Log:
     """The reduced gradient of one step, on disk.
 
     Args:
-        room: space for it.
+        room: disk space for the gradient.
     """
 
     def __init__(self, room: Room) -> None:
@@ -84,10 +84,10 @@ class Log:
         return self._file.nbytes
 
     def take(self, place: int, tensor: Tensor) -> None:
-        """Take in one of the `letters`; a letter that is already here stays unchanged.
+        """Store one message of the gradient (see `letters`); a repeated message changes nothing.
 
         Raises:
-            Unavailable: there is no space for it.
+            Unavailable: there is no space for the message.
         """
         if place == HEAD:
             self._head = self._head or Head.unpack(tensor)

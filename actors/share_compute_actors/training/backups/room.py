@@ -18,7 +18,7 @@ from share_compute_actors.machine.temporary import is_memory, temporary_folder
 
 _RESERVE_BYTES = 2**30
 _RESERVE_SHARE = 0.05
-"""Reserve of a file system for other users, in bytes and as a share of its size; the smaller one counts."""
+"""Space that copies leave free: this many bytes, or this fraction of the file system's size if that is less."""
 
 
 class Room:
@@ -48,7 +48,7 @@ class Room:
             self._taken += size
 
     def give_back(self, size: int) -> None:
-        """Release this many bytes, whose data is gone."""
+        """Release this many bytes, because their data was deleted."""
         with self._lock:
             self._taken -= size
 

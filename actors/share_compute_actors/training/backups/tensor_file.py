@@ -29,7 +29,7 @@ class _Place(NamedTuple):
 
 
 class TensorFile:
-    """Stores tensors in an unnamed file, which disappears when it is closed or its process ends, however that ends.
+    """Stores tensors in an unnamed file, which disappears when it is closed, and when its process ends or crashes.
 
     Methods may be called from any thread. A caller that replaces a tensor must ensure that no other thread reads it.
 
@@ -55,7 +55,7 @@ class TensorFile:
         return self._places[name].shape
 
     def put(self, name: str, tensor: Tensor) -> None:
-        """Add a tensor, or replace the one of this name.
+        """Add a tensor, or replace the tensor of the same name.
 
         Raises:
             Unavailable: the space is too small, or the disk cannot be written.
@@ -92,7 +92,7 @@ class TensorFile:
         """Return a tensor, after a check of its digest.
 
         Raises:
-            VerificationFailed: the content differs from the one that was written.
+            VerificationFailed: the content differs from the content that was written.
         """
         place = self._places[name]
         content = self._read(place.begin, place.size)
@@ -104,7 +104,7 @@ class TensorFile:
         return _tensor(content, place.dtype).reshape(place.shape)
 
     def part(self, name: str, start: int, stop: int) -> Tensor:
-        """Return elements [start, stop) of a tensor, flat; the content is not verified."""
+        """Return elements [start, stop) of a flattened tensor; the content is not verified."""
         place = self._places[name]
         size = place.dtype.itemsize
         return _tensor(self._read(place.begin + start * size, (stop - start) * size), place.dtype)
@@ -122,7 +122,7 @@ class TensorFile:
         """Read and check all tensors once.
 
         Raises:
-            VerificationFailed: some content differs from the one that was written.
+            VerificationFailed: some content differs from the content that was written.
         """
         for name in self.names:
             self.get(name)

@@ -101,7 +101,7 @@ class TrainingAttempt:
             raise
         except Exception as failure:
             if not step_log.is_claimed:
-                # A later attempt uses these members. Whatever failed here, for want of their answers, ends only this.
+                # A later attempt uses the members now, so calls fail here. Only this attempt ends; its members stay.
                 is_over = False
                 raise superseded() from failure
             if isinstance(failure, MembersLost):
@@ -113,7 +113,7 @@ class TrainingAttempt:
                 group.dismiss()
 
     def _start(self, step_log: StepLog, facts: ShardStoreFacts) -> Start:
-        """Return the start from members of an earlier attempt; without such members, plan from the last checkpoint."""
+        """Return the starting point: members of an earlier attempt or, if there are none, a plan from a checkpoint."""
         topology = _without(self._assignment.topology, step_log.quarantined())
         takeover = find_takeover(self._assignment.job_id, with_nominal_speeds(topology), step_log)
         if takeover is None:
@@ -143,7 +143,7 @@ class TrainingAttempt:
         return solve(spec, topology, profile, self._assignment.epoch, timings)
 
     def _timings(self, spec: TrainJob) -> Timings:
-        """Return the timings of earlier attempts that are still valid; none while the microbatch size is open."""
+        """Return the timings of earlier attempts that are still valid; none if the microbatch size is not settled."""
         if spec.training.microbatches is None:
             return {}
         kept, size = self._assignment.timings, spec.training.microbatch_size
@@ -171,7 +171,7 @@ class TrainingAttempt:
 
 
 def _without(topology: Topology, quarantined: Collection[Worker]) -> Topology:
-    """Return the machines that are not quarantined; all machines if every one of them is."""
+    """Return the machines that are not quarantined; all machines if every machine is quarantined."""
     rest = tuple(machine for machine in topology.contributors if machine.id not in quarantined)
     return Topology(rest, topology.links) if rest else topology
 

@@ -83,8 +83,7 @@ class CheckpointManager:
         self._whole: str | None = None
         """Last folder that was reported as saved.
 
-        It prevents a second save of the same folder, which may be due for two reasons, or again after members were
-        lost."""
+        It prevents a second save of a folder that is due for two reasons, or due again after members were lost."""
         self._has_told_of_memory = False
         every_s = assignment.timed_checkpoints_s
         self._pace = None if every_s is None else CheckpointPace(every_s, time.monotonic())
@@ -100,8 +99,8 @@ class CheckpointManager:
 
         Args:
             state: training state after the last committed step.
-            waits: whether to wait until the checkpoint is whole. If not, the call returns earlier if all members have
-                memory for a copy of their shards.
+            waits: whether to wait until the checkpoint is whole. If false, the call returns once snapshots are taken,
+                provided that all members have memory for a copy of their shards.
 
         Raises:
             Cancelled: the submitter cancelled the job.
@@ -133,7 +132,7 @@ class CheckpointManager:
         self._save(f"artifacts/{_RESULT}", "artifact", state, waits=True)
 
     def look(self) -> None:
-        """Report a folder that is whole or has failed; request a pause if a timed checkpoint or a suspension is due.
+        """Report a folder whose saving has ended; request a pause if a timed checkpoint or a suspension is due.
 
         Call it regularly while training continues.
         """
@@ -180,7 +179,7 @@ class CheckpointManager:
                 return
 
     def _begin(self, folder: str, kind: FolderKind, state: TrainingState, *, copies: bool) -> bool:
-        """Have snapshots taken and fetched; return whether all are copies, so that training may go on meanwhile."""
+        """Have snapshots taken and fetched; return whether all are copies, so that training may continue meanwhile."""
         first = {stage[0]: place for place, stage in enumerate(self._conductor.membership.stages)}
         are_copies = self._group.gather(
             FLAG,
@@ -241,5 +240,5 @@ class CheckpointManager:
 
 
 def suspended(when: str) -> ContributorLost:
-    """Return the error that ends an attempt so that another one continues."""
+    """Return the error that ends an attempt, so that another attempt continues."""
     return ContributorLost(f"suspended {when}", hint="it continues by itself")

@@ -73,9 +73,9 @@ _TICK_S = 0.5
 An unanswered message is sent again after two ticks, then ever less often."""
 _CUT_TICKS = 6
 _QUIET_S = 120.0
-"""Time without news, in seconds, after which members begin a new epoch and continue at the same step.
+"""Shortest time without news, in seconds, after which members begin a new epoch and continue at the same step.
 
-It is longer if steps take long. It doubles each time, so five times take an hour."""
+It grows with the duration of steps, and doubles with each such epoch: five of them in a row take an hour."""
 _QUIET_STEPS = 5
 _EPOCHS_IN_VAIN = 5
 
@@ -125,7 +125,7 @@ class Conductor:
         )
         self._membership: Membership | None = None
         self._formed: Membership | None = None
-        """Membership of the last epoch in which all members were told to compute."""
+        """Membership of the last epoch in which all members were ready to compute."""
         self._lost: set[Worker] = set()
         self._stopped_s: float | None = None
         """Time when members were last known to compute; None while they compute."""
@@ -138,7 +138,7 @@ class Conductor:
         """Facts about the last step that was to be committed."""
         self._is_paused = False
         self._cut: LinksCut | None = None
-        """The cut that was found in the epoch before; raised when the next epoch is formed."""
+        """Cut links that were found in the last epoch; raised when the next epoch is formed."""
         self._ticked_s = time.monotonic()
         self._committed_s = time.monotonic()
         self._quiet_s = _QUIET_S
@@ -153,15 +153,15 @@ class Conductor:
         self._run()
 
     def steps(self, until: int) -> int:
-        """Run the steps up to `until`; return the last one, which all members have applied.
+        """Run the steps up to `until`; return the number of the last step, which all members have applied.
 
-        It is an earlier step if there is something to change (see `change`), or after `pause_early`.
+        The last step is an earlier one if changes are due (see `change`), or after `pause_early`.
 
         Raises:
             Cancelled: the submitter cancelled the job.
             ContributorLost: all holders of some part of the model are lost.
             NotFinite: numbers of a step are not finite; the step stays open on all members.
-            ShareComputeError: a member raised this error on purpose.
+            ShareComputeError: a member reported this error.
         """
         self._is_paused = False
         self._handle(Continue(until))
@@ -186,7 +186,7 @@ class Conductor:
             except WrongTensor as failure:
                 for event in self._without_sender(failure):
                     self._handle(event)
-            self._is_paused = self._machine.phase == "paused"  # if no lost member was part of the epoch
+            self._is_paused = self._machine.phase == "paused"  # true if no lost member was part of the epoch
             self._run()
 
     def change(self) -> None:
@@ -277,10 +277,10 @@ class Conductor:
         if isinstance(message, (ContributorLost, StaleEpoch, Broken)):
             self._group.detector.shorten_limit()
         if isinstance(message, (ContributorLost, StaleEpoch)):
-            return  # the member waited for another one, which the failure detector finds
+            return  # the member waited for another member, which the failure detector finds
         if isinstance(message, NoCopy):
             if self._membership is not None and self._membership.backups.get(message.owner) == worker:
-                is_current = message.epoch == self._membership.epoch  # else a newer copy was begun since
+                is_current = message.epoch == self._membership.epoch  # if not, a newer copy was begun since
                 self._changes.recopying.lost(
                     worker, lacks_room=message.lacks_room, is_restarted=not is_current
                 )
@@ -301,7 +301,7 @@ class Conductor:
     def _take(self, worker: Worker, message: ToCoordinator, figures: StepFigures | None) -> None:
         if figures is not None:
             known = self._figures.setdefault(worker, figures)
-            if figures.targets > known.targets:  # it reports again, and came into the last stage in between
+            if figures.targets > known.targets:  # the member reports again, after it moved to the last stage
                 self._figures[worker] = replace(known, targets=figures.targets)
         self._passes(HEARD[type(message)])
         if isinstance(message, Broken) and message.epoch == self._machine.epoch:
@@ -309,7 +309,7 @@ class Conductor:
         self._handle(message)
 
     def _do_without(self, worker: Worker, failure: OutOfMemory) -> None:
-        """Continue without a machine that has less memory than it lends; it may join again with the memory it has."""
+        """Continue without a machine that has less memory than it lends; it may join again with a smaller limit."""
         name = self._group.name(worker)
         self._note(f"{name} ran out of memory at {bytes_text(failure.room_bytes)}: it is given less")
         self._changes.shrink(worker, failure.room_bytes)
@@ -322,7 +322,7 @@ class Conductor:
         if self._membership is not None and not workers.isdisjoint(
             set(self._membership.everybody) - set(self._membership.workers)
         ):
-            # A member waits until a machine that was to join has its gradient; the protocol does not know this machine.
+            # A catch-up replica was lost. Its primary waits for it, but the protocol machine does not know replicas.
             self._handle(Assemble(self._group.workers))
 
     def _say_lost(self, workers: frozenset[Worker]) -> list[Event]:
@@ -399,7 +399,7 @@ class Conductor:
         return []
 
     def _on_doubt(self, effect: Effect) -> list[Event]:
-        """Carry out the effects of numbers that cannot be used."""
+        """Carry out an effect of wrong, disputed or non-finite numbers."""
         match effect:
             case Suspect():
                 self._suspect(effect)
@@ -463,7 +463,7 @@ class Conductor:
         self._epochs_in_vain = 0
 
     def _diverged(self, effect: Diverged) -> NotFinite:
-        """Return the error for numbers that are not finite without a machine being to blame."""
+        """Return the error for non-finite numbers for which no machine is to blame."""
         failure = self._not_finite or not_finite("gradient", effect.step)
         if effect.is_alone:
             failure.witnesses = "; no other machine could compute it again to tell the machine from the model"
@@ -473,7 +473,7 @@ class Conductor:
         return failure
 
     def _without_sender(self, failure: WrongTensor) -> list[Event]:
-        """Continue without the sender of a wrong tensor, or without its accuser; for times when no step is computed."""
+        """Continue without the sender of a wrong tensor, or without its accuser; call it while no step is computed."""
         worker, accuser = failure.worker, failure.accuser
         if not {worker, accuser} <= self._group.workers:
             raise failure
@@ -525,7 +525,7 @@ class Conductor:
         return [Planned(form)]
 
     def _without(self, loss: MembersLost) -> list[Event]:
-        """Begin another epoch without the lost members, including members that the protocol does not know."""
+        """Begin another epoch without the lost members, even if the protocol machine does not know them."""
         return [*self._say_lost(loss.workers), Assemble(self._group.workers)]
 
     def _restart(self, failure: ShareComputeError) -> list[Event]:
@@ -538,9 +538,9 @@ class Conductor:
         return [Assemble(self._group.workers)]
 
     def _count_epochs(self) -> None:
-        """Count an epoch that begins, and double the time without news that it is allowed.
+        """Count a new epoch; after the first in vain, double the time without news that an epoch is allowed.
 
-        The time doubles because the step may just take that long.
+        The time doubles because a long step may be the only reason for the silence.
 
         Raises:
             Unavailable: too many epochs began without a committed step or a lost member.

@@ -92,7 +92,7 @@ class Coordinator:
 
     @ray.method(concurrency_group="control")
     def offer(self, offer: str) -> None:
-        """Set the machines that the attempt may use from now on; it keeps those that it holds.
+        """Set the machines that the attempt may use from now on; it keeps the machines that it already holds.
 
         Args:
             offer: an `Offer` as JSON.

@@ -27,7 +27,7 @@ from share_compute_actors.training.shard_store import ShardStoreFacts
 from share_compute_actors.wire import TEXT
 
 _EVALUATED_AT_ONCE = 8
-"""Microbatches in one evaluation call, per member of the largest stage: bounds the data that waits in the channels."""
+"""Microbatches in one evaluation call, per member of the largest stage. It bounds the data that waits in channels."""
 
 
 class Evaluation:
@@ -59,7 +59,7 @@ class Evaluation:
         self._tell = tell
 
     def mean_loss(self, split: Literal["validation", "test"], step: int) -> float:
-        """Report the mean loss on a split, and return it.
+        """Compute, report and return the mean loss on a split.
 
         Raises:
             NotFinite: the loss is not finite.
@@ -131,7 +131,7 @@ class Evaluation:
         return torch.tensor(logits)
 
     def locate(self, failure: NotFinite) -> UserError:
-        """Return an error that names where numbers stopped being finite; `failure` itself if no member knows."""
+        """Return an error that names where numbers stopped being finite; `failure` itself if no member finds it."""
         step, membership = failure.step, self._conductor.membership
         assert step is not None
         own: dict[Worker, tuple[int, list[int]]] = {}

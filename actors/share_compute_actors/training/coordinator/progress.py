@@ -100,7 +100,7 @@ class Progress:
         seconds, self._last_end = now - self._last_end, now
         self._seconds.append(seconds)
         training = self._training
-        # No figures have it if the last stage's members that computed the step died. It is the same for all steps.
+        # The number of targets is lacking if members of the last stage died, but it is the same in all steps.
         each = self._targets = max((said.targets for said in figures.values()), default=0) or self._targets
         targets = each * training.batch_size // training.microbatch_size
         norm, is_clean = verdict.norm, math.isfinite(verdict.norm)

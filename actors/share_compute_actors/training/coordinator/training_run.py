@@ -135,7 +135,7 @@ class TrainingRun(Listener):
     # -- the training loop -------------------------------------------------------------------------------------------
 
     def _train(self) -> None:
-        """Run all steps that are left, each pause's work, and the final test.
+        """Run all remaining steps, the work at each pause, and the final test.
 
         Raises:
             UserError: numbers of a step are not finite; the message names the place where this first happened.
@@ -175,7 +175,7 @@ class TrainingRun(Listener):
         )
 
     def _between(self, step: int) -> None:
-        """Validate, write samples and save a checkpoint after a step, as far as each of them is due."""
+        """Validate, write samples and save a checkpoint after a step, each only if it is due."""
         training, progress = self._training, self._progress
         if self._start.facts.sizes["validation"] and (
             progress.has_ended or (training.validate_every and step % training.validate_every == 0)
@@ -189,7 +189,7 @@ class TrainingRun(Listener):
             self._checkpoints.checkpoint(progress.state, waits=progress.has_ended)
 
     def _save_before_change(self) -> None:
-        """Save a checkpoint if one is due, or if members are to leave that the others cannot do without."""
+        """Save a checkpoint if one is due, or if leaving members hold layers that the other members cannot hold."""
         self._checkpoints.checkpoint_if_due(self._progress.state)
         leaving = self._changes.leaving
         if leaving and not self._planner.can_do_without(leaving):
@@ -226,7 +226,7 @@ class TrainingRun(Listener):
     def reformed(
         self, before: Membership, after: Membership, lost: frozenset[Worker], seconds: float
     ) -> None:
-        """Report an epoch that follows another, with the causes."""
+        """Report a new epoch, with its causes."""
         self._monitor.reform(self._planner.solution, are_lost=bool(lost))
         self._balancer.reform(after)
         joined = frozenset(after.workers) - frozenset(before.workers)

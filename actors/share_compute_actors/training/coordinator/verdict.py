@@ -1,6 +1,6 @@
 """Checks a step that all members prepared, before it is committed.
 
-Its numbers must be finite. The norm of the whole gradient determines by how much it is clipped.
+Losses and gradients must be finite. The norm of the whole gradient determines by how much the gradient is clipped.
 """
 
 from __future__ import annotations

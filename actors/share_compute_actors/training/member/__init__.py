@@ -1,1 +1,1 @@
-"""A member, which is the actor that holds one shard on one contributor, and everything else in its process."""
+"""The member, which is the actor that holds one shard on one contributor, and the other code that its process runs."""

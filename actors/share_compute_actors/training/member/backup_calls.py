@@ -1,4 +1,4 @@
-"""A member's calls for backup copies of shards: as primary it gives its own shard, as backup it keeps others'."""
+"""Remote methods of a member for backup copies: as a primary it gives its shard, as a backup it keeps other shards."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ class KeepsCopies:
 
     @ray.method(concurrency_group="copies")
     def set_aside(self, keeper: Worker, shard: ShardRange, names: Sequence[str]) -> Copied:
-        """Copy some parameters, so that they can be fetched while training continues. See `Copier`."""
+        """Clone some parameters, so that they can be fetched while training continues. See `Copier`."""
         return self._engine.copier.copy(shard, names, keeper)
 
     @ray.method(concurrency_group="copies")
     def piece_aside(self, ticket: int, name: str, start: int, stop: int) -> Piece:
-        """Return bytes of a tensor that was copied. See `Copier`."""
+        """Return bytes [start, stop) of a cloned tensor. See `Copier`."""
         return self._engine.copier.piece(ticket, name, start, stop)
 
     # -- as backup ---------------------------------------------------------------------------------------------------
@@ -47,8 +47,8 @@ class KeepsCopies:
     ) -> None:
         """Keep exactly these copies from now on; called before the epoch begins in which their gradients arrive.
 
-        Existing copies stay, and copies of other layers start from their data. Missing data is fetched while training
-        continues.
+        Existing copies of these shards stay. New copies start from data on this machine, as far as there is any. The
+        rest is fetched while training continues.
 
         Args:
             epoch: number of the epoch that is about to begin.
@@ -67,7 +67,7 @@ class KeepsCopies:
         """Bring a copy to a committed step; return whether that was possible.
 
         Args:
-            shard: layers of the copy.
+            shard: layers [start, stop) of the copy.
             step: number of the step.
             scales: factor of the gradient, by committed step.
         """

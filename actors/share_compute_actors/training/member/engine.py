@@ -100,7 +100,7 @@ class Engine(ComputeThread):
         self._group_epoch = 0
         self._samples: Samples | None = None
         self._arrived: dict[tuple[str, int, int], Tensor] = {}
-        """Tensors from other members by cargo, step and microbatch; tied sums by cargo, step and stage."""
+        """Tensors from other members, by (cargo, step, microbatch); for tied sums, by (cargo, step, stage)."""
         self._events: deque[Event] = deque()
         self._effects: deque[Effect] = deque()
         self._clock = StepClock()
@@ -113,7 +113,7 @@ class Engine(ComputeThread):
     # -- from other threads ------------------------------------------------------------------------------------------
 
     def hear(self, message: ToMember) -> None:
-        """Take in a message of the coordinator; a halt also ends waits of the epoch that is over."""
+        """Queue a message from the coordinator; a halt also ends waits that belong to earlier epochs."""
         with self._news:
             self._events.append(message)
             self._news.notify()
@@ -145,7 +145,7 @@ class Engine(ComputeThread):
     def open(self, channel: Channel | None) -> None:
         """Use this channel from now on; call it through `order`."""
         super().open(channel)
-        # Tensors that are still needed are sent again, except the sum of a parameter that two stages share.
+        # Members send tensors again that are still needed, except the sum of a parameter that two stages share.
         self._arrived = {key: tensor for key, tensor in self._arrived.items() if key[0] == "tied"}
 
     def equip(self, runner: Runner, inputs: Rows, targets: Rows, loaded: Loaded) -> None:
@@ -189,7 +189,7 @@ class Engine(ComputeThread):
                 self._tell(as_reported(failure), None)
 
     def _work(self) -> None:
-        """Do one thing. Priority: protocol messages, then effects, then calls of other threads, then tensors."""
+        """Do one piece of work. Priority: protocol messages, effects, calls of other threads, tensors."""
         due_s = self._due_s()
         with self._news:
             is_idle = not self._events and not self._effects and not self._orders
@@ -272,7 +272,7 @@ class Engine(ComputeThread):
         self._handle(Misfit(self.channel.epoch, source, rejected.of_protocol, what, is_certain))
 
     def _take_log(self, channel: Channel, label: Label, tensor: Tensor) -> None:
-        """Take in a part of another member's gradient, and acknowledge the gradient once it is complete."""
+        """Store a part of a primary's gradient, and acknowledge the gradient once it is complete."""
         followed = self.copies.take(label, tensor)
         if followed is not None:
             self._acknowledge(channel, followed, label)
@@ -293,7 +293,7 @@ class Engine(ComputeThread):
                 self._send(effect)
             case Reduce():
                 if self.channel is not None and self.group is not None:
-                    # A member that lacks a tensor must not wait for it as long as this member waits for others.
+                    # Receivers notice lost tensors by these counts, and this member may wait long in the reduction.
                     self.channel.report_sent()
                 return reduce(effect, self._machine, self._tree, self._runner, self.group, self._reduces)
             case Apply():
@@ -311,7 +311,7 @@ class Engine(ComputeThread):
         return self._runner.is_cell_finite(action.kind, action.microbatch)
 
     def _reduces(self, point: Point) -> None:
-        """Pass a point of the reduction; faults are injected there."""
+        """Do nothing at a protocol point of the reduction; `FaultyEngine` injects faults here."""
 
     # -- effects -----------------------------------------------------------------------------------------------------
 
@@ -342,7 +342,7 @@ class Engine(ComputeThread):
         membership, incoming = self._machine.membership, self._given.target(step, microbatch)
         if incoming is None:
             incoming = self._arrived["gradient", step, microbatch]
-        holders = None  # halted meanwhile, no member would wait for a reduction that began inside
+        holders = None  # without a membership (halted), no member would join a reduction inside the backward
         if effect.is_last and membership is not None and reduces_inside:
             holders = held_by(membership, self._machine.worker, step, self._tree)
         runner.backward(microbatch, incoming, adds=effect.adds, holders=holders)
@@ -394,7 +394,7 @@ class Engine(ComputeThread):
             return
         runner, membership = self._runner, self._machine.membership
         if membership is None:
-            return  # halted meanwhile: no member waits for it
+            return  # halted meanwhile: the message belongs to an epoch that is over
         self._tie(membership, message.step)
         spent = self._clock.read()
         figures = StepFigures(
@@ -403,7 +403,7 @@ class Engine(ComputeThread):
             waited_s=spent.waited_s,
             layer_timings=runner.layer_timings(message.step),
         )
-        # After a restart of the step, a member that is alone is compared with members that are gone.
+        # After a restart, digests are compared with earlier digests, so a member that is alone sends a digest, too.
         is_compared = self.group is not None or self._machine.generation > 0
         prepared = replace(
             message,

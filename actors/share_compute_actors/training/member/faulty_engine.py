@@ -1,6 +1,6 @@
-"""A member's compute thread with injected faults: it decorates the steps of `Engine` and the sending of `Outbox`.
+"""A member's compute thread with injected faults, in subclasses of `Engine` and `Outbox`.
 
-`Engine` and `Outbox` themselves have no faults. A member uses this engine if its job was given a failure script.
+`Engine` and `Outbox` themselves inject no faults. A member uses this engine if its job was given a failure script.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from share_compute_actors.transport.envelope import Label
 
 
 class FaultyEngine(Engine):
-    """An engine that passes the points of a failure script, and carries out the failures there.
+    """An engine that carries out the failures of a failure script at the protocol points that the script names.
 
     Args:
         injector: the member's part of the script.
@@ -56,7 +56,7 @@ class FaultyEngine(Engine):
         tell: TellCoordinator,
         copies: Copies,
     ) -> None:
-        self._injector = injector  # before the thread starts
+        self._injector = injector  # set before `super().__init__` starts the thread
         self._faults = injector.messages
         self._of_message: list[Failure] = []
         """Failures that apply to the message that is being written."""
@@ -71,12 +71,12 @@ class FaultyEngine(Engine):
     # -- from other threads, and orders ------------------------------------------------------------------------------
 
     def hear(self, message: ToMember) -> None:
-        """Take in a message of the coordinator, unless the link to it is cut."""
+        """Queue a message from the coordinator, unless the link to the coordinator is cut."""
         if not self._faults.is_cut(None):
             super().hear(message)
 
     def wait_while_cut(self) -> None:
-        """Wait until the link to the coordinator is not cut."""
+        """Wait while the link to the coordinator is cut."""
         self._faults.wait_while_cut()
 
     def open(self, channel: Channel | None) -> None:
@@ -149,7 +149,7 @@ class FaultyOutbox(Outbox):
     """An outbox whose tensors may be wrong, damaged, late, repeated or lost.
 
     Args:
-        faults: sends letters with their injected faults.
+        faults: sends messages with their injected faults.
         passes: passes a protocol point, and returns the failures that apply there.
     """
 

@@ -1,8 +1,8 @@
 """Measures the times of each layer of a shard during training, so that the planner need not estimate them.
 
-Marks are set where one layer ends and the next begins. In a forward, a hook on the layer sets them. In a backward, a
-hook on the layer's output sets them, when the gradient of that output is complete; the hook does not change the
-gradient. So results stay bit-identical, and the times of all layers add up to the whole pass.
+Time marks are taken where one layer ends and the next begins. In a forward pass, a hook on the layer takes them. In a
+backward pass, a hook on the layer's output takes them when the gradient of that output is complete. The hook does not
+change the gradient, so results stay bit-identical. The times of all layers add up to the time of the whole pass.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ _Mark: TypeAlias = "float | torch.cuda.Event"
 class _Pass(NamedTuple):
     begin: _Mark
     inner: dict[int, _Mark]
-    """End of each layer but the last (forward), or time at which its output's gradient was complete (backward)."""
+    """Mark of each layer except the last, by layer index. In a forward pass: the end of the layer. In a backward pass:
+    the time at which the gradient of the layer's output was complete."""
     end: _Mark
 
 
@@ -35,7 +36,7 @@ class LayerTimer:
 
     Args:
         layers: layers of the shard, by their index in the whole model. The first layer's time includes the modules
-            before it (embedding, positions), the last layer's time those after it (head, loss).
+            before it (embedding, positions); the last layer's time includes the modules after it (head, loss).
         device: device on which the layers compute.
     """
 
@@ -75,7 +76,7 @@ class LayerTimer:
 
     def _ended(self, place: int) -> Any:
         def hook(_: nn.Module, _inputs: Any, outputs: Any) -> None:
-            if self._current is None:  # an evaluation
+            if self._current is None:  # outside of `timing`, as in an evaluation
                 return
             self._current[place] = self._mark()
             hidden: Tensor = outputs[0] if isinstance(outputs, tuple) else outputs
@@ -93,8 +94,8 @@ class LayerTimer:
         order = self._places if way == "forward" else self._places[::-1]
         times: dict[int, list[float]] = {place: [] for place in order}
         for each in self._passes[way]:
-            # In a backward, layer i starts at the mark where the gradient of its output was complete, which is where
-            # layer i + 1 ends. A layer whose output needs no gradient has no backward; its mark is the end of the pass.
+            # In a backward pass, layer i starts at the mark where the gradient of its output was complete, which is
+            # where layer i + 1 ends. If its output needs no gradient, its mark is the end of the pass.
             bounds = order[:-1] if way == "forward" else order[1:]
             marks = [each.begin, *(each.inner.get(place, each.end) for place in bounds), each.end]
             for place, start, stop in zip(order, marks, marks[1:], strict=False):

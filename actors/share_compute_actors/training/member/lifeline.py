@@ -1,4 +1,4 @@
-"""Ends an abandoned member: members outlive their coordinator, but only for some time if no other takes over."""
+"""Ends an abandoned member: a member outlives its coordinator, but ends if no coordinator calls it for too long."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _log = logging.getLogger(__name__)
 
 
 class Lifeline:
-    """Ends this process if `pull` is not called for too long.
+    """Ends this process if too much time passes between two calls of `pull`.
 
     Args:
         limit_s: longest time between two calls of `pull`, in seconds.

@@ -53,13 +53,13 @@ def fill_runner(runner: Runner, setup: MemberSetup, givers: Givers | None) -> No
     Args:
         runner: newly built runner.
         setup: parameters of the member.
-        givers: sources of each parameter and buffer. None initializes from the seed.
+        givers: sources of each parameter and buffer. If None, weights are initialized from the seed.
 
     Raises:
         ContributorLost: data from a machine arrives damaged.
         PlanInfeasible: the shard does not fit into this machine's memory.
         StaleEpoch: a source died.
-        UserError: the weights do not belong to the configuration.
+        UserError: the weights do not fit the model's configuration.
     """
     stage = runner.stage
     with fits(stage.shard, setup.name), passing_through():
@@ -74,7 +74,7 @@ def fill_runner(runner: Runner, setup: MemberSetup, givers: Givers | None) -> No
 
 
 def _stored(stage: Stage, givers: Givers, seed: int) -> dict[str, Tensor]:
-    """Return the tensors to load; tensors that a folder of the plain model lacks are initialized from the seed."""
+    """Return the tensors to load; tensors added to the model that no source has are initialized from the seed."""
     tensors = stage.persistent()
     if not stage.added:
         return tensors

@@ -63,7 +63,7 @@ class Member(GivesState, KeepsCopies, LinkedMember):
 
     Args:
         setup: parameters of this member.
-        coordinator: the actor that leads it.
+        coordinator: the coordinator's actor.
         key: secret that the member sends with each message to the coordinator, so that no other member can impersonate
             it.
     """
@@ -118,12 +118,12 @@ class Member(GivesState, KeepsCopies, LinkedMember):
             shard_store: the shard store, which gives samples.
             shard: layers of the model.
             sources: source of each parameter and buffer, by stored name: the shard store, or members of the previous
-                epoch. None initializes from the seed.
+                epoch. If None, weights are initialized from the seed.
             applied: last step whose update these weights have.
 
         Raises:
             PlanInfeasible: the shard does not fit into this machine's memory.
-            UserError: the weights do not belong to the configuration.
+            UserError: the weights do not fit the model's configuration.
         """
         return self._engine.order(partial(self._load, shard_store, shard, sources, applied))
 
@@ -141,9 +141,9 @@ class Member(GivesState, KeepsCopies, LinkedMember):
     @ray.method(concurrency_group="orders")
     @answers(STATUS)
     def build(self, shard: Shard) -> MemberStatus:
-        """Build a shard that will be loaded later, and return a heartbeat; the first call to a member that joins.
+        """Build a shard, whose weights `load` will fill in, and return a heartbeat.
 
-        Building takes longest.
+        This is the first call to a member that joins, because building takes longest.
 
         Raises:
             PlanInfeasible: the shard does not fit into this machine's memory.
@@ -178,7 +178,7 @@ class Member(GivesState, KeepsCopies, LinkedMember):
     @ray.method(concurrency_group="pieces")
     @answers(NAMES)
     def unreached(self, places: Mapping[Worker, Place]) -> tuple[Worker, ...]:
-        """Return the members whose hosts do not answer this one."""
+        """Return the members whose hosts do not answer this member's host."""
         silent = unanswered(set(places.values()))
         return tuple(sorted(worker for worker, place in places.items() if place in silent))
 
@@ -296,17 +296,17 @@ class Member(GivesState, KeepsCopies, LinkedMember):
         self._shard_store, self._pieces = shard_store, None
         self._engine.use_shard_store(shard_store)
         self._unacknowledged.clear()
-        self._coordinator = coordinator, key  # last: messages about the old shard store are not for it
+        self._coordinator = coordinator, key  # last, so that no message about the old shard store reaches it
 
     @ray.method(concurrency_group="control")
     def hear(self, message: ToMember) -> None:
-        """Take in a message of the coordinator."""
+        """Queue a message from the coordinator."""
         self._engine.hear(message)
 
     @ray.method(concurrency_group="pieces")
     @answers(PIECE)
     def piece(self, number: int) -> Piece | None:
-        """Return a piece of the snapshot: the next one, or the last one again; None after the last of all."""
+        """Return the next piece of the snapshot, or the previous piece again; None after the final piece."""
         assert self._pieces is not None
         return self._pieces.give(number)
 

@@ -1,4 +1,4 @@
-"""Sends one member's tensors to others, and makes losses noticeable."""
+"""Sends one member's tensors to other members, and reports the numbers of sent tensors, which reveal losses."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from share_compute_actors.transport.channel import Channel, Letter
 from share_compute_actors.transport.envelope import Label
 
 POLL_S = 0.5
-"""Longest wait for a tensor before the thread does other work, in seconds; messages and calls of `order` wake it at
-once. A waiting member reports at the same interval how much it sent, and whether a tensor is missing."""
+"""Longest wait for a tensor before the thread does other work, in seconds. Messages and calls of `order` end the wait.
+At the same interval, a waiting member reports how many tensors it sent, and whether a tensor is missing."""
 _AGAIN_S = 30.0
 _SLOWEST_BYTES_PER_S = 1e6
 """Minimum time before a gradient is sent to a backup member again: `_AGAIN_S`, plus the transfer time at this rate.
-Members notice a loss sooner, and begin another epoch. A machine that is not in a stage yet cannot do that."""
+Members of a stage report a loss sooner, which begins another epoch. Catch-up replicas outside all stages cannot."""
 
 
 class Outbox:
@@ -58,8 +58,8 @@ class Outbox:
 
     def _send_log(self, channel: Channel, log: Log, stage: int, runner: Runner, *, is_repeated: bool) -> None:
         for place, tensor in letters(runner.gradients, runner.loss_scale, runner.scale_of(log.step - 1)):
-            # The first copy may still arrive. Then the step is applied, and a tensor that is still in transit must not
-            # change.
+            # If the first message still arrives, the step is applied, which changes the gradient. The repeated message
+            # may be in transit then, so it carries a copy of the gradient.
             content = tensor.clone() if is_repeated else tensor
             letter = channel.write(log.keeper, Label("train", log.step, "log", place, stage), content)
             self._post_log(channel, log.keeper, place, letter)
@@ -71,10 +71,11 @@ class Outbox:
         """Acknowledge to the primary that a step's gradient arrived here."""
         label = Label("train", log.step, "logged", followed.place, log.stage)
         channel.send(followed.owner, label, torch.zeros(1))
-        channel.forget(log.step - 1)  # a machine that is not in a stage yet has no other occasion
+        # A catch-up replica applies no steps, so its records of received tensors are dropped only here.
+        channel.forget(log.step - 1)
 
     def misses(self, channel: Channel) -> bool:
-        """Report sent counts at intervals, so that others notice losses; return whether to report a loss here."""
+        """Report, at intervals, how many tensors were sent; return whether a tensor for this member is missing."""
         now_s = time.monotonic()
         if now_s - self._reported_s > POLL_S:
             self._reported_s = now_s

@@ -24,7 +24,7 @@ from share_compute_actors.wire import NAMES
 class GivesState:
     """The methods of a member from which others load its state; called only while no step is computed.
 
-    The last argument of each method is the layers of the backup copy to read from; None reads the member's own shard.
+    The last argument of each method names the layers of the backup copy to read; None reads the member's own shard.
     """
 
     _engine: Engine

@@ -1,4 +1,4 @@
-"""Completes the gradient of one member's stage."""
+"""Sums the gradient of one stage over its members."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from share_compute_actors.transport.collective.backend import EpochGroup
 
 
 def held_by(membership: Membership, worker: Worker, step: int, tree: SummationTree) -> list[tuple[Node, ...]]:
-    """Return the sums that each member of a worker's stage holds at the end of a step."""
+    """Return the sums that each member of a worker's stage holds at the end of a step, by rank."""
     return [tree.cover(ids) for ids in holders(membership, step, membership.stage_of(worker))]
 
 
@@ -34,9 +34,9 @@ def reduce(
         effect: the reduction to run.
         machine: the member's protocol machine; without a membership if the member was halted meanwhile.
         tree: the order in which gradients are added.
-        runner: runner with this member's part.
+        runner: runner with this member's gradients.
         group: process group of the stage; None if the stage has no other members.
-        passes: callback that passes a protocol point.
+        passes: called at each protocol point of the reduction.
     """
     membership, worker = machine.membership, machine.worker
     if membership is None and group is not None:

@@ -25,7 +25,8 @@ class Rows:
     Args:
         shard_store: the shard store's actor.
         part: the part of each sample.
-        tell_lost: called when the shard store died; `take` then waits for another one. None: `take` raises the error.
+        tell_lost: called when the shard store died; `take` then waits for another shard store. If None, `take` raises
+            the error.
     """
 
     def __init__(
@@ -36,7 +37,7 @@ class Rows:
         self._tell_lost = tell_lost
         self._changed = threading.Condition()
         self._asked: dict[tuple[int, int], tuple[Any, Any]] = {}
-        """The shard store that was asked, and the call that returns the samples with others, by step and microbatch."""
+        """Shard store that was called, and the call, by (step, microbatch). A call may return several microbatches."""
 
     def use(self, shard_store: Any) -> None:
         """Request samples from another shard store from now on; may be called from any thread."""
@@ -45,7 +46,7 @@ class Rows:
             self._changed.notify_all()
 
     def expect(self, step: int, microbatches: Collection[int]) -> None:
-        """Request samples that will be needed, so that they are transferred meanwhile."""
+        """Request samples before they are needed, so that they are transferred during other work."""
         missing = [microbatch for microbatch in microbatches if (step, microbatch) not in self._asked]
         if missing:
             shard_store = self._shard_store
@@ -73,7 +74,8 @@ class Rows:
         if self._tell_lost is None:
             raise shard_store_lost() from failure
         with self._changed:
-            if self._shard_store is lost:  # locked: a new store's provider gets no report of the old one
+            # Checked under the lock, so that the loss is not reported after `use` set another shard store.
+            if self._shard_store is lost:
                 self._tell_lost(shard_store_lost())
             self._changed.wait_for(lambda: self._shard_store is not lost)
 

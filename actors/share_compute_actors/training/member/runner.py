@@ -110,7 +110,7 @@ class Runner:
             step: number of the step, from 1.
             microbatch: id of the microbatch.
             entering: samples at the first stage, otherwise the output of the previous stage.
-            keeps_graph: whether a backward follows.
+            keeps_graph: whether a backward pass follows.
         """
         arrived: Tensor | None = None
         entering = entering.to(self._device)
@@ -162,7 +162,7 @@ class Runner:
                     share = share * self.loss_scale.factor
                 if share.requires_grad and (adds or inputs):
                     share.backward(inputs=inputs)  # type: ignore[no-untyped-call]
-        elif graph.outputs.requires_grad and (adds or inputs):  # false if nothing up to here is trained
+        elif graph.outputs.requires_grad and (adds or inputs):  # False if no layer up to here is trained
             with self._timed("backward"):
                 graph.outputs.backward(incoming.to(self._device), inputs=inputs)  # type: ignore[no-untyped-call]
         if adds:
@@ -227,7 +227,7 @@ class Runner:
             wait = self._group.start_tree_sum(
                 self.gradients.parts(bucket), self._held, self._tree, out=self.gradients.result(bucket)
             )
-        except ContributorLost as failure:  # a backward may be running: waiting for the sum raises it
+        except ContributorLost as failure:  # raised by the wait for the sum: a backward may be running now
             wait = partial(_raise, failure)
         self._reductions.append(wait)
 
@@ -262,14 +262,14 @@ class Runner:
 
         Args:
             source: rank of the member that has the gradient.
-            has_it: whether this member has the gradient, too; then its state does not change, whatever happens.
+            has_it: whether this member has the gradient, too. If so, its state never changes, even after an error.
 
         Raises:
             ContributorLost: a member died or became unresponsive.
         """
         assert self._group is not None
         if has_it:
-            self._restore_tied()  # the broadcast carries this stage's own sum
+            self._restore_tied()  # the broadcast carries this stage's own sum, without the other stage's
         else:
             self.gradients.reset()
         options = BroadcastOptions()
@@ -286,7 +286,10 @@ class Runner:
             self._keep_tied()
 
     def _finish_on_device(self) -> None:
-        """Wait for all sums, and check that none was aborted; on a GPU a wait only shows that the sum began."""
+        """Wait until all sums on a GPU are complete, and check that none was aborted.
+
+        On a GPU, the wait of a single sum only shows that the sum has begun.
+        """
         if self._device.type == "cuda" and self._group is not None:
             torch.cuda.synchronize(self._device)
             self._group.require_whole()
@@ -329,7 +332,7 @@ class Runner:
         return {microbatch: float(loss) for microbatch, loss in self._losses.items()}
 
     def apply(self, step: int, scale: float) -> None:
-        """Update the weights with the gradient times ``scale``, unless it is `SKIPPED`, and clear the step.
+        """Update the weights with the gradient times ``scale``, unless ``scale`` is `SKIPPED`; clear the open step.
 
         Raises:
             UserError: no loss scale makes the gradients finite.
@@ -361,7 +364,7 @@ class Runner:
     def spoil(self) -> None:
         """Clear the sums that a failed reduction left incomplete; tensors for neighbouring stages stay."""
         self._reductions.clear()
-        self._losses.clear()  # members that compute those microbatches again, here or elsewhere, get new losses
+        self._losses.clear()  # members that compute these microbatches again get new losses
         self._own_tied = None
         self.gradients.spoil()
 

@@ -18,8 +18,8 @@ class Samples:
 
     Args:
         shard: layers of this member.
-        inputs: samples of the first stage.
-        targets: targets of the last stage.
+        inputs: fetches the inputs of samples; used only at the first stage.
+        targets: fetches their targets; used only at the last stage.
     """
 
     def __init__(self, shard: Shard, inputs: Rows, targets: Rows) -> None:

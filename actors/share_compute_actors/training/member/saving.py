@@ -15,7 +15,7 @@ from share_compute_actors.training.member.runner import Runner
 
 
 def folder_tensors(runner: Runner, lora: LoraSpec | None, kind: FolderKind) -> dict[str, dict[str, Tensor]]:
-    """Return a shard's tensors, by the first part of the names of their files.
+    """Return a shard's tensors, by the stem of their file's name, then by stored name.
 
     Args:
         runner: runner with the shard and the optimizer.
@@ -47,10 +47,10 @@ def folder_tensors(runner: Runner, lora: LoraSpec | None, kind: FolderKind) -> d
 
 
 def copied(parts: Mapping[str, Mapping[str, Tensor]], lent_bytes: int) -> dict[str, dict[str, Tensor]] | None:
-    """Return copies in this machine's own memory, from which training may move on; None if the memory is too small.
+    """Return copies in main memory, so that training may change the originals; None if the memory is too small.
 
     Args:
-        parts: tensors by the first part of the names of their files.
+        parts: tensors by the stem of their file's name, then by stored name.
         lent_bytes: memory that the machine's owner lends, in bytes; 0 if unknown.
     """
     need = sum(tensor.nbytes for tensors in parts.values() for tensor in tensors.values())

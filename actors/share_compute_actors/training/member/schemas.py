@@ -31,7 +31,7 @@ FINDING: Schema[Finding | None] = Schema(Finding | None)
 
 _LOGIT = np.dtype("<f4")
 _MOST_REASON = 2000
-"""Most characters of a description of a wrong tensor; people read it in the job's log."""
+"""Maximum length, in characters, of the description of a wrong tensor, which goes to the job's log."""
 
 
 class Logits:
@@ -40,7 +40,7 @@ class Logits:
     _frame = WithContent(Schema(int | None))
 
     def pack(self, message: NDArray[np.float32] | None) -> bytes:
-        """Return the logits as bytes: little-endian float32 behind their number."""
+        """Return the logits as bytes: their count, then little-endian float32 values."""
         if message is None:
             return self._frame.pack(Content(None, b""))
         return self._frame.pack(Content(len(message), message.astype(_LOGIT).tobytes()))

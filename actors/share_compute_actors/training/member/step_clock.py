@@ -1,4 +1,4 @@
-"""Measures how one member spends a step."""
+"""Measures how long one member computes and waits in a step."""
 
 from __future__ import annotations
 

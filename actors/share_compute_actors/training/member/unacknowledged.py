@@ -11,9 +11,9 @@ import ray
 from ray.exceptions import RayError
 
 _LATE_S = 0.7
-"""A message that is not acknowledged within this time is repeated. On an idle machine that takes 1 to 2 ms."""
+"""Time in seconds after which an unacknowledged message is repeated. An idle machine acknowledges in 1 to 2 ms."""
 _MOST = 64
-"""Messages that are kept. The coordinator asks again for what is older."""
+"""Maximum number of messages that are kept. The coordinator asks again for the content of older messages."""
 
 
 class _Sent(NamedTuple):
@@ -26,8 +26,8 @@ class _Sent(NamedTuple):
 class Unacknowledged:
     """Keeps messages until they are acknowledged, for heartbeats to repeat them.
 
-    A call to the coordinator may hang, or be lost, after a cut of the network: TCP takes up to the length of the cut to
-    send again what was lost. Heartbeats come over a connection of the coordinator's own.
+    A call to the coordinator may hang, or be lost, after a cut of the network: TCP may take as long as the cut lasted
+    to send lost data again. Heartbeats use another connection, which the coordinator opens.
     """
 
     def __init__(self) -> None:
@@ -39,7 +39,7 @@ class Unacknowledged:
 
         Args:
             call: the reference that the call with this message returned.
-            message: as it was sent.
+            message: the packed message, as it was sent.
         """
         with self._lock:
             self._drop_acknowledged()
@@ -53,7 +53,7 @@ class Unacknowledged:
             return tuple(sent.message for sent in self._sent if sent.sent_s < late_s)
 
     def clear(self) -> None:
-        """Forget all: another coordinator asks for what it needs."""
+        """Drop all messages, because another coordinator asks for the state that it needs."""
         with self._lock:
             self._sent.clear()
 

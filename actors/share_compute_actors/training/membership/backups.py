@@ -17,19 +17,19 @@ def backups_of(
 ) -> dict[Worker, Worker]:
     """Return the backup member of each member that is alone in its stage.
 
-    A member that no other member can reach gets no backup. Backup members are chosen by these criteria, in order:
+    A member that no other member can reach gets no backup. Candidates are compared by these criteria, in order:
 
-    1. It is not known to lack the memory for a copy.
-    2. Its device is of the same kind, because only such devices give updates with the same bits.
-    3. It keeps a copy of the shard already.
-    4. The gradient reaches it soonest, if its other backup copies share the link.
+    1. The candidate is not known to lack memory for a copy.
+    2. Its device is of the same kind as the primary's, because only such devices compute updates with the same bits.
+    3. It already keeps a copy of the shard.
+    4. The primary's gradient reaches it soonest, if all copies that it keeps use an equal share of the link.
     5. Its machine has the most memory.
 
     Args:
         stages: members of each stage.
         topology: machines of the members; links that were not measured count as slow as the slowest measured one.
         cramped: members that lacked the memory for a copy; they are used only if there is no other member.
-        present: backup members so far, by primaries whose shards stay the same.
+        present: present backup members, by primary; only of primaries whose shards stay the same.
     """
     present = present or {}
     dead = {frozenset(pair) for pair in topology.cut_off}

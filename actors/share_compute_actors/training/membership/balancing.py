@@ -1,4 +1,4 @@
-"""Adapts microbatch shares to the measured speed of members: a straggler gets fewer within a few steps."""
+"""Adapts microbatch shares to measured speeds: within a few steps, a member that is slow gets fewer microbatches."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from share_compute_actors.messages import StepFigures
 from share_compute_actors.training.membership.epochs import Shares
 
 _STEPS = 3
-"""Steps in the first median: one slow step does not make a straggler, and three steps pass quickly."""
+"""Number of steps in the first median of compute times, so that a single slow step does not count."""
 _MOST_STEPS = 48
-"""Most steps in a median. Each change of shares doubles the number, so that varying machines cause few changes."""
+"""Largest number of steps in a median. Each change of shares doubles the number, so that changes become rare."""
 _LEAST_GAIN = 0.15
-"""Smallest gain that justifies a change, as a fraction of the slowest stage's time: machines vary from step to step."""
+"""Smallest gain that justifies new shares, as a fraction of the slowest stage's time. A smaller gain may be noise."""
 _EPOCH_S = 1.0
-"""Cost of a new epoch, in seconds: links and groups are made again."""
+"""Cost of a new epoch, in seconds: links and process groups are set up again."""
 
 
 class Balancer:
@@ -30,7 +30,7 @@ class Balancer:
         self._cell_s: dict[Worker, deque[float]] = {}
 
     def reform(self, membership: Membership) -> None:
-        """Restart the measurement, for other members or for the same members with other shares."""
+        """Restart the measurement, because the members or their shares of microbatches have changed."""
         before, self._membership = self._membership, membership
         if before is not None and before.stages != membership.stages:
             self._steps = _STEPS

@@ -21,16 +21,16 @@ from share_compute_actors.training.membership.protection import ProtectionWatch
 from share_compute_actors.training.membership.training_group import TrainingGroup
 
 _REST_S = 5.0
-"""First backoff of a machine after its member was lost, in seconds."""
+"""First backoff in seconds: of a machine whose member was lost, and of a lost backup copy."""
 _SOON_S = 30.0
-"""Age of a lost member, in seconds, below which the backoff of its machine doubles."""
+"""If a member is lost within this many seconds after it joined, the backoff of its machine doubles."""
 _LONGEST_REST_S = 600.0
 _LASTING = 4
-"""Backoffs after which a copy counts as lasting, so that its loss starts again with the shortest backoff."""
+"""A copy that exists for this many times the last backoff counts as lasting: its loss resets the backoff."""
 
 
 class Recopying:
-    """Backoff of lost backup copies: they restart soon at first, and later each time they do not last.
+    """Backoff before lost backup copies are made again: short at first, doubled when the new copies are soon lost too.
 
     Args:
         clock: returns the time in seconds.
@@ -49,7 +49,7 @@ class Recopying:
         Args:
             worker: the member.
             lacks_room: whether it lacks the memory for a copy.
-            is_restarted: whether another copy was begun since.
+            is_restarted: whether the member has begun another copy since then.
         """
         if lacks_room:
             self._cramped.add(worker)
@@ -62,11 +62,11 @@ class Recopying:
 
     @property
     def is_due(self) -> bool:
-        """Whether the backoff is over, so that lost copies can restart."""
+        """Whether copies were lost and their backoff is over, so that they can be made again."""
         return self._due_s is not None and self._clock() >= self._due_s
 
     def begun(self) -> None:
-        """Record that lost copies restart in an epoch that is being formed."""
+        """Record that lost copies are made again in the epoch that is being formed."""
         if self._due_s is not None:
             self._begun_s, self._due_s = self._clock(), None
 
@@ -106,19 +106,19 @@ class Changes:
         self._tell = tell
         self._can_shadow = can_shadow
         self._lock = threading.Lock()
-        """Also held while plans are reported, so that the control plane receives the events in the order they apply."""
+        """Guards the pending plan; also held while plans are reported, so that the reports arrive in order."""
         self._joining: Joining | None = None
         self._given_up = ""
-        """Reason why a reported plan is given up; empty again once its machines are released and that is reported."""
+        """Reason why a reported plan was given up; empty if there is none, or after `ReplanAbandoned` was reported."""
         self._was_given_up = False
-        """Whether that was reported since the last call of `take_given_up`."""
+        """Whether `ReplanAbandoned` was reported since the last call of `take_given_up`."""
         self._shares: Shares | None = None
         self._quarantined: set[Worker] = set(quarantined)
         self._suspected: set[Worker] = set()
         """Members that are in no stage, because it is not decided yet whether their numbers are wrong."""
         self.backoff = Backoff(_REST_S, _LONGEST_REST_S, _SOON_S)
         self._room: dict[Worker, int] = {}
-        """Usable memory in bytes of machines that had less than they lend, by machine."""
+        """Usable memory in bytes, by machine; only of machines that turned out to have less memory than they lend."""
         self.recopying = Recopying()
         self.protection = ProtectionWatch(group, tell)
         self.parting: frozenset[Worker] = frozenset()
@@ -126,10 +126,10 @@ class Changes:
         self.why = ""
         """Reason for the epoch that begins, for the user."""
         self.is_broken = False
-        """Whether a member lacked something in the epoch before, or the sum of its stage failed."""
+        """Whether a member reported a lost tensor or a failed reduction in the epoch before."""
 
     def propose(self, solution: Solution, proposed: ReplanProposed) -> None:
-        """Report a better plan, and carry it out once its machines are there. The newest plan counts. Thread-safe."""
+        """Report a better plan, and carry it out once its machines are ready; replaces a pending plan. Thread-safe."""
         with self._lock:
             self._tell(proposed)
             self._given_up = ""
@@ -139,13 +139,13 @@ class Changes:
                 )
 
     def under_way(self) -> Solution | None:
-        """Return the plan that waits for its machines, or None. Thread-safe."""
+        """Return the pending plan, whose machines are not ready yet; None if there is none. Thread-safe."""
         joining = self._live_joining
         return None if joining is None else joining.solution
 
     @property
     def _live_joining(self) -> Joining | None:
-        """The pending plan; None if there is none, or if one of its machines is to leave, which gives the plan up."""
+        """The pending plan, or None. If one of its machines is asked to leave, the plan is given up here."""
         with self._lock:
             joining, leaving = self._joining, self.requests.leaving
             if joining is not None and not joining.machines.isdisjoint(leaving):
@@ -193,7 +193,7 @@ class Changes:
         return is_welcome and not self._group.has_refused(machine)
 
     def suspect(self, worker: Worker) -> None:
-        """Begin a suspected machine's backoff. Its member is kept until it is blamed, since others may read from it."""
+        """Begin a suspected machine's backoff. Its member stays until `blame`, since other members may load from it."""
         self.backoff.lost(worker)
         self._suspected.add(worker)
 
@@ -236,7 +236,7 @@ class Changes:
         lacking = joining.lacking(usable)
         if not lacking:
             return joining.needs_epoch(usable, membership, None if offer is None else offer.answers)
-        # Machines have left again, did not join, or belong to another job.
+        # Some machines of the plan have left again, did not join, or belong to another job now.
         self._drop(joining, f"the job cannot have {joining.names(lacking)}")
         return self._let_go(membership)
 
@@ -260,7 +260,7 @@ class Changes:
         return False
 
     def take_given_up(self) -> bool:
-        """Whether it was reported since the last call that a plan is given up."""
+        """Return whether `ReplanAbandoned` was reported since the last call."""
         was_given_up, self._was_given_up = self._was_given_up, False
         return was_given_up
 
@@ -292,9 +292,9 @@ class Changes:
         return frozenset() if joining is None else joining.machines
 
     def take_solution(self, able: Collection[Worker]) -> Solution | None:
-        """Return the pending plan and forget it, if all its machines can carry it out; else None."""
+        """Return and clear the pending plan, if it is ready and all its machines are in `able`; otherwise None."""
         joining = self._live_joining
-        # In an epoch that began for another reason, joining machines are not asked; the next one carries out the plan.
+        # If the epoch began for another reason, joining machines sent no report: the next epoch carries out the plan.
         if joining is None or not joining.is_ready or not joining.machines <= set(able):
             return None
         self._drop(joining)
@@ -359,7 +359,7 @@ class Changes:
         return replicas
 
     def take_shares(self) -> Shares | None:
-        """Return the requested shares and forget them; None if there are none."""
+        """Return and clear the requested shares of microbatches; None if none were requested."""
         shares, self._shares = self._shares, None
         if shares is not None:
             self.why = "microbatches are shared as fast as machines show themselves to be"

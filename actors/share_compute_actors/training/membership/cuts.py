@@ -1,4 +1,4 @@
-"""Finds members that must communicate in an epoch while their hosts do not reach each other."""
+"""Finds pairs of members that must communicate in an epoch, although their hosts do not reach each other."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class LinksCut(ContributorLost):
 
 
 def needed(membership: Membership) -> frozenset[Pair]:
-    """Return the pairs of members that send to each other in an epoch, each once and sorted."""
+    """Return the pairs of members that exchange tensors in an epoch; each pair is sorted and occurs once."""
     within = (pair for stage in membership.stages for pair in combinations(stage, 2))
     between = (pair for one, other in pairwise(membership.stages) for pair in product(one, other))
     tied = product(membership.stages[0], membership.stages[-1]) if membership.is_tied else ()

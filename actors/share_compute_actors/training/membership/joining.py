@@ -1,14 +1,14 @@
-"""Prepares a better plan: its machines are started and brought up to date while the others train.
+"""Prepares a better plan: members are started on its machines and brought up to date while other members train.
 
-First the job reports the plan, and thereby asks for the machines that the plan adds. They are started once the control
-plane answers that the job may have them.
+First the job reports the plan, and thereby asks for the machines that the plan adds. Members are started there once the
+control plane answers that the job may have the machines.
 
-Then members become catch-up replicas, if they are to hold layers that they do not hold, or to keep a backup copy of
-such layers. Each shadows a member of every stage that has some of these layers, as a backup member does. It receives
-that member's shard piece by piece, and the gradients of the steps that are taken meanwhile.
+Then members become catch-up replicas, if the plan gives them layers that they do not hold, or a backup copy of such
+layers. A replica shadows one member of each stage that has some of these layers, as a backup member does. It receives
+that member's shard piece by piece, and the gradients of the steps that are computed meanwhile.
 
-Steps pause for the new plan only when all replicas have caught up. Little is left to transfer then. Backup copies begin
-with the data that is there already, so that the loss of any one machine costs no step.
+Training pauses for the new plan only when all replicas have caught up, so that little is left to transfer. New backup
+copies start from data that their machines already hold, so that the loss of any one machine costs no step.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Joining:
         self.solution = solution
         self._proposed = proposed
         self._is_linked = False
-        """Whether an epoch was formed after all machines of the plan were there, so that replicas can catch up."""
+        """Whether the last epoch was formed with members on all machines of the plan, so that replicas can catch up."""
         self._replicas: dict[Worker, tuple[Worker, ...]] = {}
         self._poll = Poll(group)
         self.is_ready = False
@@ -76,7 +76,7 @@ class Joining:
         return listed(sorted(member.name for member in members if member.contributor_id in workers))
 
     def takes(self, solution: Solution, proposed: ReplanProposed) -> bool:
-        """Adopt a plan if it differs only in its shares of microbatches; return whether that is so."""
+        """Replace the plan by one that differs only in its shares of microbatches; return whether it was replaced."""
         is_like = have_same_shards(self.solution.plan, solution.plan)
         if is_like:
             self.solution, self._proposed = solution, proposed
@@ -87,7 +87,7 @@ class Joining:
         return self.machines - self._group.workers - {machine.id for machine in usable.contributors}
 
     def needs_epoch(self, usable: Topology, membership: Membership, granted: int | None) -> bool:
-        """Advance the preparation of the plan; return whether it needs another epoch to go on.
+        """Advance the preparation of the plan; return whether it needs another epoch to continue.
 
         Args:
             usable: machines on which members may be started.

@@ -34,12 +34,11 @@ class MembershipPlanner:
 
     Args:
         assignment: the attempt, with its number of microbatches settled.
-        start: the plan that members carry out at first, and the epoch before if another attempt's members are taken
-            over.
+        start: the first plan; also the last epoch of an earlier attempt, if its members are taken over.
         changes: requested changes.
         resharder: moves shards between members.
         step_log: the step log, in which each epoch is written before members switch to its shards.
-        monitor: has the layer timings measured so far.
+        monitor: provides the layer timings measured so far.
         tell: receives events.
     """
 
@@ -71,11 +70,11 @@ class MembershipPlanner:
     def form(self, asked: Plan) -> Form:
         """Return the next epoch for the members that reported, once it is in the step log and they hold its shards.
 
-        Members switch to the shards that they loaded after the epoch is in the step log, so that a successor of a
-        coordinator that dies finds each member either with its shard, or with its shard loaded.
+        Members switch to their loaded shards only after the epoch is in the step log. If the coordinator dies, its
+        successor therefore finds each member's shard either in use or loaded.
 
         Raises:
-            ContributorLost: no member has some part of the model any more, or its holder died meanwhile.
+            ContributorLost: some part of the model is on no remaining member, or its holder died meanwhile.
             MembersLost: members died meanwhile.
             PlanInfeasible: the remaining members cannot hold the model.
             StaleEpoch: another coordinator has claimed the step log.
@@ -86,7 +85,7 @@ class MembershipPlanner:
         return form
 
     def _next(self, asked: Plan) -> Form:
-        """Return the next epoch for the members that reported, and have them load what they lack."""
+        """Return the next epoch for the members that reported, and have them load the shards that they lack."""
         before = self._membership
         self._before = before, self.solution
         self._resharder.forget()
@@ -111,7 +110,7 @@ class MembershipPlanner:
         return form
 
     def _adopt(self) -> None:
-        """Have members switch to the shards that they loaded; if some died meanwhile, others may have switched."""
+        """Have members switch to the shards that they loaded; on an error, restore the previous membership and plan."""
         try:
             self._resharder.adopt()
         except BaseException:

@@ -30,11 +30,11 @@ from share_compute_actors.messages import StepFigures
 from share_compute_actors.training.membership.changes import Changes
 
 _STEPS = 10
-"""Steps in a median: one slow step is not drift."""
+"""Number of steps in a median of step times, so that a single slow step does not count as drift."""
 _PAUSE_S = 10.0
 """Shortest time between two reports, in seconds."""
 _NOISE_STEPS = 50
-"""Steps from which the natural variation of step times is estimated."""
+"""Number of recent steps from which the natural variation of step times is estimated."""
 _SIGMA = 1.4826
 """Standard deviation of a normal distribution, in median absolute deviations (Rousseeuw and Croux, 1993)."""
 
@@ -46,7 +46,7 @@ class PerformanceMonitor:
         assignment: the attempt, with its number of microbatches settled.
         solution: the plan in use, with the figures behind it.
         tell: receives events.
-        changes: takes better plans; knows the usable machines and the plan that waits for its machines.
+        changes: receives better plans; provides the usable machines and the pending plan.
         clock: returns the time in seconds.
     """
 
@@ -98,7 +98,7 @@ class PerformanceMonitor:
         trace: TracebackType | None,
     ) -> None:
         with self._lock:
-            self._over = True  # a search that still runs must not propose its plan any more
+            self._over = True  # a search that still runs must not propose a plan any more
 
     def reform(self, solution: Solution, *, are_lost: bool = False) -> None:
         """Restart the measurement when the job continues with other members, because old step times are not valid.
@@ -255,7 +255,7 @@ class PerformanceMonitor:
 
 
 def _stages(solution: Solution) -> list[tuple[Worker, ...]]:
-    """Return the members of each stage that compute something."""
+    """Return, for each stage, the members that compute at least one microbatch."""
     machines = solution.cost.topology.contributors
     return [tuple(machines[member].id for member in stage.members) for stage in solution.layout.stages]
 

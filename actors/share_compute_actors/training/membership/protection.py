@@ -10,7 +10,7 @@ from share_compute_actors.training.membership.training_group import Poll, Traini
 
 
 class ProtectionWatch:
-    """Asks the backup members until all copies of an epoch are complete, and reports changes of the protection.
+    """Polls backup members until all copies of an epoch are complete, and reports when protection is gained or lost.
 
     Args:
         group: the members.
@@ -32,7 +32,7 @@ class ProtectionWatch:
         self._poll = Poll(self._group)
 
     def lose_copy(self, step: int) -> None:
-        """Record that a copy is lost, and report the lost protection; the next epoch begins another copy.
+        """Record that a copy is lost, and report that the job is not protected; the next epoch begins another copy.
 
         Args:
             step: number of the last committed step.
@@ -49,7 +49,7 @@ class ProtectionWatch:
             step: number of the last committed step.
         """
         if self._membership is None or not self._group.workers.issuperset(self._membership.workers):
-            return  # the next epoch begins when a member is lost
+            return  # a member is lost: the next epoch begins soon, and its copies are watched instead
         keepers = set(self._membership.backups.values())
         if self._poll.is_unanimous(lambda: self._group.ask_for_whole_copies(keepers)):
             self._membership, self._is_protected = None, True

@@ -29,7 +29,7 @@ class Resharder:
         self._group = group
         self._first_step = first_step
         self.is_torn = False
-        """Whether a move failed midway, so that members may hold other shards than the membership before says."""
+        """Whether `adopt` failed midway, so that members may hold other shards than the last membership says."""
         self._loaded: tuple[frozenset[Worker], Plan] | None = None
         """Members that loaded a shard and have not switched to it yet, and the request; None if nothing was loaded."""
 
@@ -43,9 +43,8 @@ class Resharder:
     ) -> frozenset[Worker]:
         """Have each member of a plan load its shard; return the members that will hold another shard than before.
 
-        Members switch to the loaded shard after `adopt`. Between the two calls, the new membership is written to the
-        step log. So a successor of a coordinator that dies finds each member either with its shard, or with its shard
-        loaded.
+        Members switch to the loaded shard at `adopt`. Between the two calls, the new membership is written to the step
+        log. If the coordinator dies, its successor therefore finds each member's shard either in use or loaded.
 
         Args:
             before: membership of the epoch before.
@@ -56,10 +55,10 @@ class Resharder:
                 committed step, too.
 
         Raises:
-            ContributorLost: no member has some part of the model any more.
+            ContributorLost: some part of the model is on no remaining member.
             StaleEpoch: the holder of some part died meanwhile.
             MembersLost: members died meanwhile.
-            PlanInfeasible: a shard does not fit into its machine's memory, against the plan's estimate.
+            PlanInfeasible: a shard does not fit into its machine's memory, contrary to the plan's estimate.
         """
         held = self._held(asked)
         wanted = {
@@ -83,7 +82,7 @@ class Resharder:
     def _bring_to(
         self, before: Membership, heirs: Heirs, committed: int, scales: Mapping[int, float]
     ) -> None:
-        """Bring those copies to the committed step from which other copies will be made on the same machine."""
+        """Bring a copy to the committed step, if its machine will make another backup copy from the copy's data."""
         for shard, stage in zip(before.shards, before.stages, strict=True):
             keepers = {keeper for owner in stage for keeper in before.keepers(owner)} & self._group.workers
             calls = {
@@ -119,7 +118,7 @@ class Resharder:
         committed: int,
         scales: Mapping[int, float],
     ) -> dict[Worker, Sources]:
-        """Return the sources of members that can load all from themselves: their shard, and copies that they keep."""
+        """Return the sources of members whose old shard and backup copies already have all layers of the new shard."""
         found: dict[Worker, list[Source]] = {}
         lacking = {worker: set(range(shard.start, shard.stop)) for worker, shard in moved.items()}
         for worker in moved.keys() & held.keys():
@@ -155,9 +154,10 @@ class Resharder:
         committed: int,
         scales: Mapping[int, float],
     ) -> Sources | None:
-        """Return the source of each parameter after the last committed step.
+        """Return the source of each parameter in the state after the last committed step; None stands for the seed.
 
-        The source of a layer is a living member that holds it, else a member that keeps a copy of it.
+        The source of a layer is a living member that holds it, otherwise a member that keeps a copy of it. If a layer
+        has neither, and the attempt has committed no step, all layers come from where the attempt began.
         """
         found: list[Source] = []
         covered: set[int] = set()

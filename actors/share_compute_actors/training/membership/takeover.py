@@ -32,7 +32,7 @@ from share_compute_actors.training.step_log import GroupFacts, StepLog
 from share_compute_actors.wire import NOTHING, unpack_answer
 
 _ANSWER_S = 5.0
-"""Time limit for a member to report what it holds, in seconds; after it, the member is given up."""
+"""Time limit in seconds for a member to report the shard that it holds. A member that exceeds it is killed."""
 _log = logging.getLogger(__name__)
 
 
@@ -59,14 +59,15 @@ class Start:
 
 
 def find_takeover(job_id: str, topology: Topology, step_log: StepLog) -> Takeover | None:
-    """Return the members left of a job, if together they hold the whole state after the last committed step.
+    """Return a job's surviving members, if together they hold the whole state after the last committed step.
 
-    Members that cannot be used are killed; if a part of the state is missing, all members are.
+    Members that cannot be used are killed. If a part of the state is missing, all members are killed, and None is
+    returned.
 
     Args:
         job_id: id of the job.
         topology: machines that the job may use.
-        step_log: step log of the job. It must be claimed, so that nobody commits a step meanwhile.
+        step_log: step log of the job. It must be claimed, so that no other coordinator commits a step meanwhile.
     """
     left = workers_of(job_id)
     group, committed = step_log.group, step_log.read().committed
@@ -96,7 +97,7 @@ def fits(membership: Membership, committed: int, status: MemberStatus) -> bool:
 
 
 def has_loaded(membership: Membership, committed: int, status: MemberStatus) -> bool:
-    """Whether a member has loaded its shard of the membership without having been told to switch to it."""
+    """Whether a member has loaded its shard of the membership, but has not switched to it yet."""
     shard = _shard_of(membership, status.worker)
     return shard is not None and (status.loaded, status.loaded_step) == (shard, committed)
 
@@ -150,7 +151,7 @@ def state_of(step_log: StepLog, beginning: TrainingState) -> TrainingState:
     if step <= beginning.step:
         return beginning
     (last,) = step_log.steps(after=step - 1)
-    # The work that follows the last step, such as its validation, may be unfinished: it is done again.
+    # The work that follows the last step, such as its validation, may be unfinished, so it is done again.
     validations = {**dict(beginning.validations), **dict(step_log.validations())}
     validations.pop(step, None)
     return TrainingState(step, last.loss_scale, tuple(sorted(validations.items())))

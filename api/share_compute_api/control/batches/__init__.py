@@ -1,1 +1,1 @@
-"""Supervises batches: attempts, and their pace beside other requests."""
+"""Supervises batches: runs their attempts and measures the rate of answered rows."""

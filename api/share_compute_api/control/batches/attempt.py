@@ -1,4 +1,4 @@
-"""One attempt at a batch: sends all rows that no finished part answers, keeps the answers, and writes the output."""
+"""One attempt at a batch: sends all rows without a saved answer, saves the answers, and writes the output file."""
 
 from __future__ import annotations
 
@@ -33,23 +33,24 @@ if TYPE_CHECKING:
 
 ARTIFACT = "output"
 _LOOK_S = 1.0
-"""Seconds between two looks for a cancellation request, and between two progress reports."""
+"""Seconds between two polls for a cancellation request, and between two progress reports."""
 _PAUSE_S = 1.0
 _LONGEST_PAUSE_S = 10.0
 _MOST_MISTAKES = 3
-"""Number of times that a row is sent at which the engine fails with an unexpected error."""
+"""Number of unexpected engine errors for one row after which the error becomes the row's answer."""
 _ROWS_AHEAD = 2
-"""Rows under way for each sequence that the deployment generates at one time, so that its queue is never empty."""
+"""Number of rows in flight per sequence that the deployment generates concurrently. A value above 1 keeps its queue
+filled."""
 _log = logging.getLogger(__name__)
 
 
 class DeploymentGone(Exception):
-    """The batch's deployment is not up any more."""
+    """Raised when the batch's deployment was taken down or replaced."""
 
 
 @dataclass(slots=True)
 class _Part:
-    """A part that is under way."""
+    """A part (a group of consecutive rows, saved together) whose rows are being answered."""
 
     number: int
     answers: list[Answer | None]
@@ -60,7 +61,7 @@ class _Part:
 
 
 class BatchAttempt:
-    """One attempt; its rows and events go through the store.
+    """Runs one attempt at a batch; records its progress and events in the store.
 
     Args:
         store: the store of jobs.
@@ -93,11 +94,11 @@ class BatchAttempt:
         self._told: RowsDone | None = None
 
     async def run(self) -> None:
-        """Run the attempt, and write down how it ended.
+        """Run the attempt, and record its outcome in the store.
 
         Raises:
-            DeploymentGone: the attempt is over, which is not written down yet.
-            Conflict: the job is not at this attempt any more.
+            DeploymentGone: the deployment is gone. The attempt has stopped, and its end is not recorded.
+            Conflict: the job has a newer attempt or is over.
             Unavailable: the store does not answer.
         """
         work, wish = asyncio.create_task(self._make()), asyncio.create_task(self._wish())
@@ -124,7 +125,7 @@ class BatchAttempt:
         return self._folder / "parts"
 
     async def _wish(self) -> None:
-        """Wait for a cancellation request."""
+        """Wait until the user has requested cancellation of the job."""
         look = partial(self._store.jobs.get, self._job.id)
         while (await patiently(self._patience, look)).cancel_requested_at is None:  # noqa: ASYNC110 - the wish is a row
             await asyncio.sleep(_LOOK_S)
@@ -186,7 +187,7 @@ class BatchAttempt:
     async def _put(
         self, slots: asyncio.Semaphore, parts: Parts, part: _Part, place: int, row: InputRow
     ) -> None:
-        """Put the answer to one row into its part; save the part when its last answer is there."""
+        """Answer one row and store the answer at ``place`` in its part; save the part when all rows have one."""
         try:
             answer = part.answers[place] = await self._answer(row)
         finally:
@@ -198,7 +199,7 @@ class BatchAttempt:
             await asyncio.to_thread(parts.keep, part.number, columns)
 
     async def _answer(self, row: InputRow) -> Answer:
-        """Send a row until there is an answer; an error that the row itself causes is an answer too."""
+        """Send a row until it is answered; return the answer. An error that the row itself causes counts as one."""
         mistakes = 0
         while row.problem is None:
             engine = await self._found()
@@ -220,10 +221,10 @@ class BatchAttempt:
         return Answer({"error": row.problem})
 
     async def _found(self) -> Engine:
-        """Return the engine as soon as there is one; a changed engine must still be of the same deployment.
+        """Wait for the deployment's engine and return it; check that a new engine serves the same deployment.
 
         Raises:
-            DeploymentGone: the deployment is not up any more.
+            DeploymentGone: the deployment was taken down or replaced.
         """
         name = self._deployment.name
         while (engine := self._engines.find(name)) is None or engine is not self._engine:
@@ -244,7 +245,7 @@ class BatchAttempt:
             await self._tell(parts)
 
     async def _tell(self, parts: Parts) -> None:
-        """Record the progress, if it changed."""
+        """Record the number of answered rows, if it changed since the last report."""
         if self._told is not None and self._told.done == parts.rows_done:
             return
         rates = self._pace.rates(asyncio.get_running_loop().time())
@@ -261,14 +262,14 @@ class BatchAttempt:
 
 
 async def _ended(*tasks: asyncio.Task[Any]) -> None:
-    """Cancel tasks, and wait until they have ended."""
+    """Cancel tasks, and wait until all have ended."""
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _first(failure: Exception) -> Exception:
-    """Return the first failure of a group of failures."""
+    """Return the first exception that is not a group itself, from a group of exceptions that may be nested."""
     while isinstance(failure, ExceptionGroup):
         failure = failure.exceptions[0]
     return failure

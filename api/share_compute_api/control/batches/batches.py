@@ -1,4 +1,4 @@
-"""Runs queued batches: each starts as soon as its deployment answers, and is tried again until it is over."""
+"""Runs queued batches: starts each when its deployment can answer, and retries it until it is finished."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 
 
 class BatchSupervisor:
-    """Takes queued batches and makes attempts at them. Writes each change to the store before it acts.
+    """Runs queued batches. Writes each change to the store before acting on it.
 
     A batch whose deployment is taken down waits until a deployment of that name is up. A batch with a deployment of its
     own makes it when the batch begins to wait, and takes it down when the batch is over.
@@ -46,12 +46,13 @@ class BatchSupervisor:
         self._patience = Patience()
         self._attempts: dict[str, asyncio.Task[None]] = {}
         self._deployed: dict[str, tuple[int, str]] = {}
-        """By batch with a deployment of its own: the attempt that it was made for, and the deployment's id."""
+        """For each batch with a deployment of its own: the attempt that the deployment was created for, and the
+        deployment's id."""
         self._interruption = _RESTARTED
-        """Reason given for attempts that are active in the store but unknown to this supervisor."""
+        """Reason recorded for attempts that are active in the store but unknown to this supervisor."""
 
     async def run(self) -> None:
-        """Run batches until cancelled; begin by requeueing the attempts that an earlier server left unfinished."""
+        """Run batches until cancelled; first requeue the attempts that an earlier server left unfinished."""
         try:
             await keep_looking(self._look, "batches", self._notifier)
         finally:
@@ -84,10 +85,10 @@ class BatchSupervisor:
     # -- beginning ---------------------------------------------------------------------------------------------------
 
     async def _consider(self, job: JobRecord) -> None:
-        """Begin a batch if it can be answered now; else write down what it waits for.
+        """Start a batch if its deployment can answer now; else record what the batch waits for.
 
         Raises:
-            Conflict: the batch changed meanwhile.
+            Conflict: the batch was changed by another request.
             UserError: the batch can never be answered.
         """
         spec = _batch(job)
@@ -108,10 +109,10 @@ class BatchSupervisor:
             await asyncio.to_thread(self._store.jobs.explain, job.id, reason)
 
     def _deploy(self, job: JobRecord, spec: BatchJob) -> DeploymentRecord:
-        """Make a batch's own deployment, once for each attempt.
+        """Create the batch's own deployment, once for each attempt.
 
         Raises:
-            UserError: the deployment made for this attempt is over.
+            UserError: the deployment created for this attempt was stopped or failed.
         """
         attempt, made = self._deployed.get(job.id, (0, ""))
         if attempt == job.attempt:
@@ -154,7 +155,7 @@ class BatchSupervisor:
             await self._fail(job, as_ours(mistake))
 
     async def _go_on(self, job: JobRecord, spec: BatchJob, deployment: DeploymentRecord) -> None:
-        """Queue a batch again whose deployment is gone; a batch with a deployment of its own fails instead."""
+        """Requeue a batch whose deployment is gone; if the deployment was the batch's own, fail the batch."""
         if spec.model is None:
             why = f"deployment {deployment.name} was taken down"
             requeue = partial(self._store.jobs.requeue, job.id, why, attempt=job.attempt)
@@ -180,7 +181,7 @@ class BatchSupervisor:
     # -- afterwards --------------------------------------------------------------------------------------------------
 
     async def _take_down(self) -> None:
-        """Take down the own deployments of batches that are over, for whatever reason they are over."""
+        """Take down the own deployments of finished batches, whatever their outcome."""
         for record in await asyncio.to_thread(self._store.deployments.list):
             if await asyncio.to_thread(self._is_left, record):
                 await asyncio.to_thread(self._store.deployments.stop, record.id, "its batch is over")
@@ -196,7 +197,7 @@ class BatchSupervisor:
 
 
 def _answers(record: DeploymentRecord) -> bool:
-    """Return whether rows can be sent now. A deployment that was scaled to zero starts again at the first request."""
+    """Return whether the deployment accepts rows now. If it was scaled to zero, the first row starts it."""
     return record.state in _ANSWERING or record.spec.replicas.min == 0
 
 

@@ -1,4 +1,4 @@
-"""Measures the rate at which rows are answered."""
+"""Measures how many rows and tokens are answered per second."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _LEAST_S = 0.5
 
 
 class Pace:
-    """Rows and tokens a second over the last ``_SPAN_S`` seconds.
+    """Rows and tokens per second over the last ``_SPAN_S`` seconds.
 
     Args:
         now_s: the time in seconds.
@@ -17,17 +17,17 @@ class Pace:
 
     def __init__(self, now_s: float) -> None:
         self._seen: deque[tuple[float, int, int]] = deque([(now_s, 0, 0)])
-        """Time, with the numbers of rows and tokens answered until then."""
+        """Samples of (time in seconds, rows answered until then, tokens answered until then)."""
 
     def see(self, now_s: float, tokens: int) -> None:
-        """Count one row that was answered."""
+        """Count one answered row and its tokens."""
         _, rows, before = self._seen[-1]
         self._seen.append((now_s, rows + 1, before + tokens))
         while len(self._seen) > 2 and now_s - self._seen[1][0] > _SPAN_S:
             self._seen.popleft()
 
     def rates(self, now_s: float) -> tuple[float, float] | None:
-        """Return rows and tokens a second; None before there is enough data."""
+        """Return rows per second and tokens per second; None before there is enough data."""
         (first_s, first_rows, first_tokens), (_, rows, tokens) = self._seen[0], self._seen[-1]
         if rows == first_rows or now_s - first_s < _LEAST_S:
             return None

@@ -1,1 +1,1 @@
-"""Supervises deployments: replicas, their placement, and drains."""
+"""Supervises deployments: starts replicas, assigns machines to them, and drains them."""

@@ -20,7 +20,7 @@ _log = logging.getLogger(__name__)
 
 
 class DeploymentSupervisor:
-    """Runs the deployments that the store lists. Writes each change to the store before it acts.
+    """Runs the deployments that the store lists. Writes each change to the store before acting on it.
 
     Args:
         store: the store of deployments.
@@ -28,8 +28,8 @@ class DeploymentSupervisor:
         launch: starts a replica.
         notifier: notifies of changes in the store.
         metrics: records the figures that clients see.
-        members: returns, by contributor, the jobs whose members keep memory there.
-        drain_s: seconds that a leaving replica may continue its sequences; then other replicas continue them.
+        members: returns, for each contributor, the jobs whose members hold memory there.
+        drain_s: seconds for a draining replica to finish its sequences; after that, other replicas continue them.
     """
 
     def __init__(
@@ -51,11 +51,12 @@ class DeploymentSupervisor:
         self._notifier = notifier
         self._serving: dict[str, tuple[Serving, asyncio.Task[None]]] = {}
         self._failed: set[str] = set()
-        """Ids of deployments that failed; a list read from the store before that was written may still contain them."""
+        """Ids of deployments that failed. A list that was read from the store before the failure was recorded may still
+        contain them."""
         self._has_looked = False
 
     async def run(self) -> None:
-        """Serve until cancelled; the next server continues the deployments."""
+        """Serve until cancelled. Deployments stay in the store, so the next server process continues them."""
         try:
             await keep_looking(self._look, "deployments", self._notifier)
         finally:
@@ -67,7 +68,7 @@ class DeploymentSupervisor:
         if not self._has_looked:
             await asyncio.to_thread(
                 self._store.leases.release_all
-            )  # leases of an earlier server; nothing runs on them
+            )  # leases of an earlier server, whose replicas do not run any longer
             self._has_looked = True
         for deployment_id, each in self._serving.items():
             if deployment_id not in living:
@@ -80,17 +81,17 @@ class DeploymentSupervisor:
         self._failed &= living.keys()
 
     def statuses(self, deployment_id: str) -> list[ServingStatus]:
-        """Return the status of each replica of a deployment, as far as it is known."""
+        """Return the last reported status of each replica of a deployment; replicas without a report are left out."""
         serving = self._serving.get(deployment_id)
         return [] if serving is None else serving[0].statuses
 
     def replicas(self, deployment_id: str) -> ReplicaCounts | None:
-        """Return the replica counts of a deployment; None if it is not served here."""
+        """Return the replica counts of a deployment; None if this server does not run it."""
         serving = self._serving.get(deployment_id)
         return None if serving is None else serving[0].replicas
 
     def snapshots(self) -> list[Snapshot]:
-        """Return a snapshot of each deployment that is served here."""
+        """Return a snapshot of each deployment that this server runs."""
         return [
             Snapshot(serving.name, serving.replicas, serving.numbered)
             for serving, _ in self._serving.values()
@@ -115,7 +116,7 @@ class DeploymentSupervisor:
 
 
 def _end(serving: Serving, task: asyncio.Task[None]) -> asyncio.Task[None]:
-    """Cancel a deployment's task, unless it is ending already: its clean-up must not be disturbed."""
+    """Cancel a deployment's task, unless the deployment is ending already: its clean-up must not be interrupted."""
     if not serving.is_ending:
         serving.is_ending = True
         task.cancel()

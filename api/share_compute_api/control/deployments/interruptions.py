@@ -1,4 +1,4 @@
-"""Finds new interruptions of a replica, times in which it computed nothing: a state machine without a clock."""
+"""Detects interruptions of a replica, which are times in which it computed nothing: a state machine without a clock."""
 
 from __future__ import annotations
 
@@ -9,20 +9,21 @@ _DIED = "its server died; another one is started"
 
 
 class Interruptions:
-    """Numbers the interruptions of one replica across its servers; each server numbers only its own."""
+    """Numbers the interruptions of one replica continuously; each of its server processes counts from 1."""
 
     def __init__(self) -> None:
         self._number = 0
         self._seen = 0
-        """Number of the last interruption that the present server reported."""
+        """Number of the last interruption that the present server process reported."""
         self._open: dict[int, tuple[int, float]] = {}
-        """Ongoing interruptions of the present server, by its numbers: our numbers, and their beginnings."""
+        """Ongoing interruptions: the server process's number -> (our number, time of the beginning in seconds)."""
         self._orphans: dict[int, float] = {}
-        """Beginnings of interruptions whose server died, by our numbers; they last until the next server is ready."""
+        """Interruptions whose server process died: our number -> time of the beginning. They last until the next
+        process is ready."""
         self._was_ready = False
 
     def news(self, status: ServingStatus, now_s: float) -> list[Interruption]:
-        """Return news in a status: interruptions that began, without ``seconds``, and interruptions that ended."""
+        """Return what a status adds: interruptions that began, without ``seconds``, and interruptions that ended."""
         found = []
         if status.state is DeploymentState.ready:
             self._was_ready = True
@@ -43,7 +44,7 @@ class Interruptions:
         return found
 
     def died(self, now_s: float) -> list[Interruption]:
-        """Note that the server died, and return the interruption to report. The next server numbers from the start."""
+        """Record that the server process died, and return this interruption. The next process counts from the start."""
         self._orphans |= self._open.values()
         self._seen = 0
         self._open.clear()

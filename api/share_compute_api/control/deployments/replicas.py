@@ -1,7 +1,7 @@
-"""Which machines each replica of a deployment may use: those that it holds, and free ones until it needs no more.
+"""Decides which machines each replica of a deployment may use: its own, and free ones while it needs more.
 
-Machines are leased before they are offered. Machines that a replica does not use are taken back once it has settled. A
-machine is free for others when nothing of the replica is left on it.
+Machines are leased before they are offered to a replica. Once the replica has settled, the machines that it does not
+use are taken back. Other jobs may use a machine when no process of the replica is left on it.
 """
 
 from __future__ import annotations
@@ -15,34 +15,36 @@ from share_compute.lifecycle.states import ContributorState
 from share_compute.store import ContributorRecord
 
 _CALM_S = 3.0
-"""Seconds without a change after which a replica with all it was asked for gives unused machines back."""
+"""Seconds without a change after which a replica that has all requested stages returns its unused machines."""
 _THINKING_S = 30.0
-"""Seconds without a change after which any other replica gives unused machines back: they did not help it."""
+"""Seconds without a change after which a replica that lacks stages returns its unused machines, since they did not help
+it."""
 _LEAVING_S = 30.0
-"""Seconds after which a machine that is to be given back is released, even if the replica still uses it."""
+"""Seconds after which a machine that was taken back is released, even if the replica still uses it."""
 
 Nodes = frozenset[tuple[str, str | None]]
-"""Contributors with their Ray nodes: a contributor that comes back may be another machine than before."""
+"""Contributor ids with their Ray nodes. A contributor that reconnects may be a different machine with another node."""
 
 
 def nodes(machines: Iterable[ContributorRecord]) -> Nodes:
-    """Return the ids and Ray nodes of machines, by which sets of machines are compared."""
+    """Return the (id, Ray node) pairs of machines, which identify a set of machines."""
     return frozenset((machine.id, machine.node_id) for machine in machines)
 
 
 @dataclass(slots=True)
 class Slot:
-    """One replica's machines and its status."""
+    """The machines and the last status of one replica."""
 
     stages: int | None
-    """Number of stages that were asked for; None leaves it open."""
+    """Number of stages that was requested; None leaves it to the planner."""
     machines: set[str] = field(default_factory=set)
-    """Ids of the contributors that it may use."""
+    """Ids of the contributors that the replica may use."""
     parting: dict[str, float] = field(default_factory=dict)
-    """Machines that it is to give back, with the time since when."""
+    """Machines that were taken back but are still in use: contributor id -> time in seconds when they were taken back.
+    """
     status: ServingStatus | None = None
     tried: Nodes = frozenset()
-    """Machines that it had, without getting all it was asked for."""
+    """Machines with which the replica could not form all requested stages."""
     _changed_s: float = 0.0
 
     @property
@@ -52,17 +54,17 @@ class Slot:
 
     @property
     def is_content(self) -> bool:
-        """Whether the replica is ready, with as many stages as were asked for."""
+        """Whether the replica is ready, with the requested number of stages."""
         assert self.status is not None or not self.is_ready
         return self.is_ready and self.stages in (None, len(self.status.stages) if self.status else None)
 
     @property
     def holds(self) -> frozenset[str]:
-        """Contributors on which something of the replica is."""
+        """Ids of the contributors on which the replica has processes or memory."""
         return frozenset(self.status.holds if self.status is not None else ())
 
     def see(self, status: ServingStatus | None, now_s: float) -> None:
-        """Replace the status; ``now_s`` becomes the time of the last change if it changed in essence."""
+        """Replace the status; ``now_s`` becomes the time of the last change if the state, epoch or machines changed."""
         before, self.status = self.status, status
         if before is None or status is None or _essence(before) != _essence(status):
             self._changed_s = now_s
@@ -77,17 +79,17 @@ class Slot:
             self.parting.pop(machine, None)
 
     def wants(self, free: Iterable[ContributorRecord]) -> bool:
-        """Return whether free machines may bring what the replica lacks."""
+        """Return whether free machines may let the replica form the stages that it lacks."""
         return not self.is_content and not nodes(free) <= self.tried
 
     def settle(self, present: Mapping[str, ContributorRecord], now_s: float) -> frozenset[str]:
-        """Take back machines that it does not need or that are leaving; return those that are released now.
+        """Take back machines that are unused or draining; return the machines that are released now.
 
         Args:
             present: the contributors that are ready or drain, by id.
             now_s: the time in seconds.
         """
-        self.machines &= present.keys()  # the others are lost
+        self.machines &= present.keys()  # machines that are not present are lost
         leaving = {one for one in self.machines if present[one].state is ContributorState.draining}
         patience_s = _CALM_S if self.is_content else _THINKING_S
         unused: set[str] = set()

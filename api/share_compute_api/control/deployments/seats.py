@@ -1,4 +1,4 @@
-"""The replicas of a deployment: staying ones, leaving ones that finish their sequences, and ending ones."""
+"""The replicas of a deployment: wanted ones, draining ones that finish their sequences, and ending ones."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from share_compute_api.openai.replica import Replica
 
 
 class Seat:
-    """One replica, and what was reported to it and about it.
+    """One replica: its machines, its failures, and whether it is wanted, draining or ending.
 
     Args:
         number: number of the replica in its deployment.
-        stages: number of stages that were asked for; None leaves it open.
+        stages: requested number of stages; None leaves it to the planner.
     """
 
     def __init__(self, number: int, stages: int | None) -> None:
@@ -25,15 +25,15 @@ class Seat:
         self.slot = Slot(stages)
         self.replica: Replica | None = None
         self.told = frozenset[tuple[str, str | None]]()
-        """Machines that the replica was last offered."""
+        """(id, Ray node) of each machine in the last offer to the replica."""
         self.interruptions = Interruptions()
-        """Times in which the replica computed nothing."""
+        """Times in which the replica computed nothing, numbered."""
         self.failures = 0
-        """Number of failures in a row."""
+        """Number of consecutive failures."""
         self.leaves_since_s: float | None = None
-        """Time since when it gets no new requests; None while it gets them."""
+        """Time in seconds since when the replica drains and gets no new requests; None while it gets them."""
         self.ending: asyncio.Task[None] | None = None
-        """Task that ends its processes; None before that."""
+        """Task that ends the replica's processes; None until the replica is ended."""
 
     @property
     def stays(self) -> bool:
@@ -41,17 +41,17 @@ class Seat:
         return self.leaves_since_s is None
 
     def end(self) -> None:
-        """End the replica's processes; its machines are free when that is done."""
+        """End the replica's processes; its machines are free when they have ended."""
         replica, self.replica = self.replica, None
         self.ending = asyncio.create_task(replica.close() if replica is not None else asyncio.sleep(0))
 
 
 class Seats:
-    """All seats of one deployment.
+    """The seats (replica slots) of one deployment.
 
     Args:
-        stages: number of stages that were asked for, for each replica; None leaves it open.
-        drain_s: seconds that a leaving replica may continue its sequences; then other replicas continue them.
+        stages: requested number of stages of each replica; None leaves it to the planner.
+        drain_s: seconds for a draining replica to finish its sequences; after that, other replicas continue them.
     """
 
     def __init__(self, stages: int | None, drain_s: float) -> None:
@@ -69,17 +69,17 @@ class Seats:
 
     @property
     def statuses(self) -> list[ServingStatus]:
-        """Known statuses of all replicas, leaving ones included."""
+        """Last statuses of all replicas that reported one, draining replicas included."""
         return [seat.slot.status for seat in self._seats if seat.slot.status is not None]
 
     def fit(self, wanted: int, now_s: float, ongoing: Callable[[Replica], int]) -> list[Seat]:
-        """Let ``wanted`` replicas stay; return the seats that leave now or stay again.
+        """Keep exactly ``wanted`` replicas; return the seats that start to drain now, or that are wanted again.
 
-        A leaving replica may stay again as long as its processes are not being ended. Replicas that are not ready leave
+        A draining replica may be kept again until its processes are being ended. Replicas that are not ready drain
         first, then those with the fewest sequences.
 
         Args:
-            wanted: number of replicas that there are to be.
+            wanted: target number of replicas.
             now_s: the time in seconds.
             ongoing: returns the number of sequences of a replica.
         """
@@ -102,7 +102,7 @@ class Seats:
         return changed
 
     def done(self, now_s: float, ongoing: Callable[[Replica], int]) -> list[Seat]:
-        """Return the leaving seats that are to end now: their sequences have ended, or they took too long."""
+        """Return the draining seats to end now: their sequences have ended, or ``drain_s`` has passed."""
         return [
             seat
             for seat in self._seats
@@ -116,7 +116,7 @@ class Seats:
         ]
 
     def forget_ended(self) -> None:
-        """Forget the seats whose processes have ended."""
+        """Remove the seats whose processes have ended."""
         self._seats = [seat for seat in self._seats if seat.ending is None or not seat.ending.done()]
 
     def _free_number(self) -> int:

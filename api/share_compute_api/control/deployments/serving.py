@@ -42,9 +42,9 @@ _LOOK_S = 0.5
 _ANSWER_S = 20.0
 """Seconds for a replica's server to report its status; it may just be starting on a busy machine."""
 _MOST_FAILURES = 5
-"""Number of failures in a row before a replica was ready, after which the deployment fails."""
+"""Number of consecutive failures of a replica, without becoming ready in between, after which the deployment fails."""
 _FOR_USERS = frozenset({UserError.code, NotFound.code, Conflict.code})
-"""Codes of errors that recur however often the replica is started."""
+"""Codes of errors that a restart cannot cure, so the deployment fails at once."""
 _RESTARTED = "the server was restarted"
 _STARTS = "its server starts"
 _FIRST = "it was deployed"
@@ -54,7 +54,7 @@ _log = logging.getLogger(__name__)
 
 
 class _Failed(Exception):
-    """A replica can never serve."""
+    """Raised when a replica cannot serve however often it is restarted."""
 
     def __init__(self, reason: str, error: dict[str, Any]) -> None:
         super().__init__(reason)
@@ -63,16 +63,16 @@ class _Failed(Exception):
 
 
 class Serving:
-    """One deployment.
+    """Supervises one deployment.
 
     Args:
         store: the store of deployments and machines.
         engines: the registry in which requests find the engine.
         launch: starts a replica.
-        members: returns, by contributor, the jobs whose members keep memory there.
+        members: returns, for each contributor, the jobs whose members hold memory there.
         metrics: records the figures that the deployment's clients see.
-        record: the deployment, as it was when this was made.
-        drain_s: seconds that a leaving replica may continue its sequences.
+        record: the deployment's record at construction.
+        drain_s: seconds for a draining replica to finish its sequences.
     """
 
     def __init__(
@@ -94,9 +94,9 @@ class Serving:
         self._spec = record.spec
         self._autoscaler = Autoscaler(record.spec.replicas, record.spec.max_concurrent, _wanted_first(record))
         self._scaled = _FIRST
-        """Reason for the present number of wanted replicas."""
+        """Reason for the present target number of replicas."""
         self._untold: tuple[int, Decision] | None = None
-        """A change of the number of replicas that is not written down yet: the number before, and the decision."""
+        """Scaling decision that is not recorded in the store yet: (number of replicas before, decision)."""
         self._seats = Seats(record.spec.parallelism.stages, drain_s)
         self._folder = Path()
         self._window_tokens = 0
@@ -104,16 +104,16 @@ class Serving:
         self._engine: RayEngine | None = None
         self._told: tuple[DeploymentState, str, list[Plan]] | None = None
         self.is_ending = False
-        """Whether it is ending what it started, in which it must not be disturbed."""
+        """Whether the deployment is ending its replicas; its task must not be cancelled meanwhile."""
 
     @property
     def statuses(self) -> list[ServingStatus]:
-        """Known statuses of the replicas."""
+        """Last statuses of the replicas that reported one."""
         return self._seats.statuses
 
     @property
     def numbered(self) -> dict[int, ServingStatus]:
-        """Known statuses, by the numbers of the replicas."""
+        """Last statuses by replica number."""
         return {seat.number: seat.slot.status for seat in self._seats if seat.slot.status is not None}
 
     @property
@@ -123,7 +123,7 @@ class Serving:
 
     @property
     def replicas(self) -> ReplicaCounts:
-        """Counts of the replicas that are ready, wanted and leaving, and of the sequences that wait."""
+        """Numbers of ready, wanted and draining replicas, and of waiting sequences."""
         staying = self._seats.staying
         return ReplicaCounts(
             ready=sum(seat.slot.is_ready for seat in staying),
@@ -134,11 +134,11 @@ class Serving:
         )
 
     def revise(self, record: DeploymentRecord) -> None:
-        """Use the new specification of the deployment: another number or range of replicas."""
+        """Apply the deployment's new specification: another number or range of replicas."""
         self._spec = record.spec
 
     async def run(self) -> None:
-        """Serve until cancelled or failed; then end all that was started."""
+        """Serve until cancelled or failed; then end all replicas."""
         try:
             await self._begin()
             while True:
@@ -168,7 +168,7 @@ class Serving:
         kind: Literal["generate", "embed"] = "generate" if self._pooling is None else "embed"
         can_chat = await asyncio.to_thread(has_chat_template, self._folder)
         facts = ModelFacts(self._spec.name, kind, created, self._window_tokens, self._folder, can_chat)
-        if not self._autoscaler.wanted:  # no replica runs that would have to be restarted
+        if not self._autoscaler.wanted:  # no replica runs, so none has to be restarted
             self._told, self._scaled = (self._record.state, self._record.reason, []), _RESTARTED
         elif self._record.state is not DeploymentState.pending:
             await self._move(DeploymentState.pending, _RESTARTED, plans=[])
@@ -190,7 +190,7 @@ class Serving:
         await asyncio.to_thread(self._store.leases.release_all, self._record.id)
 
     async def _move(self, state: DeploymentState, reason: str, **facts: Any) -> None:
-        """Write down the state; ignore a conflict, since the deployment may have been taken down meanwhile."""
+        """Record the state; ignore a conflict, since the deployment may have been taken down meanwhile."""
         try:
             await asyncio.to_thread(
                 self._store.deployments.set_state, self._record.id, state, reason, **facts
@@ -211,7 +211,7 @@ class Serving:
         await self._tell()
 
     async def _see(self, seat: Seat) -> None:
-        """Ask a replica for its status; restart it if its process died or does not answer."""
+        """Poll a replica's status; restart the replica if its process died or does not answer."""
         now_s = asyncio.get_running_loop().time()
         if seat.replica is None:
             return
@@ -237,7 +237,7 @@ class Serving:
             await self._drop(seat)
 
     async def _tell_interruptions(self, seat: Seat, news: Sequence[Interruption]) -> None:
-        """Write down new interruptions: that the replica lost a part, or that it continues."""
+        """Record in the store that the replica was interrupted, or that it continues."""
         deployments = self._store.deployments
         for one in news:
             tell = deployments.interrupted if one.seconds is None else deployments.went_on
@@ -252,7 +252,7 @@ class Serving:
             await replica.close()
 
     async def _scale(self) -> None:
-        """Have as many replicas as are wanted now; a leaving replica ends its sequences first."""
+        """Scale to the number of replicas wanted now; a replica that is removed finishes its sequences first."""
         assert self._engine is not None
         engine, now_s = self._engine, asyncio.get_running_loop().time()
         limits, before = self._spec.replicas, self._autoscaler.wanted
@@ -334,7 +334,7 @@ class Serving:
         return replica
 
     async def _tell(self) -> None:
-        """Write down the state of the deployment, all replicas together."""
+        """Record the deployment's state, derived from the statuses of all replicas."""
         assert self._engine is not None
         statuses = [seat.slot.status for seat in self._seats.staying]
         state, reason = standing_of(statuses, self._spec.replicas.min, self._scaled)
@@ -345,7 +345,7 @@ class Serving:
             return
         is_new = self._told is None or self._told[0] is DeploymentState.pending
         if is_new and state not in (DeploymentState.pending, DeploymentState.loading):
-            await self._move(DeploymentState.loading, _STARTS)  # it loaded between two looks
+            await self._move(DeploymentState.loading, _STARTS)  # it loaded between two polls
         await self._move(state, reason, plans=plans)
         self._told = state, reason, plans
 
@@ -353,12 +353,12 @@ class Serving:
 def standing_of(
     replicas: Sequence[ServingStatus | None], fewest: int, scaled: str
 ) -> tuple[DeploymentState, str]:
-    """Return the state of a deployment, and the reason for it.
+    """Return the state of a deployment, and the reason for the state.
 
     Args:
         replicas: status of each wanted replica; None if unknown.
-        fewest: least number of replicas. More may be wanted: while those start, the deployment is not degraded.
-        scaled: reason for the number of wanted replicas.
+        fewest: smallest number of replicas. While more than this start, the deployment is not degraded.
+        scaled: reason for the target number of replicas.
     """
     if not replicas:
         return DeploymentState.ready, f"no replica is up: {scaled}; the next request starts one"
@@ -377,7 +377,7 @@ def standing_of(
 
 
 def _wanted_first(record: DeploymentRecord) -> int:
-    """Return the first number of replicas: as many as there were, or one, which shows that the model can be served."""
+    """Return the initial number of replicas: as many as before, or one, to check that the model can be served."""
     if record.state in (DeploymentState.ready, DeploymentState.degraded):
         return len(record.plans)
     return 1

@@ -1,1 +1,1 @@
-"""Supervises jobs: allotting machines, coordinators, events, and what follows the end of an attempt."""
+"""Supervises training jobs: offers machines, starts coordinators, records events, and retries failed attempts."""

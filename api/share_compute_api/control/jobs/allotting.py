@@ -1,9 +1,9 @@
-"""Which machines each running job may use: the machines it holds, and free ones that are offered to it.
+"""Decides which machines each running job may use: the machines it holds, and free ones that are offered to it.
 
-An offer leases nothing. The coordinator that wants a machine proposes a plan with it. Writing the proposal down leases
-the machine, and the next allotment answers. If another job got a machine in between, the allotment lacks it: the
-coordinator then gives the plan up, which frees the other machines. When two jobs want the same machine, the one that
-leased it keeps it.
+An offer leases nothing. A coordinator that wants an offered machine proposes a plan with that machine. Recording the
+proposal leases the machine, and the next allotment confirms the lease. If another job got the machine in between, the
+allotment lacks it: the coordinator then withdraws the plan, which frees the plan's other new machines. When two jobs
+want the same machine, the job that leased it first keeps it.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ class Allotment:
     """Machines that one attempt may use at one moment."""
 
     machines: tuple[ContributorRecord, ...] = field(compare=False)
-    """The machines that it holds, and those that it is offered."""
+    """The machines that the attempt holds, and the machines that are offered to it."""
     nodes: frozenset[tuple[str, str | None]]
     """Id and Ray node of each machine. Allotments are compared by these, because heartbeats change the records."""
     leaving: frozenset[str] = frozenset()
-    """Contributors in its plan or its proposal that it must do without."""
+    """Contributors in the attempt's plan or proposal that it must release."""
     answers: int | None = None
-    """Step of its proposal. The proposal's machines are leased to it if all are in this allotment."""
+    """Step of the attempt's pending proposal. The proposal is granted if all its machines are in this allotment."""
 
 
 def allotment(
     machines: Iterable[ContributorRecord], leaving: Iterable[str] = (), answers: int | None = None
 ) -> Allotment:
-    """Return the allotment of these machines, without those that leave."""
+    """Return the allotment for an attempt that may use ``machines`` and must release ``leaving``."""
     machines = tuple(machines)
     nodes = frozenset((machine.id, machine.node_id) for machine in machines)
     return Allotment(machines, nodes, frozenset(leaving), answers)
 
 
 class Allotted:
-    """The newest allotment of one attempt.
+    """Holds the newest allotment of one attempt; readers can wait for a change.
 
     Args:
         assigned: the allotment that the attempt knows from its assignment.
@@ -54,12 +54,12 @@ class Allotted:
         self._changed = asyncio.Event()
 
     def put(self, newest: Allotment) -> None:
-        """Replace the allotment, and wake the waiters."""
+        """Replace the allotment, and wake the tasks that wait in `other_than`."""
         self._newest = newest
         self._changed.set()
 
     async def other_than(self, known: Allotment) -> Allotment:
-        """Return the newest allotment as soon as it differs from ``known``."""
+        """Wait until the allotment differs from ``known``, and return it."""
         while self._newest == known:
             self._changed.clear()
             await self._changed.wait()
@@ -67,10 +67,10 @@ class Allotted:
 
 
 class Allotting:
-    """Offers each free machine to one running job at a time, to the oldest first.
+    """Offers each free machine to one running job at a time, beginning with the oldest job.
 
     Args:
-        patience: time that a job has to take an offer before the next job gets it.
+        patience: time limits; ``offer_s`` is the time to accept an offer before the next job gets it.
         clock: returns the time in seconds.
     """
 
@@ -78,7 +78,7 @@ class Allotting:
         self._patience = patience
         self._clock = clock
         self._offers: dict[str, tuple[str, float]] = {}
-        """By contributor: the job that it is offered to, and the time of the offer."""
+        """Current offers: contributor id -> (job id, time of the offer in seconds)."""
 
     def look(
         self,
@@ -89,13 +89,13 @@ class Allotting:
         """Return the allotments of the running jobs, by id.
 
         Args:
-            running: jobs with an attempt, in the order they came.
+            running: jobs with an attempt, oldest first.
             present: contributors; only ready and draining ones count.
             spare: free machines that no queued job could use.
         """
         members = {job.id: _members(job, present) for job in running}
-        # Machines of a proposal count even if they are not leased, so that they are not offered again before it is
-        # given up.
+        # Machines of a proposal count even if they are not leased yet, so that no other job is offered them while the
+        # proposal is pending.
         planned = frozenset().union(*members.values())
         takers = [job.id for job in running if _takes_more(job)]
         self._offer([machine.id for machine in spare if machine.id not in planned], takers)
@@ -128,14 +128,14 @@ class Allotting:
 
 
 def _members(job: JobRecord, present: Iterable[ContributorRecord]) -> frozenset[str]:
-    """Return the contributors in a job's plan and its proposal; without a plan, those that are leased to it."""
+    """Return the contributors in a job's plan and proposal; for a job without a plan, the contributors leased to it."""
     if job.plan is None:
         return frozenset(machine.id for machine in present if machine.job_id == job.id)
     return job.plan.machines if job.proposal is None else job.plan.machines | job.proposal.plan.machines
 
 
 def _takes_more(job: JobRecord) -> bool:
-    """Return whether a job can use more machines: it leaves their number open, or has fewer than it asks for."""
+    """Return whether a job can use more machines: its number of machines is open, or it has fewer than it requested."""
     if job.plan is None or job.cancel_requested_at is not None:
         return False
     asked = job.training.parallelism
@@ -145,6 +145,6 @@ def _takes_more(job: JobRecord) -> bool:
 
 
 def _must_leave(machine: ContributorRecord, job: JobRecord) -> bool:
-    """Return whether a machine in a job's plans is taken back by its owner, or was leased to another job meanwhile."""
+    """Return whether a job must release a machine: its owner drains it, or another job leased it meanwhile."""
     is_others = machine.job_id not in (None, job.id) or machine.deployment_id is not None
     return machine.state is ContributorState.draining or is_others

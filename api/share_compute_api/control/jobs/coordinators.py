@@ -1,4 +1,4 @@
-"""Attempts at jobs as Ray actors."""
+"""Runs attempts at jobs as Ray actors."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ class Attempt(Protocol):
     """One attempt at a job."""
 
     async def events(self, after: int, timeout_s: float) -> list[AttemptEvent]:
-        """Return events from the ``after``-th on; wait up to ``timeout_s`` seconds for the first."""
+        """Return the events after the first ``after``; wait up to ``timeout_s`` seconds for at least one."""
 
     async def cancel(self) -> None:
         """Ask the attempt to stop after its current step."""
 
     async def suspend(self) -> None:
-        """Ask the attempt to write a checkpoint after its current step and to end, which queues the job again."""
+        """Ask the attempt to end with a checkpoint after its current step; the job is then queued again."""
 
     async def offer(self, offer: Offer) -> None:
-        """Report the machines that the attempt may use from now on; replaces earlier reports.
+        """Send the attempt the machines that it may use from now on; this replaces earlier offers.
 
-        The attempt keeps the machines that it holds, and asks for others by proposing a plan that uses them. A named
-        machine may be used again, also after a drain.
+        The attempt keeps the machines that it holds, and requests others by proposing a plan that uses them. An offered
+        machine may be used again, even if it was drained before.
         """
 
     async def drain(self, contributor_id: str) -> None:
-        """Ask the attempt to release a machine: to hand over the state there, and to use the machine no more."""
+        """Ask the attempt to release a machine: to move its state to other members, and to stop using it."""
 
     def kill(self) -> None:
         """End the attempt and all processes that it started."""
@@ -53,7 +53,7 @@ Launch: TypeAlias = Callable[[Assignment], Awaitable[Attempt]]
 
 
 def launcher(cluster: Cluster) -> Launch:
-    """Return a function that starts attempts on the head of this cluster."""
+    """Return a function that starts attempts on the head node of this cluster."""
 
     async def launch(assignment: Assignment) -> Attempt:
         with _translated(assignment.job_id):
@@ -66,7 +66,7 @@ def launcher(cluster: Cluster) -> Launch:
 
 
 def rechecked(launch: Launch, roots: DataRoots) -> Launch:
-    """Return a launcher that checks a job's paths again and then calls ``launch``."""
+    """Return a launcher that validates a job's paths again before it calls ``launch``."""
 
     async def start(assignment: Assignment) -> Attempt:
         await asyncio.to_thread(roots.recheck, assignment.spec)
@@ -91,13 +91,13 @@ class RayAttempt:
         self._end: asyncio.Future[None] | None = None
 
     async def events(self, after: int, timeout_s: float) -> list[AttemptEvent]:
-        """Return events from the ``after``-th on; wait up to ``timeout_s`` seconds for the first.
+        """Return the events after the first ``after``; wait up to ``timeout_s`` seconds for at least one.
 
-        The wait may be longer while Ray is cut off.
+        The wait may be longer while the connection to Ray is down.
 
         Raises:
             ContributorLost: the coordinator died.
-            Unavailable: the coordinator failed, or ended without a last event.
+            Unavailable: the coordinator failed, or ended without reporting its end.
         """
         if self._end is None:
             self._end = asyncio.ensure_future(self._actor.ended())
@@ -106,7 +106,7 @@ class RayAttempt:
             events = await self._ask(after, timeout_s)
             if events or not self._end.done():
                 return events
-            # The coordinator may have reported its last events between the first question and its end.
+            # The coordinator may have reported its last events between the call above and its end.
             events = await self._ask(after, 0.0)
             if not events:
                 self._end.result()
@@ -140,12 +140,12 @@ class RayAttempt:
             await self._actor.call("cancel")
 
     async def suspend(self) -> None:
-        """Ask the attempt to write a checkpoint after its current step, and to end."""
+        """Ask the attempt to end with a checkpoint after its current step."""
         with _translated(self._job_id):
             await self._actor.call("suspend")
 
     async def offer(self, offer: Offer) -> None:
-        """Report the machines that the attempt may use from now on; replaces earlier reports."""
+        """Send the attempt the machines that it may use from now on; this replaces earlier offers."""
         with _translated(self._job_id):
             await self._actor.call("offer", offer.model_dump_json())
 
@@ -160,7 +160,7 @@ class RayAttempt:
 
 
 def _retrieve(end: asyncio.Future[None]) -> None:
-    """Retrieve the actor's error: events report it too, and asyncio warns about errors that nobody retrieved."""
+    """Retrieve the actor's error and ignore it: events report it, and asyncio warns about unretrieved errors."""
     if not end.cancelled():
         end.exception()
 

@@ -1,4 +1,4 @@
-"""Follows one attempt at a job: writes its events, reports its machines to it, and makes sure that it ends."""
+"""Follows one attempt at a job: records its events, sends it its machines, and makes sure that it ends."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ from share_compute_api.control.machines.live_topology import live_topology
 from share_compute_api.control.patience import Patience, patiently
 
 _POLL_S = 1.0
-"""Longest wait for an attempt's next event, in seconds; also the delay until a cancellation request is noticed."""
+"""Longest wait for an attempt's next event, in seconds; also the longest delay until a cancellation request is noticed.
+"""
 _log = logging.getLogger(__name__)
 
 
 class Following:
-    """Follows one attempt.
+    """Follows one attempt from its start to its end.
 
     Args:
         store: the store of jobs.
@@ -41,12 +42,12 @@ class Following:
         """Whether the attempt has committed a step."""
 
     async def follow(self, attempt: Attempt) -> Failure | None:
-        """Return the failure of the attempt, which is not written down yet; None when the job is over.
+        """Follow the attempt to its end; return its failure, which is not recorded yet, or None when the job is over.
 
         Raises:
             ShareComputeError: the attempt is lost, or the store does not answer.
         """
-        # Three tasks, because an attempt that does not answer must still be ended when its job is cancelled.
+        # Three tasks run in parallel: an attempt that does not answer must still be ended when its job is cancelled.
         tasks = [
             asyncio.create_task(self._write_events(attempt)),
             asyncio.create_task(self._heed_wish(attempt)),
@@ -85,7 +86,7 @@ class Following:
                 return failure
 
     async def _heed_wish(self, attempt: Attempt) -> None:
-        """Wait for a cancellation request, pass it on, and end the attempt if it does not stop in time."""
+        """Wait for a cancellation request, forward it to the attempt, and kill the attempt if it does not stop."""
         job_id, number = self._job.id, self._job.attempt
         look = partial(self._store.jobs.get, job_id)
         while (await patiently(self._patience, look)).cancel_requested_at is None:  # noqa: ASYNC110 - the wish is a row
@@ -100,7 +101,7 @@ class Following:
         await patiently(self._patience, move)
 
     async def _pass_on(self, attempt: Attempt) -> None:
-        """Report changes of the machines that the attempt may use, and of those that it must release."""
+        """Send the attempt each change of the machines that it may use or must release."""
         told = self._allotted.assigned
         while True:
             wanted = await self._allotted.other_than(told)
@@ -111,7 +112,7 @@ class Following:
                     offer = Offer(topology=live_topology(wanted.machines), answers=wanted.answers)
                     await attempt.offer(offer)
             except ShareComputeError as failure:
-                # A lost attempt shows in its events; in any other case the report is repeated.
+                # If the attempt is lost, its events show it. In any other case the offer is repeated.
                 _log.warning("job %s did not receive its machines: %s", self._job.id, failure.message)
                 await asyncio.sleep(_POLL_S)
             else:

@@ -1,4 +1,4 @@
-"""Runs queued training jobs on ready contributors that no other job holds, and retries each until it is over."""
+"""Runs queued training jobs on ready contributors that no other job holds, and retries each job until it is over."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from share_compute_api.control.machines.live_topology import live_topology
 from share_compute_api.control.patience import Patience, patiently
 
 _KINDS = ("train",)
-"""Kinds of jobs run here. Batches have their own supervisor: they need a deployment, not machines."""
+"""Kinds of jobs that this supervisor runs. Batches have their own supervisor: they need a deployment, not machines."""
 _RESTARTED = "the server was restarted"
 _LOST = "its attempt was lost"
 _log = logging.getLogger(__name__)
@@ -33,16 +33,16 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _Running:
-    """An attempt of this supervisor."""
+    """An attempt that this supervisor runs."""
 
     task: asyncio.Task[None]
     allotted: Allotted
     attempt: Attempt | None = None
-    """None until it is launched."""
+    """None until the attempt is launched."""
 
 
 async def _suspend(running: _Running) -> None:
-    """Have an attempt write a checkpoint, and wait until it has ended."""
+    """Have an attempt write a checkpoint, and wait until the attempt has ended."""
     if running.attempt is not None:
         with suppress(ShareComputeError):
             await running.attempt.suspend()
@@ -50,10 +50,10 @@ async def _suspend(running: _Running) -> None:
 
 
 class JobSupervisor:
-    """Takes queued jobs and follows each attempt to its end. Writes each change to the store before it acts.
+    """Runs queued jobs and follows each attempt to its end. Writes each change to the store before acting on it.
 
-    Jobs begin in the order they came, except that a job that needs fewer machines may pass one that waits for more.
-    Machines that no queued job could use are offered to running jobs.
+    Jobs start in the order of their submission, except that a job that needs fewer machines may overtake one that waits
+    for more. Machines that no queued job could use are offered to running jobs.
 
     Args:
         store: the store of jobs and contributors.
@@ -61,9 +61,10 @@ class JobSupervisor:
         folder: parent folder; each job has one folder in it.
         notifier: notifies of changes in the store.
         patience: time limits.
-        drift: share by which measured step times may differ from predicted ones before a job is planned again.
-        checkpoint_every_s: seconds between checkpoints of jobs that name no interval; None writes none by time.
-        members: returns, by contributor, the jobs that have members there.
+        drift: relative difference between measured and predicted step times above which a job is planned again.
+        checkpoint_every_s: seconds between checkpoints of jobs that set no interval; None writes no periodic
+            checkpoints.
+        members: returns, for each contributor, the jobs that have members there.
     """
 
     def __init__(
@@ -92,18 +93,19 @@ class JobSupervisor:
         """Earliest time of the next allotting, by the loop's clock."""
         self._attempts: dict[str, _Running] = {}
         self._interruption = _RESTARTED
-        """Reason given for attempts that are active in the store but unknown to this supervisor."""
+        """Reason recorded for attempts that are active in the store but unknown to this supervisor."""
         self._is_suspended = False
 
     @asynccontextmanager
     async def suspended(self, within_s: float) -> AsyncIterator[int]:
-        """Have all running attempts write a checkpoint and end, and start none inside the block.
+        """Have all running attempts write a checkpoint and end; start no attempt inside the ``async with`` block.
 
         Args:
-            within_s: seconds for all of them together; a job that needs longer continues from its last checkpoint.
+            within_s: seconds for all attempts together; a job that needs longer continues from its previous checkpoint
+                later.
 
         Yields:
-            The number of jobs that ran.
+            The number of jobs that were running.
         """
         self._is_suspended = True
         try:
@@ -117,7 +119,7 @@ class JobSupervisor:
             self._notifier.notify()
 
     async def run(self) -> None:
-        """Run jobs until cancelled; begin by requeueing the attempts that an earlier server left unfinished.
+        """Run jobs until cancelled; first requeue the attempts that an earlier server left unfinished.
 
         Running attempts continue while the store does not answer.
         """
@@ -138,7 +140,7 @@ class JobSupervisor:
         if not queued and not (running and self._is_time_to_allot()):
             return
         present = await asyncio.to_thread(self._store.contributors.list, self._waiting.states())
-        # Rows before members: then no member is missed on a machine that its row says is free.
+        # The store is read before the members, so that no member is missed on a machine that the store lists as free.
         members = await self._members()
         supply = self._waiting.look(present, queued, members, anything_runs=bool(self._attempts))
         for job in queued:
@@ -146,17 +148,18 @@ class JobSupervisor:
             if reason is None:
                 machines = supply.take(job)
                 if not await self._start(job, machines):
-                    return  # the store changed, and notified this task: look again
+                    return  # the store changed, so the notifier triggers another pass
             elif self._waiting.rests(job):
-                supply.take(job)  # reserved: else a later job would get them during the pause
+                # Reserved: a later job in the queue would otherwise get these machines during the pause.
+                supply.take(job)
             elif reason != job.reason:
                 await asyncio.to_thread(self._store.jobs.explain, job.id, reason)
         self._allot(running, present, supply.spare(queued))
 
     async def _requeue_lost(self) -> list[JobRecord]:
-        """Queue active jobs again that have no attempt here; return the jobs that have one.
+        """Requeue active jobs that have no attempt here; return the jobs that have one.
 
-        Such a job's server stopped, or the end of its attempt could not be written.
+        A job without an attempt was left by a stopped server, or the end of its attempt could not be recorded.
         """
         active = await asyncio.to_thread(self._store.jobs.active, _KINDS)
         if any(job.id not in self._attempts for job in active):
@@ -167,7 +170,7 @@ class JobSupervisor:
         return [job for job in active if job.id in self._attempts]
 
     def _is_time_to_allot(self) -> bool:
-        """Return whether `LOOK_S` has passed since the last allotting; a notification comes at every committed step."""
+        """Return whether `LOOK_S` has passed since the last allotting; every committed step asks for one."""
         return asyncio.get_running_loop().time() >= self._next_allotting_s
 
     def _allot(
@@ -176,7 +179,7 @@ class JobSupervisor:
         present: Sequence[ContributorRecord],
         spare: Sequence[ContributorRecord],
     ) -> None:
-        """Update the machines that each running attempt may use, and those that it must release."""
+        """Update the machines that each running attempt may use, and the machines that it must release."""
         self._next_allotting_s = asyncio.get_running_loop().time() + LOOK_S
         for job_id, newest in self._allotting.look(running, present, spare).items():
             if job_id in self._attempts:
@@ -237,7 +240,7 @@ class JobSupervisor:
         *,
         has_committed: bool,
     ) -> None:
-        """Queue a job again whose attempt failed, or write down that the job failed."""
+        """Requeue a job whose attempt failed, or record that the job failed."""
         _log.warning("job %s, attempt %d: %s", job.id, job.attempt, failure.reason)
         again = sequel(job, failure, has_committed=has_committed, others_run=self._others_run(job))
         if again is None:

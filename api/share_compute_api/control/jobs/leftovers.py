@@ -14,12 +14,12 @@ _log = logging.getLogger(__name__)
 
 
 class Leftovers:
-    """Ends the members of jobs that neither run nor wait, for whatever reason the jobs are over.
+    """Ends the members of jobs that are neither running nor queued, whatever their outcome.
 
     Args:
         store: the store of jobs.
-        members: returns, by contributor, the jobs that have members there.
-        end: ends the members of one job, and returns their number.
+        members: returns, for each contributor, the jobs that have members there.
+        end: ends the members of one job, and returns how many it ended.
     """
 
     def __init__(
@@ -33,7 +33,7 @@ class Leftovers:
         self._end = end
 
     async def run(self) -> None:
-        """Look until cancelled; while the store or Ray does not answer, no member is ended."""
+        """Call `look` until cancelled; while the store or Ray does not answer, no member is ended."""
         while True:
             try:
                 await self.look()
@@ -42,8 +42,9 @@ class Leftovers:
             await asyncio.sleep(_LOOK_S)
 
     async def look(self) -> None:
-        """Look once, and end the members of finished jobs."""
-        # Members before jobs: a job that had members then and is not active now was over all the time.
+        """List the members once, and end those of finished jobs."""
+        # Members are read before jobs: a job with members at the first read that is inactive at the second was finished
+        # at both.
         present = {job for jobs in (await self._members()).values() for job in jobs}
         if not present:
             return

@@ -1,4 +1,4 @@
-"""Retry policy: another attempt, or the end of the job, after an attempt without a result."""
+"""Retry policy: decides whether a job gets another attempt or fails after an attempt without a result."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from share_compute.quantities import bytes_text
 from share_compute.store import JobRecord
 
 _MOST_FRUITLESS = 5
-"""Most attempts in a row that may be lost before they committed a step."""
+"""Largest number of consecutive lost attempts that committed no step; with one more, the job fails."""
 _MISSING_MACHINES = "let another machine join"
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """An attempt's end without a result."""
+    """The failure that ended an attempt."""
 
     reason: str
     error: dict[str, Any]
-    """Code and facts of the error."""
+    """Error code, and the facts of the error."""
     is_lost: bool
-    """Whether something it ran on was lost: machines, its coordinator or its shard store."""
+    """Whether something that the attempt ran on was lost: machines, its coordinator or its shard store."""
     leaves_members: bool = False
-    """Whether its members may live on, so that another attempt continues with them."""
+    """Whether the job's members may still run, so that another attempt can continue with them."""
 
     @classmethod
     def told(cls, reason: str, error: dict[str, Any] | None) -> Failure:
-        """Return the failure that an attempt reported itself."""
+        """Return the failure that the attempt itself reported."""
         error = error or {}
         code = error.get("code")
         leaves_members = code in (ShardStoreLost.code, LinkLost.code)
@@ -43,7 +43,7 @@ class Failure:
 
     @classmethod
     def noticed(cls, failure: ShareComputeError) -> Failure:
-        """Return the failure of an attempt that could not be followed any longer."""
+        """Return the failure for an attempt that could not be followed any longer."""
         error = {"code": failure.code, **failure.facts()}
         is_lost = isinstance(failure, ContributorLost | Unavailable)
         return cls(failure.message, error, is_lost, leaves_members=is_lost)
@@ -51,27 +51,28 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Again:
-    """The job is queued for another attempt."""
+    """The decision to queue the job for another attempt."""
 
     why: str
     fruitless_attempts: int
     needs_others: bool
-    """Whether the job is offered only machines that were not tried; else the same ones, after a pause."""
+    """Whether the job waits for a set of machines that was not tried. If not, it may start on the same machines again.
+    """
     rests: bool = True
-    """Whether the job pauses first; members that wait for another coordinator should not wait long."""
+    """Whether the job pauses before the attempt. No pause while members wait for a new coordinator."""
 
 
 def may_wait(job: JobRecord, *, others_run: bool) -> bool:
-    """Return whether a job that does not fit now may fit later.
+    """Return whether a job that does not fit on the present machines may fit later.
 
-    A job that was placed once fits when as many machines are there as then, because nothing else has changed since. Any
-    other job can only fit after running jobs give their machines back.
+    A job that ran before fits again when as many machines are present as then. Any other job can only fit after running
+    jobs have released their machines.
     """
     return job.started_at is not None or others_run
 
 
 def sequel(job: JobRecord, failure: Failure, *, has_committed: bool, others_run: bool) -> Again | None:
-    """Return how a job continues after an attempt that failed; None when the job fails with it.
+    """Return how a job continues after a failed attempt; None when the job fails too.
 
     Args:
         job: the job as it was when the attempt began.
@@ -93,7 +94,7 @@ def sequel(job: JobRecord, failure: Failure, *, has_committed: bool, others_run:
 
 
 def _lacking(failure: Failure, *, others_run: bool) -> str:
-    """Say what a job that does not fit waits for."""
+    """Return the reason that is shown while a job that does not fit waits."""
     missing = failure.error.get("details", {}).get("missing_bytes")
     needs = f"needs about {bytes_text(missing)} more memory" if missing else failure.reason
     hint = failure.error.get("hint", _MISSING_MACHINES)

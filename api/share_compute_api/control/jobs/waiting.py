@@ -1,4 +1,4 @@
-"""Which queued job may begin on which machines, and the reason why another one waits."""
+"""Decides which queued job may start on which machines, and gives the reason why each other job waits."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from share_compute_api.control.patience import Patience
 
 _ARRIVING = (ContributorState.joining, ContributorState.probing)
 _Nodes: TypeAlias = frozenset[tuple[str, str | None, frozenset[str]]]
-"""Contributors with their Ray nodes and the peers that they do not reach; both may differ at the next try."""
+"""Contributor ids with their Ray nodes and the peers that they cannot reach; both may differ at the next try."""
 
 
 @dataclass(frozen=True, slots=True)
 class _PutOff:
-    """Reason why a queued job does not begin at once though machines are free."""
+    """Reason why a queued job does not start though machines are free."""
 
     attempt: int
     until: float = -math.inf
     tried: _Nodes = frozenset()
-    """Machines that could not hold the job."""
+    """Machines on which the job did not fit."""
 
 
 class Waiting:
-    """Remembers between two looks what jobs wait for.
+    """Remembers what each queued job waits for, from one pass over the queue to the next.
 
     Args:
         patience: time limits, among them for machines that a job could use but does not need.
@@ -44,16 +44,16 @@ class Waiting:
         self._clock = clock
         self._start = clock()
         self._since: dict[str, float] = {}
-        """By job: when it was first seen able to begin, but not with all machines that are about to come."""
+        """Job id -> time in seconds when the job could first start, but without the machines that are about to join."""
         self._put_off: dict[str, _PutOff] = {}
-        """By job, until the job begins again."""
+        """Job id -> reason why the job was put off. Removed when the job starts again."""
 
     def tried(self, job: JobRecord, machines: Iterable[ContributorRecord]) -> None:
-        """Remember that these machines cannot hold the job, so that it does not get the same set again."""
+        """Remember that the job does not fit on these machines, so that it is not tried on the same set again."""
         self._put_off[job.id] = _PutOff(job.attempt, tried=_nodes(machines))
 
     def rest(self, job: JobRecord) -> None:
-        """Let a job pause after a lost attempt. The pause doubles with each attempt in a row that commits no step."""
+        """Put a job off after a lost attempt. The pause doubles with each consecutive attempt that commits no step."""
         pause_s = doubled_s(self._patience.retry_s, max(job.fruitless_attempts - 1, 0))
         self._put_off[job.id] = _PutOff(job.attempt, until=self._clock() + pause_s)
 
@@ -62,20 +62,20 @@ class Waiting:
         self._put_off.pop(job.id, None)
 
     def rests(self, job: JobRecord) -> bool:
-        """Return whether a job pauses now."""
+        """Return whether a job is in its pause after a lost attempt."""
         return self._clock() < self._of(job).until
 
     def cannot_hold(self, job: JobRecord, machines: Iterable[ContributorRecord], *, others_run: bool) -> bool:
-        """Return whether all these machines were tried with this job, maybe with others, and more may come."""
+        """Return whether the job did not fit when it had all these machines, and may fit on others later."""
         return may_wait(job, others_run=others_run) and _nodes(machines) <= self._of(job).tried
 
     def _of(self, job: JobRecord) -> _PutOff:
         put_off = self._put_off.get(job.id)
-        # A different attempt means that the job may have been cancelled and resumed: it is to be tried at once.
+        # Another attempt number means that the job may have been cancelled and resumed, so it is tried at once.
         return put_off if put_off is not None and put_off.attempt == job.attempt else _PutOff(job.attempt)
 
     def states(self) -> list[ContributorState]:
-        """Return the states of the contributors that matter now."""
+        """Return the states of the contributors that `look` needs to see."""
         states = [*_ARRIVING, ContributorState.ready, ContributorState.draining]
         return [*states, ContributorState.lost] if self._are_returning() else states
 
@@ -95,8 +95,8 @@ class Waiting:
         Args:
             present: the contributors in `states`.
             queued: the jobs that wait.
-            members: by contributor, the jobs that have members there.
-            anything_runs: whether a job runs that may give machines back.
+            members: for each contributor, the jobs that have members there.
+            anything_runs: whether a running job may release machines later.
         """
         names = {job.id for job in queued}
         self._since = {job_id: since for job_id, since in self._since.items() if job_id in names}
@@ -113,13 +113,13 @@ class Waiting:
         return Supply(self, free, len(ready) - len(free), coming, anything_runs, held, living)
 
     def is_patient(self, job: JobRecord) -> bool:
-        """Return whether a job that could begin still waits for machines that are about to come."""
+        """Return whether a job that could start still waits for machines that are about to join."""
         return self._clock() - self._since.setdefault(job.id, self._clock()) < self._patience.arrival_s
 
 
 @dataclass(slots=True)
 class Supply:
-    """The machines that queued jobs can be given at one moment.
+    """The machines that queued jobs can get at one moment.
 
     A machine that still holds members of a job is reserved for that job until the members are taken over or ended,
     because they keep their memory.
@@ -133,21 +133,21 @@ class Supply:
     coming: int
     """Number of machines that are joining, being measured, or on the way back after a restart."""
     anything_runs: bool
-    """Whether a job runs that may give machines back."""
+    """Whether a running job may release machines later."""
     held: Mapping[str, Collection[str]]
-    """By free contributor: the jobs that have members there."""
+    """Free contributor's id -> jobs that have members there."""
     living: Mapping[str, int]
-    """By job: the number of machines on which it has members."""
+    """Job id -> number of machines on which the job has members."""
 
     def take(self, job: JobRecord) -> list[ContributorRecord]:
-        """Give one job all machines that are free for it; its plan gives back what it does not use."""
+        """Give one job all machines that are free for it. The job releases those that its plan does not use."""
         taken = self._free_for(job)
         self.free = [machine for machine in self.free if self._is_kept(machine, job)]
         self.busy += len(taken)
         return taken
 
     def spare(self, queued: Iterable[JobRecord]) -> list[ContributorRecord]:
-        """Return the machines left over if no queued job could begin, not even with the machines about to come."""
+        """Return the free machines; none if a queued job could start, now or with the machines about to join."""
         if any(self._may_do_for(job) for job in queued):
             return []
         return [machine for machine in self.free if machine.id not in self.held]
@@ -156,7 +156,7 @@ class Supply:
         return [machine for machine in self.free if not self._is_kept(machine, job)]
 
     def _is_kept(self, machine: ContributorRecord, job: JobRecord) -> bool:
-        """Return whether a machine has members of other jobs."""
+        """Return whether a machine has members of jobs other than ``job``."""
         return any(other != job.id for other in self.held.get(machine.id, ()))
 
     def _may_do_for(self, job: JobRecord) -> bool:
@@ -168,7 +168,7 @@ class Supply:
         return self.waiting.cannot_hold(job, self._free_for(job), others_run=self.anything_runs)
 
     def why_not(self, job: JobRecord) -> str | None:
-        """Return the reason why a job cannot begin now; None when it can."""
+        """Return the reason why a job cannot start now; None when it can start."""
         if self.waiting.rests(job):
             return job.reason  # the reason already says what happened
         parallelism = job.training.parallelism
@@ -188,12 +188,12 @@ class Supply:
         return None
 
     def _lacks_members(self, job: JobRecord) -> bool:
-        """Whether the job left members on machines that are not ready yet: they may hold what nobody else does."""
+        """Return whether the job has members on machines that are not ready: their state may exist nowhere else."""
         here = sum(job.id in jobs for jobs in self.held.values())
         return here < self.living.get(job.id, 0)
 
     def _others(self, kept: int) -> str:
-        """Describe the other machines: leased ones, and ones with members of other waiting jobs."""
+        """Describe the machines that the job cannot get: leased ones, and ones with members of other waiting jobs."""
         others = [f"{self.busy} more {_work(self.busy)} for other jobs"] if self.busy else []
         if kept:
             others.append(

@@ -1,1 +1,1 @@
-"""Supervises contributors: nodes, measurements, and the live topology."""
+"""Supervises contributors: checks their nodes, measures them, and builds the topology of present machines."""

@@ -1,4 +1,4 @@
-"""Watches contributors: notices lost ones, and has idle ones measured again."""
+"""Watches contributors: detects lost ones, and has idle ones measured again."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from share_compute_api.control.machines.measuring import Measurements
 
 _JOINING_LIMIT = timedelta(seconds=180)
 _PROBING_LIMIT = timedelta(seconds=30)
-"""Time limit for a contributor in state probing that no task measures."""
+"""Time limit for a contributor in state "probing" for which no measurement runs."""
 _CALLS_APART = timedelta(seconds=4)
-"""A server that heard the agent of another host within this time is not cut off from the network."""
+"""If an agent on another host was heard within this time, this server is not cut off from the network."""
 _LONGEST_SILENCE = timedelta(seconds=30)
-"""Time without a heartbeat after which a contributor is lost although its node answers. The agent may be busy, or
-may pause before it tries again."""
+"""Time without a heartbeat after which a contributor is lost although its Ray node answers. A shorter silence may mean
+that the agent is busy, or pauses before it retries."""
 DISAGREEMENT = 2.0
-"""Factor between measured and predicted time, in either direction, from which a machine is measured again after a job.
-The measured time is the median of the job's last steps."""
+"""Ratio of measured and predicted time, in either direction, from which a machine is measured again after a job. The
+measured time is the median over the job's last steps."""
 _log = logging.getLogger(__name__)
 
 
 def disagrees(job: JobRecord, contributor_id: str) -> bool:
-    """Return whether a machine computed much longer or shorter in a job's last steps than the plan predicted."""
+    """Return whether a machine's time in a job's last steps is a factor `DISAGREEMENT` from the predicted time."""
     if job.measured is None or job.plan is None or job.plan.prediction is None:
         return False
     measured_s = job.measured.machines.get(contributor_id, 0.0)
@@ -47,7 +47,7 @@ def disagrees(job: JobRecord, contributor_id: str) -> bool:
 
 
 class ContributorSupervisor:
-    """Marks contributors as left or lost.
+    """Marks contributors as left or lost, and has them measured again.
 
     Args:
         store: the store of contributors.
@@ -68,15 +68,16 @@ class ContributorSupervisor:
         self._measurements = measurements
         self._nodes = nodes
         self._hears_since = store.clock()
-        """Start of the time in which missing heartbeats count. Before it, the server's own network was cut or the
-        server stood still."""
+        """Missing heartbeats count from this time on. Before it, the server's own network was down or the process was
+        suspended."""
         self._jobs: dict[str, str] = {}
-        """By contributor: the job that held its lease at the last look."""
+        """Contributor id -> job that held the contributor's lease in the last pass."""
         self._unmeasured: dict[tuple[str, str | None], datetime] = {}
-        """By contributor and node: the time since which it is in state probing while no task measures it."""
+        """(Contributor id, node id) -> time since when the contributor is in state "probing" and no measurement runs.
+        """
 
     async def run(self) -> None:
-        """Watch until cancelled; while the store does not answer, no contributor is given up."""
+        """Watch until cancelled; while the store does not answer, no contributor is marked as lost."""
         await self._mark_earlier()
         while True:
             try:
@@ -86,7 +87,10 @@ class ContributorSupervisor:
             await asyncio.sleep(LOOK_S)
 
     async def _mark_earlier(self) -> None:
-        """Mark contributors of an earlier server as lost, or left if they drained; their agents bring them back."""
+        """Mark machines known only from an earlier server process: "left" if they were draining, else "lost".
+
+        A lost machine is restored when its agent reconnects.
+        """
         for record in await asyncio.to_thread(self._store.contributors.list, HERE):
             if record.state is ContributorState.joining or self._measurements.is_known(record.id):
                 continue
@@ -96,8 +100,8 @@ class ContributorSupervisor:
                 await self._change(record, ContributorState.lost, AWAY)
 
     async def look(self) -> None:
-        """Look once at all contributors."""
-        # Rows before nodes: a node that comes up between the two reads is then seen as alive.
+        """Check all contributors once, and record changes of their states."""
+        # The store is read before Ray's nodes: a node that comes up between the two reads is then seen as alive.
         records = await asyncio.to_thread(self._store.contributors.list, HERE)
         nodes = {node.node_id: node for node in await self._nodes() if node.is_alive} if records else {}
         now = self._store.clock()
@@ -120,14 +124,14 @@ class ContributorSupervisor:
         self._measurements.measure_idle(records)
 
     async def _doubt_those_done(self, records: Sequence[ContributorRecord]) -> None:
-        """Have machines measured again whose time in a finished job differs much from the predicted one."""
+        """Schedule a new measurement of machines whose step time in a finished job differed from the prediction."""
         for record in records:
             job_id = self._jobs.get(record.id)
             if job_id is None or record.job_id == job_id:
                 continue
             try:
                 job = await asyncio.to_thread(self._store.jobs.get, job_id)
-            except NotFound:  # deleted meanwhile
+            except NotFound:  # the job was deleted meanwhile
                 continue
             if disagrees(job, record.id):
                 _log.info("contributor %s is measured again: job %s disagrees", record.name, job_id)
@@ -137,7 +141,7 @@ class ContributorSupervisor:
     async def _silent(
         self, records: Sequence[ContributorRecord], nodes: Mapping[str, NodeFacts], now: datetime
     ) -> frozenset[str]:
-        """Return the contributors without a heartbeat for too long; none if this server itself is cut off."""
+        """Return the contributors whose heartbeats are overdue; none if this server itself is cut off."""
         places = {
             record.id: (node.address, node.port)
             for record in records
@@ -182,7 +186,8 @@ class ContributorSupervisor:
         return (ContributorState.lost, why_lost) if why_lost else None
 
     async def _change(self, seen: ContributorRecord, state: ContributorState, reason: str) -> None:
-        forget = self._measurements.forgetting(seen.id)  # it may be back before the store has answered
+        # Taken now, because the contributor may reconnect before the store has answered.
+        forget = self._measurements.forgetting(seen.id)
         try:
             changed = await asyncio.to_thread(self._store.contributors.set_state, seen, state, reason)
         except Conflict as gone:
@@ -190,7 +195,7 @@ class ContributorSupervisor:
             return
         if changed is not None:
             forget()
-            # After a restart of the server every machine is lost for a moment, which is no news.
+            # After a restart of the server every machine is marked as lost for a moment, which is not worth a warning.
             is_news = state is ContributorState.lost and reason != AWAY
             level = logging.WARNING if is_news else logging.INFO
             _log.log(level, "contributor %s is %s: %s", seen.name, state.value, reason)
@@ -199,7 +204,7 @@ class ContributorSupervisor:
 def _is_cut_off(places: Collection[Place], found: Collection[Place], here: Collection[str]) -> bool:
     """Return whether this server itself is probably cut off, because no node of another host answers.
 
-    If this server's own host is lent too and there is only one other host, that host counts as the one that failed.
+    If this server's own host is also a contributor and there is only one other host, the other host counts as failed.
 
     Args:
         places: address and port of every node.

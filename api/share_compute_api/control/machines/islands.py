@@ -1,4 +1,4 @@
-"""Islands (groups of machines with similar links) and the links between them, as the planner sees them.
+"""Computes islands (groups of machines with similar links) and the links between them, as the planner sees them.
 
 With many machines the computation takes about a second, so it runs in the background. Meanwhile requests get the
 previous islands, marked as not current.
@@ -26,11 +26,11 @@ _AT_ONCE = 150
 _REST = 20.0
 """Pause after a computation, as a multiple of its duration: frequent joins and leaves must not keep a core busy."""
 _ALL_LINKS = 6
-"""Number of islands up to which the answer has a link for each pair; with more islands it has a spanning tree."""
+"""Largest number of islands for which the answer has a link for each pair; with more islands it has a spanning tree."""
 
 
 class IslandMap:
-    """Computes and caches the islands of the machines that are present.
+    """Computes and caches the islands of the present machines.
 
     Args:
         store: the store with the machines.
@@ -44,14 +44,14 @@ class IslandMap:
         self._working: asyncio.Future[None] | None = None
 
     async def get(self) -> Islands:
-        """Return the islands; if `Islands.is_current` is false, newer ones are being computed, or will be later."""
+        """Return the cached islands; if `Islands.is_current` is false, a newer result is pending."""
         found = await run_in_threadpool(self._store.cluster.links, _HERE)
         if found == self._key:
             return self._known
         is_rested = len(found) <= _AT_ONCE or time.monotonic() >= self._rests_until
         if is_rested and (self._working is None or self._working.done()):
             self._working = asyncio.ensure_future(run_in_threadpool(self._work_out, found))
-            # Before the first result there is no previous one to answer with.
+            # Before the first result there is no cached one to return.
             if len(found) <= _AT_ONCE or not self._known.islands:
                 await asyncio.shield(self._working)
                 return self._known
@@ -66,7 +66,7 @@ class IslandMap:
 
 
 def islands_of(records: list[ContributorRecord]) -> Islands:
-    """Return the islands of these machines, in the order of the first machine of each."""
+    """Return the islands of these machines, ordered by each island's first machine in ``records``."""
     topology = live_topology(records)
     machines = [machine.id for machine in topology.contributors]
     if not machines:

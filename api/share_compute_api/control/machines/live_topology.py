@@ -1,4 +1,4 @@
-"""Builds the topology of the present machines, without impossible figures, which would break planning for others."""
+"""Builds the topology of the present machines. Drops impossible figures, which would break planning for all jobs."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _log = logging.getLogger(__name__)
 
 
 def require_sound(devices: Iterable[Device], machine: str, lent_bytes: int | None = None) -> None:
-    """Raise VerificationFailed when the figures of a device are impossible in general or for this machine.
+    """Raise VerificationFailed if a device's figures are impossible for any device, or impossible for this machine.
 
     Args:
         devices: the devices that the probe reported.
         machine: name of the contributor.
-        lent_bytes: main memory that the contributor lends; None if unknown.
+        lent_bytes: main memory that the contributor lends, in bytes; None if unknown.
     """
     for device in devices:
         if device.kind == "cpu" and lent_bytes is not None and device.memory_bytes > lent_bytes:
@@ -37,7 +37,7 @@ def require_sound(devices: Iterable[Device], machine: str, lent_bytes: int | Non
 
 
 def sound_links(links: Iterable[Link], machine: str) -> tuple[Link, ...]:
-    """Return the links with plausible figures, and log the others.
+    """Return the links with plausible figures, and log the rejected ones.
 
     Args:
         links: the measured links.
@@ -56,7 +56,7 @@ def sound_links(links: Iterable[Link], machine: str) -> tuple[Link, ...]:
 
 
 def live_topology(records: Iterable[ContributorRecord]) -> Topology:
-    """Return these contributors and the links among them and to the head, without impossible figures."""
+    """Return the topology of these contributors: their devices, and the links among them and to the head."""
     machines = []
     for record in records:
         try:

@@ -1,4 +1,4 @@
-"""Contributors as Ray actors that measure themselves; Ray's errors are translated to the project's own here."""
+"""Contributors as Ray actors that measure themselves. Ray's errors are translated to the project's own errors here."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from share_compute_api.cluster.gateway import CallFailed, RemoteActor, raised
 MEASURE_S = 150.0
 """Time limit for one measurement, in seconds."""
 DIAL_S = 8.0
-"""Longest wait for a machine that connects to the ports of another one, in seconds."""
+"""Longest time that a machine tries to connect to the ports of another machine, in seconds."""
 _MOST_CHARACTERS = 1 << 20
-"""Longest accepted answer to a measurement, in characters."""
+"""Largest accepted result of a measurement, in characters."""
 _devices: TypeAdapter[tuple[Device, ...]] = TypeAdapter(tuple[Device, ...])
 _links: TypeAdapter[tuple[Link, ...]] = TypeAdapter(tuple[Link, ...])
 _ports: TypeAdapter[tuple[int, ...]] = TypeAdapter(tuple[int, ...])
@@ -26,30 +26,30 @@ _Read = TypeVar("_Read")
 
 
 class Machine(Protocol):
-    """A contributor, or the head, that can be asked to measure."""
+    """A contributor, or the head, that can measure itself."""
 
     async def is_alive(self) -> bool:
         """Return whether the machine answers."""
 
     async def probe(self, limits: Mapping[str, Any], beside: int) -> tuple[Device, ...]:
-        """Measure the devices that are lent, while ``beside`` threads of other machines use the same processors."""
+        """Measure the lent devices, while ``beside`` threads of other machines compute on the same processors."""
 
     async def measure_links(self, peers: Sequence[tuple[str, Machine]]) -> tuple[Link, ...]:
         """Measure the links to these peers; leave out peers that are gone."""
 
     async def dial(self, address: str, ports: Sequence[int], greeting: str) -> frozenset[int]:
-        """Return the ports at ``address`` that this machine does not reach; the machine there sends ``greeting``."""
+        """Return the ports at ``address`` that cannot be reached from here; the machine there sends ``greeting``."""
 
     def kill(self) -> None:
         """End the measuring process; the machine stays in the cluster."""
 
 
 Start: TypeAlias = Callable[[str, str | None], Awaitable[Machine]]
-"""Function that starts a machine from a contributor's id and its Ray node; None is the head's node."""
+"""Function that starts a machine's actor, given a contributor's id and its Ray node; None is the head's node."""
 
 
 def starter(cluster: Cluster) -> Start:
-    """Return a function that starts an actor on exactly one node of this cluster."""
+    """Return a function that starts a measuring actor on a given node of this cluster."""
 
     async def start(contributor_id: str, node_id: str | None) -> Machine:
         with _translated(contributor_id):
@@ -59,9 +59,9 @@ def starter(cluster: Cluster) -> Start:
 
 
 class RayMachine:
-    """A `Contributor` actor. Its answers are checked, because a contributor's owner may have changed its code.
+    """A `Contributor` actor. Its results are validated, because a contributor's owner may have changed the code there.
 
-    Every method raises ContributorLost when the node is gone, errors of our own types as the actor raised them, and
+    Every method raises ContributorLost when the node is gone, the project's own errors as the actor raised them, and
     Unavailable for any other failure there.
     """
 
@@ -70,11 +70,11 @@ class RayMachine:
         self._actor = actor
 
     async def is_alive(self) -> bool:
-        """Return whether its process answers."""
+        """Return whether the actor's process answers."""
         return await self._actor.is_alive()
 
     async def probe(self, limits: Mapping[str, Any], beside: int) -> tuple[Device, ...]:
-        """Measure the devices that are lent, while ``beside`` threads of other machines use the same processors."""
+        """Measure the lent devices, while ``beside`` threads of other machines compute on the same processors."""
         wanted = [limits["memory_bytes"], limits["cpu_threads"], limits["device"], beside]
         with _translated(self._id):
             return self._read(_devices, await self._actor.call("probe", *wanted, timeout_s=MEASURE_S))
@@ -88,7 +88,7 @@ class RayMachine:
         return tuple(link for link in links if link.source == self._id and link.target in asked)
 
     async def dial(self, address: str, ports: Sequence[int], greeting: str) -> frozenset[int]:
-        """Return the ports at ``address`` that this machine does not reach; the machine there sends ``greeting``."""
+        """Return the ports at ``address`` that cannot be reached from here; the machine there sends ``greeting``."""
         with _translated(self._id):
             answer = await self._actor.call("dial", address, list(ports), greeting, timeout_s=DIAL_S)
         found: tuple[int, ...] = self._read(_ports, answer)
@@ -99,10 +99,10 @@ class RayMachine:
         self._actor.kill()
 
     def _read(self, adapter: TypeAdapter[_Read], answer: object) -> _Read:
-        """Return the contributor's answer if it follows the schema.
+        """Parse the contributor's result, and check it against the schema.
 
         Raises:
-            Unavailable: it does not.
+            Unavailable: the result does not match the schema.
         """
         text = answer if isinstance(answer, str) and len(answer) <= _MOST_CHARACTERS else ""
         try:

@@ -1,4 +1,4 @@
-"""Measures contributors when their node came up, and again while they are idle; on one host, one after the other."""
+"""Measures contributors when their node comes up, and again while they are idle. One host's contributors take turns."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _SIBLINGS_S = 10.0
 _SIBLINGS_POLL_S = 0.2
 _PEERS = 4
 _DIALLERS = 3
-"""Number of machines that connect to one that is about to join."""
+"""Number of machines that try to connect to a machine that is about to join."""
 AGAIN = timedelta(minutes=30)
-"""Age of its figures from which an idle machine is measured again."""
+"""Age of a machine's figures from which it is measured again when idle."""
 _RETRY = timedelta(seconds=30)
-"""Shortest time between two tries for one machine."""
+"""Shortest time between two measurements of one machine."""
 _MEASURABLE = (ContributorState.ready, ContributorState.quarantined)
 _log = logging.getLogger(__name__)
 
@@ -37,11 +37,11 @@ class Share(NamedTuple):
     threads: int
     """Threads that the machine computes with."""
     beside: int
-    """Threads that other machines use beside it, at most as many as are left."""
+    """Threads of other machines that run at the same time, limited to the host's remaining processors."""
 
 
 def share_of(record: ContributorRecord, here: Iterable[ContributorRecord]) -> Share:
-    """Return a machine's share of its host's processors: no more threads than an equal part, and at least one.
+    """Return a machine's share of its host's processors: at most an equal part, and at least one thread.
 
     Args:
         record: the machine.
@@ -86,7 +86,7 @@ class Measurements:
         self._relink_s = relink_s
         self._store = store
         self._start = start
-        # Ray ends an actor when its last handle goes.
+        # Ray ends an actor when its last handle is deleted.
         self._machines: dict[str, Machine] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._relinking: asyncio.Task[None] | None = None
@@ -94,21 +94,22 @@ class Measurements:
         """Time of the last measurement of dead links, by the loop's clock."""
         self._head_lock = asyncio.Lock()
         self._host_locks: dict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
-        """By host: its contributors are measured one after the other, each beside a known load."""
+        """Host -> lock. The contributors of a host are measured one after the other, each with a known load from the
+        others."""
         self._wanted: set[str] = set()
         """Contributors to measure again as soon as they are idle."""
         self._tried_at: dict[str, datetime] = {}
 
     def want(self, contributor_id: str) -> None:
-        """Measure a contributor again as soon as it and all others of its host are idle; callable from any thread."""
+        """Schedule a new measurement for when all contributors of the host are idle; callable from any thread."""
         self._wanted.add(contributor_id)
         self._tried_at.pop(contributor_id, None)
 
     def measure_idle(self, here: Sequence[ContributorRecord]) -> None:
-        """Begin to measure idle machines again that are due, one of a host at a time.
+        """Start to measure idle machines that are due, at most one per host at a time.
 
         A machine is due when `want` was called for it, when its figures are old, or when its share of its host's
-        processors differs from the share that it was measured with.
+        processors differs from the share during the last measurement.
 
         Args:
             here: all machines that are present.
@@ -136,7 +137,7 @@ class Measurements:
         return (record.threads or record.lent_threads) != share_of(record, machines).threads
 
     def begin(self, contributor_id: str) -> None:
-        """Measure a contributor whose node just came up, or that is idle; end an earlier try."""
+        """Start to measure a contributor whose node just came up, or that is idle; cancel a measurement that runs."""
         earlier = self._tasks.get(contributor_id)
         if earlier is not None:
             earlier.cancel()
@@ -145,15 +146,15 @@ class Measurements:
         task.add_done_callback(lambda ended: self._ended(contributor_id, ended))
 
     def is_known(self, contributor_id: str) -> bool:
-        """Return whether this server has measured the contributor, or measures it now."""
+        """Return whether this server process has measured the contributor, or measures it now."""
         return contributor_id in self._machines or contributor_id in self._tasks
 
     def is_measuring(self, contributor_id: str) -> bool:
-        """Return whether the contributor is measured now, or waits for its turn."""
+        """Return whether a measurement of the contributor runs or waits for its turn."""
         return contributor_id in self._tasks
 
     def forgetting(self, contributor_id: str) -> Callable[[], None]:
-        """Return a function that drops all that is held of a contributor now, but nothing that begins later."""
+        """Return a function that drops the contributor's present actor and tasks, but not later ones."""
         task, machine = self._tasks.get(contributor_id), self._machines.get(contributor_id)
 
         def forget() -> None:
@@ -165,7 +166,7 @@ class Measurements:
         return forget
 
     def look_at_dead_links(self, ready: Sequence[ContributorRecord]) -> None:
-        """Measure dead links between ready contributors again from time to time: their cause may be over.
+        """Measure dead links between ready contributors again from time to time, since their cause may be gone.
 
         Args:
             ready: all contributors that are ready.
@@ -203,16 +204,16 @@ class Measurements:
     async def dial(
         self, record: ContributorRecord, address: str, ports: Sequence[int], greeting: str
     ) -> dict[str, frozenset[int]]:
-        """Have some machines with other addresses connect to ports of a machine, before its node starts there.
+        """Have a few machines at other addresses connect to a machine's ports before its Ray node starts.
 
         Args:
             record: the machine.
             address: its IP address.
-            ports: the ports that it listens on.
-            greeting: the bytes that it sends to each connection, in hexadecimal.
+            ports: the ports that the machine listens on.
+            greeting: bytes that the machine sends on each connection, in hexadecimal.
 
         Returns:
-            The ports that each of these machines does not reach, by contributor id.
+            Contributor id -> ports that could not be reached from there.
         """
         ready = await asyncio.to_thread(self._store.contributors.list, [ContributorState.ready])
         others = [
@@ -224,13 +225,13 @@ class Measurements:
         answers = await asyncio.gather(
             *(self._machines[one].dial(address, ports, greeting) for one in sample), return_exceptions=True
         )
-        # A machine that fails while it connects says nothing about the other one.
+        # A machine that fails while it connects says nothing about the joining machine.
         return {
             one: found for one, found in zip(sample, answers, strict=True) if isinstance(found, frozenset)
         }
 
     async def close(self) -> None:
-        """End all measurements."""
+        """Cancel all measurements."""
         tasks = list(self._tasks.values())
         if self._relinking is not None:
             tasks.append(self._relinking)
@@ -249,7 +250,7 @@ class Measurements:
             await asyncio.wait([earlier])
         record = await asyncio.to_thread(self._store.contributors.get, contributor_id)
         if record.state not in (ContributorState.probing, *_MEASURABLE) or record.node_id is None:
-            return  # it left, or lost its node again
+            return  # the contributor left, or its node was lost again
         try:
             await self._measure(record, record.node_id)
         except TimeoutError:
@@ -278,7 +279,7 @@ class Measurements:
             require_sound(devices, record.name, record.limits.get("memory_bytes"))
             links = sound_links(await machine.measure_links(await self._peers(record)), record.name)
         if not is_new and (await asyncio.to_thread(self._store.contributors.get, record.id)).is_leased:
-            return  # a job began meanwhile: each disturbed the other
+            return  # a job started meanwhile, so both disturbed each other
         self._wanted.discard(record.id)
         await asyncio.to_thread(
             self._store.contributors.ready,
@@ -289,7 +290,7 @@ class Measurements:
         )
 
     async def _wait_for_siblings(self, record: ContributorRecord) -> None:
-        """Wait a limited time while other contributors of the host start, because they would distort the figures."""
+        """Wait, for a limited time, until other contributors of the host have started: they distort the figures."""
         deadline = asyncio.get_running_loop().time() + _SIBLINGS_S
         while asyncio.get_running_loop().time() < deadline:
             starting = await asyncio.to_thread(self._store.contributors.list, [ContributorState.joining])
@@ -317,8 +318,8 @@ class Measurements:
         _log.warning("contributor %s: %s", record.name, reason)
         self._drop(record.id, self._machines.get(record.id))
         if record.state in _MEASURABLE:
-            return  # the earlier figures stay
-        # The contributor may have come back with a new node meanwhile, or left: then this changes nothing.
+            return  # the contributor keeps its earlier figures
+        # The contributor may have reconnected with a new node meanwhile, or left: then the call below has no effect.
         await asyncio.to_thread(self._store.contributors.set_state, record, ContributorState.lost, reason)
 
     def _drop(self, contributor_id: str, machine: Machine | None) -> None:
@@ -328,15 +329,15 @@ class Measurements:
 
 
 def _dead_links(record: ContributorRecord) -> list[str]:
-    """Return the ids of the peers that a contributor did not reach when its links were measured."""
+    """Return the ids of the peers that could not be reached when the contributor's links were measured."""
     return [link.target for link in record.links or () if link.is_dead]
 
 
 def _host(record: ContributorRecord) -> str:
-    """Return the key that contributors share which are measured one after the other."""
+    """Return the host key. Contributors with the same key are measured one after the other."""
     return record.host_id or record.address or record.id
 
 
 def _computer(record: ContributorRecord) -> str:
-    """Return the host's key for a contributor that may have no address yet."""
+    """Return the host key of a contributor that may have no address yet."""
     return record.host_id or record.host

@@ -1,4 +1,4 @@
-"""Checks that the Ray node that a contributor claims is its own, and as large as what it lends."""
+"""Checks that the Ray node that a contributor claims belongs to it, and has the resources that it lends."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ def check_node(
     *,
     head_node_id: str,
 ) -> bool:
-    """Check that a node is the contributor's own and has the resources that it lends.
+    """Check that a node belongs to the contributor and has the resources that the contributor lends.
 
     Args:
-        contributor: the contributor as it joined; its limits are what it lends.
+        contributor: the contributor as it joined; its limits are the resources that it lends.
         node_id: the node that it claims, in hexadecimal.
         address: the IP address that it claims.
-        nodes: the head's facts about all nodes.
-        head_node_id: the head's own node.
+        nodes: Ray's facts about all nodes.
+        head_node_id: id of the head's node.
 
     Returns:
-        Whether the node is there; False while the head does not list it as alive, which it may do later.
+        Whether the head lists the node as alive. If not, the node may still be starting.
 
     Raises:
         Conflict: the node is the head's or another contributor's, or its address or resources differ from the claim.
@@ -56,7 +56,7 @@ def check_node(
 
 
 def unknown_node(contributor: ContributorRecord, node_id: str) -> ContributorLost:
-    """Return the error for a node that did not appear at the head: it may belong to an earlier head."""
+    """Return the error for a node that the head does not know: the node may belong to an earlier head."""
     return ContributorLost(
         f"the head knows no live node {node_id[:12]} of contributor {contributor.name}",
         hint="its agent starts the node again",

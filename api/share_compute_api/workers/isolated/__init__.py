@@ -1,1 +1,1 @@
-"""Processes for submitters' content: their memory and time are limited, they hold no secrets, and they may fail."""
+"""Isolated processes for submitters' content: limited memory and time, no secrets, and restarted after a crash."""

@@ -1,4 +1,4 @@
-"""The tokenizers that a process has loaded. The parent tracks them with the same class, without messages."""
+"""LRU cache of the tokenizers in an isolated process. The parent tracks its content with the same class."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ Thing = TypeVar("Thing")
 
 
 class Kept(Generic[Thing]):
-    """The most recently used things, by folder and version."""
+    """LRU cache with one entry per folder; each entry has a version."""
 
     def __init__(self) -> None:
         self._things: OrderedDict[Path, tuple[int, Thing]] = OrderedDict()
 
     def others(self, folder: Path | None) -> bool:
-        """Return whether a thing of another folder is kept."""
+        """Return whether another folder has an entry."""
         return any(kept != folder for kept in self._things)
 
     def has(self, folder: Path, version: int) -> bool:
-        """Return whether a thing of this folder and version is kept."""
+        """Return whether the folder has an entry with this version."""
         found = self._things.get(folder)
         return found is not None and found[0] == version
 
     def get(self, folder: Path, version: int) -> Thing | None:
-        """Return the thing of this folder and version, if it is kept."""
+        """Return the folder's entry if it has this version; else None."""
         if not self.has(folder, version):
             return None
         self._things.move_to_end(folder)
         return self._things[folder][1]
 
     def put(self, folder: Path, version: int, thing: Thing) -> None:
-        """Keep a thing in place of an earlier version; evict the least recently used one."""
+        """Store an entry in place of the folder's earlier version; evict the least recently used one if full."""
         self._things[folder] = (version, thing)
         self._things.move_to_end(folder)
         if len(self._things) > MOST_KEPT:

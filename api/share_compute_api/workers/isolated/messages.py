@@ -1,4 +1,4 @@
-"""Questions to isolated processes and their answers: JSON in frames, validated on both sides; nothing is pickled."""
+"""Questions to isolated processes and their answers: length-prefixed JSON, validated on both sides, without pickle."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 from share_compute_api.workers.isolated.vocabulary import Vocabulary
 
 HEADER = struct.Struct("<I")
-"""Length of the JSON that follows, in bytes."""
+"""Frame header: length of the JSON that follows, in bytes."""
 MOST_QUESTION_BYTES = 32 << 20
 MOST_ANSWER_BYTES = 64 << 20
-"""Longest answer; a vocabulary of a million tokens fits."""
+"""Largest accepted answer; a vocabulary of a million tokens fits."""
 OUT_OF_MEMORY_STATUS = 77
-"""Exit status of a process that reached its limit of memory."""
+"""Exit status of a process that reached its memory limit."""
 MOST_DETAIL = 16_384
-"""Most characters of an error's message."""
+"""Largest length of an error's message, in characters."""
 
 Result = TypeVar("Result", bound=BaseModel)
 TokenId: TypeAlias = Annotated[int, Field(ge=0, lt=2**32)]
@@ -29,17 +29,17 @@ class _Message(BaseModel):
 
 
 class Done(_Message):
-    """The answer of a check that found nothing wrong."""
+    """Answer to a check that found no problem."""
 
 
 class Tokens(_Message):
-    """Token ids of one or several texts."""
+    """Token ids of each text."""
 
     texts: tuple[tuple[TokenId, ...], ...]
 
 
 class LargestId(_Message):
-    """Largest token id of a tokenizer; None if it has no tokens."""
+    """Largest token id of a tokenizer; None if the tokenizer has no tokens."""
 
     largest: TokenId | None
 
@@ -48,16 +48,16 @@ class Question(_Message, Generic[Result]):
     """A task for an isolated process."""
 
     subject: ClassVar[str]
-    """Cause of the use of time and memory, for error messages."""
+    """Name of the work that uses time and memory, for error messages: "the model's tokenizer", for example."""
 
     @property
     def answer(self) -> type[Result]:
-        """Model of its answer."""
+        """Pydantic model of the question's answer."""
         raise NotImplementedError
 
     @property
     def source(self) -> str:
-        """Origin of the work: work of one source never takes all processes while others wait."""
+        """Key for fair scheduling: questions of one source never take all processes while others wait."""
         return ""
 
 
@@ -67,38 +67,38 @@ class OfTokenizer(Question[Result], Generic[Result]):
     subject = "the model's tokenizer or chat template"
     folder: Path
     version: int
-    """A tokenizer that is loaded with another version is loaded again."""
+    """Version of the folder's content; the tokenizer is reloaded when the version changes."""
 
     @property
     def source(self) -> str:
-        """The model's folder."""
+        """Key for fair scheduling: the model's folder."""
         return str(self.folder)
 
 
 class Load(OfTokenizer[Done]):
-    """Load a tokenizer, for later questions."""
+    """Load a tokenizer into the cache, for later questions."""
 
     kind: Literal["load"] = "load"
 
     @property
     def answer(self) -> type[Done]:
-        """Model of its answer."""
+        """Pydantic model of the question's answer."""
         return Done
 
 
 class Describe(OfTokenizer[Vocabulary]):
-    """Load a tokenizer, and return its vocabulary."""
+    """Return the vocabulary of a tokenizer."""
 
     kind: Literal["describe"] = "describe"
 
     @property
     def answer(self) -> type[Vocabulary]:
-        """Model of its answer."""
+        """Pydantic model of the question's answer."""
         return Vocabulary
 
 
 class Encode(OfTokenizer[Tokens]):
-    """Turn texts into tokens."""
+    """Convert texts to token ids."""
 
     kind: Literal["encode"] = "encode"
     texts: tuple[str, ...]
@@ -106,12 +106,12 @@ class Encode(OfTokenizer[Tokens]):
 
     @property
     def answer(self) -> type[Tokens]:
-        """Model of its answer."""
+        """Pydantic model of the question's answer."""
         return Tokens
 
 
 class Chat(OfTokenizer[Tokens]):
-    """Format a conversation with the model's template, and turn it into tokens."""
+    """Format a conversation with the model's chat template, and convert it to token ids."""
 
     kind: Literal["chat"] = "chat"
     messages: tuple[dict[str, str], ...]
@@ -119,12 +119,12 @@ class Chat(OfTokenizer[Tokens]):
 
     @property
     def answer(self) -> type[Tokens]:
-        """Model of its answer."""
+        """Pydantic model of the question's answer."""
         return Tokens
 
 
 class FindLargestId(Question[LargestId]):
-    """Find the largest token id in a ``tokenizer.json``."""
+    """Return the largest token id in a ``tokenizer.json``."""
 
     subject = "tokenizer.json"
     kind: Literal["largest_id"] = "largest_id"
@@ -132,32 +132,32 @@ class FindLargestId(Question[LargestId]):
 
     @property
     def source(self) -> str:
-        """The folder of the file."""
+        """Key for fair scheduling: the file's folder."""
         return str(self.file.parent)
 
     @property
     def answer(self) -> type[LargestId]:
-        """Model of its answer."""
+        """Pydantic model of the question's answer."""
         return LargestId
 
 
 class CheckSchema(Question[Done]):
-    """Check that generated text can follow a JSON schema."""
+    """Check that generation can be constrained to a JSON schema."""
 
     subject = "the JSON schema"
     kind: Literal["schema"] = "schema"
     text: str
     owner: str
-    """Name of the requester, used as `source`."""
+    """Name of the requester; used as the key for fair scheduling."""
 
     @property
     def source(self) -> str:
-        """The requester."""
+        """Key for fair scheduling: the requester."""
         return self.owner
 
     @property
     def answer(self) -> type[Done]:
-        """Model of its answer."""
+        """Pydantic model of the question's answer."""
         return Done
 
 
@@ -170,17 +170,17 @@ class CheckModel(Question[Done]):
 
     @property
     def source(self) -> str:
-        """The architecture."""
+        """Key for fair scheduling: the model's architecture."""
         return str(self.config.get("model_type"))
 
     @property
     def answer(self) -> type[Done]:
-        """Model of its answer."""
+        """Pydantic model of the question's answer."""
         return Done
 
 
 class CheckInputs(Question[Done]):
-    """Check the first rows of files; see `Inputs.check`."""
+    """Check the first rows of a batch's input files; see `Inputs.check`."""
 
     subject = "reading the files"
     kind: Literal["inputs"] = "inputs"
@@ -188,18 +188,18 @@ class CheckInputs(Question[Done]):
     column: str
     holds: Literal["text", "messages"]
     taken: tuple[str, ...]
-    """Names of columns that answers are written into."""
+    """Names of the output columns that answers are written into, which the files must not contain."""
     is_united: bool
-    """Whether one output file is to have the columns of all files."""
+    """Whether one output file will have the columns of all input files."""
 
     @property
     def answer(self) -> type[Done]:
-        """Model of its answer."""
+        """Pydantic model of the question's answer."""
         return Done
 
     @property
     def source(self) -> str:
-        """The folder of the first file."""
+        """Key for fair scheduling: the folder of the first file."""
         return str(self.files[0].parent)
 
 
@@ -211,7 +211,7 @@ questions: TypeAdapter[AnyQuestion] = TypeAdapter(AnyQuestion)
 
 
 class Problem(_Message):
-    """An error that the work ended with; see `ShareComputeError`."""
+    """Error that a question ended with; see `ShareComputeError`."""
 
     code: str = Field(max_length=100)
     detail: str = Field(max_length=MOST_DETAIL)

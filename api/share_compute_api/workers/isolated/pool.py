@@ -1,7 +1,7 @@
-"""A few isolated processes that all requests share, scheduled fairly between the models of the requests.
+"""A small pool of isolated processes that all requests share, with fair scheduling between models.
 
-A chat template, a tokenizer file or a JSON schema may take endless time and memory. Each is processed in a process with
-limits of both. A process that reaches a limit is killed and replaced, and its request is refused.
+A chat template, a tokenizer file or a JSON schema may take unlimited time and memory, so each is evaluated in a process
+with limits of both. A process that reaches a limit is killed and replaced, and its request is rejected.
 """
 
 from __future__ import annotations
@@ -27,30 +27,30 @@ from share_compute_api.workers.isolated.process import IsolatedProcess, OutOfTim
 
 _RETRY_AFTER_S = 5
 _ABORTS = (-signal.SIGABRT, OUT_OF_MEMORY_STATUS)
-"""Exit statuses of a process that gets no more memory: libraries in Rust abort."""
+"""Exit statuses of a process that ran out of memory: libraries written in Rust abort."""
 _log = logging.getLogger(__name__)
 Result = TypeVar("Result", bound=BaseModel)
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits of the processes."""
+    """Limits of the isolated processes and of their queue."""
 
     processes: int = 2
     memory_bytes: int = 1 << 30
-    """Most memory that a process may take beside its program, which has about 75 MB."""
+    """Memory limit of a process, in bytes, in addition to the process's own code and libraries (about 75 MB)."""
     time_s: float = 10.0
     """Time limit for a question, in seconds."""
     load_s: float = 20.0
     """Additional time limit for loading a tokenizer, in seconds."""
     waiting_per_source: int = 64
-    """Most questions about one model that may wait; further ones are refused."""
+    """Largest number of waiting questions per source; more are rejected."""
     waiting: int = 512
-    """Most questions that may wait in all."""
+    """Largest number of waiting questions in total; more are rejected."""
 
     @property
     def per_source(self) -> int:
-        """Most processes for the questions about one model, so that other models always find one."""
+        """Largest number of processes for one source, so that other sources always find a process."""
         return max(1, self.processes - 1)
 
 
@@ -61,7 +61,7 @@ class _Asked:
 
 
 class _Turns:
-    """Waiting questions by source; sources take turns. The caller holds a lock."""
+    """Queue of waiting questions per source, served round-robin. The caller must hold the pool's lock."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
@@ -72,10 +72,10 @@ class _Turns:
         return sum(map(len, self._waiting.values()))
 
     def add(self, asked: _Asked) -> None:
-        """Let a question wait.
+        """Add a question to its source's queue.
 
         Raises:
-            Busy: too many questions wait.
+            Busy: too many questions wait already.
         """
         mine = self._waiting.setdefault(asked.question.source, deque())
         if len(mine) >= self._limits.waiting_per_source or len(self) >= self._limits.waiting:
@@ -87,7 +87,7 @@ class _Turns:
         mine.append(asked)
 
     def take(self) -> _Asked | None:
-        """Return the next question of a source that may use one more process; None if there is none."""
+        """Remove and return the next question of a source below its process limit; None if there is none."""
         for source, waiting in list(self._waiting.items()):
             if self._running.get(source, 0) >= self._limits.per_source:
                 continue
@@ -101,20 +101,20 @@ class _Turns:
         return None
 
     def done(self, source: str) -> None:
-        """Note that a question of this source was answered."""
+        """Record that a process finished a question of this source."""
         self._running[source] -= 1
         if not self._running[source]:
             del self._running[source]
 
     def clear(self) -> list[_Asked]:
-        """Return all waiting questions, and forget them."""
+        """Remove and return all waiting questions."""
         found = [asked for waiting in self._waiting.values() for asked in waiting]
         self._waiting.clear()
         return found
 
 
 class IsolatedProcesses:
-    """Answers questions about content that submitters sent; may be used by several threads. Call `close` in the end.
+    """Pool of isolated processes that answer questions; thread-safe. Call `close` at the end.
 
     Args:
         limits: limits of the processes.
@@ -129,17 +129,17 @@ class IsolatedProcesses:
         self._is_closed = False
 
     def ask(self, question: Question[Result]) -> Result:
-        """Return the answer to a question; blocks.
+        """Return the answer to a question; block until the answer is available.
 
         Raises:
-            Busy: too many questions wait.
+            Busy: too many questions wait already.
             UserError: the submitter's content is wrong, or a limit was reached.
-            Unavailable: the server ends, or no process can be started.
+            Unavailable: the server is shutting down, or no process can be started.
         """
         return self._submit(question).result()
 
     async def answer(self, question: Question[Result]) -> Result:
-        """Return the answer to a question, as `ask`; the call may be cancelled."""
+        """Return the answer to a question, like `ask`, without blocking the event loop; the call may be cancelled."""
         return await asyncio.wrap_future(self._submit(question))
 
     @property
@@ -153,7 +153,7 @@ class IsolatedProcesses:
         return [pid for runner in list(self._runners) if (pid := runner.pid) is not None]
 
     def close(self) -> None:
-        """End all processes; waiting questions are refused."""
+        """End all processes; waiting questions fail with `Unavailable`."""
         with self._lock:
             self._is_closed = True
             waiting, runners = self._turns.clear(), list(self._runners)
@@ -184,14 +184,14 @@ class IsolatedProcesses:
 
     def _dispatch(self) -> None:
         while self._idle and (asked := self._turns.take()) is not None:
-            # A runner that has loaded the tokenizer already is preferred.
+            # Prefer a runner that has already loaded the tokenizer.
             runner = next((one for one in self._idle if one.knows(asked.question)), self._idle[0])
             self._idle.remove(runner)
             runner.give(asked)
 
 
 class _Runner:
-    """A thread with a process of its own; the process ends with it."""
+    """A thread that owns one isolated process; the process ends with the thread."""
 
     def __init__(self, limits: Limits, finished: Any) -> None:
         self._limits = limits
@@ -210,15 +210,15 @@ class _Runner:
         return None if process is None else process.pid
 
     def knows(self, question: Question[Any]) -> bool:
-        """Return whether the tokenizer of a question is loaded; the runner must be idle."""
+        """Return whether the tokenizer of a question is loaded; must be called while the runner is idle."""
         return isinstance(question, OfTokenizer) and self._loaded.has(question.folder, question.version)
 
     def give(self, asked: _Asked) -> None:
-        """Have a question answered by the runner's thread."""
+        """Pass a question to the runner's thread."""
         self._inbox.put(asked)
 
     def end(self) -> None:
-        """End the process, even during a question."""
+        """End the process, even if it is answering a question, and join the thread."""
         self._has_ended = True
         process = self._process
         if process is not None:
@@ -237,10 +237,10 @@ class _Runner:
         self._drop()
 
     def _answer(self, question: Question[Result]) -> Result:
-        """Return the answer.
+        """Return the answer to a question.
 
-        If the process dies and has other tokenizers loaded too, they may be the cause. The question is then asked again
-        in a process that has loaded nothing else.
+        If the process dies, other tokenizers in the process may be the cause. In that case the question is asked again
+        in a new process that has loaded nothing else.
         """
         while True:
             folder = question.folder if isinstance(question, OfTokenizer) else None

@@ -1,4 +1,4 @@
-"""The parent's side of one isolated process."""
+"""The parent's end of one isolated process."""
 
 from __future__ import annotations
 
@@ -24,10 +24,11 @@ Result = TypeVar("Result", bound=BaseModel)
 
 
 class ProcessEnded(Exception):
-    """The process can no longer be used.
+    """Raised when the process can no longer be used.
 
     Args:
-        status: its exit status, negative when a signal ended it; None if it is to be killed because of its answer.
+        status: exit status of the process, negative when a signal ended it; None if its answer was invalid and it must
+            be killed.
     """
 
     def __init__(self, status: int | None) -> None:
@@ -36,11 +37,11 @@ class ProcessEnded(Exception):
 
 
 class OutOfTime(Exception):
-    """The process did not answer in time."""
+    """Raised when the process did not answer in time."""
 
 
 def bare_environment() -> dict[str, str]:
-    """Return environment variables for work on a submitter's files: no credentials, no network, one thread."""
+    """Return environment variables for processing a submitter's files: no credentials, no network, one thread."""
     return clean_environment(os.environ) | {
         "HF_HUB_OFFLINE": "1",
         "HF_HOME": "/nonexistent",
@@ -52,10 +53,10 @@ def bare_environment() -> dict[str, str]:
 
 
 class IsolatedProcess:
-    """A process that answers one question at a time; call `kill` in the end.
+    """A process that answers one question at a time; call `kill` at the end.
 
     Args:
-        memory_bytes: most memory that it may take beside its program (Linux).
+        memory_bytes: memory limit in addition to the process's own code and libraries (Linux).
 
     Raises:
         ProcessEnded: the process did not start.
@@ -90,7 +91,7 @@ class IsolatedProcess:
         Raises:
             OutOfTime: no answer came in time; the process must be killed.
             ProcessEnded: the process ended, or its answer is invalid; the process must be killed.
-            ShareComputeError: the problem that the process reports.
+            ShareComputeError: the error that the process reported.
         """
         deadline = time.monotonic() + timeout_s
         text = question.model_dump_json().encode()
@@ -108,11 +109,11 @@ class IsolatedProcess:
         return result
 
     def interrupt(self) -> None:
-        """End the process at once, from another thread: `ask` raises ProcessEnded."""
+        """Kill the process from another thread; `ask` then raises ProcessEnded in its own thread."""
         self._process.kill()
 
     def kill(self) -> None:
-        """End the process at once, and free its resources here."""
+        """Kill the process, and close its pipes."""
         self._process.kill()
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout):
@@ -158,7 +159,7 @@ class IsolatedProcess:
             raise OutOfTime
 
     def _status(self) -> int:
-        """Return the exit status; the process has closed its pipe already."""
+        """Return the exit status of a process that has closed its pipe; kill the process if it does not end."""
         try:
             return self._process.wait(timeout=10)
         except subprocess.TimeoutExpired:

@@ -1,8 +1,8 @@
-"""A served model's tokenizer: turns texts and chats into token ids.
+"""Tokenizer of a served model: converts texts and conversations to token ids.
 
-It runs in isolated processes, never in the control plane. Tokenizer files and chat templates are programs of the
-model's author: a normalizer may make text a million times as long, and a template may never end. The tokenizer is read
-without torch if the folder has a ``tokenizer.json``, as nearly all have.
+It runs in isolated processes, never in the control plane, because tokenizer files and chat templates are code of the
+model's author: a normalizer may lengthen a text a million times, and a template may never end. The tokenizer is loaded
+without torch if the folder has a ``tokenizer.json``, as nearly all folders have.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ from share_compute_api.workers.isolated.vocabulary import (
 )
 
 NO_CHAT_TEMPLATE = "no_chat_template"
-"""Error code after which a client may try `/v1/completions`."""
+"""Error code that tells clients to use `/v1/completions` instead."""
 _SHOWN_CHARACTERS = 300
-"""Most characters shown of a message of a template or a library, which may say anything."""
+"""Largest number of characters that is shown of a message from a template or a library, whose content is untrusted."""
 
 
 class ServedTokenizer:
-    """Turns prompts into token ids.
+    """Converts prompts to token ids.
 
     Args:
         folder: a Hugging Face folder.
 
     Raises:
-        UserError: the folder holds no tokenizer that can be loaded.
+        UserError: the folder has no tokenizer that can be loaded.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._tokenizer = _load(folder)
         self._fast = self._tokenizer.backend_tokenizer
-        # A prompt that is too long is an error; nothing is truncated or padded silently.
+        # A prompt that is too long must cause an error, so truncation and padding are off.
         self._fast.no_truncation()
         self._fast.no_padding()
         self._ids = self._fast.get_vocab(with_added_tokens=True)
@@ -57,8 +57,8 @@ class ServedTokenizer:
 
         Args:
             text: a client's text.
-            most_tokens: the model's window.
-            is_chat: whether the text was written by `chat`, which adds all special tokens itself.
+            most_tokens: the model's context window.
+            is_chat: whether the text was formatted by `chat`, which adds all special tokens itself.
 
         Raises:
             TooLong: the text has more than ``most_tokens`` tokens; for very long texts the error has no exact count.
@@ -76,10 +76,10 @@ class ServedTokenizer:
         return tuple(ids)
 
     def chat(self, messages: Sequence[dict[str, str]]) -> str:
-        """Return a conversation in the form that the model expects, up to where its answer begins.
+        """Return a conversation as formatted by the chat template, including the prompt for the assistant's answer.
 
         Raises:
-            UserError: the tokenizer has no chat template, or its template refuses these messages.
+            UserError: the tokenizer has no chat template, or its template rejects these messages.
         """
         if self._tokenizer.chat_template is None:
             raise UserError(
@@ -93,7 +93,8 @@ class ServedTokenizer:
             )
         except MemoryError:
             raise
-        except Exception as failure:  # the template is a program of the model's author
+        except Exception as failure:
+            # The template is code of the model's author and may raise any exception.
             raise UserError(
                 f"the model's chat template refuses these messages: {shortened(failure)}",
                 hint="most templates want user and assistant in turn, with system at most once, first",
@@ -105,7 +106,7 @@ class ServedTokenizer:
         """The vocabulary, which decodes tokens to text.
 
         Raises:
-            UserError: it is too large, or the control plane does not run its decoder.
+            UserError: the vocabulary is too large, or its decoder is not one that the control plane supports.
         """
         size = max(self._ids.values(), default=-1) + 1
         added = self._fast.get_added_tokens_decoder()
@@ -166,7 +167,7 @@ def largest_id(file: Path) -> int | None:
 
 
 def shortened(said: object) -> str:
-    """Return the beginning of a message of a library or a template, on one line."""
+    """Return the beginning of a message from a library or a template, on one line."""
     text = " ".join(str(said)[: 4 * _SHOWN_CHARACTERS].split())
     return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}..."
 
@@ -177,7 +178,8 @@ def _load(folder: Path) -> Any:
     from transformers import PreTrainedTokenizerFast
     from transformers.utils import logging as transformers_logging
 
-    # The library warns that the folder names another class; all classes read the same file.
+    # The library warns that the folder names another tokenizer class. The warning is harmless: all classes read the
+    # same file.
     noisy = transformers_logging.get_logger("transformers.tokenization_utils_base")
     noisy.setLevel(logging.ERROR)
     try:
@@ -196,19 +198,22 @@ def _longest(vocabulary: Iterable[str]) -> int:
 
 
 def _keeps_all(tokenizer: Any) -> bool:
-    """Return whether tokens keep all text: else an unknown word could be one token, however long it is."""
+    """Return whether the tokenizer has no unknown token that replaces text.
+
+    An unknown token can stand for text of any length, so text length then gives no bound on the number of tokens.
+    """
     model = tokenizer.model
     return type(model).__name__ == "BPE" and (model.unk_token is None or model.byte_fallback)
 
 
 def _end_ids(folder: Path, own: int | None) -> tuple[int, ...]:
-    """Return the tokens that end a text, from the tokenizer and the model's configuration."""
+    """Return the ids of the end-of-text tokens, from the tokenizer and the model's configuration."""
     found = [] if own is None else [own]
     for name in ("generation_config.json", "config.json"):
         try:
             config = json.loads((folder / name).read_text(encoding="utf-8"))
         except (OSError, ValueError, RecursionError):
-            continue  # without one of these files the model just has fewer ends
+            continue  # each of these files is optional
         ends = config.get("eos_token_id") if isinstance(config, dict) else None
         found += [end for end in (ends if isinstance(ends, list) else [ends]) if isinstance(end, int)]
         if found and ends is not None:

@@ -1,9 +1,9 @@
-"""A served model's vocabulary in the control plane: data and a few known decoders, but no code of a submitter.
+"""Vocabulary of a served model, which the control plane uses to decode tokens: data and a few known decoders, no code.
 
-The process that loads a tokenizer describes it by a `Vocabulary`. The control plane decodes with it token by token,
-because a call to another process for each token would cost more than the token. That is safe for two reasons: a token's
-text is bounded, and only decoders whose work and output grow linearly are accepted. Regular expressions are refused,
-and so are replacements that make text much longer.
+The process that loads a tokenizer describes it as a `Vocabulary`. The control plane decodes with it token by token,
+because a call to another process for each token would cost more than the decoding. This is safe for two reasons: the
+text of a token is bounded, and only decoders whose work and output grow linearly are accepted. Regular expressions are
+rejected, and so are replacements that lengthen a text much.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from share_compute.errors import TooLong, UserError
 
 MOST_TOKENS = 1 << 20
-"""Most ids of a vocabulary; the largest published ones have about a quarter of it."""
+"""Largest accepted number of token ids; the largest published vocabularies have about a quarter of it."""
 MOST_TOKEN_CHARACTERS = 1024
 _MOST_GROWTH = 16
-"""Most characters that all replacements of a decoder together may make of one."""
+"""Largest factor by which all replacements of a decoder together may lengthen a text."""
 _ONE_BYTE = re.compile(r"^<0x([0-9A-Fa-f]{2})>$")
-"""Form in which tokenizers made from SentencePiece write a byte that has no token of its own."""
+"""Form in which SentencePiece tokenizers write a byte that has no token of its own."""
 _SPACE = "\u2581"
-"""Character by which tokenizers made from SentencePiece write a space."""
+"""Character that stands for a space in SentencePiece tokenizers."""
 
 
 class _Declared(BaseModel):
@@ -34,33 +34,33 @@ class _Declared(BaseModel):
 
 
 class ByteLevel(_Declared):
-    """Each letter of a token stands for a byte."""
+    """Maps each character of a token to one byte (GPT-2)."""
 
     type: Literal["ByteLevel"]
 
     def build(self) -> Any:
-        """Return the decoder of ``tokenizers``."""
+        """Return the equivalent decoder of the ``tokenizers`` library."""
         from tokenizers import decoders
 
         return decoders.ByteLevel()
 
 
 class WordPiece(_Declared):
-    """Tokens are joined by spaces, except those with a prefix."""
+    """Joins tokens with spaces; a token with the prefix continues the previous word."""
 
     type: Literal["WordPiece"]
     prefix: str = Field(max_length=16)
     cleanup: bool
 
     def build(self) -> Any:
-        """Return the decoder of ``tokenizers``."""
+        """Return the equivalent decoder of the ``tokenizers`` library."""
         from tokenizers import decoders
 
         return decoders.WordPiece(self.prefix, self.cleanup)
 
 
 class Metaspace(_Declared):
-    """A letter stands for a space."""
+    """Replaces a given character by a space (SentencePiece)."""
 
     type: Literal["Metaspace"]
     replacement: str = Field(min_length=1, max_length=1)
@@ -68,51 +68,51 @@ class Metaspace(_Declared):
     split: bool = True
 
     def build(self) -> Any:
-        """Return the decoder of ``tokenizers``."""
+        """Return the equivalent decoder of the ``tokenizers`` library."""
         from tokenizers import decoders
 
         return decoders.Metaspace(self.replacement, self.prepend_scheme, self.split)
 
 
 class BpeSuffix(_Declared):
-    """A suffix ends a word."""
+    """Replaces the suffix that marks the end of a word by a space."""
 
     type: Literal["BPEDecoder"]
     suffix: str = Field(min_length=1, max_length=16)
 
     def build(self) -> Any:
-        """Return the decoder of ``tokenizers``."""
+        """Return the equivalent decoder of the ``tokenizers`` library."""
         from tokenizers import decoders
 
         return decoders.BPEDecoder(self.suffix)
 
 
 class ByteFallback(_Declared):
-    """Tokens such as ``<0x0A>`` are bytes."""
+    """Decodes tokens such as ``<0x0A>`` to single bytes."""
 
     type: Literal["ByteFallback"]
 
     def build(self) -> Any:
-        """Return the decoder of ``tokenizers``."""
+        """Return the equivalent decoder of the ``tokenizers`` library."""
         from tokenizers import decoders
 
         return decoders.ByteFallback()
 
 
 class Fuse(_Declared):
-    """All tokens become one for the decoders that follow."""
+    """Joins all tokens to one string for the decoders that follow."""
 
     type: Literal["Fuse"]
 
     def build(self) -> Any:
-        """Return the decoder of ``tokenizers``."""
+        """Return the equivalent decoder of the ``tokenizers`` library."""
         from tokenizers import decoders
 
         return decoders.Fuse()
 
 
 class Strip(_Declared):
-    """A letter is taken off the ends of a token."""
+    """Removes a given character from the ends of a token."""
 
     type: Literal["Strip"]
     content: str = Field(min_length=1, max_length=1)
@@ -120,7 +120,7 @@ class Strip(_Declared):
     stop: int = Field(ge=0, le=MOST_TOKEN_CHARACTERS)
 
     def build(self) -> Any:
-        """Return the decoder of ``tokenizers``."""
+        """Return the equivalent decoder of the ``tokenizers`` library."""
         from tokenizers import decoders
 
         return decoders.Strip(self.content, self.start, self.stop)
@@ -133,7 +133,7 @@ class _Literal(_Declared):
 
 
 class Replace(_Declared):
-    """A string becomes another; patterns that are regular expressions are refused."""
+    """Replaces one string by another; regular expressions are rejected."""
 
     type: Literal["Replace"]
     pattern: _Literal
@@ -141,11 +141,11 @@ class Replace(_Declared):
 
     @property
     def growth(self) -> float:
-        """Most characters that one character becomes."""
+        """Largest number of characters that replace one character."""
         return max(1.0, len(self.content) / len(self.pattern.String))
 
     def build(self) -> Any:
-        """Return the decoder of ``tokenizers``."""
+        """Return the equivalent decoder of the ``tokenizers`` library."""
         from tokenizers import decoders
 
         return decoders.Replace(self.pattern.String, self.content)
@@ -158,7 +158,7 @@ Simple: TypeAlias = Annotated[
 
 
 class Several(_Declared):
-    """Decoders one after the other."""
+    """Applies several decoders in sequence."""
 
     type: Literal["Sequence"]
     decoders: tuple[Simple, ...] = Field(max_length=16)
@@ -173,7 +173,7 @@ class Several(_Declared):
         return self
 
     def build(self) -> Any:
-        """Return the decoder of ``tokenizers``."""
+        """Return the equivalent decoder of the ``tokenizers`` library."""
         from tokenizers import decoders
 
         return decoders.Sequence([step.build() for step in self.decoders])
@@ -184,28 +184,28 @@ Token: TypeAlias = Annotated[str, Field(max_length=MOST_TOKEN_CHARACTERS)]
 
 
 class Vocabulary(BaseModel):
-    """Decodes tokens to text; may be used by several threads."""
+    """Decodes tokens to text; thread-safe."""
 
     model_config = ConfigDict(frozen=True)
 
     tokens: tuple[Token | None, ...] = Field(max_length=MOST_TOKENS)
-    """Tokens by id; None for an unused id."""
+    """Token strings, indexed by id; None for an unused id."""
     added: frozenset[int]
-    """Ids of added tokens, whose text is written as it is."""
+    """Ids of added tokens, whose text is output unchanged."""
     special: frozenset[int]
-    """Ids of special tokens, which have no text."""
+    """Ids of special tokens, which are not output."""
     end_ids: tuple[int, ...] = Field(max_length=64)
-    """Tokens that end a text."""
+    """Ids of the end-of-text tokens."""
     decoder: Decoder | None
-    """Joins tokens; without a decoder they are joined by spaces."""
+    """Decoder that joins tokens to text; without one, tokens are joined with spaces."""
 
     @property
     def vocab_size(self) -> int:
-        """One more than the largest token id."""
+        """Largest token id plus one."""
         return len(self.tokens)
 
     def check(self, ids: Sequence[int], most_tokens: int) -> tuple[int, ...]:
-        """Return token ids that a client may use as a prompt.
+        """Return token ids if a client may use them as a prompt.
 
         Raises:
             TooLong: there are more than ``most_tokens`` ids.
@@ -224,7 +224,7 @@ class Vocabulary(BaseModel):
         return tuple(ids)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of token ids, without special tokens; bytes that are not valid UTF-8 become U+FFFD."""
+        """Return the text of token ids without special tokens; bytes that are not valid UTF-8 become U+FFFD."""
         tokens = [token for id_ in ids if id_ not in self.special and (token := self._token(id_)) is not None]
         if self._decodes is None:
             return " ".join(tokens)
@@ -232,17 +232,17 @@ class Vocabulary(BaseModel):
         return text
 
     def is_special(self, id_: int) -> bool:
-        """Return whether a token is special, so that it has no text."""
+        """Return whether a token is special; special tokens have no text."""
         return id_ in self.special
 
     def special_id(self, text: str) -> int | None:
-        """Return the id of the special token written like this, which no text ever shows; None if there is none."""
+        """Return the id of the special token with this name; None if there is none. Text never contains it."""
         return self._special_ids.get(text)
 
     def token_bytes(self, id_: int) -> bytes:
-        """Return the bytes that a token stands for; the bytes of a text's tokens together are its UTF-8."""
+        """Return the bytes that a token stands for; joined over a text's tokens, they are the text in UTF-8."""
         token = self._token(id_)
-        if token is None:  # a model's vocabulary may be padded
+        if token is None:  # an unused id, as in padded vocabularies
             return b""
         if id_ in self.added:
             return token.encode()
@@ -290,9 +290,9 @@ def too_long(found: str, most_tokens: int) -> TooLong:
 
 
 def byte_alphabet() -> dict[str, int]:
-    """Return the byte that each character of a byte-level vocabulary stands for.
+    """Return the mapping from the characters of a byte-level vocabulary to the bytes that they stand for.
 
-    The mapping is GPT-2's: printable bytes stand for themselves, the others for characters from U+0100 on, in order.
+    The mapping is GPT-2's: printable bytes are mapped to themselves, the others to characters from U+0100 on, in order.
     """
     plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in set(plain)]

@@ -1,7 +1,7 @@
 """The program of an isolated process: ``python -m share_compute_api.workers.isolated.worker BYTES``.
 
-It reads questions from standard input and answers each on standard output. Before the first one it limits its memory to
-its present use and ``BYTES`` more. It ends when its input ends, and when it is out of memory.
+It reads questions from standard input and answers each on standard output. At the start it limits its memory to its
+present use plus ``BYTES``. It exits at the end of its input or when it is out of memory.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
 
 class Work:
-    """Answers questions; keeps the most recently used tokenizers."""
+    """Answers questions; caches the most recently used tokenizers."""
 
     def __init__(self) -> None:
         self._tokenizers: Kept[ServedTokenizer] = Kept()
 
     def answer(self, question: messages.AnyQuestion) -> BaseModel:
-        """Return the answer.
+        """Return the answer to a question.
 
         Raises:
             ShareComputeError: the submitter's files or the request are wrong.
@@ -87,15 +87,15 @@ def _check(question: messages.CheckInputs | messages.CheckModel | messages.Check
 
 
 def limit_memory(more_bytes: int) -> None:
-    """Limit this process to ``more_bytes`` beside its present data (Linux); let it write no files and no core."""
+    """Limit this process to ``more_bytes`` more than its present data (Linux); forbid files and core dumps."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     try:
         lines = Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines()
-    except FileNotFoundError:  # not Linux: only the time limit holds
+    except FileNotFoundError:  # not Linux: there is only the time limit
         return
     data_kib = next(int(line.split()[1]) for line in lines if line.startswith("VmData:"))
-    # RLIMIT_DATA, not the address space, in which libraries that are only mapped would count.
+    # RLIMIT_DATA does not count libraries that are only mapped; a limit of the address space would.
     most = (data_kib << 10) + more_bytes
     resource.setrlimit(resource.RLIMIT_DATA, (most, most))
 
@@ -103,7 +103,7 @@ def limit_memory(more_bytes: int) -> None:
 def main() -> None:
     """Answer questions until the input ends."""
     more_bytes = int(sys.argv[1])
-    # Libraries may print anything: it must neither mix with the answers on their pipe nor fill the server's log.
+    # Libraries may print anything: their output must not mix with the answers on the pipe, nor fill the server's log.
     answers = os.fdopen(os.dup(1), "wb")
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)
@@ -121,11 +121,11 @@ def main() -> None:
 
 
 def _import_all() -> None:
-    """Import modules that questions need.
+    """Import the modules that questions need.
 
-    Done first, so that imports count neither for the memory limit nor for the time of the first question.
+    They are imported before the memory limit is set, and before the first question's time starts.
     """
-    # Configurations import torch if they can, without needing it: that takes seconds and 300 MB.
+    # Configuration classes import torch if they can, without needing it. The import takes seconds and 300 MB.
     sys.modules["torch"] = None  # type: ignore[assignment]
     import llguidance
     import tokenizers

@@ -1,8 +1,9 @@
 """Stages of Hugging Face causal language models, from the models' own code.
 
-A stage is a sketch of the whole model (large parameters on the meta device). The modules of other stages are replaced
-by pass-throughs; then the rest gets memory. The architecture's own pipeline plan (``base_model_pp_plan``) names the
-embedding, the repeated layers and the modules after them, so nothing here knows any architecture by name.
+A stage begins as a sketch of the whole model (large parameters on the meta device). The modules of other stages are
+replaced by pass-throughs; then the remaining parameters get memory. The architecture's own pipeline plan
+(``base_model_pp_plan``) names the embedding, the repeated layers and the modules after them. So nothing here knows any
+architecture by name.
 """
 
 from __future__ import annotations
@@ -33,9 +34,9 @@ from share_compute.models.stage import Stage
 from share_compute.shard import Shard
 
 _SMALL = 2**14
-"""Largest parameter, in numbers, that has memory in a sketch."""
+"""Largest parameter, in scalars, that has memory in a sketch; larger ones are on the meta device."""
 _HUGE = 2**26
-"""Largest tensor, in numbers, that has memory while its module is constructed."""
+"""Largest tensor, in scalars, that has memory while its module is constructed."""
 _INPUT_SCALES = ("embedding_multiplier",)
 """Attributes by which some base models scale their embeddings: a later stage must not scale its inputs again."""
 
@@ -115,11 +116,11 @@ class _HugeOnMeta(TorchFunctionMode):
 
 @contextmanager
 def _sketching() -> Iterator[None]:
-    """Build models inside this context with their large parameters on the meta device, where they take no memory.
+    """Return a context in which models are built with large parameters on the meta device, where they take no memory.
 
     Buffers and small parameters get real values. Constructors compute some of them (rotary frequencies, coefficients of
-    an activation), and neither an initialization rule nor a checkpoint may restore those. Random values among them are
-    the same on every machine.
+    an activation), and possibly no initialization rule and no checkpoint has these values. Random values are the same
+    on every machine.
     """
     register = nn.Module.register_parameter
 
@@ -218,7 +219,7 @@ def trained_sketch(
     model = sketch(blueprint.config or {}, dtype)
     outline = Outline(model)
     if blueprint.lora is not None:
-        from share_compute.models.adapters import adapt  # noqa: PLC0415 - takes time to import, and few need it
+        from share_compute.models.adapters import adapt  # noqa: PLC0415 - slow to import, and only for adapters
 
         adapt(model, blueprint.lora, outline.places)
     stored = list(_stored_parameters(model))
@@ -240,8 +241,8 @@ class HuggingFaceStage(Stage):
         blueprint: blueprint of the whole model.
         shard: part of the model that this stage holds.
         device: device of the shard.
-        serves_in: type of the weights for inference only, without anything that training needs; None for training.
-        change: function applied to the sketch and the names of tied weights before the model gets memory.
+        serves_in: dtype of the weights if the stage is for inference only; None for training.
+        change: function that is called with the sketch and the names of tied weights before memory is allocated.
     """
 
     def __init__(
@@ -266,7 +267,7 @@ class HuggingFaceStage(Stage):
         materialize(model, device, is_filled_later=serves_in is not None)
         present = set(model.state_dict())
         for target, source in tied.items():
-            if target in present and source in present:  # `materialize` allocated each separately
+            if target in present and source in present:  # `materialize` allocated both separately
                 owner, _, leaf = target.rpartition(".")
                 setattr(model.get_submodule(owner), leaf, model.get_parameter(source))
         self.tied = {target: source for target, source in tied.items() if target in present}
@@ -323,7 +324,10 @@ class HuggingFaceStage(Stage):
         return {index: stack[index] for index in range(self.shard.start, self.shard.stop)}
 
     def take_over(self, other: HuggingFaceStage) -> dict[str, Tensor]:
-        """Take the modules that both have from a stage of the same model, which must not be used afterwards.
+        """Take over the modules that both stages hold. ``other`` must not be used afterwards.
+
+        Args:
+            other: another stage of the same model.
 
         Returns:
             The tensors that are still to be filled, by stored name.
@@ -335,7 +339,7 @@ class HuggingFaceStage(Stage):
                 if child in self._holders() or not _is_whole(child) or not _is_whole(given[name]):
                     continue
                 if self._is_tied_here(child):
-                    continue  # it gets the weights of its source below
+                    continue  # tied weights are set below
                 holder.register_module(name, given[name])
                 taken |= {tensor.data_ptr() for tensor in given[name].state_dict().values()}
         for target, source in self.tied.items():
@@ -345,7 +349,7 @@ class HuggingFaceStage(Stage):
         return {name: tensor for name, tensor in self.persistent().items() if tensor.data_ptr() not in taken}
 
     def _holders(self) -> tuple[nn.Module, nn.Module, nn.Module]:
-        """Return the modules between whose children a model is split."""
+        """Return the modules whose children may be in different stages: the model, its base, and the list of layers."""
         return self._model, self._base, getattr(self._base, self._stack)
 
     def _holds(self, name: str) -> bool:
@@ -359,11 +363,15 @@ class HuggingFaceStage(Stage):
         )
 
     def compute(self, inputs: Tensor) -> Tensor:
-        """Take ids ``[batch, seq]`` or hidden ``[batch, seq, hidden]``; return hidden, or the last shard's logits."""
+        """Return the outputs of the shard for one microbatch.
+
+        Inputs are ids ``[batch, seq]`` (first shard) or hidden states ``[batch, seq, hidden]``. Outputs are hidden
+        states, or logits ``[batch, seq, vocabulary]`` (last shard).
+        """
         return self.run(inputs)
 
     def run(self, inputs: Tensor, **options: Any) -> Tensor:
-        """Compute as `compute`, with further arguments for the model, or for its base on shards before the last."""
+        """Compute as `compute` does, with further arguments of the model (last shard) or of its base (other shards)."""
         name = "input_ids" if self.shard.is_first else "inputs_embeds"
         if self.shard.is_last:
             logits: Tensor = self.module(
@@ -375,7 +383,7 @@ class HuggingFaceStage(Stage):
 
     @torch.no_grad()
     def initialize(self, seed: int) -> None:
-        """Initialize by the architecture's own rule, each module from (seed, its name)."""
+        """Initialize each module by the architecture's own rule, with random numbers seeded by (seed, module name)."""
         sources = {
             target.rpartition(".")[0]: source.rpartition(".")[0] for target, source in self.tied.items()
         }
@@ -423,6 +431,6 @@ def _is_whole(module: nn.Module) -> bool:
 
 def published_config(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the config.json of a trained model: ``config`` with its class, and float32 as the type of weights."""
-    kind = AutoModelForCausalLM._model_mapping[type(hub_configuration(config))]  # noqa: SLF001 - the one place that knows
+    kind = AutoModelForCausalLM._model_mapping[type(hub_configuration(config))]  # noqa: SLF001 - no public name
     rest = {key: value for key, value in config.items() if key != "torch_dtype"}
     return {**rest, "architectures": [kind.__name__], "dtype": "float32"}

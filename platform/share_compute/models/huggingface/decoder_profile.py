@@ -38,9 +38,9 @@ from share_compute.models.profiles.shape_estimate import ShapeEstimate
 from share_compute.models.stage import summed_cross_entropy
 
 _LENGTHS = (256, 512, 1024, 768)
-"""Lengths of the counted samples, in tokens: whole chunks of linear attention. The last one checks the fit."""
+"""Lengths of the counted samples, in tokens: multiples of linear attention's chunk size. The last checks the fit."""
 _LONGER = (1280, 2048, 3072, 2560)
-"""Lengths used instead if an attention window lies within `_LENGTHS`: a mask is made only for longer samples."""
+"""Lengths used if an attention window lies within `_LENGTHS`, since only samples longer than the window need a mask."""
 _Call = tuple[tuple[Any, ...], dict[str, Any]]
 """Positional and named arguments."""
 _Lengths = tuple[int, ...]
@@ -58,7 +58,7 @@ def profile_config(blueprint: Blueprint) -> ModelProfile:
     model, outline = trained_sketch(blueprint)
     layers = list(getattr(outline.base, outline.layers))
     embedding = getattr(outline.base, outline.embedding)
-    borrowed = tied_names(model)  # in a sketch these are separate parameters
+    borrowed = tied_names(model)  # a sketch has tied parameters twice
     tied = next(
         (source for target, source in borrowed.items() if target.split(".")[0] in outline.heads), None
     )
@@ -95,10 +95,10 @@ def profile_config(blueprint: Blueprint) -> ModelProfile:
 
 
 class _Parts:
-    """Run a sketch part by part.
+    """Counts the cost of a sketch part by part.
 
     Args:
-        model: the sketch; it is taken apart.
+        model: the sketch; its modules are replaced, so it is of no further use.
         outline: names of its parts.
     """
 
@@ -159,21 +159,21 @@ class _Parts:
         numbers = []
         for length in lengths:
             arguments, options = self._given(index, length, cached=True)
-            kept = [value for value in options.values() if isinstance(value, Cache)][0]  # noqa: RUF015 - IndexError
+            kept = [value for value in options.values() if isinstance(value, Cache)][0]  # noqa: RUF015 - raises IndexError
             before = _numbers(kept)
             with torch.no_grad(), self._mode, _GroupedProducts():
                 self._layers[index](*arguments, **options)
             numbers.append(_numbers(kept) - before)
         try:
             return {"cache_numbers": fit(lengths, numbers)}
-        except Misfit:  # a window within these lengths: longer samples need no more
+        except Misfit:  # an attention window is within these lengths, and bounds the cache
             return {"cache_numbers": Growth(float(max(numbers)))}
 
     def _lose(self, lengths: _Lengths) -> _Found:
         return _growths(lengths, [self._follow(length) for length in lengths])
 
     def _follow(self, length: int) -> Count:
-        """Count a run of the model without layers; the modules after the last layer get fake hidden states."""
+        """Count the cost of the model without its layers; the modules after them get fake hidden states."""
         entered: list[Tensor] = []
         logits: list[Tensor] = []
 
@@ -193,7 +193,7 @@ class _Parts:
         return replace(counted, kept_bytes=counted.kept_bytes + copies)
 
     def _given(self, index: int, length: int, *, cached: bool) -> _Call:
-        """Return the arguments of a layer, with fake tensors."""
+        """Return the arguments that the model passes to a layer, with fake tensors."""
         if (length, cached) not in self._tours:
             self._tours[length, cached] = self._tour(length, cached=cached)
         return self._tours[length, cached][index]
@@ -217,7 +217,7 @@ class _Parts:
 
 
 class _GroupedProducts(TorchFunctionMode):
-    """Send all rows to the first expert, which takes as many operations and kept tensors as sharing them.
+    """Replaces grouped products by a product with the first expert, which has as many operations and saved tensors.
 
     The checks of the real kernel reject fake tensors of float32, though the kernel accepts float32.
     """
@@ -232,7 +232,7 @@ class _GroupedProducts(TorchFunctionMode):
 
 
 def _tried(counting: Callable[..., _Found], *arguments: int) -> _Found:
-    """Return the counted fields; none if the code does not run without data, so that the estimate remains."""
+    """Return the counted fields; an empty dict if the code does not run without data, so that estimates are used."""
     try:
         try:
             return counting(_LENGTHS, *arguments)
@@ -270,7 +270,7 @@ def _numbers(kept: Cache) -> int:
 
 
 def _first_alike(layers: Sequence[nn.Module], kinds: Sequence[str] | None) -> list[int]:
-    """Return for each layer the index of the first one that computes the same on tensors of the same shapes."""
+    """Return for each layer the index of the first layer that is alike in all but its index and its weights."""
     seen: dict[Hashable, int] = {}
     kinds = kinds if kinds is not None and len(kinds) == len(layers) else [""] * len(layers)
     return [
@@ -280,7 +280,7 @@ def _first_alike(layers: Sequence[nn.Module], kinds: Sequence[str] | None) -> li
 
 
 def _likeness(layer: nn.Module) -> Hashable:
-    """Return all that distinguishes layers except their index: modules, plain attributes, shapes, trained or frozen."""
+    """Return a key of a layer, equal for alike layers: modules, plain attributes, shapes, trained or frozen."""
     return tuple(
         (
             name,

@@ -1,7 +1,7 @@
 """One shard of a Hugging Face encoder, from the model's own code; the module `encoder_types` lists the encoders.
 
-A shard is a sketch of the whole base model without the layers of other shards; then the rest gets memory. Modules keep
-their names in the whole model.
+A shard begins as a sketch of the whole base model. The layers of other shards are removed; then the remaining
+parameters get memory. Modules keep their names in the whole model.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _EMBEDDING = "embeddings"
 
 
 class Entrance(nn.Module):
-    """Replacement of a base model's embedding that returns hidden states which are embedded already."""
+    """Replacement of a base model's embedding: it takes embedded tokens instead of ids, and returns them."""
 
     def forward(self, *given: Any, **named: Any) -> Tensor:
         """Return the hidden states among the arguments of the embedding, ``[1, tokens, hidden]``."""
@@ -42,7 +42,7 @@ def encoder_sketch(config: Mapping[str, Any], dtype: torch.dtype = torch.float32
         UserError: the configuration makes no encoder.
     """
     model = sketch(config, dtype, AutoModel)
-    if hasattr(model, "pooler"):  # for classifiers
+    if hasattr(model, "pooler"):  # which only classifiers use
         model.pooler = None
     return model
 
@@ -98,7 +98,10 @@ class EncoderShard:
         return found
 
     def take_over(self, other: EncoderShard) -> dict[str, Tensor]:
-        """Take the modules that both have from a shard of the same model, which must not be used afterwards.
+        """Take over the modules that both shards hold. ``other`` must not be used afterwards.
+
+        Args:
+            other: another shard of the same model.
 
         Returns:
             The tensors that are still to be filled, by stored name.
@@ -114,7 +117,7 @@ class EncoderShard:
 
 
 def profile_encoder(config: Mapping[str, Any]) -> ModelProfile:
-    """Estimate the cost profile of an encoder from the shapes of its parts; it keeps nothing of past tokens.
+    """Estimate the cost profile of an encoder from the shapes of its parts; it has no key-value cache.
 
     Raises:
         UserError: the configuration makes no encoder.

@@ -76,5 +76,5 @@ def no_pipeline_plan(model_type: str) -> UserError:
 
 
 def on_one_line(failure: BaseException) -> str:
-    """Return a failure's message on one line of at most 300 characters; validators name the cause on their last."""
+    """Return an exception's message, whose last line often names the cause, as one line of at most 300 characters."""
     return " ".join(str(failure).split())[:300]

@@ -41,9 +41,9 @@ class LayerProfile(StrictModel):
     backward_flops: Growth = NOTHING
     """Floating point operations of one sample's backward pass, for gradients of inputs and of parameters."""
     forward_operations: int = 0
-    """Calls of kernels in a forward pass, whatever its size. Operations that only create a view are not counted."""
+    """Kernel calls in a forward pass of any size. Operations that only create a view are not counted."""
     backward_operations: int = 0
-    """Calls of kernels in a backward pass, counted as in ``forward_operations``."""
+    """Kernel calls in a backward pass, counted as in ``forward_operations``."""
     activation_bytes: Growth = NOTHING
     """Bytes that one sample's forward keeps for its backward, in float32.
 

@@ -97,7 +97,7 @@ def count(run: Callable[[], Tensor], inputs: Any, module: nn.Module) -> Count:
     with torch.enable_grad(), flop_counter() as forward, Operations() as forward_operations, saving:
         output = run()
     for parameter in module.parameters():
-        parameter.grad = torch.zeros_like(parameter)  # as in training: gradients are added to what is there
+        parameter.grad = torch.zeros_like(parameter)  # as in training, where gradients are accumulated
     gradient = torch.ones_like(output)
     with flop_counter() as backward, Operations() as backward_operations:
         if output.requires_grad:
@@ -132,7 +132,7 @@ class Operations(TorchDispatchMode):
     ) -> Any:
         """Run an operation, and count it."""
         del types
-        # Skip prim: fake tensors look up their device through the dispatcher.
+        # Operations in ``prim`` are no kernels: fake tensors use them to look up their device.
         self.count += not func.is_view and func.namespace != "prim"
         return func(*args, **(kwargs or {}))
 
@@ -160,12 +160,15 @@ def fit(lengths: Sequence[int], values: Sequence[int]) -> Growth:
 
 
 def flop_counter() -> FlopCounterMode:
-    """Return torch's counter, extended by kernels that it does not know."""
+    """Return torch's FLOP counter, extended by formulas for kernels that it does not count."""
     return FlopCounterMode(display=False, custom_mapping=_FORMULAS)
 
 
 def _grouped_flops(first: Sequence[int], second: Sequence[int], *_: Any, **__: Any) -> int:
-    """Count ``[rows, k] @ [groups, k, n]`` and ``[m, rows] @ [rows, n]``, grouped by rows, each in one group."""
+    """Return the FLOPs of a grouped product, in which each row belongs to one group.
+
+    Its operands are ``[rows, k] @ [groups, k, n]``, or ``[m, rows] @ [rows, n]`` in the backward pass.
+    """
     return 2 * first[0] * first[1] * second[-1]
 
 

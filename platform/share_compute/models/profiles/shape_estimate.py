@@ -3,7 +3,7 @@
 - A dense matrix takes one multiplication and one addition per parameter and token, and twice that backward.
 - Attention takes two products of all tokens with all tokens, and two and a half times that backward, as in fused
   kernels.
-- Only the experts that a token is sent to count.
+- In a mixture of experts, only the experts that process a token are counted.
 - A layer keeps for its backward as much as a decoder layer with fused attention: 10 x hidden + 4 x intermediate numbers
   a token (measured on Llama; gemma2 keeps a fifth more).
 """
@@ -25,7 +25,7 @@ _EXPERTS_OF_A_TOKEN = (
     "top_k_experts",
 )
 _FORWARD_OPERATIONS, _BACKWARD_OPERATIONS = 5, 9
-"""Kernel calls per module with parameters, including those in between: 41 and 78 in a Llama layer of 9 modules."""
+"""Kernel calls per module with parameters, including calls between modules: a Llama layer of 9 has 41 and 78."""
 _HEAD_PARTS = 3
 """Parts of the head: a norm, a matrix, the loss."""
 _LOSS_NUMBERS = 4
@@ -48,7 +48,7 @@ def largest_trained_of(module: nn.Module) -> int:
 
 
 class ShapeEstimate:
-    """Estimate the parts of one model.
+    """Estimates the cost of one model's parts.
 
     Args:
         config: the text part of its Hugging Face configuration.
@@ -69,7 +69,7 @@ class ShapeEstimate:
         products = 2.0 * self._active_parameters(module)
         scores = 4.0 * self._attention
         kept = 10 * self._hidden + 4 * self._intermediate
-        parts = sum(bool(part._parameters) for part in module.modules())  # noqa: SLF001 - theirs, not their children's
+        parts = sum(bool(part._parameters) for part in module.modules())  # noqa: SLF001 - without parameters of submodules
         return LayerProfile(
             parameters=parameters_of(module),
             frozen=frozen_parameters_of(module),
@@ -129,7 +129,7 @@ class ShapeEstimate:
 
 
 def _rows(experts: nn.Module) -> int:
-    """Return the number of experts in a module that stacks them: the least first dimension of its parameters."""
+    """Return the number of experts in a module that stacks them: the smallest first dimension of its parameters."""
     return min((parameter.shape[0] for parameter in experts.parameters() if parameter.dim()), default=0)
 
 

@@ -24,10 +24,10 @@ from share_compute.files.durable import sync
 from share_compute.models.storage.checksums import CHECKSUMS, Checksums
 
 CHUNK_BYTES = 2 * 2**20
-"""Approximate size of the pieces in which tensors travel: so no process needs memory for a second shard, and Ray sends
-the pieces inline."""
+"""Approximate size of the pieces in which tensors are sent: small enough that Ray sends them inline, and that no
+process needs memory for a second copy of a shard."""
 FILE_BYTES = 2**30
-"""Size at which a folder's next file begins."""
+"""Size in bytes above which weights are split into several files."""
 _DTYPES = {
     torch.float64: "F64",
     torch.float32: "F32",
@@ -237,7 +237,7 @@ class FolderWriter:
             self._guard(partial(copy, file))
 
     def link(self, files: Iterable[Path]) -> None:
-        """Hard-link files of another folder, which must never change any more; copy them if linking fails."""
+        """Hard-link files of another folder, or copy them if linking fails. The files must never change again."""
 
         def link(file: Path) -> None:
             place = self._staging / file.name
@@ -253,7 +253,7 @@ class FolderWriter:
     def finish(self) -> int:
         """Number the weight files as Hugging Face does, write their index and publish the folder.
 
-        Files are not read again for checksums: these were computed from the content to be written.
+        Files are not read again for checksums, which were computed from the content before it was written.
 
         Returns:
             Size of the folder in bytes.
