@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from share_compute.errors import ShareComputeError, StaleEpoch, VerificationFailed
+from share_compute.errors import ContributorLost, ShareComputeError, StaleEpoch, VerificationFailed
 from share_compute.models.blueprint import Blueprint
 from share_compute.models.factory import build_stage
 from share_compute.protocol.tree import SummationTree
@@ -190,6 +190,55 @@ def test_a_shard_without_parameters_has_its_step_and_loss_scale(
     trainer.take_step(heir)
     assert heir.bring_to(trainer.step, trainer.scales)
     assert heir.loss_scale() == trainer.runner.loss_scale
+
+
+class DeadOwner:
+    """A primary that died before it was asked anything."""
+
+    def outline(self, *_: Any) -> Any:
+        raise ContributorLost("it is dead", hint="")
+
+    def copy(self, *_: Any) -> Any:
+        raise ContributorLost("it is dead", hint="")
+
+    def piece(self, *_: Any) -> Any:
+        raise ContributorLost("it is dead", hint="")
+
+
+def test_a_copy_from_local_data_outlives_its_primary(follow: Callable[..., Follower]) -> None:
+    """The primary may die while the data is copied, before it was asked anything."""
+    trainer, may_copy = Trainer(), threading.Event()
+    trainer.take_step()
+    legacy = fetched(follow(trainer), trainer).legacy(trainer.step)
+    assert legacy is not None
+
+    def later(name: str) -> Any:
+        assert may_copy.wait(60.0)
+        return legacy.state(name)
+
+    heir = follow(trainer)
+    heir.inherit(trainer.copier.outline(trainer.shard), [legacy._replace(state=later)])
+    heir.follow("owner", lambda _: DeadOwner())
+    may_copy.set()
+    assert heir._fetching is not None
+    heir._fetching.result()
+    assert heir.is_whole
+    assert same(heir, trainer)
+
+
+def test_a_primary_that_dies_after_its_last_piece_leaves_a_whole_copy(
+    follow: Callable[..., Follower],
+) -> None:
+    trainer = Trainer()
+
+    class Dying(Copier):
+        def copy(self, shard: ShardRange, names: Any) -> Copied:
+            if not names:
+                raise ContributorLost("it is dead", hint="")
+            return super().copy(shard, names)
+
+    trainer.let_copy(Dying)
+    assert same(fetched(follow(trainer), trainer), trainer)
 
 
 def test_steps_are_taken_while_it_is_fetched(

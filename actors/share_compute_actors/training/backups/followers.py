@@ -305,7 +305,8 @@ class Follower:
         self._is_fetched = self._have.keys() == outline.sizes.keys() and bool(self._loss_scales)
 
     def _fetch(self, owner: Owner, stopping: threading.Event) -> None:
-        while not stopping.is_set():
+        # `_inherit` may have found all data on this machine. The primary is not asked then: it may be dead already.
+        while not (self._is_fetched or stopping.is_set()):
             try:
                 self._fetch_missing(owner, stopping)
             except StaleEpoch:  # the primary is about to get its shard, or another copy was begun
@@ -331,9 +332,14 @@ class Follower:
             self._have.update(dict.fromkeys(names, copied.step))
             if self._is_long():
                 self._compact()
-        copied = owner.copy(self.shard, ())  # makes the primary drop its clones for this copy
-        if not self._outline.sizes:
-            self._loss_scales[copied.step] = copied.loss_scale
+        try:
+            copied = owner.copy(self.shard, ())  # makes the primary drop its clones for this copy
+        except ContributorLost:
+            if not self._outline.sizes:
+                raise  # a shard without parameters needs the loss scale that the primary returns
+        else:
+            if not self._outline.sizes:
+                self._loss_scales[copied.step] = copied.loss_scale
         self._is_fetched = True
 
     def _received(self, owner: Owner, stopping: threading.Event, ticket: int, part: Part) -> Tensor:
