@@ -1,4 +1,4 @@
-"""The control plane: REST, the command line and the Python client."""
+"""The control plane: REST API, command line and Python client."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["Client"]
 
 
 def __getattr__(name: str) -> Any:
-    # Lazy: a bare `share-compute --help` must not pay for the imports of the client.
+    # Imported lazily, so that `share-compute --help` does not load the client's imports.
     if name == "Client":
         from share_compute_api.client.client import Client
 

@@ -42,7 +42,7 @@ from share_compute_api.server.token_rotation import TokenRotation
 
 _MOST_BODY_BYTES = 1 << 20
 _MOST_PROMPT_BYTES = 4 << 20
-"""Largest body of a request to the OpenAI API, in bytes; a context of a million tokens of text fits."""
+"""Largest request body of the OpenAI API, in bytes; a text of a million tokens fits."""
 
 
 def create_app(
@@ -52,13 +52,14 @@ def create_app(
     cluster: Cluster | None = None,
     fingerprint: str | None = None,
 ) -> FastAPI:
-    """Return the control plane: REST under ``/api/v1``, the OpenAI API under ``/v1``, the dashboard at ``/``.
+    """Return the control plane's app: REST under ``/api/v1``, OpenAI API under ``/v1``, dashboard under ``/``.
 
     Args:
-        settings: configuration of the server.
+        settings: settings of the server.
         store: open store whose schema is up to date; the caller closes it.
-        cluster: Ray head and gateway; without them no machine can join, and jobs wait.
-        fingerprint: fingerprint of the server's key, if clients know the server by it; part of each invite.
+        cluster: Ray head and gateway; if None, no machine can join and jobs stay queued.
+        fingerprint: fingerprint of the server's TLS key, part of each invite; None if clients verify the certificate in
+            another way.
     """
     app = FastAPI(
         title="share-compute",
@@ -83,7 +84,7 @@ def create_app(
     openapi.install(app)
     larger = {
         f"{openai_problems.PREFIX}/": _MOST_PROMPT_BYTES,
-        # Files are written as they arrive, and their route checks the free space.
+        # Uploads are written to disk while they arrive, and their route checks the free space.
         f"{PREFIX}/uploads/": sys.maxsize,
     }
     app.add_middleware(BodyLimit, most_bytes=_MOST_BODY_BYTES, larger=larger)
@@ -96,7 +97,7 @@ def create_app(
 
 
 def end_streams(app: FastAPI) -> None:
-    """End all open event streams; call it before the server waits for its connections to close."""
+    """End all open event streams; must be called before the server waits for its connections to close."""
     context: Context = app.state.context
     context.notifier.close()
 

@@ -23,12 +23,13 @@ from starlette.types import Receive, Scope, Send
 STATIC_FOLDER: Final = Path(__file__).parents[1] / "static"
 
 _NONCE_PLACEHOLDER: Final = "__CSP_NONCE__"
-"""Placeholder for the nonce of each answer, written by Vite (``html.cspNonce`` in vite.config.ts)."""
+"""Placeholder that Vite writes (``html.cspNonce`` in vite.config.ts). It is replaced by a new nonce in each response.
+"""
 
 _APIS: Final = ("/api/", "/v1/")
 _ASSETS: Final = "assets/"
 _CODINGS: Final = {"br": ".br", "gzip": ".gz"}
-"""Endings of the compressed copies, by content coding, the smallest copy first; ``vite build`` writes them."""
+"""Content coding -> suffix of the compressed copies that ``vite build`` writes, smallest copy first."""
 _REFUSED: Final = re.compile(r"\s*q\s*=\s*0(\.0*)?\s*")
 
 _HEADERS: Final = {
@@ -62,7 +63,7 @@ def mount(app: FastAPI, folder: Path = STATIC_FOLDER) -> None:
 
     Args:
         app: the control plane; its own routes must be added first, since the dashboard answers every other path.
-        folder: folder of the built files; read at each request, so that a new build shows at once.
+        folder: folder of the built files; read at each request, so that a new build is served without a restart.
     """
     app.router.routes.append(
         _PageRoute(
@@ -75,7 +76,7 @@ def mount(app: FastAPI, folder: Path = STATIC_FOLDER) -> None:
 
 
 class _PageRoute(Route):
-    """Route for every path except those of the APIs, where an unknown path must stay a 404."""
+    """Route for every path except those of the APIs, where unknown paths must return 404."""
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
         if scope["type"] == "http" and scope["path"].startswith(_APIS):
@@ -91,7 +92,7 @@ class _Dashboard:
         self._files = StaticFiles(directory=folder, check_dir=False)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer with an asset, with the page, or with 404."""
+        """Return an asset, the page, or 404."""
         path: str = scope["path_params"]["path"]
         response = await self._answer(path, scope)
         response.headers.update(_HEADERS)
@@ -122,12 +123,12 @@ class _Dashboard:
                 continue
             try:
                 response = await self._files.get_response(path + ending, scope)
-            except HTTPException:  # without a copy the asset is sent as it is
+            except HTTPException:  # without a compressed copy the asset itself is sent
                 continue
             response.headers["Content-Encoding"] = coding
             break
         response.headers["Vary"] = "Accept-Encoding"
-        # The name contains a hash of the content: a new build has new names.
+        # The name contains a hash of the content, so a cached copy never becomes outdated.
         response.headers["Cache-Control"] = "public, max-age=31536000, immutable"
         return response
 
@@ -138,13 +139,13 @@ class _Dashboard:
 
 
 def _accepts(header: str, coding: str) -> bool:
-    """Return whether an Accept-Encoding header names a content coding, and not with the weight 0."""
+    """Return whether an Accept-Encoding header accepts a content coding; a weight of 0 rejects it."""
     parts = (part.partition(";") for part in header.lower().split(","))
     return any(name.strip() == coding and not _REFUSED.fullmatch(weight) for name, _, weight in parts)
 
 
 def _page_headers(sources: str) -> dict[str, str]:
-    """Return the headers of a page that may run scripts and styles from ``sources`` only."""
+    """Return the security headers of a page that may load scripts and styles only from ``sources``."""
     policy = {
         "default-src": "'none'",
         "script-src": sources,

@@ -1,4 +1,4 @@
-"""Fencing: the end of a server whose database another server took over."""
+"""Fencing: ends a server process whose database was taken over by another server."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from share_compute_actors.machine.processes import ChildProcesses
 from share_compute_api.terminal.output import print_failure
 
 _GRACE_S = 2.5
-"""Time for an orderly end, in seconds; with the second until it is noticed, the process is gone within 5 s."""
+"""Time for an orderly shutdown, in seconds. Detection takes 1 s more, so the process ends within 5 s in total."""
 
 
 def ends_within_grace(children: ChildProcesses) -> Callable[[Fenced], None]:
-    """Return a function that ends this process and its children after a grace period, however busy the process is.
+    """Return a function that kills this process and its children after a grace period, even if the loop is blocked.
 
     Args:
-        children: the child processes.
+        children: the child processes to kill.
     """
 
     def force(failure: Fenced) -> None:
@@ -31,7 +31,9 @@ def ends_within_grace(children: ChildProcesses) -> Callable[[Fenced], None]:
 
     def end(failure: Fenced) -> None:
         timer = threading.Timer(_GRACE_S, force, (failure,))
-        timer.daemon = True  # a process that ends earlier must not wait for the timer
+        timer.daemon = (
+            True  # a daemon thread, so that a process that ends earlier does not wait for the timer
+        )
         timer.start()
 
     return end

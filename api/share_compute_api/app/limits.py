@@ -1,4 +1,4 @@
-"""Limit on the size of request bodies, enforced before any route reads them."""
+"""Limits the size of request bodies before any route reads them."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 
 class BodyLimit:
-    """ASGI middleware that answers 413 to bodies that are too large, whether or not the size was announced.
+    """ASGI middleware that returns status 413 for bodies that are too large, with or without a Content-Length.
 
     Args:
         app: the wrapped application.
         most_bytes: largest size of a body, in bytes.
-        larger: other largest sizes in bytes, by prefix of the path.
+        larger: path prefix -> largest size in bytes, for paths with another limit.
     """
 
     def __init__(
@@ -26,7 +26,7 @@ class BodyLimit:
         self._larger = larger
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on, and count the bytes of its body."""
+        """Call the wrapped application, and count the bytes of the request's body."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return

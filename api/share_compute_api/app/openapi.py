@@ -1,4 +1,4 @@
-"""The OpenAPI document: the one that FastAPI derives, with the parts added that FastAPI cannot derive."""
+"""The OpenAPI document: FastAPI's own, completed with the parts that FastAPI cannot derive."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _TAGS = [
     {"name": "openai", "description": "The OpenAI API: what clients of served models call."},
 ]
 _JOBS = ("JobRequest", "GenerateJobRequest", "EmbedJobRequest")
-"""Names of the schemas of jobs, one for each kind."""
+"""Names of the schemas of job requests, one for each kind of job."""
 
 
 def _reference(name: str) -> dict[str, str]:
@@ -67,7 +67,7 @@ def _document(app: FastAPI) -> dict[str, Any]:
     schemas["PlanRequest"] = _hoisted(PlanRequest.model_json_schema(), schemas, suffix="Request")
     schemas["PlanRequest"]["properties"]["job"] = _reference("JobRequest")
     del schemas["TrainJobRequest"]
-    # FastAPI documents its own format of validation errors, which this server never sends.
+    # FastAPI documents its default format of validation errors, which this server never sends.
     for name in ("HTTPValidationError", "ValidationError"):
         schemas.pop(name, None)
     for path, operations in document["paths"].items():
@@ -83,7 +83,7 @@ def _document(app: FastAPI) -> dict[str, Any]:
 
 
 def _hoisted(schema: dict[str, Any], schemas: dict[str, Any], *, suffix: str) -> dict[str, Any]:
-    """Return a schema whose definitions were moved to ``schemas``, under names with ``suffix``."""
+    """Move the definitions in a schema to ``schemas``, with ``suffix`` added to their names; return the schema."""
 
     def moved(node: Any) -> Any:
         if isinstance(node, list):

@@ -37,29 +37,30 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
 
 _WRITE_TICKS = 100
-"""Period of updates of the list of child processes, in ticks of 0.1 s: Ray starts more processes while it runs."""
+"""Period of updates of the list of child processes, in ticks of 0.1 s, because Ray starts more processes while it runs.
+"""
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """Facts about a server that answers requests."""
+    """Facts about a running server, for the operator."""
 
     url: str
     fingerprint: str | None
-    """Fingerprint of the server's key; None if clients do not know the server by it."""
+    """Fingerprint of the server's TLS key; None if clients verify the certificate in another way."""
     warnings: tuple[str, ...]
     """Warnings for the operator."""
     code: str = field(repr=False)
-    """One-time code that signs a browser in; valid for some minutes."""
+    """One-time code that signs a browser in; valid for a few minutes."""
     join_command: str = field(repr=False)
-    """Command to paste on a machine that is to join; works once, within the hour."""
+    """Command to paste on a machine that should join; its invite is valid once, for an hour."""
     data_folder: Path
     ray_address: str
 
     @property
     def dashboard_url(self) -> str:
-        """URL that opens the dashboard signed in; a browser does not send the part after # to any server."""
+        """URL that opens the dashboard signed in. Browsers send the part after # (the code) to no server."""
         return f"{self.url}/#code={self.code}"
 
 
@@ -76,11 +77,11 @@ class _Server(uvicorn.Server):
         if counter % _WRITE_TICKS == 0:
             await asyncio.to_thread(self._children.refresh)
         if self._store.fenced is not None:
-            self.force_exit = True  # open requests could not write anything more
+            self.force_exit = True  # after a takeover of the database, open requests can no longer write
         return await super().on_tick(counter) or self.force_exit
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        end_streams(self._app)  # otherwise uvicorn waits for browsers that have an event stream open
+        end_streams(self._app)  # otherwise uvicorn would wait for browsers with an open event stream
         await super().shutdown(sockets)
 
 
@@ -91,12 +92,12 @@ def serve(
     progress: Callable[[str], None],
     announce: Callable[[Running], None],
 ) -> None:
-    """Run a server until Ctrl-C or SIGTERM; all child processes have ended when this returns or raises.
+    """Run a server until Ctrl-C or SIGTERM; all child processes have ended when this function returns or raises.
 
     Args:
         settings: configuration of the server.
         contribute: whether this machine joins its own cluster.
-        progress: called with the present activity while the server starts.
+        progress: called with a description of each phase while the server starts.
         announce: called once, when the server answers requests.
 
     Raises:
@@ -136,7 +137,7 @@ def serve(
 def _open_store(settings: Settings, stack: ExitStack) -> Store:
     store = Store(settings.resolved_database_url)
     stack.callback(store.close)
-    store.lock()  # before the schema changes under another server
+    store.lock()  # Take the lock before changing the schema, so that no other server uses the database then.
     try:
         prepare(settings.resolved_database_url, settings.data_folder / FOLDER, store.clock())
     except CommandError as failure:
@@ -174,7 +175,7 @@ def _introduce(
 
 
 def _pin(settings: Settings, certificate: ServerCertificate | None) -> str | None:
-    """Return the fingerprint by which clients know the server; None behind a proxy, which has its own certificate."""
+    """Return the fingerprint by which clients verify the server; None behind a proxy, which has its own certificate."""
     return certificate.fingerprint if certificate and settings.public_url is None else None
 
 
@@ -196,7 +197,7 @@ def _control_plane(app: FastAPI, certificate: ServerCertificate | None, children
 def _contribute(store: Store, running: Running, children: ChildProcesses, settings: Settings) -> None:
     _, code = store.invites.create(label="this machine", expires_in_s=settings.invite_life_s)
     command = own_command("join", running.url, "--name", f"{socket.gethostname().split('.')[0]}-server")
-    # All users of the machine can read arguments, but not the environment.
+    # The invite is in the environment, because all users of the machine can read arguments.
     environment = {
         INVITE_VARIABLE: join_invite(code, running.fingerprint),
         "SHARE_COMPUTE_DATA_FOLDER": str(settings.data_folder),

@@ -1,7 +1,7 @@
 """The command line. ``share-compute --help`` lists the commands.
 
-Modules of commands import heavy packages (the client, the server, Ray) inside their functions, so that help
-and shell completion answer at once.
+Modules of commands import heavy packages (the client, the server, Ray) inside their functions, so that help and shell
+completion stay fast.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ _EPILOG = (
 
 
 _NAMES: dict[Callable[..., None], str] = {jobs.list_jobs: "jobs"}
-"""Commands whose name differs from that of their function."""
+"""Function -> name of its command, for commands whose name differs from the function's."""
 
 
 def make_app() -> typer.Typer:
-    """Return the command line."""
+    """Return the typer application with all commands."""
     app = typer.Typer(
         name="share-compute",
         help="Join lent machines into one cluster that trains and serves models none of them could hold alone.",
@@ -107,7 +107,7 @@ def _root(
 
 
 def main() -> None:
-    """Run the command line; a `ShareComputeError` becomes one line, its hint, and an exit code."""
+    """Run the command line; print a `ShareComputeError` as one line with its hint, and exit with the error's code."""
     from pydantic import ValidationError
 
     from share_compute.errors import ShareComputeError, UserError
@@ -126,6 +126,6 @@ def main() -> None:
         print_failure(refused, as_json="--json" in sys.argv)
         sys.exit(refused.exit_code)
     except BrokenPipeError:
-        # The reader of the output closed the pipe, e.g. `share-compute jobs | head`.
+        # The reader of the output closed the pipe, for example in `share-compute jobs | head`.
         sys.stderr.close()
         sys.exit(141)

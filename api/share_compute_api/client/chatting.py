@@ -1,4 +1,4 @@
-"""Client of the OpenAI API of served models; translates its errors into `ShareComputeError`."""
+"""Client of the OpenAI API of served models; converts the API's errors to `ShareComputeError`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _KINDS: dict[int, type[ShareComputeError]] = {
 
 
 def require_model(transport: Transport, name: str) -> dict[str, Any]:
-    """Return the entry of a model at ``/v1/models``, or raise the error that says why it does not answer."""
+    """Return the entry of a model at ``/v1/models``; raise an error with the reason if the model is not available."""
     with transport.translated():
         answer = transport.http.get(f"{transport.target.url}/v1/models/{quote(name, safe='')}")
     _raise_for_error(answer)
@@ -44,7 +44,7 @@ def require_model(transport: Transport, name: str) -> dict[str, Any]:
 def stream(
     transport: Transport, route: Literal["chat/completions", "completions"], request: dict[str, Any]
 ) -> Iterator[str]:
-    """Yield the text of an answer piece by piece, as it arrives.
+    """Yield the text of an answer in pieces, as it arrives.
 
     Args:
         transport: connection to the server.
@@ -52,7 +52,7 @@ def stream(
         request: body of the request, without ``stream``.
 
     Raises:
-        ShareComputeError: the error that the server answered with, before the text or within it.
+        ShareComputeError: the error that the server sent, before the text or in the middle of it.
     """
     url = f"{transport.target.url}/v1/{route}"
     timeout = httpx.Timeout(30.0, read=_SILENCE_S)

@@ -66,23 +66,23 @@ from share_compute_api.schemas.retention import Deleted, PruneReport
 _SILENCE_S = 30.0
 """Read timeout of a stream, in seconds. The server sends a keep-alive every 10 s; after 30 s it counts as lost."""
 _PAUSES_S = (0.1, 5.0)
-"""First and longest pause before a stream is opened again, in seconds."""
+"""First and longest delay before a stream is reopened, in seconds."""
 _PLAN_TIMEOUT_S = 300.0
-"""The server gives up a plan before this, the wait in its queue included."""
+"""Timeout for a plan, in seconds. The server's own limit, including the wait in its queue, is shorter."""
 _EXPORT_TIMEOUT_S = 3600.0
 _ROTATION_S = 600.0
 
 
 class Client:
-    """Client of a control plane. Every method raises the `ShareComputeError` that the server answered with.
+    """Client of a control plane. Every method raises the `ShareComputeError` in the server's response.
 
     Args:
         url: URL of the server; default: settings, else the server of this machine.
         api_key: API key; default: settings, else the key that the server of this machine wrote to its data folder.
         fingerprint: fingerprint of the server's key; default: settings, else that of the server of this machine, else
-            certificate authorities decide.
+            the certificate is verified with public authorities.
         data_folder: data folder of the server of this machine, if it is not the default one.
-        timeout_s: longest wait for an answer.
+        timeout_s: longest wait for a response, in seconds.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class Client:
         return self._transport.read(Health, "GET", "/health")
 
     def sign_in_code(self) -> SignInCode:
-        """Make a link that opens the dashboard signed in; it works once, for some minutes."""
+        """Create a link that opens the dashboard signed in; it works once, for a few minutes."""
         return self._transport.read(SignInCode, "POST", "/session/codes")
 
     def status(self) -> Status:
@@ -137,7 +137,7 @@ class Client:
 
         Args:
             job: a `TrainJob`, `GenerateJob`, `EmbedJob`, a mapping, or YAML text. Paths in it are paths on the server.
-            idempotency_key: key that makes a repeated submission of the same job return the job that was made first.
+            idempotency_key: with the same key, a repeated submission returns the existing job and queues no second one.
         """
         headers = {"Idempotency-Key": idempotency_key} if idempotency_key else {}
         body: dict[str, Any] = {"json": job}
@@ -171,7 +171,7 @@ class Client:
         return self._transport.read(JobRecord, "POST", f"/jobs/{job_id}/cancel")
 
     def delete_job(self, job_id: str, *, cancel: bool = False) -> Deleted:
-        """Delete a finished job and all that it made; ``cancel`` first stops a job that is not finished."""
+        """Delete a finished job and all its data; with ``cancel``, first stop a job that is not finished."""
         params = {"cancel": True} if cancel else {}
         return self._transport.read(Deleted, "DELETE", f"/jobs/{job_id}", params=params)
 
@@ -206,7 +206,7 @@ class Client:
         return self._transport.read(FailureMade, "POST", f"/jobs/{job_id}/failures", json=body)
 
     def resume(self, job_id: str) -> JobRecord:
-        """Queue a failed or cancelled job again, from its last checkpoint."""
+        """Queue a failed or cancelled job again; the job continues from its last checkpoint."""
         return self._transport.read(JobRecord, "POST", f"/jobs/{job_id}/resume")
 
     def events(self, job_id: str, *, after: int = 0, limit: int = 500) -> EventPage:
@@ -217,11 +217,11 @@ class Client:
     def follow(self, job_id: str, *, after: int = 0, patience_s: float = 300.0) -> Iterator[EventRecord]:
         """Yield a job's events, past ones first, until the job is finished.
 
-        After a lost connection the client reconnects and continues after the last event seen.
+        After a lost connection the client reconnects and continues after the last event that it received.
 
         Args:
             job_id: the job.
-            after: number of the last event seen before.
+            after: number of the last event that the caller already has.
             patience_s: time without an answer after which the client stops reconnecting, in seconds.
 
         Raises:
@@ -229,7 +229,7 @@ class Client:
         """
         seen = after
         while self.job(job_id).state.is_final:
-            # A stream of a finished job never ends, so the remaining events are read as pages.
+            # The stream of a finished job does not end, so the remaining events are read page by page.
             page = self.events(job_id, after=seen)
             if not page.events:
                 return
@@ -293,7 +293,7 @@ class Client:
     def deployments(
         self, *, state: Sequence[DeploymentState] = (), limit: int = 50, cursor: str | None = None
     ) -> DeploymentPage:
-        """Return a page of deployments, newest first: those in these states, or those that are up."""
+        """Return a page of deployments in the given states, newest first; default: those that are up."""
         params: dict[str, Any] = {"state": [one.value for one in state], "limit": limit}
         params |= {"cursor": cursor} if cursor else {}
         return self._transport.read(DeploymentPage, "GET", "/deployments", params=params)
@@ -324,7 +324,7 @@ class Client:
         return self._transport.read(DeploymentView, "DELETE", f"/deployments/{quote(key, safe='')}")
 
     def require_model(self, name: str) -> dict[str, Any]:
-        """Return the entry of a model at ``/v1/models``, or raise the error that says why it does not answer."""
+        """Return the entry of a model at ``/v1/models``; raise an error with the reason if there is none."""
         return chatting.require_model(self._transport, name)
 
     def chat(self, model: str, messages: Sequence[dict[str, str]], **options: Any) -> Iterator[str]:
@@ -359,7 +359,7 @@ class Client:
         compare: bool = False,
         serving: ServingRequest | None = None,
     ) -> PlanReport:
-        """Return the plan that a job would get, and why; nothing is queued.
+        """Return the plan that a job would get, with reasons; nothing is queued.
 
         Args:
             job: a `TrainJob` or a mapping. Paths in it are paths on the server.
@@ -423,7 +423,7 @@ class Client:
             job_id: the job.
             name: name of the artifact.
             folder: folder to download into.
-            called: another name for the artifact there.
+            called: file name to use in place of ``name``.
             progress: called with the number of bytes that arrived since the last call.
 
         Raises:
@@ -434,7 +434,7 @@ class Client:
         )
 
     def alerts(self) -> list[Alert]:
-        """Return the present alerts: errors first, then the latest first."""
+        """Return the current alerts: errors first, then by start time, newest first."""
         return self._transport.read(AlertList, "GET", "/alerts").alerts
 
     def queue(self) -> list[QueuedJob]:
@@ -455,7 +455,7 @@ class Client:
         kind: UploadKind | None = None,
         progress: Callable[[int], None] = lambda _: None,
     ) -> UploadView:
-        """Upload a file or a folder, completely or not at all; jobs name it as ``upload:ID``.
+        """Upload a file or a folder as a whole; if the upload fails, no job can use it. Jobs name it as ``upload:ID``.
 
         Args:
             path: file or folder; links in a folder are followed to files.
@@ -473,14 +473,14 @@ class Client:
         """Remove an upload.
 
         Raises:
-            Conflict: an unfinished job or a deployment uses it.
+            Conflict: an unfinished job or a deployment uses the upload.
         """
         return self._transport.read(UploadView, "DELETE", f"/uploads/{quote(upload_id, safe='')}")
 
     # Keys, invites and contributors
 
     def create_key(self, name: str, scopes: Sequence[Scope] = (Scope.chat,)) -> KeyCreated:
-        """Make an API key with these scopes; only this answer contains the key."""
+        """Create an API key with these scopes; only this response contains the key."""
         body = {"name": name, "scopes": [scope.value for scope in scopes]}
         return self._transport.read(KeyCreated, "POST", "/keys", json=body)
 
@@ -504,7 +504,7 @@ class Client:
         uses: int = 1,
         memory_bytes: int | None = None,
     ) -> InviteCreated:
-        """Make an invite; only this answer contains its code.
+        """Create an invite; only this response contains its code.
 
         Args:
             label: person or purpose of the invite.
@@ -524,7 +524,7 @@ class Client:
         return self._transport.read(InviteView, "DELETE", f"/invites/{invite_id}")
 
     def contributors(self, *, state: Sequence[ContributorState] = ()) -> list[ContributorRecord]:
-        """Return the machines in these states, in the order they joined; default: all but those gone for over a day."""
+        """Return the machines in these states, in order of joining; default: all except those gone for over a day."""
         params: dict[str, Any] = {"state": [one.value for one in state]} if state else {}
         page = self._transport.read(ContributorList, "GET", "/contributors", params=params)
         found = list(page.contributors)
@@ -539,16 +539,16 @@ class Client:
         return self._transport.read(ContributorRecord, "GET", f"/contributors/{contributor_id}")
 
     def remove_contributor(self, contributor_id: str, *, keep_token: bool = False) -> ContributorRecord:
-        """Ask a machine to hand over its shards and leave; then change the cluster's token, unless ``keep_token``."""
+        """Ask a machine to move its state and leave; then replace the cluster's token, unless ``keep_token``."""
         path, params = f"/contributors/{contributor_id}", {"keep_token": keep_token}
         return self._transport.read(ContributorRecord, "DELETE", path, params=params)
 
     def rotate_token(self) -> TokenRotated:
-        """Change the cluster's token; returns when the Ray head has it, which can take minutes."""
+        """Replace the cluster's token; return when the Ray head uses the new one, which can take minutes."""
         return self._transport.read(TokenRotated, "POST", "/cluster/token", timeout=_ROTATION_S)
 
     def measure_contributor(self, contributor_id: str) -> ContributorRecord:
-        """Request a new measurement of a machine as soon as it is idle; returns the machine's present record."""
+        """Request a new measurement of a machine for when it is idle; return the machine's current record."""
         return self._transport.read(ContributorRecord, "POST", f"/contributors/{contributor_id}/measurement")
 
     def clear_contributor(self, contributor_id: str) -> ContributorRecord:

@@ -1,4 +1,4 @@
-"""Downloads of artifacts: an interrupted one continues where it stopped, and only a complete one gets its name."""
+"""Downloads artifacts: an interrupted download is resumed, and only a complete one gets its final name."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def download(
     target = folder / _relative(name)
     if target.exists():
         raise Conflict(f"{target} exists already", hint="remove it, or choose another folder")
-    # The name contains the id, so that pieces of an earlier artifact with the same name are not mixed in.
+    # The name contains the artifact's id, so that parts of an earlier artifact with the same name are not mixed in.
     partial = folder / f".{target.name}-{artifact.id}.part"
     try:
         partial.mkdir(parents=True, exist_ok=True)

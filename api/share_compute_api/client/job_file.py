@@ -1,4 +1,4 @@
-"""Job files as users write them: paths in them are relative to the file."""
+"""Reads job files; relative paths in a job file are relative to the file's folder."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def read_text(path: Path) -> str:
 
 
 def with_full_paths(spec: AnyNamed, base: Path) -> AnyNamed:
-    """Return the job with relative paths and ``~`` resolved from ``base``; paths of uploads are not changed."""
+    """Return the job with relative paths and ``~`` resolved against ``base``; references to uploads are unchanged."""
 
     def full(path: Path, field: str) -> Path:
         del field

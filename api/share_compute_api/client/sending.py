@@ -1,4 +1,4 @@
-"""Client side of uploads: sends a file or a folder of this machine, file by file."""
+"""Client side of uploads: sends a local file or folder, file by file."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def files_below(path: Path) -> list[tuple[str, Path]]:
 
 
 def kind_of(names: list[str]) -> UploadKind:
-    """Return the kind of an upload, guessed from the names of its files."""
+    """Return the kind of an upload (data, model or tokenizer), guessed from the names of its files."""
     if "config.json" in names:
         return "model"
     return "tokenizer" if {"tokenizer.json", "tokenizer_config.json"} & set(names) else "data"
@@ -72,7 +72,8 @@ def send(
 
 
 def _require_room(transport: Transport, size_bytes: int) -> None:
-    # A server that refuses a body closes the connection before the sender has read the reason.
+    # The size is checked first: a server that rejects a body closes the connection before the client can read the
+    # reason.
     room = transport.read(UploadList, "GET", "/uploads")
     left = min(room.upload_limit_bytes, room.limit_bytes - room.used_bytes)
     if size_bytes > left:
@@ -93,7 +94,7 @@ def _send_file(transport: Transport, url: str, file: Path, progress: Callable[[i
                 progress(len(piece))
 
     try:
-        # With the length the server can check the free space at once, and detect an incomplete file.
+        # With Content-Length the server can check the free space at once, and detect an incomplete file.
         headers = {"Content-Length": str(file.stat().st_size), "Content-Type": "application/octet-stream"}
         arrived = transport.read(UploadFile, "PUT", url, content=pieces(), headers=headers)
     except OSError as failure:

@@ -17,23 +17,25 @@ from share_compute.lifecycle.states import JobState
 from share_compute.store.records import EventRecord
 
 StormKind = Literal["kill", "stop", "leave"]
-"""kill: the member's process ends. stop: it is suspended for a while. leave: its machine is drained and removed."""
+"""kill: the member's process ends. stop: the process is suspended for a while. leave: the member's machine is drained
+and removed."""
 STORM_KINDS: tuple[StormKind, ...] = get_args(StormKind)
 
 _STOP_S = (0.2, 6.0)
-"""Shortest and longest suspension of a member, in seconds: the job waits for short ones and drops long ones."""
+"""Shortest and longest suspension of a member, in seconds: the job waits for short ones, and drops the member in long
+ones."""
 _NOTICED_STEPS = 3
-"""Commits within which a job reacts to a lost member; if there are this many without a reaction, it lost none."""
+"""Commits within which a job must react to a lost member. After this many without a reaction, no member was lost."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gust:
-    """A scheduled failure.
+    """A scheduled failure of a storm.
 
     Args:
         after_s: time of the failure, in seconds from the beginning of the storm.
         kind: kind of the failure.
-        place: position of the affected member among the job's members: 0 is the first, 1 is behind the last.
+        place: position in [0, 1) that selects the affected member from the job's sorted members.
         duration_s: duration of a ``stop``, in seconds; None for other kinds.
     """
 
@@ -43,12 +45,12 @@ class Gust:
     duration_s: float | None = None
 
     def victim(self, members: Sequence[str]) -> str:
-        """Return the member that the failure hits; does not depend on the order of ``members``."""
+        """Return the member that the failure affects; the result does not depend on the order of ``members``."""
         return sorted(members)[int(self.place * len(members))]
 
 
 def gusts(seed: int, mtbf_s: float, seconds: float, kinds: Sequence[StormKind]) -> Iterator[Gust]:
-    """Yield the failures of a storm in the order of their times; equal seeds give equal storms.
+    """Yield the failures of a storm in order of time; equal seeds give equal storms.
 
     Args:
         seed: seed of the random numbers.
@@ -74,7 +76,7 @@ class _View(BaseModel):
 
 
 class Hit(_View):
-    """A failure that happened."""
+    """A failure that was injected."""
 
     kind: StormKind
     contributor_id: str
@@ -90,13 +92,13 @@ class HitReport(Hit):
     step: int
     """Last step that was committed before the failure."""
     was_noticed: bool
-    """Whether the job went on without the member; if false, it waited until the member was back."""
+    """Whether the job continued without the member; if false, the job waited until the member was back."""
     recovered_s: float | None
-    """Time from the failure to the first commit after the job's reaction; None if no step was committed."""
+    """Time from the failure to the first commit after the job's reaction, in seconds; None if there was no commit."""
     recomputed: int
     """Number of microbatches that were recomputed."""
     restarted_from: int | None = None
-    """Step to which the job went back because of the failure; None: no committed step was lost."""
+    """Step to which the job was reset because of the failure; None if no committed step was lost."""
 
 
 class Restart(_View):
@@ -104,9 +106,9 @@ class Restart(_View):
 
     attempt: int
     step: int
-    """Step that it continues from."""
+    """Step from which the attempt continues."""
     steps_lost: int
-    """Committed steps that it recomputes; 0: it took over the members of the previous attempt."""
+    """Number of committed steps that the attempt recomputes; 0 if it took over the members of the previous attempt."""
 
 
 class Comparison(_View):
@@ -117,7 +119,7 @@ class Comparison(_View):
     steps: int
     """Number of steps that both jobs committed."""
     first_difference: int | None
-    """First step whose losses differ; None: all losses are equal, to the last bit."""
+    """First step at which the losses differ; None if all losses are bit-identical."""
 
 
 class StormReport(_View):
@@ -130,7 +132,7 @@ class StormReport(_View):
     seconds: float
     hits: tuple[HitReport, ...]
     missed: int
-    """Failures that hit no member, since none was present."""
+    """Number of scheduled failures that affected no member, since none was present."""
     steps: int
     """Number of commits during the storm, repeated steps included."""
     steps_again: int
@@ -138,9 +140,9 @@ class StormReport(_View):
     restarts: tuple[Restart, ...] = ()
     """New attempts, in order."""
     step_s: float | None
-    """Median time from one commit to the next."""
+    """Median time between two commits, in seconds."""
     longest_stall_s: float | None
-    """Longest time from one commit to the next."""
+    """Longest time between two commits, in seconds."""
     against: Comparison | None = None
 
     @property
@@ -186,7 +188,7 @@ def _restarted_from(noticed: EventRecord | None, last_step: int) -> int | None:
 
 
 def restarts(events: Sequence[EventRecord], attempt: int, step: int) -> tuple[Restart, ...]:
-    """Return the attempts that began during a storm, with the steps that each recomputes.
+    """Return the attempts that began during a storm, and for each the number of steps that it recomputes.
 
     Args:
         events: all events of the job since the storm began, in order.
@@ -205,7 +207,7 @@ def restarts(events: Sequence[EventRecord], attempt: int, step: int) -> tuple[Re
 
 
 def _notice(hit: Hit, after: Sequence[EventRecord], attempt: int | None) -> int | None:
-    """Return the index of the event with which the job went on without the member; None if there is none."""
+    """Return the index of the first event that shows the job continuing without the member; None if there is none."""
     steps = 0
     for place, event in enumerate(after):
         names_it = hit.contributor_id in (*event.data.get("lost", ()), *event.data.get("left", ()))
@@ -214,7 +216,7 @@ def _notice(hit: Hit, after: Sequence[EventRecord], attempt: int | None) -> int 
         if event.kind == "started" and event.attempt != attempt:
             return place
         steps += event.kind == "step"
-        # A leaving member is dropped only after its shards have moved, which may take any number of steps.
+        # A draining member is dropped only after its shards have moved, which may take any number of steps.
         if steps == _NOTICED_STEPS and hit.kind != "leave":
             return None
     return None
@@ -228,7 +230,7 @@ def pace(events: Sequence[EventRecord]) -> tuple[int, float | None, float | None
 
 
 def compare(job_id: str, losses: Mapping[int, float], others: Mapping[int, float]) -> Comparison:
-    """Compare the losses of a job with those of another one.
+    """Compare the losses of a job with those of another job, step by step.
 
     Args:
         job_id: id of the other job.

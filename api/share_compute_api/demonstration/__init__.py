@@ -1,1 +1,1 @@
-"""The whole product once, on one machine: a server, machines that join, and a model trained over them."""
+"""A demonstration on one machine: a server, machines that join it, and a model that is trained on them."""

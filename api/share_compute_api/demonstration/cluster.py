@@ -1,4 +1,4 @@
-"""A server and machines that join it, all children of this process on this machine."""
+"""A server and machines that join it, all as child processes on this machine."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ _UP_DEADLINE_S = 90.0
 _READY_DEADLINE_S = 150.0
 _JOIN_GRACE_S = 20.0
 _UP_GRACE_S = 30.0
-# Settings of another server that this user may run must not affect this one.
+# Settings for another server, which the user may have exported, must not affect this one.
 _OWN_SETTINGS = {
     "SHARE_COMPUTE_RAY_PORT": "0",
     "SHARE_COMPUTE_ADVERTISE_ADDRESS": "",
-    # The demonstration is for trials, and no other person's machine is in it.
+    # Fault injection is allowed, because only the user's own machine is in the cluster.
     "SHARE_COMPUTE_ALLOW_FAILURES": "1",
 }
 
 
 class LocalCluster:
-    """A server on a free port with its state in ``data_folder``; `close` ends everything.
+    """A server on a free port with its state in ``data_folder``, and its machines; `close` ends them all.
 
     Args:
-        children: records the child processes.
+        children: starts and records the child processes.
         data_folder: the server's data folder.
-        data_roots: folders below which jobs may name files; the data folder must not be in one of them.
+        data_roots: folders in which jobs may name files; the data folder must not be in one of them.
     """
 
     def __init__(self, children: ChildProcesses, data_folder: Path, data_roots: Sequence[Path]) -> None:
@@ -66,27 +66,28 @@ class LocalCluster:
         return self._client()
 
     def sign_in_link(self) -> str:
-        """Return a new link that signs in to the dashboard once."""
+        """Return a new link that opens the dashboard signed in; it works once."""
         with self._client() as client:
             return client.sign_in_code().url
 
     def _client(self) -> Client:
-        # Given explicitly, because this user may have exported the key of another server.
+        # The key is passed explicitly, because the user may have exported the key of another server.
         return Client(self.url, written_api_key(self._data_folder), data_folder=self._data_folder)
 
     def join(self, client: Client, name: str, *, memory: str, cpu_threads: int = 1) -> None:
-        """Let one more machine join; do not wait for it."""
+        """Start one more machine that joins; do not wait until it has joined."""
         code = client.create_invite(label=name).code
         command = own_command(
             *("join", self.url, "--name", name, "--json", "--device", "cpu"),
             *("--memory", memory, "--cpu-threads", str(cpu_threads)),
-            # Machines leave only when all ends: no other machine is left to hand over to.
+            # All machines end together, so no machine is left that could take over state.
             *("--leave-within", "0"),
         )
-        # Arguments can be read by every user of the machine, the environment cannot.
+        # All users of the machine can read arguments, but not the environment.
         environment = {
             "SHARE_COMPUTE_INVITE": code,
-            "SHARE_COMPUTE_DATA_FOLDER": str(self._data_folder),  # keys of its machines end with it
+            # The machines' keys are stored there, so they are deleted with the demonstration's data.
+            "SHARE_COMPUTE_DATA_FOLDER": str(self._data_folder),
         }
         self._machines[name] = self._children.start(name, command, environment=environment)
 
@@ -96,7 +97,7 @@ class LocalCluster:
         """Wait until all machines are measured and ready.
 
         Raises:
-            Unavailable: a machine ended, or it took too long.
+            Unavailable: a machine ended, or the machines were not ready in time.
         """
         deadline = time.monotonic() + _READY_DEADLINE_S
         while True:
@@ -117,7 +118,7 @@ class LocalCluster:
             time.sleep(_POLL_S)
 
     def close(self) -> None:
-        """Let the machines leave, all at once, then end the server."""
+        """End all machines at the same time, then end the server."""
         for child in self._machines.values():
             child.interrupt()
         for child in self._machines.values():

@@ -1,4 +1,4 @@
-"""Text that every machine with Python has: the language reference and the standard library's docstrings."""
+"""Collects text that every Python installation has: the language reference and the standard library's docstrings."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ENOUGH_BYTES = 1_500_000
 
 
 def gather_corpus(file: Path, enough_bytes: int = ENOUGH_BYTES) -> int:
-    """Write text to ``file``, the same for the same version of Python; return its size in bytes."""
+    """Write text to ``file``; return its size in bytes. The text depends only on the version of Python."""
     size = 0
     with file.open("w", encoding="utf-8") as output:
         for text in _texts():

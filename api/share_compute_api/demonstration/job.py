@@ -12,7 +12,7 @@ _SAMPLE_TOKENS = 32
 def write_job(folder: Path, corpus: Path, *, stages: int, steps: int) -> Path:
     """Write the job file: a Llama of 2.8 million parameters in 6 layers on ``corpus``; return its path.
 
-    The job asks for its number of stages explicitly: the planner would leave so small a model on one machine.
+    The job requests a number of stages, because the planner would place so small a model on one machine.
     """
     import yaml
 
@@ -42,7 +42,7 @@ def write_job(folder: Path, corpus: Path, *, stages: int, steps: int) -> Path:
             "optimizer": {"name": "adamw", "learning_rate": 0.004},
             "schedule": {"name": "cosine", "warmup_steps": min(5, steps // 4)},
         },
-        # So small a model is fastest on one machine: only a job that asks for stages explicitly shows a split.
+        # So small a model is fastest on one machine, so several stages must be requested explicitly.
         "parallelism": {"stages": stages, "members_per_stage": 1},
     }
     file = folder / "demo.yaml"
@@ -51,7 +51,7 @@ def write_job(folder: Path, corpus: Path, *, stages: int, steps: int) -> Path:
 
 
 def sample(model_folder: Path, seed: int = 0) -> list[tuple[str, str]]:
-    """Load the trained model with ``transformers``, as any user would; return prompts with continuations."""
+    """Load the trained model with ``transformers`` as users would; return sample prompts with their continuations."""
     import torch
     import transformers
 

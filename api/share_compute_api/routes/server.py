@@ -1,4 +1,4 @@
-"""The server itself: health, status, alerts, the queue, the schema of a job."""
+"""The server itself: health, status, alerts, the queue, and the JSON schemas of jobs."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def get_status(context: InContext, request: Request, caller: Reader) -> Status:
 
 
 def _free_bytes(folder: Path) -> int:
-    """Return the free bytes on the disk that a folder is on, or will be on."""
+    """Return the free bytes on the disk of a folder; the folder itself need not exist yet."""
     place = next(place for place in (folder, *folder.resolve().parents) if place.exists())
     return shutil.disk_usage(place).free
 

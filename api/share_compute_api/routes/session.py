@@ -68,7 +68,7 @@ def _signed_in_by(wanted: SignInRequest, context: Context) -> ApiKeyRecord | Non
 
 def _begin(record: ApiKeyRecord, request: Request, response: Response, context: Context) -> SessionView:
     token, expires_at = context.sessions.issue(record.id, context.store.clock())
-    # Without a maximum age, so that the browser deletes the cookie when it is closed.
+    # Without a maximum age, so that the browser deletes the cookie when the browser is closed.
     response.set_cookie(
         context.sessions.cookie,
         token,
@@ -85,5 +85,5 @@ def _view(record: ApiKeyRecord, expires_at: datetime, context: Context) -> Sessi
 
 
 def _is_secure(request: Request) -> bool:
-    """Return whether the browser uses HTTPS to this server, or to a reverse proxy that uvicorn trusts."""
+    """Return whether the browser uses HTTPS, either to this server or to a trusted reverse proxy."""
     return request.url.scheme == "https"

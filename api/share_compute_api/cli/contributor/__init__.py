@@ -1,1 +1,1 @@
-"""Commands of people who lend machines."""
+"""Commands for people who lend machines."""

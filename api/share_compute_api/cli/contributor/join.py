@@ -159,7 +159,7 @@ def join_options(  # noqa: PLR0917
     port_range: str,
     leave_within: float,
 ) -> tuple[JoinOptions, ...]:
-    """Return the join options of each device, made from the options of the command line."""
+    """Return the join options of each lent device, built from the command's options."""
     from share_compute_actors.machine import ports
     from share_compute_actors.machine.sizes import parse_bytes
     from share_compute_api.agent.devices import lent_devices
@@ -183,8 +183,9 @@ def join_options(  # noqa: PLR0917
 
 
 def read_invite(given: str | None, file: Path | None, *, is_known: bool) -> str | None:
-    """Return the given invite, or ask for it; None for a machine that joined before and gives none."""
-    os.environ.pop(INVITE_VARIABLE, None)  # Ray and its processes must not know the invite
+    """Return the given invite, or prompt for one; None if the machine has joined before and no invite is given."""
+    # Remove the invite from the environment, so that Ray and its processes do not inherit it.
+    os.environ.pop(INVITE_VARIABLE, None)
     if given or (file is None and is_known):
         return given
     return _read_invite(file)

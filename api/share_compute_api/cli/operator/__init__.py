@@ -1,1 +1,1 @@
-"""Commands of people who run a cluster."""
+"""Commands for people who run a cluster."""

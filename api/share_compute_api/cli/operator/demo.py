@@ -56,7 +56,7 @@ def demo(
             interrupts.takes_along(children)
             texts, here = folder / "texts", Path.cwd()
             texts.mkdir()
-            # The working folder is a root too, for jobs that the user submits afterwards.
+            # The working folder is also a data root, so that the user can submit jobs with files there.
             roots = [texts] if folder.is_relative_to(here) else [texts, here]
             cluster = LocalCluster(children, folder / "server", roots)
             stack.callback(cluster.close)
@@ -107,7 +107,7 @@ def _run(
                 f"[bold]A step[/]  predicted {seconds_text(predicted_s)}, measured {measured} ({error:+.0%})"
             )
         artifact = client.artifacts(job.id)[0]
-        # The result is kept when the demonstration ends: it is its purpose.
+        # Copy the result, because the data folder is deleted when the demonstration ends.
         kept = Path(tempfile.mkdtemp(prefix="share-compute-demo-"))
         model_folder = client.download(job.id, artifact.name, kept)
         with console.status("loading the result with transformers"):
@@ -132,7 +132,7 @@ def _run(
 
 
 def prediction_error(job: JobRecord, seconds: Sequence[float]) -> tuple[float, float | None]:
-    """Return the predicted time of a step in seconds, and the relative error of the median step (None if unknown).
+    """Return a step's predicted time in seconds, and the median step's relative error (None if unknown).
 
     Args:
         job: the job, with the plan that it ended with.
@@ -145,7 +145,7 @@ def prediction_error(job: JobRecord, seconds: Sequence[float]) -> tuple[float, f
 
 
 def _follow(client: Client, job: JobRecord, steps: int, console: Terminal) -> tuple[list[float], list[float]]:
-    """Show a job's steps until it is finished; returns the loss and the duration in seconds of each step."""
+    """Show a job's steps until the job is finished; return the loss and the duration in seconds of each step."""
     losses: list[float] = []
     seconds: list[float] = []
     columns = (
@@ -214,7 +214,7 @@ def _folders(keep_data: bool) -> Iterator[tuple[ChildProcesses, Path]]:
         yield children, Path(tempfile.mkdtemp(prefix="share-compute-demo-")) if keep_data else children.folder
     finally:
         close_run_folder(children)
-        sweep()  # leftovers of children that had to be killed
+        sweep()  # removes leftovers of child processes that had to be killed
 
 
 def _wait_for_ever() -> None:

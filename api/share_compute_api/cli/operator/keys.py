@@ -19,7 +19,7 @@ app = typer.Typer(
 
 
 class _Given(StrEnum):
-    """Choices of ``--scope``: the values of `scopes.GRANTABLE`, as an enumeration for typer."""
+    """Values of ``--scope``: those of `scopes.GRANTABLE`, as an enumeration because typer needs one."""
 
     chat = "chat"
     read = "read"

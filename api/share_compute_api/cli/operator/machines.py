@@ -85,7 +85,7 @@ def measure(
 
 
 def _family(client: Client, name_or_id: str) -> list[ContributorRecord]:
-    """Return a machine, and the others that joined with the same invite."""
+    """Return a machine, and the other machines that joined with the same invite."""
     from share_compute.errors import NotFound
 
     here = [record for record in client.contributors() if record.state.value != "left"]

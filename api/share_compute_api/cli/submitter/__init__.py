@@ -1,1 +1,1 @@
-"""Commands of people who train and serve models."""
+"""Commands for people who train and serve models."""

@@ -111,7 +111,7 @@ def export(
 
 
 def _download(client: Client, artifact: ArtifactRecord, folder: Path, name: str, *, as_json: bool) -> Path:
-    """Download a result to ``folder/name``, and show the progress."""
+    """Download a result to ``folder/name``, and display the progress."""
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())

@@ -1,4 +1,4 @@
-"""``share-compute chaos``: inject faults into members of a running job, and report the job's reaction."""
+"""``share-compute chaos``: injects faults into members of a running job, and reports how the job recovers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _GLANCE_S = 0.5
 _RECOVERY_S = 60.0
-"""Time to wait for the next step after the storm, in seconds."""
+"""Time to wait for the next committed step after the last failure, in seconds."""
 _FAILED = 10
 
 
@@ -75,7 +75,7 @@ def chaos(
 
 
 class _Storm:
-    """Fault injection against one job.
+    """Injects a random schedule of failures (a storm) into one job.
 
     Args:
         client: client of the server.
@@ -94,10 +94,10 @@ class _Storm:
         """Number of the last event before the storm."""
         self._attempt = 1
         self._step = 0
-        """Last step that was committed before the storm."""
+        """Last step that was committed before the storm began."""
 
     def rage(self, coming: Sequence[Gust], seconds: float) -> None:
-        """Inject the failures at their times; ends early with the job, or with Ctrl-C."""
+        """Inject the failures at their scheduled times; stop early when the job ends, or at Ctrl-C."""
         from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
         columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[figures]}"))
@@ -144,7 +144,7 @@ class _Storm:
             job = self._client.job(self._job_id)
             if job.state.is_final:
                 return
-            # A slow server delays failures but drops none: equal seeds give equal storms.
+            # A slow server delays failures but skips none, so that equal seeds give equal storms.
             while waiting and waiting[0].after_s <= now_s:
                 self._strike(job, waiting.pop(0))
             if now_s >= seconds:
@@ -165,7 +165,7 @@ class _Storm:
         victim = gust.victim(list(names))
         try:
             at = self._let_fail(victim, gust)
-        except (Conflict, NotFound):  # the member is gone already, or the job is restarting
+        except (Conflict, NotFound):  # the member has ended already, or the job is restarting
             self._missed += 1
             return
         hit = Hit(
@@ -185,7 +185,7 @@ class _Storm:
     def report(
         self, seed: int, mtbf_s: float, against: tuple[str, Mapping[int, float]] | None
     ) -> StormReport:
-        """Wait until the job has recovered or is finished (`_RECOVERY_S` at most), and return the report."""
+        """Wait until the job has recovered or is finished, at most `_RECOVERY_S`; return the report."""
         from share_compute_api.client.storm import StormReport, assess, compare, pace, restarts
 
         deadline_s = time.monotonic() + _RECOVERY_S
@@ -299,10 +299,10 @@ def _show(report: StormReport, console: Terminal) -> None:
 
 
 def _conclude(report: StormReport) -> None:
-    """Exit with an error if the job failed, or if it did not come through the storm.
+    """Exit with an error if the job failed, or did not recover from every failure.
 
     Raises:
-        VerificationFailed: losses differ, or no step was committed after a failure.
+        VerificationFailed: losses differ from those of the other job, or no step was committed after a failure.
     """
     if report.state is JobState.failed:
         raise typer.Exit(_FAILED)

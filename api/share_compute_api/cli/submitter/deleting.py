@@ -81,10 +81,10 @@ def prune(
 
 
 def confirm(question: str, *, yes: bool) -> None:
-    """Ask the user to confirm a deletion, unless ``yes``.
+    """Ask the user to confirm a deletion; with ``yes``, do not ask.
 
     Raises:
-        UserError: there is no terminal to ask on.
+        UserError: there is no terminal on which to ask.
     """
     if yes:
         return

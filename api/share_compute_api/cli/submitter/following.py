@@ -1,4 +1,4 @@
-"""Following a job to its end: a progress bar for people, or a line of JSON for each event for scripts."""
+"""Follows a job to its end: a progress bar for people, or one line of JSON per event for scripts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _INTERRUPTED = 130
 
 
 def follow(client: Client, job: JobRecord, *, after: int = 0, as_json: bool = False) -> None:
-    """Show a job's events until it is finished, then exit with the code of its outcome.
+    """Show a job's events until the job is finished, then exit with the exit code of its outcome.
 
     Ctrl-C ends this command, not the job.
     """

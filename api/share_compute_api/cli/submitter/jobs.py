@@ -220,7 +220,7 @@ def _follow(client: Any, job: JobRecord, *, as_json: bool) -> None:
 
 
 def _beginning(client: Any, job: JobRecord) -> int:
-    """Return the number of the last event of the previous attempt, after which to follow a resumed job; else 0."""
+    """Return the number of the last event before the job's newest attempt; 0 if the job has one attempt."""
     if job.attempt == 1:
         return 0
     after = 0

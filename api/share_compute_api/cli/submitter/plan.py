@@ -26,7 +26,7 @@ _MOST_MACHINES = 10
 
 
 _Purpose: TypeAlias = Literal["training", Objective]
-"""Purpose of a plan: training, or an objective of serving."""
+"""Purpose of a plan: training, or one of the serving objectives."""
 _SERVING = get_args(Objective)
 _ABOUT = {
     "strategy": ("training",),
@@ -37,7 +37,7 @@ _ABOUT = {
     "first_token_limit": ("throughput",),
     "next_token_limit": ("throughput",),
 }
-"""Objectives for which an option is allowed; options that are missing here are allowed for all."""
+"""Option -> purposes of a plan for which the option is allowed. Options that are not listed are always allowed."""
 
 
 def plan(
@@ -102,12 +102,12 @@ def plan(
 
 
 def _require_meaning(context: typer.Context, objective: _Purpose) -> None:
-    """Refuse options that have no meaning for this objective."""
+    """Reject options that have no effect for this purpose of a plan."""
     from share_compute.errors import UserError
 
     for name, objectives in _ABOUT.items():
         source = context.get_parameter_source(name)
-        # Compared by name: typer may bundle its own click, whose enumeration is another class.
+        # Compared by name, because typer may bundle its own copy of click with another enumeration class.
         if source is not None and source.name == "COMMANDLINE" and objective not in objectives:
             raise UserError(
                 f"--{name.replace('_', '-')} means nothing for objective {objective}",
@@ -182,7 +182,7 @@ def _busy(what: str) -> Iterator[None]:
 
 
 def _print_missing(failure: PlanInfeasible) -> None:
-    """Print the machines that lack memory, and further remedies; the error itself is printed before."""
+    """Print the machines that lack memory, and all hints but the first; the error itself has been printed."""
     from share_compute.quantities import exact_bytes_text
 
     errors = Terminal(stderr=True, soft_wrap=True)
@@ -191,6 +191,6 @@ def _print_missing(failure: PlanInfeasible) -> None:
         errors.print(f"       {escape(machine)} lacks {exact_bytes_text(size)}")
     if len(missing) > _MOST_MACHINES:
         errors.print(f"       and {len(missing) - _MOST_MACHINES} more machines lack memory")
-    # The first remedy is the hint of the error, which is printed above.
+    # The first hint is the error's own, which has been printed above.
     for remedy in (failure.details.get("would_fit") or [])[1:]:
         errors.print(f"       or: {escape(str(remedy))}", style="dim")

@@ -86,7 +86,7 @@ def serve(
 
 
 def _source(client: Client, model: str) -> tuple[dict[str, str], str]:
-    """Return the model part of a deployment, and a name for it."""
+    """Return the model part of a deployment's specification, and a default name for the deployment."""
     job = _JOB.match(model)
     if job is not None and not Path(model).exists():
         artifact = {"artifact": job[2]} if job[2] else {}
@@ -100,7 +100,7 @@ def _as_name(text: str) -> str:
 
 
 def report_deployment(record: DeploymentRecord, url: str, *, as_json: bool) -> None:
-    """Print a new deployment, and how to use it."""
+    """Print a new deployment, and instructions for its use."""
     if as_json:
         print_json(record)
         return
@@ -221,7 +221,8 @@ def chat(
             _converse(lambda said: client.chat(name, said, **options), first)
             return
         console.print("[dim]This model has no chat template: it continues the text as it is.[/dim]")
-        # The API's default, 16 tokens, is too short for a sentence. Half of the context is left for the prompt.
+        # The API's default of 16 tokens is too short for a sentence. At most half of the context is used for the
+        # answer.
         limited = {"max_tokens": min(_PLAIN_TOKENS, model["max_model_len"] // 2), **options}
         _converse(lambda said: client.complete(name, _plain(said), **limited), first)
 
@@ -251,7 +252,7 @@ def _converse(ask: Callable[[list[dict[str, str]]], Iterator[str]], first: list[
 
 
 def _lines() -> Iterator[str]:
-    """Yield the typed lines that are not empty, until the end of the input."""
+    """Yield each line that the user types until the end of the input; empty lines are skipped."""
     if sys.stdin.isatty():
         import readline  # noqa: F401 - makes lines editable
     while True:
@@ -267,7 +268,7 @@ def _lines() -> Iterator[str]:
 
 
 def _answer(pieces: Iterator[str]) -> str:
-    """Print an answer as it arrives; returns the text that arrived before the end or Ctrl-C."""
+    """Print an answer while it arrives; return the text that arrived before its end or Ctrl-C."""
     answer = ""
     with closing(pieces):  # type: ignore[type-var]
         try:

@@ -92,10 +92,10 @@ def simulate(
 
 
 def parse_time(text: str, option: str) -> float:
-    """Return the seconds of a time like ``90s``, ``30m``, ``4h`` or ``2d``.
+    """Return a duration such as ``90s``, ``30m``, ``4h`` or ``2d`` in seconds.
 
     Raises:
-        UserError: the text is not a time.
+        UserError: the text is not a duration.
     """
     from share_compute.errors import UserError
 
@@ -178,12 +178,12 @@ def _show(report: SimulationReport, spec: TrainJob, name: str) -> None:
 
 
 def average(count: float) -> str:
-    """Return an average number of machines with at least two significant digits: ``0.0021``, ``0.45``, ``12.3``."""
+    """Return an average number of machines, with two significant digits or more: ``0.0021``, ``0.45``, ``12.3``."""
     return f"{count:,.1f}" if count >= 1 or count == 0 else f"{count:.2g}"
 
 
 def chart(values: Sequence[float], bars: str) -> str:
-    """Return values as one line of bars; zero is a space.
+    """Return values as one line of bar characters; zero is a space.
 
     Args:
         values: values from left to right.

@@ -49,7 +49,7 @@ def upload(
     if as_json:
         print_json(sent)
         return
-    # One line for each value that a job file accepts: the files of data, or the folder of a model or tokenizer.
+    # Print one line per value that a job file accepts: each file of a data set, or the folder of a model or tokenizer.
     for inside in (f"/{file.path}" for file in sent.files) if sent.kind == "data" else ("",):
         console.print(f"upload:{sent.id}{inside}", markup=False, soft_wrap=True)
 

@@ -1,1 +1,1 @@
-"""Routes of machines, invites and the cluster."""
+"""Routes for machines, invites and the cluster."""

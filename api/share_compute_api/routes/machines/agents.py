@@ -1,4 +1,4 @@
-"""Routes for a contributor's agent: it joins with an invite, and uses its own key for all other requests."""
+"""Routes for a contributor's agent. It joins with an invite, and uses its own key for all other requests."""
 
 from __future__ import annotations
 
@@ -46,7 +46,8 @@ from share_compute_api.server.problems import documented
 router = APIRouter(prefix="/contributors", tags=["agents"])
 
 _NODE_PATIENCE_S = 5.0
-"""Time to wait for a node in the head's table, in seconds: a node that just registered may not be in it yet."""
+"""Time to wait for a node in Ray's table of nodes, in seconds; a node that just registered may appear a moment later.
+"""
 _NODE_LOOK_S = 0.2
 
 
@@ -124,7 +125,7 @@ async def dial(
 
 
 def _may_dial(address: IPv4Address | IPv6Address, request: Request) -> bool:
-    """Return whether others may be asked to connect to an address; loopback only if this machine asks."""
+    """Return whether other machines may be asked to dial an address; loopback only if this machine asks."""
     if address.is_unspecified or address.is_multicast or address.is_reserved:
         return False
     return not address.is_loopback or is_from_here(request)
@@ -146,7 +147,7 @@ async def online(told: OnlineRequest, contributor: SelfContributor, context: InC
 @router.post("/{contributor_id}/heartbeat", operation_id="heartbeat", responses=documented(401, 403))
 async def heartbeat(contributor: LivingContributor, context: InContext) -> ContributorWork:
     """Record a heartbeat; return the machine's present work and whether it should leave."""
-    # A machine without heartbeats counts as lost, so no other request may take the threads for heartbeats.
+    # Heartbeats have reserved threads, because a machine whose heartbeats are delayed counts as lost.
     return await to_thread.run_sync(_heard, contributor, context, limiter=context.heartbeats)
 
 
@@ -191,11 +192,11 @@ def leave(contributor: SelfContributor, context: InContext) -> ContributorRecord
 
 
 async def _check_node(told: OnlineRequest, contributor: ContributorRecord, context: Context) -> None:
-    """Wait until the head knows the node, and check it.
+    """Wait until Ray lists the node, and check it.
 
     Raises:
-        Conflict: the node is not this contributor's, or is smaller than its limits.
-        ContributorLost: the head does not know the node.
+        Conflict: the node belongs to another machine, or has fewer resources than the contributor lends.
+        ContributorLost: Ray does not list the node.
     """
     cluster = context.cluster
     if cluster is None:
@@ -248,7 +249,7 @@ def _access(cluster: ClusterInfo, contributor_id: str) -> ClusterAccess:
 
 
 def _facts(wanted: SiblingRequest) -> dict[str, Any]:
-    """Return the facts about a joining machine that are stored."""
+    """Return the facts about a joining machine that the store records."""
     return wanted.model_dump(include={"name", "host", "versions", "limits"})
 
 

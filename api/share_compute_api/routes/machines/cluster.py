@@ -1,4 +1,4 @@
-"""The cluster as a whole: change of the token that its nodes share."""
+"""Route that replaces the token that the cluster's nodes share."""
 
 from __future__ import annotations
 
@@ -23,6 +23,6 @@ async def rotate_token(context: InContext) -> TokenRotated:
     """
     if context.rotation is None:
         raise Unavailable("this server runs without a Ray cluster", hint="start it with `share-compute up`")
-    # A client that disconnects must not stop the change half-way.
+    # If the client disconnects, the replacement must still be completed.
     done = await asyncio.shield(context.rotation.begin())
     return TokenRotated(jobs=done.jobs, seconds=done.seconds)

@@ -139,7 +139,7 @@ async def remove_contributor(
     await run_in_threadpool(store.get, contributor_id)
     if context.rotation is None or keep_token:
         return await run_in_threadpool(store.send_away, contributor_id)
-    # Before anything else, so that a server that is killed now changes the token when it starts again.
+    # Done first, so that a server that is killed after this line replaces the token at its next start.
     await run_in_threadpool(invalidate_token, context.settings.data_folder)
     record = await run_in_threadpool(store.send_away, contributor_id)
     context.rotation.begin()

@@ -1,4 +1,4 @@
-"""The topology of the ready machines, as a document to plan on."""
+"""The topology of the ready machines, as a document that the planner accepts."""
 
 from __future__ import annotations
 

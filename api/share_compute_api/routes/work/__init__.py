@@ -1,1 +1,1 @@
-"""Routes of jobs, deployments, batches, uploads and the OpenAI API."""
+"""Routes for jobs, deployments, batches, uploads and the OpenAI API."""

@@ -1,4 +1,4 @@
-"""Artifacts (finished results) and their files. Incomplete ones are never listed."""
+"""Routes for artifacts (finished results) and their files. Incomplete artifacts are never listed."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def get_artifact_file(job_id: str, name: str, path: str, context: InContext, cal
 
 
 class _OpenedFile(FileResponse):
-    """Response that sends an open file: between a check of the name and an open by name a link could replace it."""
+    """Response that sends an open file. Opening it by name later would be unsafe: a link could replace it."""
 
     def __init__(self, opened: BufferedReader, name: str) -> None:
         self._opened = opened
@@ -77,7 +77,7 @@ class _OpenedFile(FileResponse):
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the file, and close it in any case."""
+        """Send the file, and close it in every case."""
         with self._opened:
             await super().__call__(scope, receive, send)
 
@@ -100,9 +100,9 @@ def _files(settings: Settings, artifact: ArtifactRecord) -> list[FileEntry]:
 
 
 def _opened(settings: Settings, job_id: str, artifact: Path, path: str) -> BufferedReader | None:
-    """Open a file of an artifact; None if it does not exist, or a part of its path is a link or leads outside.
+    """Open a file of an artifact; return None if the file does not exist or its path contains a link.
 
-    Processes of the Ray head write below the folders of jobs and report the paths. Neither the files nor the reported
+    Processes of the Ray head can write in the folders of jobs and report the paths. Neither the files nor the reported
     paths may lead to a file elsewhere.
     """
     if "\0" in path or ".." in Path(path).parts or Path(path).is_absolute():

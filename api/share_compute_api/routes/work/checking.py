@@ -1,4 +1,4 @@
-"""Check of a job or a deployment without submitting it; errors are the answer, since forms ask while the user types."""
+"""Validates a job or a deployment without submitting it. Errors are returned, not raised, for the dashboard's forms."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from share_compute_api.submission.model_folders import refused
 
 
 def checked(context: Context, caller: ApiKeyRecord, content_type: str, body: bytes) -> SpecCheck:
-    """Return the errors that submitting this body would give.
+    """Return the problems that a submission of this body would cause.
 
     Raises:
         HTTPException: the content type is neither JSON nor YAML.
@@ -39,7 +39,7 @@ def checked(context: Context, caller: ApiKeyRecord, content_type: str, body: byt
 
 
 def check_any_job(spec: Job, context: Context) -> None:
-    """Check a job as its submission does.
+    """Check a job as its submission would.
 
     Raises:
         UserError: a file or another thing that the job names is missing or invalid.

@@ -1,4 +1,4 @@
-"""Checkpoints of a job: it can continue from them, and users can export them before it ends."""
+"""Routes for a job's checkpoints, which users can export before the job ends."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ async def export_checkpoint(job_id: str, step: Step, context: InContext, caller:
 def _policy(spec: TrainJob, context: Context) -> Policy:
     """Return the access rights of an export: untrusted code on the Ray head may have written the checkpoint.
 
-    The export may write to the folder of all jobs, the innermost folder that the head cannot replace by a link.
+    The export may write to the folder of all jobs, because the head could replace any deeper folder by a link.
     """
     return Policy(
         read=tuple(map(str, named_paths(spec))),
@@ -95,7 +95,7 @@ def _found(job_id: str, context: Context) -> dict[int, Path]:
 
 
 def _entry(step: int, folder: Path) -> CheckpointEntry | None:
-    """Describe a checkpoint; None if it was removed meanwhile to make room for a newer one."""
+    """Return the description of a checkpoint; None if it was deleted meanwhile to make room for a new one."""
     try:
         size_bytes = sum(file.stat().st_size for file in folder.iterdir())
         saved_at = datetime.fromtimestamp(folder.stat().st_mtime, UTC)

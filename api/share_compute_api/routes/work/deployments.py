@@ -125,7 +125,7 @@ async def stop_deployment(deployment: str, context: InContext, caller: Submitter
 
 
 def _own_id(context: Context, caller: ApiKeyRecord, deployment: str) -> str:
-    """Return the id of a deployment that the caller may change; unlike a name, it cannot pass to another deployment.
+    """Return the id of a deployment that the caller may change. Unlike a name, an id always means the same deployment.
 
     Raises:
         NotFound: the deployment does not exist.
@@ -137,7 +137,7 @@ def _own_id(context: Context, caller: ApiKeyRecord, deployment: str) -> str:
 
 
 def _view(record: DeploymentRecord, context: Context, caller: ApiKeyRecord) -> DeploymentView:
-    """Return a deployment with its replicas; call it in the event loop, which owns the replicas."""
+    """Return a deployment with its replica counts; must be called in the event loop, which owns the replicas."""
     supervisor = context.deployments
     replicas = None if supervisor is None or record.state.is_final else supervisor.replicas(record.id)
     return DeploymentView(**dict(shown(record, caller)), replicas=replicas)

@@ -1,4 +1,4 @@
-"""Fault injection, for tests and demonstrations, on servers that allow it."""
+"""Route for fault injection, for tests and demonstrations, on servers that allow it."""
 
 from __future__ import annotations
 

@@ -133,7 +133,7 @@ def _timeline_request(job_id: str, context: Context) -> TimelineRequest:
     spec = job.training
     if job.plan is None:
         raise Conflict(f"job {job_id} has no plan", hint="wait until it runs", job=job_id)
-    # Machines that have left are included, since the plan contains them.
+    # Include machines that have left, since the plan contains them.
     machines = context.store.contributors.list(ids=job.plan.machines)
     return TimelineRequest(
         job=spec,
@@ -195,7 +195,7 @@ def get_metrics(
 
 
 def metrics_csv(metrics: list[MetricRecord]) -> str:
-    """Return metrics as CSV: step, split, then a column for each figure in the order of its first use."""
+    """Return metrics as CSV: step, split, then one column per metric, in order of first occurrence."""
     figures: dict[str, Any] = {}
     for record in metrics:
         figures |= dict.fromkeys(record.data)

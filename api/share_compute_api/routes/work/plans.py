@@ -1,4 +1,4 @@
-"""Dry runs: the plan that a job would get, and why."""
+"""Dry runs: the plan that a job would get, with reasons."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ async def plan(request: Request, context: InContext, caller: Submitter) -> PlanR
 
 
 def _with_idle(report: PlanReport, left_out: tuple[IdleMachine, ...]) -> PlanReport:
-    """Return the report with these idle machines added to its plans, as in the plan of a job."""
+    """Return the report with the given idle machines added to its plans, as they appear in the plan of a job."""
 
     def named(plan: Plan) -> Plan:
         return plan.model_copy(update={"idle": (*plan.idle, *left_out)})
@@ -83,9 +83,9 @@ def _with_idle(report: PlanReport, left_out: tuple[IdleMachine, ...]) -> PlanRep
 def _complete(
     context: Context, caller: ApiKeyRecord, content_type: str, body: bytes
 ) -> tuple[PlanRequest, tuple[IdleMachine, ...]]:
-    """Check the request as far as possible without torch, and return it with its topology.
+    """Check the request as far as possible without torch; return it with its topology and the unmeasured machines.
 
-    Ready machines that were not measured are returned separately, since a topology document cannot contain them.
+    Ready machines without measurements are returned separately, since a topology document cannot contain them.
     """
     if content_type.partition(";")[0].strip().lower() != "application/json":
         raise HTTPException(415, "send the request as application/json")
