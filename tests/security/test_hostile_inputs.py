@@ -270,8 +270,13 @@ def test_the_processes_hold_no_secrets(
     monkeypatch.setenv("SHARE_COMPUTE_API_KEY", "secret")
     monkeypatch.setenv("RAY_AUTH_TOKEN", "secret")
     assert "secret" not in bare_environment().values()
-    assert chat(http, honest).status_code == 200
-    pids = plane.app.state.context.isolated.pids()
+    isolated = plane.app.state.context.isolated
+    for (
+        pid
+    ) in isolated.pids():  # an attack before may have left one with much memory: what counts is a new one
+        psutil.Process(pid).kill()
+    wait_until(lambda: chat(http, honest).status_code == 200)
+    pids = isolated.pids()
     assert pids
     for pid in pids:
         names = set(psutil.Process(pid).environ())

@@ -23,7 +23,7 @@ class Notifier:
     def notify(self) -> None:
         """Wake all waiting tasks; may be called from any thread."""
         if self._loop is None:
-            self.ticket += 1  # no task has waited yet; a task that has read an older ticket will not wait
+            self.ticket += 1  # `wait` was never called; with an older ticket it will return at once
             return
         # If the loop was closed meanwhile, there is no task to wake.
         with suppress(RuntimeError):

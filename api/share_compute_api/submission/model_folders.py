@@ -15,9 +15,9 @@ from share_compute_api.workers.isolated.messages import FindLargestId
 from share_compute_api.workers.isolated.pool import IsolatedProcesses
 
 LAYER_KEYS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
-"""Names of the number of layers in Hugging Face configurations."""
+"""Keys under which Hugging Face configurations store the number of layers."""
 WINDOW_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len")
-"""Names of the longest sequence length in Hugging Face configurations."""
+"""Keys under which Hugging Face configurations store the longest sequence, in tokens."""
 _INDEX = "model.safetensors.index.json"
 _NUMBERED = re.compile(r"^model-\d{5}-of-(\d{5})\.safetensors$")
 _MOST_NAMED = 5

@@ -47,7 +47,7 @@ class Seat:
 
 
 class Seats:
-    """The seats (replica slots) of one deployment.
+    """The replicas of one deployment. A seat holds one replica and its state, also across restarts.
 
     Args:
         stages: requested number of stages of each replica; None leaves it to the planner.

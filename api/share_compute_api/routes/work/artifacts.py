@@ -100,7 +100,7 @@ def _files(settings: Settings, artifact: ArtifactRecord) -> list[FileEntry]:
 
 
 def _opened(settings: Settings, job_id: str, artifact: Path, path: str) -> BufferedReader | None:
-    """Open a file of an artifact; return None if the file does not exist or its path contains a link.
+    """Open a file of an artifact; None if it does not exist, or its path contains a link or leads outside.
 
     Processes of the Ray head can write in the folders of jobs and report the paths. Neither the files nor the reported
     paths may lead to a file elsewhere.
