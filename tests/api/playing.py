@@ -122,13 +122,11 @@ class Cluster:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        task = asyncio.create_task(self.supervisor.run())
-        try:
-            async with asyncio.timeout(20):
-                yield
-        finally:
+        """Run the supervisor while the block runs; a failure of the supervisor cancels the block and is raised."""
+        async with asyncio.timeout(20), asyncio.TaskGroup() as group:
+            task = group.create_task(self.supervisor.run())
+            yield
             task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
 
     def join(self, name: str) -> str:
         record, _ = self.store.contributors.join(

@@ -103,15 +103,16 @@ class House:
 
     @asynccontextmanager
     async def server(self) -> AsyncIterator[None]:
+        self.notifier = Notifier()  # each server has an event loop of its own, and its notifier belongs to it
         supervisor = BatchSupervisor(self.store, self.engines, self.folder / "batches", self.notifier)
         silence = self.store.on_commit(self.notifier.notify)
-        task = asyncio.create_task(supervisor.run())
         try:
-            async with asyncio.timeout(60):
+            # If the supervisor fails, the group cancels the test's body and raises that failure.
+            async with asyncio.timeout(60), asyncio.TaskGroup() as group:
+                task = group.create_task(supervisor.run())
                 yield
+                task.cancel()
         finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
             silence()
 
     async def until(self, look: Callable[[], Any]) -> None:
