@@ -13,7 +13,7 @@ from share_compute.errors import ContributorLost, ShardStoreLost, ShareComputeEr
 from share_compute.lifecycle.attempt_events import AttemptEnded, CheckpointSaved, LayersTimed
 from share_compute.lifecycle.states import JobState
 from share_compute.planning.cost.timings import LayerTiming, MachineTimings
-from share_compute.store import Store
+from share_compute.store import ContributorRecord, Store
 from share_compute_api.control.jobs.leftovers import Leftovers
 from share_compute_api.control.jobs.retry_policy import Failure, sequel
 from share_compute_api.control.jobs.waiting import Waiting
@@ -292,6 +292,30 @@ class TestResting:
             await cluster.until(first, lambda job: job.attempt == 2)
             second = cluster.submit("second")
             await cluster.until(second, lambda job: "none is ready (1 more works" in job.reason)
+            assert (await cluster.attempts.get()).assignment.job_id == first
+
+        run(store, tmp_path, story, Patience(retry_s=0.3))
+
+    def test_its_machines_are_kept_for_it_if_it_is_queued_while_the_store_is_read(
+        self, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        machines = store.contributors.list
+
+        async def story(cluster: Cluster) -> None:
+            ada, first = cluster.contributor("ada"), cluster.submit("first")
+            attempt = await cluster.attempts.get()
+            cluster.submit("second")
+            loop = asyncio.get_running_loop()
+
+            def list_after_a_loss(states: Any) -> list[ContributorRecord]:
+                monkeypatch.undo()
+                asyncio.run_coroutine_threadsafe(attempt.tell(planned(ada), LOST), loop).result()
+                asyncio.run_coroutine_threadsafe(
+                    cluster.until(first, lambda job: job.attempt == 2), loop
+                ).result()
+                return machines(states)
+
+            monkeypatch.setattr(store.contributors, "list", list_after_a_loss)
             assert (await cluster.attempts.get()).assignment.job_id == first
 
         run(store, tmp_path, story, Patience(retry_s=0.3))

@@ -135,15 +135,24 @@ class JobSupervisor:
         if self._is_suspended:
             return
         running = await self._requeue_lost()
-        waiting = await asyncio.to_thread(self._store.jobs.queued, _KINDS)
-        queued = [job for job in waiting if job.id not in self._attempts]
-        if not queued and not (running and self._is_time_to_allot()):
+        seen = {job.id for job in await self._queued()}
+        if not seen and not (running and self._is_time_to_allot()):
             return
+        # Read before the machines: a job that ends later may free more of them.
+        anything_runs = bool(self._attempts)
         present = await asyncio.to_thread(self._store.contributors.list, self._waiting.states())
+        # Read again after the machines, so that the list has each job whose return to the queue freed a machine.
+        queued = await self._queued()
+        # The machines of a job that came meanwhile may still be listed as leased to it. Only when its attempt has ended
+        # here is it known whether the job rests. Its machines are reserved, and the next pass decides.
+        next_time = {job.id for job in queued if job.id not in seen or job.id in self._attempts}
         # The store is read before the members, so that no member is missed on a machine that the store lists as free.
         members = await self._members()
-        supply = self._waiting.look(present, queued, members, anything_runs=bool(self._attempts))
+        supply = self._waiting.look(present, queued, members, anything_runs=anything_runs)
         for job in queued:
+            if job.id in next_time:
+                supply.take(job)
+                continue
             reason = supply.why_not(job)
             if reason is None:
                 machines = supply.take(job)
@@ -155,6 +164,9 @@ class JobSupervisor:
             elif reason != job.reason:
                 await asyncio.to_thread(self._store.jobs.explain, job.id, reason)
         self._allot(running, present, supply.spare(queued))
+
+    async def _queued(self) -> list[JobRecord]:
+        return await asyncio.to_thread(self._store.jobs.queued, _KINDS)
 
     async def _requeue_lost(self) -> list[JobRecord]:
         """Requeue active jobs that have no attempt here; return the jobs that have one.
