@@ -75,12 +75,7 @@ def main() -> None:
     listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
     # Otherwise both sides wait 40 ms for delayed acknowledgements of the client (Nagle's algorithm).
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    server = uvicorn.Server(
-        server_config(
-            settings,
-            app,
-        )
-    )
+    server = uvicorn.Server(server_config(settings, app))
     print(json.dumps({"port": listener.getsockname()[1], "api_key": key, "contributors": joined}), flush=True)
     server.run(sockets=[listener])
 

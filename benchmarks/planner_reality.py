@@ -74,7 +74,7 @@ def road(source: int, target: int) -> tuple[float, float]:
     return FAR if 2 in (source, target) else NEAR
 
 
-class RelayedCrew(TrainingGroup):
+class RelayedGroup(TrainingGroup):
     """Worker group whose members reach each other through relays."""
 
     relays: Relays | None = None
@@ -232,7 +232,7 @@ class Bench:
             self._shard_store,
             lambda _event: None,
             observe,
-            RelayedCrew,
+            RelayedGroup,
         )
         try:
             led.conductor.steps(_SETTLING_STEPS + steps)

@@ -1,4 +1,4 @@
-"""What training and inference share to lead members: backoff of machines, events, the compute thread."""
+"""Code that training and inference share to lead members: backoff of machines, events, the compute thread."""
 
 from __future__ import annotations
 

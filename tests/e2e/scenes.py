@@ -1,4 +1,4 @@
-"""What happens in a cluster, written into the store as the supervisors write it."""
+"""Events of a cluster, written into the store as the supervisors write them."""
 
 from __future__ import annotations
 

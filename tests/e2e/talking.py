@@ -119,7 +119,7 @@ class Talker:
             self._workers = tuple(one for one in self._workers if self._names[one] != name)
 
     def go_on(self) -> None:
-        """Who is left loads what was lost, and continues."""
+        """Let the remaining members load the lost shards, and continue."""
         with self._news:
             self._form(self._workers)
 

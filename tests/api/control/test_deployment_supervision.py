@@ -275,7 +275,7 @@ def test_a_stream_goes_on_when_its_server_dies(store: Store, tmp_path: Path) -> 
         assert await reading == dict.fromkeys(range(3), "length")
         assert await reading_late == {late.sequence: "length"}
         assert tokens == {one.sequence: reference(one, WINDOW)[0] for one in [*generations, late]}
-        # Whoever watches is told that nothing came for a while, and that it continues.
+        # The deployment's events report the interruption, and that the streams continue.
         told = [event.data for event in house.store.events.after(0, deployment_id=record.id)]
         (died,) = [data["interrupted"] for data in told if "interrupted" in data]
         assert (died["number"], died["machines"]) == (1, [])

@@ -1,4 +1,4 @@
-"""What is the matter, as operators are told: each kind of alert begins and ends when it should."""
+"""Alerts for operators: each kind begins and ends when it should."""
 
 from __future__ import annotations
 

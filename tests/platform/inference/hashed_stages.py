@@ -142,11 +142,11 @@ class Row:
         self.limits = limits
         self.stages = [Stage(limits) for _ in range(limits.stages)]
         self.hidden: list[deque[dict[int, list[Cell]]]] = [deque() for _ in self.stages]
-        """What waits at each stage, by step and sequence."""
+        """For each stage, the hidden states of the steps that it has not computed yet, by sequence."""
         self.fed_back: deque[Sampled] = deque()
-        """On its way from the last stage to the first."""
+        """Sampled tokens that the last stage sent and the first stage has not received."""
         self.mailbox: dict[int, deque[Sampled]] = {}
-        """Of the first stage, by sequence."""
+        """Sampled tokens that the first stage received and has not used yet, by sequence."""
         self._next_id: int | None = None
 
     def send(self, step: EngineStep) -> None:

@@ -40,7 +40,7 @@ class World:
         """Tokens that were copied, as the first token said."""
         self.steps: list[EngineStep] = []
         self.batch: dict[int, int] = {}
-        """Of the last step of each sequence."""
+        """Batch of the last step of each sequence."""
         self.num_busy = self.num_steps = 0
         self.computed: Counter[str] = Counter()
         """Positions by owner."""

@@ -32,7 +32,7 @@ def done(worker: str, ids: set[int]) -> Report:
 
 
 def work(recovery: Recovery) -> set[tuple[str, int, int, str]]:
-    """What is run: forward or backward, stage, microbatch, member."""
+    """Return the cells that run: forward or backward, stage, microbatch, member."""
     return {
         (kind, place, microbatch, task.worker)
         for place, row in enumerate(recovery.tasks)

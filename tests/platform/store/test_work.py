@@ -1,4 +1,4 @@
-"""What machines worked at, and the summary of all machines."""
+"""The work that machines did, and the summary of all machines."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ class _Suffix(NamedTuple):
 
     stages: tuple[StageLayout, ...] = ()
     window: int = 0
-    """Of the first stage."""
+    """Ranks by which forwards of the first stage run ahead of its backwards; see `windows` of the schedule."""
     trip_s: float = 0.0
     step_s: float = 0.0
 
