@@ -26,7 +26,7 @@ from _harness import Ours, arguments, cluster, job, print_figure
 from share_compute.protocol.cells import delivery, holders, needed, remaining
 from share_compute.protocol.membership import Membership
 from share_compute.protocol.tree import SummationTree
-from share_compute_actors.training.member.rows import Rows
+from share_compute_actors.training.member.samples import Rows
 from share_compute_actors.transport.envelope import Label
 
 GOAL = 0.03

@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from share_compute.errors import ShareComputeError
+from share_compute.errors import ContributorLost, ShareComputeError
+from share_compute.protocol.cells import holders
 from share_compute.protocol.member import MemberMachine
 from share_compute.protocol.member_events import (
     Apply,
@@ -30,6 +31,8 @@ from share_compute.protocol.member_events import (
     Misfit,
     Missed,
     Reduce,
+    Reduced,
+    ReduceFailed,
     Send,
     Tell,
     Tick,
@@ -39,17 +42,15 @@ from share_compute.protocol.membership import Membership, Worker
 from share_compute.protocol.messages import Halt, Prepared, ToCoordinator, ToMember
 from share_compute.protocol.points import Point
 from share_compute.protocol.schedule import Action
-from share_compute.protocol.tree import SummationTree
+from share_compute.protocol.tree import Node, SummationTree
 from share_compute_actors.group.allocator import as_reported
 from share_compute_actors.group.compute_thread import ComputeThread, run_order
 from share_compute_actors.messages import Followed, StepFigures
 from share_compute_actors.training.backups.copies import Copies
 from share_compute_actors.training.backups.copying import Copier, Legacy
 from share_compute_actors.training.member.outbox import POLL_S, Outbox
-from share_compute_actors.training.member.reduction import held_by, reduce
-from share_compute_actors.training.member.rows import Rows
 from share_compute_actors.training.member.runner import Runner
-from share_compute_actors.training.member.samples import Samples
+from share_compute_actors.training.member.samples import Rows, Samples
 from share_compute_actors.training.member.step_clock import StepClock
 from share_compute_actors.transport.channel import Channel
 from share_compute_actors.transport.collective.backend import EpochGroup, abort_group, leave_group
@@ -295,7 +296,7 @@ class Engine(ComputeThread):
                 if self.channel is not None and self.group is not None:
                     # Receivers notice lost tensors by these counts, and this member may wait long in the reduction.
                     self.channel.report_sent()
-                return reduce(effect, self._machine, self._tree, self._runner, self.group, self._reduces)
+                return self._reduce(effect)
             case Apply():
                 self._apply(effect)
                 return Updated(effect.step)
@@ -342,10 +343,10 @@ class Engine(ComputeThread):
         membership, incoming = self._machine.membership, self._given.target(step, microbatch)
         if incoming is None:
             incoming = self._arrived["gradient", step, microbatch]
-        holders = None  # without a membership (halted), no member would join a reduction inside the backward
+        held = None  # without a membership (halted), no member would join a reduction inside the backward
         if effect.is_last and membership is not None and reduces_inside:
-            holders = held_by(membership, self._machine.worker, step, self._tree)
-        runner.backward(microbatch, incoming, adds=effect.adds, holders=holders)
+            held = self._sums_held(membership, step)
+        runner.backward(microbatch, incoming, adds=effect.adds, holders=held)
 
     def _begin(self, step: int) -> None:
         """Start the clock at the first cell of a step, and request the samples of this step and the next."""
@@ -361,7 +362,40 @@ class Engine(ComputeThread):
         assert self.channel is not None
         tensor = self._runner.kept(effect.label.cargo, effect.label.microbatch)
         assert tensor is not None, f"{effect.label} is not kept"
-        self._outbox.send(self.channel, effect, tensor)
+        self._send_output(self.channel, effect, tensor)
+
+    def _send_output(self, channel: Channel, send: Send, tensor: Tensor) -> None:
+        channel.send(send.target, Label("train", *send.label), tensor)
+
+    def _reduce(self, effect: Reduce) -> Reduced | ReduceFailed:
+        """Sum the gradients of this member's stage, or copy the sum from the member that has it."""
+        membership, worker, runner = self._machine.membership, self._machine.worker, self._runner
+        if membership is None and self.group is not None:  # halted meanwhile
+            has_begun = runner.is_reducing
+            if has_begun:
+                runner.spoil()
+            return ReduceFailed(is_spoilt=has_begun)
+        place = membership.stage_of(worker) if membership is not None else 0
+        has_it = membership is not None and effect.source is not None and worker in membership.reduced[place]
+        try:
+            if membership is None or self.group is None:
+                runner.reduce([])
+            elif effect.source is None:
+                runner.reduce(self._sums_held(membership, effect.step))
+            else:
+                runner.copy(membership.stages[place].index(effect.source), has_it=has_it)
+        except ContributorLost:
+            if not has_it:
+                runner.spoil()
+            self._reduces(Point.reduce_failed)
+            return ReduceFailed()
+        self._reduces(Point.reduce_done)
+        return Reduced()
+
+    def _sums_held(self, membership: Membership, step: int) -> list[tuple[Node, ...]]:
+        """Return the sums that each member of this stage holds at the end of a step, by rank."""
+        stage = membership.stage_of(self._machine.worker)
+        return [self._tree.cover(ids) for ids in holders(membership, step, stage)]
 
     def _give(self, log: Log) -> None:
         """Send the reduced gradient to a backup member."""

@@ -31,8 +31,8 @@ from share_compute_actors.training.backups.copies import Copies
 from share_compute_actors.training.backups.logs import HEAD
 from share_compute_actors.training.member.engine import Engine, TellCoordinator, described
 from share_compute_actors.training.member.outbox import Outbox
-from share_compute_actors.training.member.rows import Rows
 from share_compute_actors.training.member.runner import Runner
+from share_compute_actors.training.member.samples import Rows
 from share_compute_actors.transport.channel import Channel, Letter
 from share_compute_actors.transport.envelope import Label
 
@@ -135,6 +135,11 @@ class FaultyEngine(Engine):
         if deviates(self._passes(point)):
             self._runner.deviate()
 
+    def _send_output(self, channel: Channel, send: Send, tensor: Tensor) -> None:
+        failures = self._passes(Point.tensor_sending)
+        letter = channel.write(send.target, Label("train", *send.label), wrong_tensor(tensor, failures))
+        _post(self._faults, channel, send.target, wrong_letter(letter, failures), failures)
+
     def _report(self, message: ToCoordinator) -> None:
         self._of_message = self._passes(SENDING[type(message)])
         super()._report(message)
@@ -146,7 +151,7 @@ class FaultyEngine(Engine):
 
 
 class FaultyOutbox(Outbox):
-    """An outbox whose tensors may be wrong, damaged, late, repeated or lost.
+    """An outbox whose gradients may be damaged, late, repeated or lost.
 
     Args:
         faults: sends messages with their injected faults.
@@ -160,24 +165,21 @@ class FaultyOutbox(Outbox):
         self._of_log: list[Failure] = []
         """Failures that apply to the gradient that is being sent."""
 
-    def send(self, channel: Channel, send: Send, tensor: Tensor) -> None:
-        """Send the output of a cell."""
-        failures = self._passes(Point.tensor_sending)
-        letter = channel.write(send.target, Label("train", *send.label), wrong_tensor(tensor, failures))
-        self._post(channel, send.target, wrong_letter(letter, failures), failures)
-
     def _send_log(self, channel: Channel, log: Log, stage: int, runner: Runner, *, is_repeated: bool) -> None:
         self._of_log = self._passes(Point.log_sending)
         super()._send_log(channel, log, stage, runner, is_repeated=is_repeated)
 
     def _post_log(self, channel: Channel, keeper: Worker, place: int, letter: Letter) -> None:
         # Only the head is subject to faults: it does not change if the step is applied while the head is delayed.
-        self._post(channel, keeper, letter, self._of_log if place == HEAD else [])
+        _post(self._faults, channel, keeper, letter, self._of_log if place == HEAD else [])
 
-    def _post(self, channel: Channel, target: Worker, letter: Letter, failures: list[Failure]) -> None:
-        self._faults.send(
-            target,
-            lambda: channel.post(target, letter),
-            failures,
-            lambda: channel.post(target, letter.damaged()),
-        )
+
+def _post(
+    faults: MessageFaults, channel: Channel, target: Worker, letter: Letter, failures: list[Failure]
+) -> None:
+    faults.send(
+        target,
+        lambda: channel.post(target, letter),
+        failures,
+        lambda: channel.post(target, letter.damaged()),
+    )

@@ -44,8 +44,8 @@ from share_compute_actors.training.member.lifeline import Lifeline
 from share_compute_actors.training.member.loading import build_runner, fill_runner
 from share_compute_actors.training.member.passing import Passing
 from share_compute_actors.training.member.reading import GivesState
-from share_compute_actors.training.member.rows import Rows
 from share_compute_actors.training.member.runner import Runner
+from share_compute_actors.training.member.samples import Rows
 from share_compute_actors.training.member.saving import copied, folder_tensors
 from share_compute_actors.training.member.schemas import EVALUATION, FINDING, LOGITS, STATUS, pack_said
 from share_compute_actors.training.member.unacknowledged import Unacknowledged

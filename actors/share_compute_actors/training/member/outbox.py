@@ -1,13 +1,12 @@
-"""Sends one member's tensors to other members, and reports the numbers of sent tensors, which reveal losses."""
+"""Sends a member's gradients to its backups, and reports the numbers of sent tensors, which reveal losses."""
 
 from __future__ import annotations
 
 import time
 
 import torch
-from torch import Tensor
 
-from share_compute.protocol.member_events import Log, Send
+from share_compute.protocol.member_events import Log
 from share_compute.protocol.membership import Worker
 from share_compute_actors.messages import Followed
 from share_compute_actors.training.backups.logs import letters
@@ -25,16 +24,12 @@ Members of a stage report a loss sooner, which begins another epoch. Catch-up re
 
 
 class Outbox:
-    """Sends tensors."""
+    """Sends gradients to backup members, their acknowledgements, and numbers of sent tensors."""
 
     def __init__(self) -> None:
         self._reported_s = self._missed_s = time.monotonic()
         self._given: dict[Worker, tuple[int, int, float]] = {}
         """Epoch and step of the last gradient that was sent to each backup member, and the time when it was sent."""
-
-    def send(self, channel: Channel, send: Send, tensor: Tensor) -> None:
-        """Send the output of a cell."""
-        channel.send(send.target, Label("train", *send.label), tensor)
 
     def give(self, channel: Channel, log: Log, stage: int, runner: Runner) -> None:
         """Send a step's gradient to a backup member; send it again only after a long time.

@@ -15,8 +15,8 @@ from torch import Tensor
 from share_compute.errors import WrongTensor
 from share_compute.protocol.membership import Worker
 from share_compute_actors.messages import EvaluationResult
-from share_compute_actors.training.member.rows import Part
 from share_compute_actors.training.member.runner import Runner
+from share_compute_actors.training.member.samples import Part
 from share_compute_actors.transport.channel import Channel
 from share_compute_actors.transport.envelope import Label
 
