@@ -10,7 +10,7 @@ import pytest
 from share_compute.errors import UserError
 from share_compute.protocol.failures import Failure, FailureKind
 from share_compute.protocol.member import MemberMachine
-from share_compute.protocol.member_events import Missed, Tell
+from share_compute.protocol.member_events import Missed, SendToCoordinator
 from share_compute.protocol.membership import Membership, fresh
 from share_compute.protocol.messages import Broken, Form, Halt
 from share_compute.protocol.points import HEARD, SENDING, Point
@@ -137,4 +137,4 @@ def test_who_misses_a_tensor_asks_for_another_epoch() -> None:
     assert machine.handle(Missed(3)) == []  # what is missing now is sent again anyway
     machine.handle(Form(ROSTER))
     assert machine.handle(Missed(2)) == []
-    assert machine.handle(Missed(3)) == [Tell(Broken(3, "c-dan"))]
+    assert machine.handle(Missed(3)) == [SendToCoordinator(Broken(3, "c-dan"))]

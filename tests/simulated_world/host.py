@@ -30,7 +30,7 @@ from share_compute.protocol.member_events import (
     Reduced,
     ReduceFailed,
     Send,
-    Tell,
+    SendToCoordinator,
     Updated,
 )
 from share_compute.protocol.membership import Worker
@@ -189,7 +189,7 @@ class Host(Process):
                 return [self._passing(Point.apply_starting), lambda: self._apply(effect)]
             case Discard():
                 return [self._discard]
-            case Tell():
+            case SendToCoordinator():
                 return self._tell(effect.message)
 
     def _starting(self) -> None:

@@ -31,9 +31,9 @@ from share_compute.protocol.member_events import (
     Reduce,
     Reduced,
     ReduceFailed,
+    RetransmissionTimeout,
     Send,
-    Tell,
-    Tick,
+    SendToCoordinator,
     Updated,
 )
 from share_compute.protocol.membership import Membership, Task, Worker
@@ -130,14 +130,16 @@ class MemberMachine:
                 return self._on_word(event)
 
     def _on_word(  # noqa: PLR0911 - a return for each event
-        self, event: Commit | Proceed | Arrived | Misfit | Missed | Logged | Tick
+        self, event: Commit | Proceed | Arrived | Misfit | Missed | Logged | RetransmissionTimeout
     ) -> list[Effect]:
         """Process an event that needs a membership. A halted member only notes early tensors and reports misfits."""
         if isinstance(event, Arrived) and event.epoch == self.epoch and self.membership is None:
             self._early.append(event.label)
         if isinstance(event, Misfit) and event.epoch == self.epoch and self.membership is None:
             self._reject(event.source, event.label, event.what, is_certain=event.is_certain)
-        if self.membership is None or (not isinstance(event, Tick) and event.epoch != self.epoch):
+        if self.membership is None or (
+            not isinstance(event, RetransmissionTimeout) and event.epoch != self.epoch
+        ):
             return []
         match event:
             case Commit():
@@ -149,11 +151,11 @@ class MemberMachine:
             case Misfit():
                 return self._reject(event.source, event.label, event.what, is_certain=event.is_certain)
             case Missed():
-                return [Tell(Broken(self.epoch, self.worker))]
+                return [SendToCoordinator(Broken(self.epoch, self.worker))]
             case Logged():
                 return self._on_logged(event)
-            case Tick():
-                again: list[Effect] = [Tell(rejected) for rejected in self._rejected.values()]
+            case RetransmissionTimeout():
+                again: list[Effect] = [SendToCoordinator(rejected) for rejected in self._rejected.values()]
                 return again + (self._log() if self._phase == "logging" else [])
 
     def _on_halt(self, halt: Halt) -> list[Effect]:
@@ -176,7 +178,7 @@ class MemberMachine:
         is_committed = (halt.committed, halt.generation) == (self._step.number, self._step.generation)
         if is_committed and self._step.is_complete:
             return self._start(Apply(self._step.number, halt.scale))
-        return [Tell(self._report())]
+        return [SendToCoordinator(self._report())]
 
     def _report(self) -> Report:
         step = self._step
@@ -204,12 +206,16 @@ class MemberMachine:
         if form.epoch != self.epoch:
             return []
         if self.membership is not None:
-            return self._prepare() if self._phase == "prepared" else [Tell(Formed(self.epoch, self.worker))]
+            return (
+                self._prepare()
+                if self._phase == "prepared"
+                else [SendToCoordinator(Formed(self.epoch, self.worker))]
+            )
         if self._running is not None or form.membership.step != self.applied + 1:
             return []  # an effect is running, or weights are missing; the coordinator will send `Form` again
         self._halt = None
         self.membership = form.membership
-        effects: list[Effect] = [Tell(Formed(self.epoch, self.worker))]
+        effects: list[Effect] = [SendToCoordinator(Formed(self.epoch, self.worker))]
         is_stale = self._step.generation != form.generation
         if is_stale or not form.keeps_step or self.worker in form.membership.forgets:
             effects.append(Discard())
@@ -222,7 +228,7 @@ class MemberMachine:
             if resend.keeper == self.worker:
                 label = Label(form.membership.step, resend.cargo, resend.microbatch, resend.stage)
                 effects.append(Send(label, resend.target))
-        effects += [Tell(rejected) for rejected in self._rejected.values()]
+        effects += [SendToCoordinator(rejected) for rejected in self._rejected.values()]
         self._pauses = form.pauses
         return effects + self._begin()
 
@@ -245,7 +251,11 @@ class MemberMachine:
         """Repeat the answer that the coordinator waits for, if there is one."""
         if self._phase == "prepared":
             return self._prepare()
-        return [Tell(Applied(self.epoch, self.worker, self.applied))] if self._phase == "paused" else []
+        return (
+            [SendToCoordinator(Applied(self.epoch, self.worker, self.applied))]
+            if self._phase == "paused"
+            else []
+        )
 
     def _on_arrived(self, label: Label) -> list[Effect]:
         if label.step > self._step.number:
@@ -260,7 +270,7 @@ class MemberMachine:
         """Report an unusable tensor to the coordinator, which then begins another epoch."""
         rejected = Rejected(self.epoch, self.worker, source, label, what, is_certain)
         self._rejected[label] = rejected
-        return [Tell(rejected)]
+        return [SendToCoordinator(rejected)]
 
     def _on_logged(self, logged: Logged) -> list[Effect]:
         if self._phase != "logging" or logged.step != self._step.number:
@@ -313,7 +323,7 @@ class MemberMachine:
         if isinstance(ended, Reduced):
             return self._tie(sends=True)
         self._phase = "broken"
-        return [Tell(Broken(self.epoch, self.worker))]
+        return [SendToCoordinator(Broken(self.epoch, self.worker))]
 
     def _on_updated(self, updated: Updated) -> list[Effect]:
         assert isinstance(self._running, Apply)
@@ -418,7 +428,7 @@ class MemberMachine:
 
     def _prepare(self) -> list[Effect]:
         self._phase = "prepared"
-        return [Tell(Prepared(self.epoch, self.worker, self._step.number))]
+        return [SendToCoordinator(Prepared(self.epoch, self.worker, self._step.number))]
 
     def _start(self, effect: Compute | Reduce | Apply) -> list[Effect]:
         self._running = effect

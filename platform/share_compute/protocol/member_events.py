@@ -87,7 +87,7 @@ class Updated:
 
 
 @dataclass(frozen=True, slots=True)
-class Tick:
+class RetransmissionTimeout:
     """The usual time to send a gradient has passed: send unacknowledged gradients and rejections again."""
 
 
@@ -105,7 +105,7 @@ Event = (
     | ReduceFailed
     | Logged
     | Updated
-    | Tick
+    | RetransmissionTimeout
 )
 
 # -- effects -------------------------------------------------------------------------------------------------------
@@ -167,10 +167,10 @@ class Discard:
 
 
 @dataclass(frozen=True, slots=True)
-class Tell:
+class SendToCoordinator:
     """Send a message to the coordinator. The driver adds norms, losses and digest to `Prepared`."""
 
     message: ToCoordinator
 
 
-Effect = Compute | Send | Reduce | Log | Apply | Discard | Tell
+Effect = Compute | Send | Reduce | Log | Apply | Discard | SendToCoordinator

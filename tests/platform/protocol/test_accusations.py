@@ -18,13 +18,13 @@ from share_compute.protocol.coordinator import (
     Effect,
     Expel,
     Lost,
-    Plan,
-    Planned,
-    Record,
+    MembershipPlanned,
+    PlanMembership,
     Recorded,
+    SendToMember,
     StartOver,
     Suspect,
-    Tell,
+    WriteStepLog,
 )
 from share_compute.protocol.doubts import UNBELIEVED, quarantines
 from share_compute.protocol.failures import Failure, FailureKind
@@ -45,7 +45,7 @@ class Epochs:
         self.reduced: set[str] = set()
         """Members that report that they hold the sum of the open step."""
         self.forms: list[Form] = []
-        self.plans: list[Plan] = []
+        self.plans: list[PlanMembership] = []
         self.machine.handle(Continue(9))
         self.run(self.machine.handle(Assemble(frozenset(workers))))
 
@@ -55,13 +55,13 @@ class Epochs:
         while waiting:
             effect = waiting.pop(0)
             match effect:
-                case Record(epoch=epoch, step=None):
+                case WriteStepLog(epoch=epoch, step=None):
                     waiting += self.machine.handle(Recorded(epoch, self.machine.committed))
                     for worker in sorted(self.machine.workers):
                         waiting += self.machine.handle(self._report(epoch, worker))
-                case Record(epoch=epoch, step=int(step)):
+                case WriteStepLog(epoch=epoch, step=int(step)):
                     waiting += self.machine.handle(Recorded(epoch, step))
-                case Plan(epoch=epoch, reports=reports, without=without):
+                case PlanMembership(epoch=epoch, reports=reports, without=without):
                     self.plans.append(effect)
                     workers = sorted(reports.keys() - without)
                     stages = (tuple(workers),) if self.is_one_stage else tuple((each,) for each in workers)
@@ -71,12 +71,12 @@ class Epochs:
                         epoch, shards, stages, stages, self.machine.committed + 1, tasks,
                         followers={workers[0]: (FOLLOWER,)},
                     )  # fmt: skip
-                    waiting += self.machine.handle(Planned(Form(membership)))
+                    waiting += self.machine.handle(MembershipPlanned(Form(membership)))
                     for worker in workers:
                         waiting += self.machine.handle(Formed(epoch, worker))
-                case Tell(message=Form() as form):
+                case SendToMember(message=Form() as form):
                     self.forms.append(form)
-                case Tell():
+                case SendToMember():
                     pass
                 case _:
                     others.append(effect)

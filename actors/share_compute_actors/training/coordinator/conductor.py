@@ -33,15 +33,15 @@ from share_compute.protocol.coordinator import (
     Event,
     Expel,
     Lost,
+    MembershipPlanned,
     Pause,
-    Plan,
-    Planned,
-    Record,
+    PlanMembership,
     Recorded,
+    SendToMember,
     StartOver,
     Suspect,
-    Tell,
     Tick,
+    WriteStepLog,
 )
 from share_compute.protocol.doubts import UNBELIEVED
 from share_compute.protocol.failures import Failure
@@ -364,24 +364,24 @@ class Conductor:
 
     def _carry_out(self, effect: Effect) -> list[Event]:
         match effect:
-            case Record(epoch=epoch, step=None):
+            case WriteStepLog(epoch=epoch, step=None):
                 self._stop()
                 self._count_epochs()
                 self._passes(Point.epoch_recording)
                 recorded = _recorded(self._step_log.begin_epoch(epoch))
                 self._passes(Point.epoch_recorded)
                 return [recorded]
-            case Record(epoch=epoch, step=int(step), scale=scale, generation=generation):
+            case WriteStepLog(epoch=epoch, step=int(step), scale=scale, generation=generation):
                 self._passes(Point.step_recording)
                 assert self._verdict is not None
                 self._facts = self._listener.account(step, self._verdict, self._figures)
                 recorded = _recorded(self._step_log.commit(epoch, step, scale, self._facts, generation))
                 self._passes(Point.step_recorded)
                 return [recorded]
-            case Tell(worker=worker, message=message):
+            case SendToMember(worker=worker, message=message):
                 failures = self._passes(SENDING[type(message)])
                 self._injector.messages.send(worker, lambda: self._group.tell(worker, message), failures)
-            case Plan():
+            case PlanMembership():
                 self._passes(Point.planning)
                 answer = self._form(effect)
                 self._passes(Point.planned)
@@ -490,7 +490,7 @@ class Conductor:
     def _passes(self, point: Point) -> list[Failure]:
         return self._injector.passes(point, self._machine.committed + 1)
 
-    def _form(self, effect: Plan) -> list[Event]:  # noqa: PLR0911 - a return for each failure
+    def _form(self, effect: PlanMembership) -> list[Event]:  # noqa: PLR0911 - a return for each failure
         cut, self._cut = self._cut, None
         if (
             cut is not None
@@ -522,7 +522,7 @@ class Conductor:
             return self._without_sender(failure)
         except (ContributorLost, StaleEpoch) as failure:
             return self._restart(failure)
-        return [Planned(form)]
+        return [MembershipPlanned(form)]
 
     def _without(self, loss: MembersLost) -> list[Event]:
         """Begin another epoch without the lost members, even if the protocol machine does not know them."""

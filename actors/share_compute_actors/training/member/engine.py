@@ -30,9 +30,9 @@ from share_compute.protocol.member_events import (
     Misfit,
     Missed,
     Reduce,
+    RetransmissionTimeout,
     Send,
-    Tell,
-    Tick,
+    SendToCoordinator,
     Updated,
 )
 from share_compute.protocol.membership import Membership, Worker
@@ -229,7 +229,7 @@ class Engine(ComputeThread):
         if taken is None:
             if time.monotonic() - self._looked_s > _TICK_S:
                 self._looked_s = time.monotonic()
-                self._handle(Tick())
+                self._handle(RetransmissionTimeout())
             return
         label, source, tensor = taken
         if self._is_unusable(label, source, tensor):
@@ -303,7 +303,7 @@ class Engine(ComputeThread):
                 self._runner.discard()
             case Log():
                 self._give(effect)
-            case Tell():
+            case SendToCoordinator():
                 self._report(effect.message)
         return None
 
