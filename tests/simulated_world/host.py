@@ -37,8 +37,8 @@ from share_compute.protocol.membership import Worker
 from share_compute.protocol.messages import (
     Form,
     Halt,
-    Label,
     Prepared,
+    TensorLabel,
     ToCoordinator,
     ToMember,
 )
@@ -59,7 +59,7 @@ class _Work:
     outputs: dict[int, Symbol] = field(default_factory=dict)
     gradients: dict[int, Symbol] = field(default_factory=dict)
     """Gradient of the shard's input, by microbatch."""
-    heard: dict[Label, Symbol] = field(default_factory=dict)
+    heard: dict[TensorLabel, Symbol] = field(default_factory=dict)
     reduced: Gradient | None = None
 
 
@@ -123,7 +123,7 @@ class Host(Process):
             epoch, self.shard, self.weights = self.next_layout
             assert epoch == message.epoch
 
-    def hear_tensor(self, epoch: int, label: Label, value: Symbol, source: Worker) -> None:
+    def hear_tensor(self, epoch: int, label: TensorLabel, value: Symbol, source: Worker) -> None:
         """Take a tensor from the network."""
         failures: list[Failure] = []
 
@@ -204,7 +204,7 @@ class Host(Process):
 
         def run() -> None:
             if is_forward:
-                label = Label(compute.step, "activation", microbatch, stage - 1)
+                label = TensorLabel(compute.step, "activation", microbatch, stage - 1)
                 value = (
                     self._world.model.sample(compute.step, microbatch)
                     if stage == 0
@@ -212,7 +212,7 @@ class Host(Process):
                 )
                 self._later(lambda: self._forward(compute, value))
             else:
-                label = Label(compute.step, "gradient", microbatch, stage + 1)
+                label = TensorLabel(compute.step, "gradient", microbatch, stage + 1)
                 is_last = stage + 1 == len(membership.stages)
                 gradient = None if is_last else self._work.heard[label]
                 self._later(lambda: self._backward(compute, gradient))

@@ -45,11 +45,11 @@ from share_compute.protocol.messages import (
     Form,
     Formed,
     Halt,
-    Label,
     Prepared,
     Proceed,
     Rejected,
     Report,
+    TensorLabel,
 )
 from share_compute.protocol.schedule import Action
 
@@ -66,7 +66,7 @@ class _Step:
     forwarded: set[int] = field(default_factory=set)
     activations: set[int] = field(default_factory=set)
     gradients: set[int] = field(default_factory=set)
-    arrived: set[Label] = field(default_factory=set)
+    arrived: set[TensorLabel] = field(default_factory=set)
     is_reduced: bool = False
     is_complete: bool = False
     """Whether the member holds all gradients for the update, also the other stage's sum of a shared parameter."""
@@ -87,9 +87,9 @@ class MemberMachine:
         self.membership: Membership | None = None
         """Membership of the current epoch; None while the member is halted."""
         self._step = _Step(applied + 1)
-        self._rejected: dict[Label, Rejected] = {}
+        self._rejected: dict[TensorLabel, Rejected] = {}
         """Tensors of this epoch that the member could not use. They are reported again until another epoch begins."""
-        self._early: list[Label] = []
+        self._early: list[TensorLabel] = []
         """Tensors that arrived before this member began their epoch or step."""
         self._waiting: list[Action] = []
         self._logged: set[int] = set()
@@ -226,7 +226,7 @@ class MemberMachine:
         self._take_early()
         for resend in form.membership.resends:
             if resend.keeper == self.worker:
-                label = Label(form.membership.step, resend.cargo, resend.microbatch, resend.stage)
+                label = TensorLabel(form.membership.step, resend.cargo, resend.microbatch, resend.stage)
                 effects.append(Send(label, resend.target))
         effects += [SendToCoordinator(rejected) for rejected in self._rejected.values()]
         self._pauses = form.pauses
@@ -257,7 +257,7 @@ class MemberMachine:
             else []
         )
 
-    def _on_arrived(self, label: Label) -> list[Effect]:
+    def _on_arrived(self, label: TensorLabel) -> list[Effect]:
         if label.step > self._step.number:
             self._early.append(label)
             return []
@@ -266,7 +266,7 @@ class MemberMachine:
         self._step.arrived.add(label)
         return self._tie() if self._phase == "tying" else self._next()
 
-    def _reject(self, source: Worker, label: Label, what: str, *, is_certain: bool) -> list[Effect]:
+    def _reject(self, source: Worker, label: TensorLabel, what: str, *, is_certain: bool) -> list[Effect]:
         """Report an unusable tensor to the coordinator, which then begins another epoch."""
         rejected = Rejected(self.epoch, self.worker, source, label, what, is_certain)
         self._rejected[label] = rejected
@@ -307,7 +307,7 @@ class MemberMachine:
             return [Discard(), *self._settle()]
         self._phase = "broken"
         cargo: Cargo = "activation" if action.kind == "F" else "gradient"
-        label = Label(self._step.number, cargo, action.microbatch, self._stage)
+        label = TensorLabel(self._step.number, cargo, action.microbatch, self._stage)
         what = "its numbers are not finite"
         return [Discard(), *self._reject(self.worker, label, what, is_certain=False)]
 
@@ -402,8 +402,12 @@ class MemberMachine:
         other = last - stage
         effects: list[Effect] = []
         if sends and self.worker == membership.stages[stage][0]:
-            effects += [Send(Label(number, "tied", 0, stage), target) for target in membership.stages[other]]
-        return effects + (self._complete() if Label(number, "tied", 0, other) in self._step.arrived else [])
+            effects += [
+                Send(TensorLabel(number, "tied", 0, stage), target) for target in membership.stages[other]
+            ]
+        return effects + (
+            self._complete() if TensorLabel(number, "tied", 0, other) in self._step.arrived else []
+        )
 
     def _complete(self) -> list[Effect]:
         self._step.is_complete = True

@@ -20,7 +20,7 @@ from share_compute_actors.training.backups.copies import Copies
 from share_compute_actors.training.backups.room import Room
 from share_compute_actors.training.member.faulty_engine import FaultyOutbox
 from share_compute_actors.transport.channel import Channel
-from share_compute_actors.transport.envelope import Label
+from share_compute_actors.transport.envelope import WireLabel
 
 __all__ = ["pair"]
 
@@ -58,7 +58,7 @@ def outbox(*failures: Failure) -> FaultyOutbox:
     )
 
 
-def taken(copies: Copies, channel: Channel) -> Label:
+def taken(copies: Copies, channel: Channel) -> WireLabel:
     """Take in what comes until all of a gradient is there; return its last label."""
     for _ in range(10):
         came = channel.take(5.0)  # None is what was dropped
@@ -78,7 +78,7 @@ def test_a_gradient_travels_and_its_owner_hears_of_it(
     sending.give(ann, Log(1, BOB, 0), 0, trainer.runner)
     label = taken(copies, bob)
     outbox().acknowledge(bob, Followed(ANN, None, WHOLE), label)
-    ann.receive(Label("train", 1, "logged", 0, 0), "bob", 5.0)
+    ann.receive(WireLabel("train", 1, "logged", 0, 0), "bob", 5.0)
     assert bob.take(0.0) is None, "it was sent twice"
     trainer.runner.apply(1, 0.5)
     copy = copies.of(WHOLE)

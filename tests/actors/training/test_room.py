@@ -19,7 +19,7 @@ from share_compute_actors.training.backups.followers import Follower
 from share_compute_actors.training.backups.logs import letters
 from share_compute_actors.training.backups.room import Room, reserve_bytes
 from share_compute_actors.training.backups.tensor_file import TensorFile
-from share_compute_actors.transport.envelope import Label
+from share_compute_actors.transport.envelope import WireLabel
 
 SHARED = Path("/dev/shm")
 in_memory = pytest.mark.skipif(
@@ -102,7 +102,7 @@ def take_step(copies: Copies, trainer: Trainer) -> None:
     trainer.prepare()
     number, runner = trainer.step + 1, trainer.runner
     thanked = [
-        copies.take(Label("train", number, "log", place, 0), tensor.clone())
+        copies.take(WireLabel("train", number, "log", place, 0), tensor.clone())
         for place, tensor in letters(runner.gradients, runner.loss_scale, runner.scale_of(trainer.step))
     ]
     assert thanked[-1] is not None

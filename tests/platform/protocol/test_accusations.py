@@ -29,7 +29,7 @@ from share_compute.protocol.coordinator import (
 from share_compute.protocol.doubts import UNBELIEVED, quarantines
 from share_compute.protocol.failures import Failure, FailureKind
 from share_compute.protocol.membership import Membership, fresh
-from share_compute.protocol.messages import Broken, Form, Formed, Label, Prepared, Rejected, Report
+from share_compute.protocol.messages import Broken, Form, Formed, Prepared, Rejected, Report, TensorLabel
 from share_compute.protocol.points import Point
 
 FOLLOWER = "f"
@@ -88,7 +88,7 @@ class Epochs:
         return Report(epoch, worker, committed, committed + 1, is_reduced=is_reduced, generation=generation)
 
     def reject(self, accuser: str, source: str, *, is_certain: bool = True) -> list[Effect]:
-        label = Label(self.machine.committed + 1, "activation", 0, 0)
+        label = TensorLabel(self.machine.committed + 1, "activation", 0, 0)
         rejected = Rejected(self.machine.epoch, accuser, source, label, WHAT, is_certain)
         return self.run(self.machine.handle(rejected))
 

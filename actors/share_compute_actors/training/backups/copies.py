@@ -30,7 +30,7 @@ from share_compute_actors.training.backups.copying import Copied, Legacy, Outlin
 from share_compute_actors.training.backups.followers import Follower
 from share_compute_actors.training.backups.logs import HEAD, Head
 from share_compute_actors.training.backups.room import Room, is_lack_of_room
-from share_compute_actors.transport.envelope import Label
+from share_compute_actors.transport.envelope import WireLabel
 from share_compute_actors.transport.pieces import Piece
 
 _POLL_S = 0.2
@@ -228,7 +228,7 @@ class Copies:
         """Return whether each copy is complete."""
         return all(one.is_whole for one in self._followers.values())
 
-    def misfit(self, label: Label, tensor: Tensor) -> str | None:
+    def misfit(self, label: WireLabel, tensor: Tensor) -> str | None:
         """Return the defect of a part of a gradient, for display; None if it has none."""
         followed = self._followed.get(label.stage)
         if followed is None or followed.shard not in self._followers:
@@ -236,7 +236,7 @@ class Copies:
         what = self._followers[followed.shard].misfit(label.microbatch, tensor)
         return None if what is None else f"the gradient that it sent to its backup: {what}"
 
-    def take(self, label: Label, tensor: Tensor) -> Followed | None:
+    def take(self, label: WireLabel, tensor: Tensor) -> Followed | None:
         """Store a part of a gradient; if that completes it, return its primary, which waits for an acknowledgement."""
         followed, key = self._followed[label.stage], (label.stage, label.step)
         follower = self._followers[followed.shard]

@@ -53,7 +53,7 @@ from share_compute_actors.training.member.samples import Samples
 from share_compute_actors.training.member.step_clock import StepClock
 from share_compute_actors.transport.channel import Channel
 from share_compute_actors.transport.collective.backend import EpochGroup, abort_group, leave_group
-from share_compute_actors.transport.envelope import Label
+from share_compute_actors.transport.envelope import WireLabel
 
 _TICK_S = 5.0
 """Time without messages after which the protocol machine may repeat a message, in seconds."""
@@ -244,7 +244,7 @@ class Engine(ComputeThread):
         self._arrived[label.cargo, label.step, place] = tensor
         self._handle(Arrived(self.channel.epoch, label.of_protocol))
 
-    def _is_unusable(self, label: Label, source: Worker, tensor: Tensor) -> bool:
+    def _is_unusable(self, label: WireLabel, source: Worker, tensor: Tensor) -> bool:
         """Reject a tensor that contradicts the blueprint; return whether it was rejected."""
         if label.cargo == "logged":
             return False
@@ -266,18 +266,18 @@ class Engine(ComputeThread):
             return True
         return False
 
-    def _reject(self, label: Label, source: Worker, what: str, *, is_certain: bool = True) -> None:
+    def _reject(self, label: WireLabel, source: Worker, what: str, *, is_certain: bool = True) -> None:
         assert self.channel is not None
         rejected = label if label.is_of_protocol else label._replace(cargo="log")
         self._handle(Misfit(self.channel.epoch, source, rejected.of_protocol, what, is_certain))
 
-    def _take_log(self, channel: Channel, label: Label, tensor: Tensor) -> None:
+    def _take_log(self, channel: Channel, label: WireLabel, tensor: Tensor) -> None:
         """Store a part of a primary's gradient, and acknowledge the gradient once it is complete."""
         followed = self.copies.take(label, tensor)
         if followed is not None:
             self._acknowledge(channel, followed, label)
 
-    def _acknowledge(self, channel: Channel, followed: Followed, label: Label) -> None:
+    def _acknowledge(self, channel: Channel, followed: Followed, label: WireLabel) -> None:
         self._outbox.acknowledge(channel, followed, label)
 
     def _handle(self, event: Event) -> None:
@@ -417,7 +417,7 @@ class Engine(ComputeThread):
         self._tell(message, figures)
 
 
-def described(label: Label) -> str:
+def described(label: WireLabel) -> str:
     """Return the description of a tensor, for display."""
     if label.cargo == "tied":
         return "the gradient of a shared parameter"

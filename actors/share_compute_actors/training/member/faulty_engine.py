@@ -34,7 +34,7 @@ from share_compute_actors.training.member.outbox import Outbox
 from share_compute_actors.training.member.rows import Rows
 from share_compute_actors.training.member.runner import Runner
 from share_compute_actors.transport.channel import Channel, Letter
-from share_compute_actors.transport.envelope import Label
+from share_compute_actors.transport.envelope import WireLabel
 
 
 class FaultyEngine(Engine):
@@ -101,7 +101,7 @@ class FaultyEngine(Engine):
             self._passes(HEARD[type(event)])
         super()._take_event(event)
 
-    def _is_unusable(self, label: Label, source: Worker, tensor: Tensor) -> bool:
+    def _is_unusable(self, label: WireLabel, source: Worker, tensor: Tensor) -> bool:
         if super()._is_unusable(label, source, tensor):
             return True
         if label.cargo in ("logged", "log") or not self._passes(Point.tensor_heard):
@@ -109,7 +109,7 @@ class FaultyEngine(Engine):
         self._reject(label, source, f"{described(label)}: it is said to be wrong")
         return True
 
-    def _acknowledge(self, channel: Channel, followed: Followed, label: Label) -> None:
+    def _acknowledge(self, channel: Channel, followed: Followed, label: WireLabel) -> None:
         self._injector.passes(Point.log_heard, label.step)
         super()._acknowledge(channel, followed, label)
 
@@ -163,7 +163,7 @@ class FaultyOutbox(Outbox):
     def send(self, channel: Channel, send: Send, tensor: Tensor) -> None:
         """Send the output of a cell."""
         failures = self._passes(Point.tensor_sending)
-        letter = channel.write(send.target, Label("train", *send.label), wrong_tensor(tensor, failures))
+        letter = channel.write(send.target, WireLabel("train", *send.label), wrong_tensor(tensor, failures))
         self._post(channel, send.target, wrong_letter(letter, failures), failures)
 
     def _send_log(self, channel: Channel, log: Log, stage: int, runner: Runner, *, is_repeated: bool) -> None:
