@@ -21,7 +21,7 @@ from share_compute.inference.placement import Placement, limits_before
 from share_compute.inference.runtime.stage import ServingStage, input_ids
 from share_compute.inference.scheduler.engine_steps import EngineStep, Sampled, StepResult
 from share_compute.inference.scheduler.events import SequenceEvent
-from share_compute.inference.scheduler.limits import Limits
+from share_compute.inference.scheduler.limits import SchedulerLimits
 from share_compute.inference.scheduler.options import Generation
 from share_compute.lifecycle.deployment_states import DeploymentState
 from share_compute.lifecycle.deployment_status import ServingStatus
@@ -172,7 +172,7 @@ class Talker:
         for stage in self._row:
             stage.load(folder)
         self._fed_back.clear()
-        limits = Limits(
+        limits = SchedulerLimits(
             window_tokens=window, kv_tokens=4 * window, max_sequences=4, step_tokens=256, stages=1,
             max_queued=64, run_ahead=0,
         )  # fmt: skip

@@ -10,7 +10,7 @@ from share_compute.errors import ShareComputeError
 from share_compute.inference.scheduler.engine_steps import EngineStep, StepResult
 from share_compute.inference.scheduler.events import Failed, SequenceEvent, Stats
 from share_compute.inference.scheduler.figures import Figures, Measured
-from share_compute.inference.scheduler.limits import Limits
+from share_compute.inference.scheduler.limits import SchedulerLimits
 from share_compute.inference.scheduler.options import Generation
 from share_compute.inference.scheduler.scheduler import Scheduler
 from share_compute_actors.group.event_feed import EventFeed
@@ -24,7 +24,7 @@ class SchedulerService:
         wake: called when there may be engine steps to send.
     """
 
-    def __init__(self, limits: Limits, wake: Callable[[], None]) -> None:
+    def __init__(self, limits: SchedulerLimits, wake: Callable[[], None]) -> None:
         self._scheduler = Scheduler(limits)
         self._wake = wake
         self._feed: EventFeed[SequenceEvent] = EventFeed()
@@ -85,7 +85,7 @@ class SchedulerService:
         with self._lock:
             self._report(self._scheduler.completed(result))
 
-    def reform(self, epoch: int, limits: Limits) -> None:
+    def reform(self, epoch: int, limits: SchedulerLimits) -> None:
         """Continue all sequences on the stages of a new epoch."""
         with self._lock:
             self._report(self._scheduler.reform(epoch, limits))

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from share_compute.inference.scheduler.engine_steps import Chunk, EngineStep, Opening, Sampled, StepResult
-from share_compute.inference.scheduler.limits import Limits
+from share_compute.inference.scheduler.limits import SchedulerLimits
 from share_compute.inference.scheduler.options import Generation, SamplingOptions
 
 VOCABULARY = 40
@@ -69,7 +69,7 @@ class KVSlot:
 class Stage:
     """One stage: its slots, and the steps that it was sent but has not executed."""
 
-    limits: Limits
+    limits: SchedulerLimits
     inbox: deque[EngineStep] = field(default_factory=deque)
     slots: dict[int, KVSlot] = field(default_factory=dict)
     most_kv_tokens: int = 0
@@ -138,7 +138,7 @@ class Stage:
 class Row:
     """The stages of one epoch in a row, with what is on its way between them."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: SchedulerLimits) -> None:
         self.limits = limits
         self.stages = [Stage(limits) for _ in range(limits.stages)]
         self.hidden: list[deque[dict[int, list[Cell]]]] = [deque() for _ in self.stages]

@@ -20,10 +20,10 @@ from share_compute.errors import (
 )
 from share_compute.inference.scheduler.engine_steps import EngineStep, Sampled, StepResult
 from share_compute.inference.scheduler.events import Emitted, Failed, Finished
-from share_compute.inference.scheduler.limits import Limits
+from share_compute.inference.scheduler.limits import SchedulerLimits
 from share_compute.inference.scheduler.scheduler import Scheduler
 
-LIMITS = Limits(
+LIMITS = SchedulerLimits(
     window_tokens=200, kv_tokens=1000, max_sequences=16, step_tokens=32, stages=2, max_queued=100, run_ahead=1
 )
 LONG = tuple(range(100, 180))

@@ -69,7 +69,7 @@ from share_compute.inference.scheduler.events import (
     Totals,
 )
 from share_compute.inference.scheduler.fair_queue import FairQueue
-from share_compute.inference.scheduler.limits import Limits
+from share_compute.inference.scheduler.limits import SchedulerLimits
 from share_compute.inference.scheduler.live_sequence import LiveSequence
 from share_compute.inference.scheduler.options import Generation
 from share_compute.inference.scheduler.slot_ledger import SlotLedger
@@ -89,7 +89,7 @@ class Scheduler:
         epoch: epoch of these stages.
     """
 
-    def __init__(self, limits: Limits, epoch: int = 0) -> None:
+    def __init__(self, limits: SchedulerLimits, epoch: int = 0) -> None:
         self.limits = limits
         self.epoch = epoch
         self._queue = FairQueue()
@@ -237,7 +237,7 @@ class Scheduler:
                 events += self._sampled(sampled, first)
         return events
 
-    def reform(self, epoch: int, limits: Limits) -> list[SequenceEvent]:
+    def reform(self, epoch: int, limits: SchedulerLimits) -> list[SequenceEvent]:
         """Continue on new stages, which have no KV slots yet; sequences that are too long for them end earlier.
 
         Args:
