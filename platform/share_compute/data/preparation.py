@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from share_compute.data.reading import Piece, check_files, files_digest, read_pieces
+from share_compute.data.reading import TextPiece, check_files, files_digest, read_pieces
 from share_compute.data.samples import DigitSamples, Samples, Split, SplitSizes, TextSamples
 from share_compute.data.tokenization import (
     TokenizerSource,
@@ -127,7 +127,7 @@ def _tokens_of(spec: TrainJob, files: tuple[Path, ...], folder: Path, progress: 
         temporary = tempfile.TemporaryDirectory(dir=folder, prefix="reading-")
     with temporary as scratch:
 
-        def pieces(what: str) -> Iterator[Piece]:
+        def pieces(what: str) -> Iterator[TextPiece]:
             progress(what, 0.0)
             for piece in read_pieces(files, spec.data.text_column, Path(scratch)):
                 progress(what, piece.read)
@@ -142,7 +142,7 @@ def _tokenize(
     limit: int | None,
     fingerprint: str,
     folder: Path,
-    pieces: Callable[[str], Iterator[Piece]],
+    pieces: Callable[[str], Iterator[TextPiece]],
 ) -> TokenRecord:
     with writing(folder):
         (folder / RECORD).unlink(missing_ok=True)
