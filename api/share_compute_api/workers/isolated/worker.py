@@ -161,7 +161,7 @@ def _reply(work: Work, question: messages.AnyQuestion) -> BaseModel:
 
 def _problem(failure: ShareComputeError) -> BaseModel:
     return messages.Reply[Any](
-        problem=messages.Problem(
+        problem=messages.ErrorMessage(
             code=failure.code,
             detail=failure.message[: messages.MOST_DETAIL],
             hint=failure.hint,
