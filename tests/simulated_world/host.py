@@ -11,7 +11,7 @@ from tests.simulated_world.process import Process
 from tests.simulated_world.symbols import MISFIT, NOT_FINITE, Gradient, Symbol, Weights
 from tests.simulated_world.vault import Vault
 
-from share_compute.protocol.failures import Failure, FailureKind
+from share_compute.protocol.failures import FailureKind, InjectedFailure
 from share_compute.protocol.member import MemberMachine
 from share_compute.protocol.member_events import (
     Apply,
@@ -125,7 +125,7 @@ class Host(Process):
 
     def hear_tensor(self, epoch: int, label: TensorLabel, value: Symbol, source: Worker) -> None:
         """Take a tensor from the network."""
-        failures: list[Failure] = []
+        failures: list[InjectedFailure] = []
 
         def take() -> None:
             if failures or value in (MISFIT, NOT_FINITE):
@@ -266,7 +266,7 @@ class Host(Process):
             case _:
                 assert self._work.reduced is not None
                 value = self._work.reduced[0 if label.stage == 0 else self._world.model.layers - 1]
-        failures: list[Failure] = []
+        failures: list[InjectedFailure] = []
         self._first(
             self._sending(
                 Point.tensor_sending,
@@ -359,7 +359,7 @@ class Host(Process):
                 squared_norms=self._world.model.norms(complete),
                 digest=self._world.model.digest(complete),
             )
-        failures: list[Failure] = []
+        failures: list[InjectedFailure] = []
 
         def send() -> None:
             nonlocal message
@@ -371,11 +371,11 @@ class Host(Process):
         return [lambda: failures.extend(self._pass(SENDING[type(message)])), send]
 
 
-def _deviates(failures: list[Failure]) -> bool:
+def _deviates(failures: list[InjectedFailure]) -> bool:
     return any(failure.kind is FailureKind.deviate for failure in failures)
 
 
-def _as_sent(value: Symbol, failures: list[Failure]) -> Symbol:
+def _as_sent(value: Symbol, failures: list[InjectedFailure]) -> Symbol:
     """Return the value that a receiver gets of a tensor."""
     for failure in failures:
         if failure.kind is FailureKind.poison:

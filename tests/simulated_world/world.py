@@ -36,7 +36,7 @@ from share_compute.protocol.coordinator import (
     WriteStepLog,
 )
 from share_compute.protocol.doubts import quarantines
-from share_compute.protocol.failures import Failure, FailureScript
+from share_compute.protocol.failures import FailureScript, InjectedFailure
 from share_compute.protocol.member import MemberMachine
 from share_compute.protocol.member_events import Reduce, RetransmissionTimeout
 from share_compute.protocol.membership import Membership, Worker
@@ -71,7 +71,7 @@ class Outcome:
     messages: int
     cells: int
     passed: Mapping[Point, int]
-    unmet: tuple[Failure, ...]
+    unmet: tuple[InjectedFailure, ...]
     blamed: Mapping[Worker, int]
     verdict: Diverged | Disputed | None
 
@@ -198,7 +198,7 @@ class World:
 
     # -- requests of processes ---------------------------------------------------------------------------------------
 
-    def passes(self, point: Point, worker: Worker | None, step: int) -> list[Failure]:
+    def passes(self, point: Point, worker: Worker | None, step: int) -> list[InjectedFailure]:
         """Return the failures that the script injects now."""
         self._passed[point] += 1
         return self._script.passes(point, worker, step)

@@ -11,7 +11,7 @@ from tests.actors.transport.test_channel import ANN, BOB, Pair, pair
 from tests.conftest import wait_for
 
 from share_compute.errors import ShareComputeError
-from share_compute.protocol.failures import Failure, FailureKind
+from share_compute.protocol.failures import FailureKind, InjectedFailure
 from share_compute.protocol.member_events import Log
 from share_compute.protocol.points import Point
 from share_compute_actors.messages import Followed
@@ -51,7 +51,7 @@ def keep(copies: Copies, trainer: Trainer, committed: int) -> None:
     wait_for(lambda: copies.of(WHOLE).is_whole, "the whole copy")  # type: ignore[union-attr]
 
 
-def outbox(*failures: Failure) -> FaultyOutbox:
+def outbox(*failures: InjectedFailure) -> FaultyOutbox:
     left = list(failures)
     return FaultyOutbox(
         MessageFaults(), lambda point: [left.pop()] if left and left[0].point is point else []
@@ -72,7 +72,7 @@ def test_a_gradient_travels_and_its_owner_hears_of_it(
     pair: Pair, trainer: Trainer, copies: Copies, kind: FailureKind | None
 ) -> None:
     ann, bob = pair()
-    sending = outbox(*([Failure(kind, Point.log_sending)] if kind else []))
+    sending = outbox(*([InjectedFailure(kind, Point.log_sending)] if kind else []))
     trainer.prepare()
     sending.give(ann, Log(1, BOB, 0), 0, trainer.runner)
     sending.give(ann, Log(1, BOB, 0), 0, trainer.runner)

@@ -27,7 +27,7 @@ from share_compute.protocol.coordinator import (
     WriteStepLog,
 )
 from share_compute.protocol.doubts import UNBELIEVED, quarantines
-from share_compute.protocol.failures import Failure, FailureKind
+from share_compute.protocol.failures import FailureKind, InjectedFailure
 from share_compute.protocol.membership import Membership, fresh
 from share_compute.protocol.messages import Broken, Form, Formed, Prepared, Rejected, Report, TensorLabel
 from share_compute.protocol.points import Point
@@ -192,7 +192,7 @@ def test_a_third_member_that_a_member_in_dispute_gave_its_weights_does_not_vote_
 @pytest.mark.parametrize("seed", range(20))
 def test_a_liar_has_one_other_member_left_out_and_nobody_quarantined(seed: int) -> None:
     lies = tuple(
-        Failure(FailureKind.accuse, Point.tensor_heard, "d", step=step, occurrence=occurrence)
+        InjectedFailure(FailureKind.accuse, Point.tensor_heard, "d", step=step, occurrence=occurrence)
         for step in (1, 2, 3)
         for occurrence in (1, 2)
     )

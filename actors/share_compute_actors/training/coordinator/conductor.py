@@ -44,7 +44,7 @@ from share_compute.protocol.coordinator import (
     WriteStepLog,
 )
 from share_compute.protocol.doubts import UNBELIEVED
-from share_compute.protocol.failures import Failure
+from share_compute.protocol.failures import InjectedFailure
 from share_compute.protocol.membership import Membership, Worker
 from share_compute.protocol.messages import Broken, Prepared, ToCoordinator
 from share_compute.protocol.points import HEARD, SENDING, Point
@@ -487,7 +487,7 @@ class Conductor:
     def _note(self, message: str) -> None:
         self._tell(Note(message=message))
 
-    def _passes(self, point: Point) -> list[Failure]:
+    def _passes(self, point: Point) -> list[InjectedFailure]:
         return self._injector.passes(point, self._machine.committed + 1)
 
     def _form(self, effect: PlanMembership) -> list[Event]:  # noqa: PLR0911 - a return for each failure

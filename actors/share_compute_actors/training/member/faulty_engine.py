@@ -11,7 +11,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from share_compute.protocol.failures import Failure
+from share_compute.protocol.failures import InjectedFailure
 from share_compute.protocol.member import MemberMachine
 from share_compute.protocol.member_events import Apply, Compute, Effect, Event, Loaded, Log, Reduce, Send
 from share_compute.protocol.membership import Worker
@@ -58,14 +58,14 @@ class FaultyEngine(Engine):
     ) -> None:
         self._injector = injector  # set before `super().__init__` starts the thread
         self._faults = injector.messages
-        self._of_message: list[Failure] = []
+        self._of_message: list[InjectedFailure] = []
         """Failures that apply to the message that is being written."""
         super().__init__(machine, tree, tell, copies)
 
     def _make_outbox(self) -> Outbox:
         return FaultyOutbox(self._faults, self._passes)
 
-    def _passes(self, point: Point) -> list[Failure]:
+    def _passes(self, point: Point) -> list[InjectedFailure]:
         return self._injector.passes(point, self._machine.applied + 1)
 
     # -- from other threads, and orders ------------------------------------------------------------------------------
@@ -153,11 +153,11 @@ class FaultyOutbox(Outbox):
         passes: passes a protocol point, and returns the failures that apply there.
     """
 
-    def __init__(self, faults: MessageFaults, passes: Callable[[Point], list[Failure]]) -> None:
+    def __init__(self, faults: MessageFaults, passes: Callable[[Point], list[InjectedFailure]]) -> None:
         super().__init__()
         self._faults = faults
         self._passes = passes
-        self._of_log: list[Failure] = []
+        self._of_log: list[InjectedFailure] = []
         """Failures that apply to the gradient that is being sent."""
 
     def send(self, channel: Channel, send: Send, tensor: Tensor) -> None:
@@ -174,7 +174,9 @@ class FaultyOutbox(Outbox):
         # Only the head is subject to faults: it does not change if the step is applied while the head is delayed.
         self._post(channel, keeper, letter, self._of_log if place == HEAD else [])
 
-    def _post(self, channel: Channel, target: Worker, letter: Letter, failures: list[Failure]) -> None:
+    def _post(
+        self, channel: Channel, target: Worker, letter: Letter, failures: list[InjectedFailure]
+    ) -> None:
         self._faults.send(
             target,
             lambda: channel.post(target, letter),
