@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from share_compute.errors import ShareComputeError
 from share_compute.inference.scheduler.engine_steps import EngineStep, StepResult
 from share_compute.inference.scheduler.events import Failed, SequenceEvent, Stats
-from share_compute.inference.scheduler.figures import Figures, Measured
+from share_compute.inference.scheduler.figures import LatencyMeter, RecentFigures
 from share_compute.inference.scheduler.limits import SchedulerLimits
 from share_compute.inference.scheduler.options import Generation
 from share_compute.inference.scheduler.scheduler import Scheduler
@@ -29,7 +29,7 @@ class SchedulerService:
         self._wake = wake
         self._feed: EventFeed[SequenceEvent] = EventFeed()
         self._lock = threading.Lock()
-        self._figures = Figures()
+        self._figures = LatencyMeter()
         self._closed: ShareComputeError | None = None
         """Error for new sequences while none are accepted; None while the service is open."""
 
@@ -126,7 +126,7 @@ class SchedulerService:
         with self._lock:
             return self._scheduler.stats()
 
-    def measured(self) -> Measured:
+    def measured(self) -> RecentFigures:
         """Return the measured latency and throughput of tokens."""
         with self._lock:
             return self._figures.measured(time.monotonic())

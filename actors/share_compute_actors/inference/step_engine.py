@@ -17,7 +17,7 @@ from torch import Tensor
 from share_compute.errors import ContributorLost, VerificationFailed, WrongTensor
 from share_compute.inference.runtime.engine_stage import EngineStage
 from share_compute.inference.runtime.stage import input_ids
-from share_compute.inference.scheduler.engine_steps import EngineStep, Sampled, StepResult
+from share_compute.inference.scheduler.engine_steps import EngineStep, SampledToken, StepResult
 from share_compute.models.boundary import Expected
 from share_compute.models.numbers import is_finite
 from share_compute_actors.group.allocator import as_reported
@@ -143,7 +143,7 @@ class StepEngine(ComputeThread):
         self.is_computing = False
         if is_last:
             assert isinstance(outputs, tuple)
-            drawn = [outcome for outcome in outputs if isinstance(outcome, Sampled)]
+            drawn = [outcome for outcome in outputs if isinstance(outcome, SampledToken)]
             tokens = [sampled.token for sampled in drawn]
             if is_first:
                 self._feed_back([sampled.sequence for sampled in drawn], tokens)

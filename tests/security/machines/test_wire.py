@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from share_compute.errors import ContributorLost, NoCopy, OutOfMemory, ShareComputeError, UserError
-from share_compute.inference.scheduler.engine_steps import Pooled, Sampled, StepResult
+from share_compute.inference.scheduler.engine_steps import Pooled, SampledToken, StepResult
 from share_compute.planning.cost.timings import LayerTiming
 from share_compute.protocol.messages import Applied, Broken, Formed, Prepared, Rejected, Report, TensorLabel
 from share_compute_actors.inference.messages import Trouble, pack_to_server, unpack_to_server
@@ -50,7 +50,7 @@ SAID = [
     Applied(3, "c0", 5),
 ]
 TO_SERVER = [
-    StepResult(1, 2, (Sampled(7, 12, 99, -0.25, ((99, -0.25), (3, -2.0)), "stop"),), (0.25,)),
+    StepResult(1, 2, (SampledToken(7, 12, 99, -0.25, ((99, -0.25), (3, -2.0)), "stop"),), (0.25,)),
     StepResult(1, 2, (Pooled(7, 12, bytes(range(256))),)),
     StepResult(1, 2, ()),
 ]

@@ -26,7 +26,7 @@ from share_compute.inference.runtime.ragged import (
 )
 from share_compute.inference.runtime.sampling import Sampler
 from share_compute.inference.runtime.streamlining import call_directly, fuse_norms
-from share_compute.inference.scheduler.engine_steps import Chunk, EngineStep, Opening, Sampled
+from share_compute.inference.scheduler.engine_steps import Chunk, EngineStep, Opening, SampledToken
 from share_compute.models.blueprint import Blueprint
 from share_compute.models.huggingface.conversion import PretrainedWeights
 from share_compute.models.huggingface.decoder import HuggingFaceStage
@@ -177,7 +177,7 @@ class ServingStage(EngineStage):
             self._sampler.clear()
 
     @torch.inference_mode()
-    def compute(self, step: EngineStep, inputs: Tensor) -> Tensor | tuple[Sampled, ...]:
+    def compute(self, step: EngineStep, inputs: Tensor) -> Tensor | tuple[SampledToken, ...]:
         """Execute an engine step.
 
         Args:

@@ -96,7 +96,7 @@ class EngineStep:
 
 
 @dataclass(frozen=True, slots=True)
-class Sampled:
+class SampledToken:
     """A token that the last stage drew."""
 
     sequence: int
@@ -122,7 +122,7 @@ class Pooled:
     """32-bit floats, little-endian."""
 
 
-Outcome: TypeAlias = Sampled | Pooled
+Outcome: TypeAlias = SampledToken | Pooled
 """Result of a chunk that samples."""
 
 
