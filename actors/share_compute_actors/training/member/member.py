@@ -19,7 +19,7 @@ from share_compute.protocol.membership import Worker
 from share_compute.protocol.messages import ToCoordinator, ToMember
 from share_compute.protocol.tree import SummationTree
 from share_compute.shard import Shard
-from share_compute.training.finiteness import Finding, first_of
+from share_compute.training.finiteness import NonFiniteValue, first_of
 from share_compute_actors.group.allocator import passing_through, peak_resident_bytes
 from share_compute_actors.group.answering import answers
 from share_compute_actors.group.fetching import Givers
@@ -246,14 +246,14 @@ class Member(GivesState, KeepsCopies, LinkedMember):
 
     @ray.method(concurrency_group="orders")
     @answers(FINDING)
-    def find_nonfinite(self, step: int, place: int, microbatches: Sequence[int]) -> Finding | None:
+    def find_nonfinite(self, step: int, place: int, microbatches: Sequence[int]) -> NonFiniteValue | None:
         """Compute some microbatches of the open step again, and return where numbers stop being finite."""
         return self._engine.order(partial(self._find_nonfinite, step, place, microbatches))
 
-    def _find_nonfinite(self, step: int, place: int, microbatches: Sequence[int]) -> Finding | None:
+    def _find_nonfinite(self, step: int, place: int, microbatches: Sequence[int]) -> NonFiniteValue | None:
         runner, shard = self._here(), self._here().stage.shard
         inputs, targets = Rows(self._shard_store, "inputs"), Rows(self._shard_store, "targets")
-        findings: list[Finding | None] = []
+        findings: list[NonFiniteValue | None] = []
         for microbatch in microbatches:
             entering, incoming = self._engine.arrived(step, microbatch)
             if shard.is_first:
