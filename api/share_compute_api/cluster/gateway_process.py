@@ -62,7 +62,7 @@ class _Actor:
     """Future of the actor's main task; None for an actor that only answers calls."""
 
 
-class Operations:
+class GatewayOperations:
     """The operations that the control plane may call: all public methods. They return JSON values."""
 
     def __init__(self) -> None:
@@ -215,7 +215,7 @@ class Server:
     """
 
     def __init__(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, operations: Operations
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, operations: GatewayOperations
     ) -> None:
         self._reader = reader
         self._writer = writer
@@ -291,7 +291,7 @@ def first_line(failure: BaseException) -> str:
 
 async def _serve(connection: socket.socket) -> None:
     reader, writer = await asyncio.open_connection(sock=connection, limit=MOST_BYTES)
-    await Server(reader, writer, Operations()).run()
+    await Server(reader, writer, GatewayOperations()).run()
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -10,7 +10,13 @@ import torch
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM
 
 from share_compute.inference.runtime.stage import ServingStage, input_ids
-from share_compute.inference.scheduler.engine_steps import Chunk, EngineStep, Growth, Opening, SampledToken
+from share_compute.inference.scheduler.engine_steps import (
+    Chunk,
+    EngineStep,
+    Opening,
+    SampledToken,
+    SlotGrowth,
+)
 from share_compute.inference.scheduler.options import SamplingOptions
 from share_compute.shard import Shard
 
@@ -112,7 +118,7 @@ class Serving:
         *chunks: Chunk,
         opens: Sequence[Opening] = (),
         closes: Sequence[int] = (),
-        grows: Sequence[Growth] = (),
+        grows: Sequence[SlotGrowth] = (),
     ) -> tuple[SampledToken, ...]:
         step = EngineStep(self._steps, 0, 0, tuple(opens), tuple(closes), chunks, tuple(grows))
         self._steps += 1

@@ -11,7 +11,7 @@ from tests.thoroughly import thoroughly
 
 from share_compute.errors import PlanInfeasible, UserError
 from share_compute.files.topology_file import read_topology, write_topology
-from share_compute.models.profiles.profile import Growth, LayerProfile, ModelProfile
+from share_compute.models.profiles.profile import LayerProfile, ModelProfile, QuadraticGrowth
 from share_compute.planning.cost.cost import TrainingCost
 from share_compute.planning.cost.layout import Layout, StageLayout
 from share_compute.planning.network.regions import complete
@@ -30,10 +30,10 @@ HOUR_S = 3600.0
 WIDTH = 1024
 LAYER = LayerProfile(
     parameters=12 * WIDTH**2,
-    forward_flops=Growth(linear=24.0 * WIDTH**2),
-    backward_flops=Growth(linear=48.0 * WIDTH**2),
-    activation_bytes=Growth(linear=136.0 * WIDTH),
-    boundary_numbers=Growth(linear=float(WIDTH)),
+    forward_flops=QuadraticGrowth(linear=24.0 * WIDTH**2),
+    backward_flops=QuadraticGrowth(linear=48.0 * WIDTH**2),
+    activation_bytes=QuadraticGrowth(linear=136.0 * WIDTH),
+    boundary_numbers=QuadraticGrowth(linear=float(WIDTH)),
 )
 
 

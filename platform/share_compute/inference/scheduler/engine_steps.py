@@ -51,7 +51,7 @@ class Opening:
 
 
 @dataclass(frozen=True, slots=True)
-class Growth:
+class SlotGrowth:
     """A KV slot that gets more capacity at every stage; while it is copied, the old and the new one take memory."""
 
     sequence: int
@@ -86,7 +86,7 @@ class EngineStep:
     """Sequences whose KV slots are freed, before any is opened."""
     chunks: tuple[Chunk, ...]
     """Chunks to compute; empty if the step only closes slots."""
-    grows: tuple[Growth, ...] = ()
+    grows: tuple[SlotGrowth, ...] = ()
     """KV slots to enlarge; this step neither opens nor closes any of them."""
 
     @property

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import ClassVar, Literal
 
 from share_compute.errors import PlanInfeasible
-from share_compute.models.profiles.profile import Growth, LayerProfile, ModelProfile
+from share_compute.models.profiles.profile import LayerProfile, ModelProfile, QuadraticGrowth
 from share_compute.planning.cost.cost import TrainingCost
 from share_compute.planning.cost.layout import Layout
 from share_compute.planning.network.regions import complete
@@ -31,9 +31,9 @@ _FINALISTS = 16
 _NAMELESS_LAYERS = 64
 _NAMELESS = LayerProfile(
     parameters=0,
-    forward_flops=Growth(linear=1e8),
-    backward_flops=Growth(linear=2e8),
-    boundary_numbers=Growth(linear=4096),
+    forward_flops=QuadraticGrowth(linear=1e8),
+    backward_flops=QuadraticGrowth(linear=2e8),
+    boundary_numbers=QuadraticGrowth(linear=4096),
 )
 """Generic layer with the FLOPs of a 3-billion-parameter model, but without parameters: memory does not limit cuts."""
 
