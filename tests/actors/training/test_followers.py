@@ -21,7 +21,7 @@ from share_compute.topology import Contributor, Device, Link, Topology
 from share_compute.training.loss_scale import SKIPPED
 from share_compute.training.optimizers import optimizer_tensors, parameter_of, restore_optimizer
 from share_compute_actors.training.backups import copying, followers
-from share_compute_actors.training.backups.copying import Copied, Copier, Outline, ShardRange
+from share_compute_actors.training.backups.copying import Copied, Copier, ShardOutline, ShardRange
 from share_compute_actors.training.backups.followers import Follower
 from share_compute_actors.training.backups.logs import letters
 from share_compute_actors.training.backups.room import Room
@@ -390,7 +390,7 @@ def test_an_owner_without_the_shard_is_asked_again(follow: Callable[..., Followe
 
         asked = 0
 
-        def outline(self, shard: ShardRange) -> Outline:
+        def outline(self, shard: ShardRange) -> ShardOutline:
             self.asked += 1
             if self.asked == 1:
                 raise StaleEpoch("the shard is not here any more", hint="nothing")
