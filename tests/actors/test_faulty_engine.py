@@ -18,7 +18,7 @@ from share_compute.specification import TrainingSpec
 from share_compute_actors.messages import StepFigures
 from share_compute_actors.testing.fault_injection import FaultInjector
 from share_compute_actors.training.backups.copies import Copies
-from share_compute_actors.training.backups.room import Room
+from share_compute_actors.training.backups.room import CopyQuota
 from share_compute_actors.training.member.engine import Engine
 from share_compute_actors.training.member.faulty_engine import FaultyEngine
 
@@ -33,7 +33,7 @@ class Member:
     def __init__(self, failures: Sequence[InjectedFailure] | None) -> None:
         self.told: queue.SimpleQueue[ToCoordinator | ShareComputeError] = queue.SimpleQueue()
         training = TrainingSpec(steps=1, microbatches=2)
-        copies = Copies("ann", training, torch.device("cpu"), self.told.put, Room(0))
+        copies = Copies("ann", training, torch.device("cpu"), self.told.put, CopyQuota(0))
         machine, tree = MemberMachine("ann", -1), SummationTree((2,))
         self.engine = (
             Engine(machine, tree, self._tell, copies)

@@ -35,7 +35,7 @@ _MOST_QUEUED_TEXTS = 8192
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class MemoryBudget:
     """Memory of one machine, in bytes."""
 
     usable_bytes: int
@@ -75,7 +75,7 @@ class Placement:
     prediction: ServingPrediction
     concurrent: int
     """Number of sequences of the planned length that fit at one time; fewer than requested if memory is short."""
-    rooms: Mapping[Worker, Room]
+    rooms: Mapping[Worker, MemoryBudget]
     """Memory of each machine, and the part left for caches."""
 
     @property
@@ -170,7 +170,7 @@ def _workloads(spec: ServeJob, window_tokens: int, *, embeds: bool) -> Iterator[
 
 def _rooms(
     plan: Plan, topology: Topology, profile: ModelProfile, workload: ServingWorkload
-) -> dict[Worker, Room]:
+) -> dict[Worker, MemoryBudget]:
     usable = with_nominal_speeds(topology)
     asked = ServingCost(profile, usable, complete(usable), workload)
     cost = replace(asked, workload=replace(workload, concurrent=0))
@@ -182,7 +182,7 @@ def _rooms(
         needed_bytes = int(cost.needed_bytes[stage.start, stage.stop])
         packed_bytes = cost.packed_bytes(stage.start, stage.stop)
         spare_bytes = usable_bytes - int(asked.needed_bytes[stage.start, stage.stop])
-        rooms[worker] = Room(
+        rooms[worker] = MemoryBudget(
             usable_bytes,
             needed_bytes - int(cost.held_bytes[stage.start, stage.stop]),
             usable_bytes - needed_bytes,

@@ -17,7 +17,7 @@ from share_compute.protocol.points import Point
 from share_compute_actors.messages import Followed
 from share_compute_actors.testing.message_faults import MessageFaults
 from share_compute_actors.training.backups.copies import Copies
-from share_compute_actors.training.backups.room import Room
+from share_compute_actors.training.backups.room import CopyQuota
 from share_compute_actors.training.member.faulty_engine import FaultyOutbox
 from share_compute_actors.transport.channel import Channel
 from share_compute_actors.transport.envelope import WireLabel
@@ -34,7 +34,7 @@ def trainer() -> Trainer:
 def copies(trainer: Trainer) -> Iterator[Copies]:
     """Return those of a machine that follows the trainer; owner and backup are in one process."""
     failures: list[ShareComputeError] = []
-    kept = Copies("bob", trainer.training, CPU, failures.append, Room(), reach=directly)
+    kept = Copies("bob", trainer.training, CPU, failures.append, CopyQuota(), reach=directly)
     keep(kept, trainer, 0)
     yield kept
     kept.keep(1, 0, {})

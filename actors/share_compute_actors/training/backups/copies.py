@@ -29,7 +29,7 @@ from share_compute_actors.messages import Followed
 from share_compute_actors.training.backups.copying import Copied, Legacy, ShardOutline, ShardRange
 from share_compute_actors.training.backups.followers import Follower
 from share_compute_actors.training.backups.logs import HEAD, GradientLogHeader
-from share_compute_actors.training.backups.room import Room, is_lack_of_room
+from share_compute_actors.training.backups.room import CopyQuota, is_lack_of_room
 from share_compute_actors.transport.envelope import WireLabel
 from share_compute_actors.transport.pieces import Piece
 
@@ -114,7 +114,7 @@ class Copies:
         training: TrainingSpec,
         device: torch.device,
         tell: Callable[[ShareComputeError], None],
-        room: Room,
+        room: CopyQuota,
         reach: Callable[[Any, Worker, threading.Event | _Deadline], Any] = RemotePrimary,
     ) -> None:
         self._keeper = keeper

@@ -41,7 +41,7 @@ from share_compute_actors.training.backups.copying import (
     ShardRange,
 )
 from share_compute_actors.training.backups.logs import HEAD, HEAD_SHAPE, GradientLog
-from share_compute_actors.training.backups.room import Room, is_lack_of_room
+from share_compute_actors.training.backups.room import CopyQuota, is_lack_of_room
 from share_compute_actors.training.backups.tensor_file import TensorFile
 from share_compute_actors.transport.pieces import TRIES, whole
 
@@ -87,7 +87,7 @@ class Follower:
         training: TrainingSpec,
         device: torch.device,
         fail: Callable[[Exception], None],
-        room: Room,
+        room: CopyQuota,
     ) -> None:
         self.shard = shard
         self._room = room

@@ -11,7 +11,7 @@ from torch import Tensor
 from share_compute.models.boundary import Expected
 from share_compute.training.gradients import GradientBuckets
 from share_compute.training.loss_scale import LossScale
-from share_compute_actors.training.backups.room import Room
+from share_compute_actors.training.backups.room import CopyQuota
 from share_compute_actors.training.backups.tensor_file import TensorFile
 
 HEAD = -1
@@ -63,7 +63,7 @@ class GradientLog:
         room: disk space for the gradient.
     """
 
-    def __init__(self, room: Room) -> None:
+    def __init__(self, room: CopyQuota) -> None:
         self._file = TensorFile(room)
         self._head: GradientLogHeader | None = None
 

@@ -36,7 +36,7 @@ from share_compute_actors.messages import (
 )
 from share_compute_actors.testing.fault_injection import FaultInjector, freeze, kill
 from share_compute_actors.training.backups.copies import Copies
-from share_compute_actors.training.backups.room import Room
+from share_compute_actors.training.backups.room import CopyQuota
 from share_compute_actors.training.member.backup_calls import KeepsCopies
 from share_compute_actors.training.member.engine import Engine, Forming, TellCoordinator
 from share_compute_actors.training.member.faulty_engine import FaultyEngine
@@ -82,7 +82,7 @@ class Member(GivesState, KeepsCopies, LinkedMember):
             setup.training,
             torch.device(setup.device),
             lambda failure: self._tell(failure, None),
-            Room(setup.lent_bytes),
+            CopyQuota(setup.lent_bytes),
         )
         engine: Callable[[MemberMachine, SummationTree, TellCoordinator, Copies], Engine] = Engine
         if setup.failures:
