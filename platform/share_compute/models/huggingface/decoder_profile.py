@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
 from share_compute.models.blueprint import Blueprint
-from share_compute.models.huggingface.decoder import Outline, PassThrough, tied_names, trained_sketch
+from share_compute.models.huggingface.decoder import PartNames, PassThrough, tied_names, trained_sketch
 from share_compute.models.profiles.profile import ModelProfile, QuadraticGrowth, forward_only_before_training
 from share_compute.models.profiles.profiling import (
     LOSS_COPIES,
@@ -102,7 +102,7 @@ class _Parts:
         outline: names of its parts.
     """
 
-    def __init__(self, model: PreTrainedModel, outline: Outline) -> None:
+    def __init__(self, model: PreTrainedModel, outline: PartNames) -> None:
         self._model, self._base = model.train(), outline.base
         text = model.config.get_text_config()
         self._hidden_size = int(text.hidden_size)
