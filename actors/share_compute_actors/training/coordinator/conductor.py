@@ -60,7 +60,7 @@ from share_compute_actors.training.member.schemas import unpack_said
 from share_compute_actors.training.membership.changes import Changes
 from share_compute_actors.training.membership.cuts import LinksCut, require_links
 from share_compute_actors.training.membership.epochs import machines_lost
-from share_compute_actors.training.membership.linking import Links
+from share_compute_actors.training.membership.linking import MemberLinks
 from share_compute_actors.training.membership.membership_planner import MembershipPlanner
 from share_compute_actors.training.membership.training_group import TrainingGroup
 from share_compute_actors.training.step_log import Standing, StepFacts, StepLog, superseded
@@ -117,7 +117,7 @@ class Conductor:
         self._training = training
         self._changes = changes
         self._tell = tell
-        self._links = Links(group, self._note)
+        self._links = MemberLinks(group, self._note)
         self._injector = FaultInjector(group.failures, None)
         standing = step_log.read()
         self._machine = CoordinatorMachine(
