@@ -19,7 +19,7 @@ from share_compute_actors.messages import StepFigures
 from share_compute_actors.testing.fault_injection import FaultInjector
 from share_compute_actors.training.backups.copies import Copies
 from share_compute_actors.training.backups.room import CopyQuota
-from share_compute_actors.training.member.engine import Engine
+from share_compute_actors.training.member.engine import TrainingEngine
 from share_compute_actors.training.member.faulty_engine import FaultyEngine
 
 
@@ -36,7 +36,7 @@ class Member:
         copies = Copies("ann", training, torch.device("cpu"), self.told.put, CopyQuota(0))
         machine, tree = MemberMachine("ann", -1), SummationTree((2,))
         self.engine = (
-            Engine(machine, tree, self._tell, copies)
+            TrainingEngine(machine, tree, self._tell, copies)
             if failures is None
             else FaultyEngine(FaultInjector(failures, "ann"), machine, tree, self._tell, copies)
         )

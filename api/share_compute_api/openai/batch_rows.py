@@ -13,7 +13,7 @@ from share_compute.errors import UserError
 from share_compute.files.field_errors import invalid
 from share_compute.specification import BatchJob, BatchSamplingSpec, GenerateJob
 from share_compute_api.openai.completion import Completion
-from share_compute_api.openai.engine import Engine, TextEngine, VectorEngine
+from share_compute_api.openai.engine import ServingEngine, TextEngine, VectorEngine
 from share_compute_api.openai.requests import ChatRequest, CompletionRequest, TextRequest
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ class Answer:
 
 
 async def ask(
-    spec: BatchJob, row: InputRow, engine: Engine, tokenizer: TokenizerClient, owner: str
+    spec: BatchJob, row: InputRow, engine: ServingEngine, tokenizer: TokenizerClient, owner: str
 ) -> Answer:
     """Send one row as a request, and return the answer.
 

@@ -49,7 +49,7 @@ from share_compute_actors.training.member.outbox import POLL_S, Outbox
 from share_compute_actors.training.member.reduction import held_by, reduce
 from share_compute_actors.training.member.rows import Rows
 from share_compute_actors.training.member.runner import Runner
-from share_compute_actors.training.member.samples import Samples
+from share_compute_actors.training.member.samples import ShardSamples
 from share_compute_actors.training.member.step_clock import StepClock
 from share_compute_actors.transport.channel import Channel
 from share_compute_actors.transport.collective.backend import EpochGroup, abort_group, leave_group
@@ -69,7 +69,7 @@ class Forming(NamedTuple):
 TellCoordinator = Callable[[ToCoordinator | ShareComputeError, StepFigures | None], None]
 
 
-class Engine(ComputeThread):
+class TrainingEngine(ComputeThread):
     """Runs one member's compute thread.
 
     Args:
@@ -98,7 +98,7 @@ class Engine(ComputeThread):
         self.forming: Forming | None = None
         """The group that this member is about to join, if any."""
         self._group_epoch = 0
-        self._samples: Samples | None = None
+        self._samples: ShardSamples | None = None
         self._arrived: dict[tuple[str, int, int], Tensor] = {}
         """Tensors from other members, by (cargo, step, microbatch); for tied sums, by (cargo, step, stage)."""
         self._events: deque[Event] = deque()
@@ -159,7 +159,7 @@ class Engine(ComputeThread):
         """
         if self.runner is not None and self._machine.applied == loaded.applied:
             self.copies.former = Legacy.of_runner(self.runner, loaded.applied)
-        self.runner, self._samples = runner, Samples(runner.stage.shard, inputs, targets)
+        self.runner, self._samples = runner, ShardSamples(runner.stage.shard, inputs, targets)
         self._arrived.clear()
         self.copier.forget()
         self._handle(loaded)
@@ -321,7 +321,7 @@ class Engine(ComputeThread):
         return self.runner
 
     @property
-    def _given(self) -> Samples:
+    def _given(self) -> ShardSamples:
         assert self._samples is not None
         return self._samples
 

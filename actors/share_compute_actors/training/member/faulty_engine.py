@@ -1,6 +1,6 @@
-"""A member's compute thread with injected faults, in subclasses of `Engine` and `Outbox`.
+"""A member's compute thread with injected faults, in subclasses of `TrainingEngine` and `Outbox`.
 
-`Engine` and `Outbox` themselves inject no faults. A member uses this engine if its job was given a failure script.
+`TrainingEngine` and `Outbox` themselves inject no faults. A member uses this engine if its job has a failure script.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from share_compute_actors.testing.message_faults import (
 )
 from share_compute_actors.training.backups.copies import Copies
 from share_compute_actors.training.backups.logs import HEAD
-from share_compute_actors.training.member.engine import Engine, TellCoordinator, described
+from share_compute_actors.training.member.engine import TellCoordinator, TrainingEngine, described
 from share_compute_actors.training.member.outbox import Outbox
 from share_compute_actors.training.member.rows import Rows
 from share_compute_actors.training.member.runner import Runner
@@ -37,7 +37,7 @@ from share_compute_actors.transport.channel import Channel, Letter
 from share_compute_actors.transport.envelope import WireLabel
 
 
-class FaultyEngine(Engine):
+class FaultyEngine(TrainingEngine):
     """An engine that carries out the failures of a failure script at the protocol points that the script names.
 
     Args:
@@ -87,7 +87,7 @@ class FaultyEngine(Engine):
         super().open(channel)
 
     def equip(self, runner: Runner, inputs: Rows, targets: Rows, loaded: Loaded) -> None:
-        """Compute with this runner from now on; see `Engine.equip`."""
+        """Compute with this runner from now on; see `TrainingEngine.equip`."""
         self._passes(Point.weights_loaded)
         super().equip(runner, inputs, targets, loaded)
 

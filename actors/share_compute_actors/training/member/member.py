@@ -38,7 +38,7 @@ from share_compute_actors.testing.fault_injection import FaultInjector, freeze, 
 from share_compute_actors.training.backups.copies import Copies
 from share_compute_actors.training.backups.room import CopyQuota
 from share_compute_actors.training.member.backup_calls import KeepsCopies
-from share_compute_actors.training.member.engine import Engine, Forming, TellCoordinator
+from share_compute_actors.training.member.engine import Forming, TellCoordinator, TrainingEngine
 from share_compute_actors.training.member.faulty_engine import FaultyEngine
 from share_compute_actors.training.member.lifeline import Lifeline
 from share_compute_actors.training.member.loading import build_runner, fill_runner
@@ -69,7 +69,7 @@ class Member(GivesState, KeepsCopies, LinkedMember):
     """
 
     _setup: MemberSetup
-    _engine: Engine
+    _engine: TrainingEngine
 
     def __init__(self, setup: MemberSetup, coordinator: Any, key: bytes) -> None:
         close_stalled_connections()
@@ -84,7 +84,9 @@ class Member(GivesState, KeepsCopies, LinkedMember):
             lambda failure: self._tell(failure, None),
             CopyQuota(setup.lent_bytes),
         )
-        engine: Callable[[MemberMachine, SummationTree, TellCoordinator, Copies], Engine] = Engine
+        engine: Callable[[MemberMachine, SummationTree, TellCoordinator, Copies], TrainingEngine] = (
+            TrainingEngine
+        )
         if setup.failures:
             engine = partial(FaultyEngine, FaultInjector(setup.failures, setup.worker))
         self._engine = engine(self._machine, self._tree, self._tell, copies)

@@ -1,6 +1,7 @@
 """Computes one member's cells, sums its gradients within its stage, and updates its weights.
 
-This module knows the shard, the gradients and the stage's process group, but not the protocol; `Engine` drives it.
+This module knows the shard, the gradients and the stage's process group, but not the protocol. `TrainingEngine` drives
+it.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from share_compute.shard import Shard
 from share_compute_actors.training.member.rows import Rows
 
 
-class Samples:
+class ShardSamples:
     """Provides the samples that one shard needs.
 
     Args:

@@ -26,7 +26,7 @@ from share_compute.store import DeploymentRecord, JobRecord, Store
 from share_compute_api.control.batches.pace import Pace
 from share_compute_api.control.patience import Patience, patiently
 from share_compute_api.openai.batch_rows import Answer, ask
-from share_compute_api.openai.engine import Engine, Engines
+from share_compute_api.openai.engine import Engines, ServingEngine
 
 if TYPE_CHECKING:
     from share_compute.specification import BatchJob
@@ -89,7 +89,7 @@ class BatchAttempt:
         self._folder = folder
         self._inputs = Inputs(spec.data.files, spec.data.column)
         self._patience = Patience()
-        self._engine: Engine | None = None
+        self._engine: ServingEngine | None = None
         self._pace = Pace(0.0)
         self._told: RowsDone | None = None
 
@@ -220,7 +220,7 @@ class BatchAttempt:
                 await asyncio.sleep(_PAUSE_S)
         return Answer({"error": row.problem})
 
-    async def _found(self) -> Engine:
+    async def _found(self) -> ServingEngine:
         """Wait for the deployment's engine and return it; check that a new engine serves the same deployment.
 
         Raises:
