@@ -73,7 +73,7 @@ class _Spell:
     ended: EventRow | None = None
 
 
-class Work:
+class WorkHistory:
     """Read the history of the machines' work from events.
 
     Args:
