@@ -62,7 +62,7 @@ _LEAVE_GRACE_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class AgentStatus:
     """State of the agent that is shown to the machine's owner."""
 
     name: str
@@ -85,11 +85,13 @@ class Agent:
         identities: store of the machine's key.
     """
 
-    def __init__(self, options: JoinOptions, report: Callable[[View], None], identities: Identities) -> None:
+    def __init__(
+        self, options: JoinOptions, report: Callable[[AgentStatus], None], identities: Identities
+    ) -> None:
         self._options = options
         self._identities = identities
         self._report = report
-        self._view = View(options.name, options.url, "checking this machine", datetime.now(UTC))
+        self._view = AgentStatus(options.name, options.url, "checking this machine", datetime.now(UTC))
         self._children: ChildProcesses | None = None
         self._node: RayNode | None = None
         self._ports: NodePorts | None = None
