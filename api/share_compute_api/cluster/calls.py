@@ -42,7 +42,7 @@ class CallFailure(StrictModel):
     """Facts of a `ShareComputeError`: hint, job, step, machine, details."""
 
 
-class Answer(StrictModel):
+class CallResult(StrictModel):
     """Result of a call: a value or a failure."""
 
     number: int
