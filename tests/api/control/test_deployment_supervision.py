@@ -35,7 +35,7 @@ from share_compute_api.control.deployments.deployments import DeploymentSupervis
 from share_compute_api.control.deployments.replicas import Slot
 from share_compute_api.control.patience import Patience
 from share_compute_api.openai.engine import Engines, Stream
-from share_compute_api.openai.metrics import Metrics
+from share_compute_api.openai.metrics import PrometheusMetrics
 from share_compute_api.openai.ray_engine import RayEngine
 
 WINDOW = 128
@@ -171,7 +171,7 @@ class House:
     notifier: Notifier = field(default_factory=Notifier)
     engines: Engines = field(default_factory=lambda: Engines(shared_processes()))
     replicas: asyncio.Queue[Replica] = field(default_factory=asyncio.Queue)
-    metrics: Metrics = field(default_factory=Metrics)
+    metrics: PrometheusMetrics = field(default_factory=PrometheusMetrics)
 
     def deploy(self, **wanted: object) -> DeploymentRecord:
         source = {"name": "llama", "model": {"path": str(self.folder)}, **wanted}
