@@ -189,7 +189,7 @@ def lead(
     from share_compute_actors.group.answering import ask_shard_store
     from share_compute_actors.testing.mailbox import Mailbox, forward_mail
     from share_compute_actors.training.coordinator.conductor import Conductor
-    from share_compute_actors.training.coordinator.progress import Listener, Progress
+    from share_compute_actors.training.coordinator.progress import Listener, TrainingProgress
     from share_compute_actors.training.membership.changes import Changes
     from share_compute_actors.training.membership.control_requests import ControlRequests
     from share_compute_actors.training.membership.membership_planner import MembershipPlanner
@@ -218,7 +218,7 @@ def lead(
     step_log = StepLog(assignment.folder, assignment.attempt)
     step_log.claim()
     step_log.rewind(facts.first_step - 1)
-    progress = Progress(assignment.spec, facts.state, tell)
+    progress = TrainingProgress(assignment.spec, facts.state, tell)
 
     class Reports(Listener):
         """Reports steps, without search for better plans or shares."""

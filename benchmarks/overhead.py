@@ -27,7 +27,7 @@ from share_compute.protocol.cells import delivery, holders, needed, remaining
 from share_compute.protocol.membership import Membership
 from share_compute.protocol.tree import SummationTree
 from share_compute_actors.training.member.samples import Rows
-from share_compute_actors.transport.envelope import Label
+from share_compute_actors.transport.envelope import WireLabel
 
 GOAL = 0.03
 """Maximum overhead of the protocol, as a fraction of the step time."""
@@ -115,9 +115,9 @@ def _walk(
     return Block(began_s, time.perf_counter(), losses)
 
 
-def _aside(label: Any) -> Label:
+def _aside(label: Any) -> WireLabel:
     """Return a label with which the channel keeps a tensor for its receiver and does not pass it to the protocol."""
-    return Label("test", *label)
+    return WireLabel("test", *label)
 
 
 def keep(member: Any) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from share_compute.models.profiles.profile import Growth, LayerProfile, ModelProfile
+from share_compute.models.profiles.profile import LayerProfile, ModelProfile, QuadraticGrowth
 from share_compute.planning.cost.bound import lower_bound_s
 from share_compute.planning.cost.cost import TrainingCost
 from share_compute.planning.cost.layout import Layout, StageLayout
@@ -45,13 +45,15 @@ def instance(seed: int, where: str, *, machines: int, layers: int, microbatches:
     block, table = 12 * hidden * hidden, vocabulary * hidden
     layer = LayerProfile(
         parameters=block,
-        forward_flops=Growth(linear=2 * block, quadratic=4 * hidden),
-        backward_flops=Growth(linear=4 * block, quadratic=8 * hidden),
-        activation_bytes=Growth(linear=68 * hidden),
-        boundary_numbers=Growth(linear=hidden),
+        forward_flops=QuadraticGrowth(linear=2 * block, quadratic=4 * hidden),
+        backward_flops=QuadraticGrowth(linear=4 * block, quadratic=8 * hidden),
+        activation_bytes=QuadraticGrowth(linear=68 * hidden),
+        boundary_numbers=QuadraticGrowth(linear=hidden),
     )
     head = LayerProfile(
-        parameters=table, forward_flops=Growth(linear=2 * table), backward_flops=Growth(linear=4 * table)
+        parameters=table,
+        forward_flops=QuadraticGrowth(linear=2 * table),
+        backward_flops=QuadraticGrowth(linear=4 * table),
     )
     profile = ModelProfile(layers=(layer,) * layers, embedding=LayerProfile(parameters=table), head=head)
     state = profile.parameters * 16

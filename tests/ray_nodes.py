@@ -17,7 +17,7 @@ from tests.warm_workers import Forks
 
 from share_compute.lifecycle.attempt_events import Assignment, AttemptEvent, attempt_events
 from share_compute.planning.cost.timings import MachineTimings
-from share_compute.protocol.failures import Failure
+from share_compute.protocol.failures import InjectedFailure
 from share_compute.specification import parse_job
 from share_compute.topology import Contributor, Device, Topology
 from share_compute_actors.machine.launch import RAY_SETTINGS
@@ -119,7 +119,7 @@ def attempt(topology: Topology, tmp_path: Path) -> Attempt:
         timings: dict[str, MachineTimings] | None = None,
         drift: float = 0.25,
         checkpoint_every_s: float | None = None,
-        failures: Sequence[Failure] = (),
+        failures: Sequence[InjectedFailure] = (),
         on_event: Callable[[AttemptEvent, Any], None] = lambda _event, _coordinator: None,
     ) -> list[AttemptEvent]:
         from share_compute_actors.training.coordinator.coordinator import Coordinator

@@ -24,6 +24,8 @@ PUBLIC_PACKAGES = ["share_compute", "share_compute.data"]
 MAX_LINES = 600
 MOST_FILES = 20
 """In one folder; migrations are a list that only grows."""
+SAME_NAMES: dict[str, str] = {}
+"""Reason why a name has more than one public class. Give a class a name of its own instead of adding to this list."""
 REFUSED = re.compile(
     r"(Who|Whoever|Whom|Whose|What|So long|Of|For so long|How long|How it is that|Those)\b(?![^.]*\?)"
 )
@@ -141,3 +143,15 @@ def test_nothing_that_machines_do_together_depends_on_their_clocks(file: Path) -
     }
     asks = calls & {"time.time", "time.time_ns", "datetime.now", "datetime.utcnow", "datetime.today"}
     assert not asks or file.name == "store.py"
+
+
+def test_public_classes_have_names_of_their_own() -> None:
+    """A name that says which class it is needs no alias at an import, and is found by a search."""
+    modules: dict[str, list[str]] = {}
+    for file in MODULES:
+        for node in ast.parse(file.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                modules.setdefault(node.name, []).append(f"{shown(file)}:{node.lineno}")
+    shared = {name: places for name, places in modules.items() if len(places) > 1}
+    assert {name: places for name, places in shared.items() if name not in SAME_NAMES} == {}
+    assert sorted(SAME_NAMES.keys() - shared.keys()) == [], "these names are no longer shared: remove them"

@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 
 from share_compute.models.blueprint import Blueprint
 from share_compute.planning.cost.timings import LayerTiming
-from share_compute.protocol.failures import Failure
+from share_compute.protocol.failures import InjectedFailure
 from share_compute.protocol.membership import Worker
 from share_compute.specification import TrainingSpec
 from share_compute.topology import DeviceKind
@@ -46,7 +46,7 @@ class MemberSetup:
     """Stored name of the parameter that the first and the last stage share; None if the model ties none."""
     lent_bytes: int = 0
     """Main memory (not GPU memory) that the machine's owner lends, in bytes; 0 if unknown."""
-    failures: tuple[Failure, ...] = ()
+    failures: tuple[InjectedFailure, ...] = ()
     """Faults to inject, in tests."""
 
     @property

@@ -37,7 +37,7 @@ from ray.util import rpdb
 _ACTORS: Mapping[str, frozenset[str]] = {
     "share_compute_actors.training.coordinator.coordinator": frozenset({"Coordinator"}),
     "share_compute_actors.training.shard_store": frozenset({"ShardStore"}),
-    "share_compute_actors.machine.contributor": frozenset({"Contributor"}),
+    "share_compute_actors.machine.contributor": frozenset({"ContributorActor"}),
     "share_compute_actors.training.member.member": frozenset({"Member"}),
     "share_compute_actors.inference.member": frozenset({"ServingMember"}),
     "share_compute_actors.inference.server": frozenset({"DeploymentServer"}),

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from share_compute.errors import ShareComputeError
-from share_compute.protocol.failures import Failure, FailureKind
+from share_compute.protocol.failures import FailureKind, InjectedFailure
 from share_compute.protocol.member import MemberMachine
 from share_compute.protocol.messages import Halt, ToCoordinator
 from share_compute.protocol.points import Point
@@ -18,8 +18,8 @@ from share_compute.specification import TrainingSpec
 from share_compute_actors.messages import StepFigures
 from share_compute_actors.testing.fault_injection import FaultInjector
 from share_compute_actors.training.backups.copies import Copies
-from share_compute_actors.training.backups.room import Room
-from share_compute_actors.training.member.engine import Engine
+from share_compute_actors.training.backups.room import CopyQuota
+from share_compute_actors.training.member.engine import TrainingEngine
 from share_compute_actors.training.member.faulty_engine import FaultyEngine
 
 
@@ -30,13 +30,13 @@ class Member:
         failures: the failures to inject; None for an engine without any.
     """
 
-    def __init__(self, failures: Sequence[Failure] | None) -> None:
+    def __init__(self, failures: Sequence[InjectedFailure] | None) -> None:
         self.told: queue.SimpleQueue[ToCoordinator | ShareComputeError] = queue.SimpleQueue()
         training = TrainingSpec(steps=1, microbatches=2)
-        copies = Copies("ann", training, torch.device("cpu"), self.told.put, Room(0))
+        copies = Copies("ann", training, torch.device("cpu"), self.told.put, CopyQuota(0))
         machine, tree = MemberMachine("ann", -1), SummationTree((2,))
         self.engine = (
-            Engine(machine, tree, self._tell, copies)
+            TrainingEngine(machine, tree, self._tell, copies)
             if failures is None
             else FaultyEngine(FaultInjector(failures, "ann"), machine, tree, self._tell, copies)
         )
@@ -56,7 +56,7 @@ class Member:
 
 
 @pytest.mark.parametrize("failures", [None, ()])
-def test_without_failures_both_engines_answer_alike(failures: Sequence[Failure] | None) -> None:
+def test_without_failures_both_engines_answer_alike(failures: Sequence[InjectedFailure] | None) -> None:
     member = Member(failures)
     assert member.answers(2.0) == ["Report"]
     assert member.engine.order(lambda: 7) == 7
@@ -65,17 +65,17 @@ def test_without_failures_both_engines_answer_alike(failures: Sequence[Failure] 
 @pytest.mark.parametrize(
     ("failure", "answers"),
     [
-        (Failure(FailureKind.drop, Point.report_sending), []),
-        (Failure(FailureKind.duplicate, Point.report_sending), ["Report"] * 2),
-        (Failure(FailureKind.delay, Point.report_sending, duration_s=0.2), ["Report"]),
+        (InjectedFailure(FailureKind.drop, Point.report_sending), []),
+        (InjectedFailure(FailureKind.duplicate, Point.report_sending), ["Report"] * 2),
+        (InjectedFailure(FailureKind.delay, Point.report_sending, duration_s=0.2), ["Report"]),
     ],
 )
-def test_a_report_goes_wrong(failure: Failure, answers: list[str]) -> None:
+def test_a_report_goes_wrong(failure: InjectedFailure, answers: list[str]) -> None:
     assert Member([failure]).answers(2.0) == answers
 
 
 def test_a_member_that_is_cut_off_hears_nothing_and_gives_no_sign_meanwhile() -> None:
-    member = Member([Failure(FailureKind.partition, Point.halt_heard, duration_s=1.0)])
+    member = Member([InjectedFailure(FailureKind.partition, Point.halt_heard, duration_s=1.0)])
     assert member.answers(0.5) == []  # its report is lost in the cut that the first halt began
     member.engine.wait_while_cut()
     assert member.answers(2.0) == ["Report"]

@@ -8,9 +8,9 @@ from collections.abc import Callable
 import pytest
 
 from share_compute.errors import UserError
-from share_compute.protocol.failures import Failure, FailureKind
+from share_compute.protocol.failures import FailureKind, InjectedFailure
 from share_compute.protocol.member import MemberMachine
-from share_compute.protocol.member_events import Missed, Tell
+from share_compute.protocol.member_events import Missed, SendToCoordinator
 from share_compute.protocol.membership import Membership, fresh
 from share_compute.protocol.messages import Broken, Form, Halt
 from share_compute.protocol.points import HEARD, SENDING, Point
@@ -21,8 +21,8 @@ POINT = Point.prepared_sending
 ANN, BOB, CAT = "c-ann", "c-bob", "c-cat"
 
 
-def failure(kind: FailureKind, duration_s: float = 0.0) -> Failure:
-    return Failure(kind, POINT, duration_s=duration_s)
+def failure(kind: FailureKind, duration_s: float = 0.0) -> InjectedFailure:
+    return InjectedFailure(kind, POINT, duration_s=duration_s)
 
 
 class Wire:
@@ -35,7 +35,7 @@ class Wire:
     def sends(self, what: str) -> Callable[[], None]:
         return lambda: self.came.append(what)
 
-    def send(self, what: str, *failures: Failure, to: str | None = ANN) -> None:
+    def send(self, what: str, *failures: InjectedFailure, to: str | None = ANN) -> None:
         self.faults.send(to, self.sends(what), failures, self.sends(f"damaged {what}"))
 
     def wait(self) -> None:
@@ -49,7 +49,7 @@ def test_messages_go_wrong_as_the_script_says() -> None:
     wire.send("whole")
     wire.send("lost", failure(FailureKind.drop))
     wire.send("double", failure(FailureKind.duplicate))
-    wire.send("bits", Failure(FailureKind.corrupt, Point.tensor_sending))
+    wire.send("bits", InjectedFailure(FailureKind.corrupt, Point.tensor_sending))
     wire.send("late", failure(FailureKind.delay, 0.05))
     wire.send("after")
     assert wire.came == ["whole", "double", "double", "damaged bits", "after"]
@@ -82,14 +82,15 @@ def test_a_message_that_nothing_overtakes_goes_on_after_a_while() -> None:
 
 def test_a_partition_ends() -> None:
     injector = FaultInjector(
-        [Failure(FailureKind.partition, Point.cell_done, duration_s=0.05, peers=frozenset({BOB}))], ANN
+        [InjectedFailure(FailureKind.partition, Point.cell_done, duration_s=0.05, peers=frozenset({BOB}))],
+        ANN,
     )
     assert injector.passes(Point.cell_done, 1) == []
     faults = injector.messages
     assert [faults.is_cut(other) for other in (BOB, CAT, None)] == [True, False, False]
     came: list[str] = []
     faults.send(BOB, lambda: came.append("lost"))
-    faults.cut(Failure(FailureKind.partition, Point.cell_done, duration_s=0.1))
+    faults.cut(InjectedFailure(FailureKind.partition, Point.cell_done, duration_s=0.1))
     assert all(faults.is_cut(other) for other in (BOB, CAT, None))
     faults.wait_while_cut()
     assert not any(faults.is_cut(other) for other in (BOB, CAT, None))
@@ -99,10 +100,12 @@ def test_a_partition_ends() -> None:
 
 @pytest.mark.parametrize("point", list(Point), ids=lambda point: point.name)
 def test_processes_can_die_at_every_point_and_words_go_wrong_at_all_of_theirs(point: Point) -> None:
-    require_carried_out([Failure(FailureKind.kill, point), Failure(FailureKind.stop, point, duration_s=1.0)])
+    require_carried_out(
+        [InjectedFailure(FailureKind.kill, point), InjectedFailure(FailureKind.stop, point, duration_s=1.0)]
+    )
     if point.is_sending:
         assert point in (Point.tensor_sending, Point.log_sending) or point in SENDING.values()
-        require_carried_out([Failure(FailureKind.drop, point)])
+        require_carried_out([InjectedFailure(FailureKind.drop, point)])
 
 
 def test_every_message_has_a_point_for_who_sends_and_who_hears_it() -> None:
@@ -113,8 +116,8 @@ def test_every_message_has_a_point_for_who_sends_and_who_hears_it() -> None:
 
 def test_what_only_the_simulated_world_knows_is_refused() -> None:
     for refused in (
-        Failure(FailureKind.corrupt, Point.commit_sending),
-        Failure(FailureKind.partition, Point.planning, duration_s=1.0),
+        InjectedFailure(FailureKind.corrupt, Point.commit_sending),
+        InjectedFailure(FailureKind.partition, Point.planning, duration_s=1.0),
     ):
         with pytest.raises(UserError, match="is not carried out in real processes"):
             require_carried_out([refused])
@@ -137,4 +140,4 @@ def test_who_misses_a_tensor_asks_for_another_epoch() -> None:
     assert machine.handle(Missed(3)) == []  # what is missing now is sent again anyway
     machine.handle(Form(ROSTER))
     assert machine.handle(Missed(2)) == []
-    assert machine.handle(Missed(3)) == [Tell(Broken(3, "c-dan"))]
+    assert machine.handle(Missed(3)) == [SendToCoordinator(Broken(3, "c-dan"))]

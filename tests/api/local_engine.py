@@ -18,9 +18,9 @@ from share_compute.errors import ShareComputeError, Unavailable, UserError, as_o
 from share_compute.inference.runtime.encoder_stage import EncoderStage
 from share_compute.inference.runtime.engine_stage import EngineStage
 from share_compute.inference.runtime.stage import ServingStage, input_ids
-from share_compute.inference.scheduler.engine_steps import EngineStep, Sampled, StepResult
+from share_compute.inference.scheduler.engine_steps import EngineStep, SampledToken, StepResult
 from share_compute.inference.scheduler.events import Emitted, Failed, SequenceEvent, Stats
-from share_compute.inference.scheduler.limits import Limits
+from share_compute.inference.scheduler.limits import SchedulerLimits
 from share_compute.inference.scheduler.options import Generation
 from share_compute.inference.scheduler.scheduler import Scheduler
 from share_compute.models.configuration import declared_config
@@ -71,7 +71,7 @@ class LocalEngine:
         self.facts = ModelFacts(name, kind, int(time()), window, folder, has_chat_template(folder))
         self._stage = _stage(config, Shard(name, 0, layers, layers), window, folder, pooling)
         self._stage.load(folder)
-        self._limits = Limits(
+        self._limits = SchedulerLimits(
             window_tokens=window,
             kv_tokens=window * max_sequences,
             max_sequences=max_sequences,
@@ -168,7 +168,7 @@ class LocalEngine:
         assert isinstance(sampled, tuple)
         for closed in step.closes:
             self._fed_back.pop(closed, None)
-        self._fed_back |= {one.sequence: one.token for one in sampled if isinstance(one, Sampled)}
+        self._fed_back |= {one.sequence: one.token for one in sampled if isinstance(one, SampledToken)}
         result = StepResult(step.id, step.epoch, sampled, (monotonic() - begun_s,))
         with self._news:
             return self._scheduler.completed(result)

@@ -11,7 +11,7 @@ from tests.chaos.test_recovery import Calm, job, train
 from tests.ray_nodes import Attempt, processes_on
 
 from share_compute.lifecycle.attempt_events import AttemptEvent, Reformed
-from share_compute.protocol.failures import Failure, FailureKind
+from share_compute.protocol.failures import FailureKind, InjectedFailure
 from share_compute.protocol.points import Point
 from share_compute.topology import Topology
 
@@ -53,7 +53,7 @@ def calm(attempt: Attempt, topology: Topology, tmp_path_factory: pytest.TempPath
 def test_the_only_member_of_a_stage_is_killed(
     attempt: Attempt, topology: Topology, tmp_path: Path, calm: Calm, point: Point, worker: str
 ) -> None:
-    failures = [Failure(FailureKind.kill, point, worker=worker, step=STEP)]
+    failures = [InjectedFailure(FailureKind.kill, point, worker=worker, step=STEP)]
     machines = Topology(topology.contributors[:2])
     weights, curve, events = train(attempt, tmp_path, job(2, 1, steps=STEPS), failures, machines=machines)
     changes = [event for event in events if isinstance(event, Reformed)]
@@ -68,7 +68,7 @@ def test_a_stage_without_parameters_is_lost(attempt: Attempt, topology: Topology
     document["model"]["layers"] = [layers[0], {"type": "relu"}, layers[-1]]
     machines = Topology(topology.contributors[:3])
     calm_weights, calm_curve, _ = train(attempt, tmp_path / "calm", document, machines=machines)
-    death = Failure(FailureKind.kill, Point.cell_done, worker="c1", step=STEP)
+    death = InjectedFailure(FailureKind.kill, Point.cell_done, worker="c1", step=STEP)
     weights, curve, events = train(attempt, tmp_path / "lost", document, [death], machines=machines)
     (change,) = (event for event in events if isinstance(event, Reformed))
     assert change.lost == ("c1",)
@@ -90,8 +90,8 @@ def test_a_gradient_on_its_way_to_a_backup_meets_failures(
     attempt: Attempt, topology: Topology, tmp_path: Path, calm: Calm, kind: FailureKind
 ) -> None:
     failures = [
-        Failure(kind, Point.log_sending, worker="c1", step=STEP - 3),
-        Failure(FailureKind.kill, Point.log_sending, worker="c1", step=STEP),
+        InjectedFailure(kind, Point.log_sending, worker="c1", step=STEP - 3),
+        InjectedFailure(FailureKind.kill, Point.log_sending, worker="c1", step=STEP),
     ]
     machines = Topology(topology.contributors[:2])
     weights, curve, _ = train(attempt, tmp_path, job(2, 1, steps=STEPS), failures, machines=machines)
@@ -106,7 +106,7 @@ def test_a_copy_that_its_disk_damages_is_begun_anew_while_training_goes_on(
     steps = 600
     # Steps must take longer than it takes until another copy is begun.
     pauses = [
-        Failure(FailureKind.stop, Point.cell_starting, worker="c0", step=step, duration_s=0.5)
+        InjectedFailure(FailureKind.stop, Point.cell_starting, worker="c0", step=step, duration_s=0.5)
         for step in range(STEP + 10, steps - 50, 10)
     ]
     document = job(2, 1, steps=steps, validate_every=steps, checkpoint_every=steps)
@@ -124,7 +124,7 @@ def test_a_copy_that_its_disk_damages_is_begun_anew_while_training_goes_on(
                 opened.seek(opened.seek(0, os.SEEK_END) // 2)
                 opened.write(b"\xff" * 64)
 
-    failures = [*pauses, Failure(FailureKind.kill, Point.cell_done, worker="c1", step=steps - 2)]
+    failures = [*pauses, InjectedFailure(FailureKind.kill, Point.cell_done, worker="c1", step=steps - 2)]
     found, losses, events = train(
         attempt, tmp_path / "damaged", document, failures, machines=machines, on_event=damage
     )

@@ -14,7 +14,7 @@ from tests.chaos.test_recovery import job, train
 from tests.ray_nodes import Attempt, processes_on
 
 from share_compute.lifecycle.attempt_events import AttemptEvent, Offer, Planned, Reformed
-from share_compute.protocol.failures import Failure, FailureKind
+from share_compute.protocol.failures import FailureKind, InjectedFailure
 from share_compute.protocol.points import Point
 from share_compute.topology import Contributor, Topology
 from share_compute_actors.group.naming import machines_with_members
@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.chaos]
 
 MANY_STEPS = 300
 PAUSES = [
-    Failure(FailureKind.stop, Point.cell_starting, worker="c0", step=step, duration_s=0.5)
+    InjectedFailure(FailureKind.stop, Point.cell_starting, worker="c0", step=step, duration_s=0.5)
     for step in range(10, 250, 10)
 ]
 """Let the steps take as long as it takes to start a machine, on any machine that runs this test."""
@@ -116,7 +116,7 @@ def test_a_loss_just_after_cuts_moved_loses_no_step(
             offer(coordinator, slow(topology, 3), event.step)
 
     # The newcomer dies in the first cell that it computes. Its backup has had no time to fetch anything from it.
-    death = Failure(FailureKind.kill, Point.cell_starting, worker="c2")
+    death = InjectedFailure(FailureKind.kill, Point.cell_starting, worker="c2")
     weights, curve, events = train(
         attempt, tmp_path / "joined", document, [*PAUSES, death], on_event=come, machines=machines, drift=1e6
     )

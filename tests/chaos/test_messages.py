@@ -9,7 +9,7 @@ from tests.chaos.test_recovery import Calm, calm, job, train
 from tests.ray_nodes import Attempt
 
 from share_compute.errors import UserError
-from share_compute.protocol.failures import Failure, FailureKind
+from share_compute.protocol.failures import FailureKind, InjectedFailure
 from share_compute.protocol.points import Point
 from share_compute_actors.testing.fault_injection import require_carried_out
 
@@ -29,15 +29,15 @@ WORDS = (
 )
 
 
-def of_words(kind: FailureKind, duration_s: float = 0.0) -> list[Failure]:
-    return [Failure(kind, point, duration_s=duration_s) for point in WORDS]
+def of_words(kind: FailureKind, duration_s: float = 0.0) -> list[InjectedFailure]:
+    return [InjectedFailure(kind, point, duration_s=duration_s) for point in WORDS]
 
 
-def of_tensors(kind: FailureKind, duration_s: float = 0.0) -> list[Failure]:
+def of_tensors(kind: FailureKind, duration_s: float = 0.0) -> list[InjectedFailure]:
     """One activation and one gradient."""
     return [
-        Failure(kind, TENSOR, worker="c0", step=2, occurrence=2, duration_s=duration_s),
-        Failure(kind, TENSOR, worker="c3", step=4, occurrence=3, duration_s=duration_s),
+        InjectedFailure(kind, TENSOR, worker="c0", step=2, occurrence=2, duration_s=duration_s),
+        InjectedFailure(kind, TENSOR, worker="c3", step=4, occurrence=3, duration_s=duration_s),
     ]
 
 
@@ -69,7 +69,7 @@ def of_tensors(kind: FailureKind, duration_s: float = 0.0) -> list[Failure]:
         ),
         pytest.param(
             [
-                Failure(
+                InjectedFailure(
                     FailureKind.partition,
                     TENSOR,
                     worker="c1",
@@ -85,7 +85,7 @@ def of_tensors(kind: FailureKind, duration_s: float = 0.0) -> list[Failure]:
     ],
 )
 def test_messages_go_wrong(
-    attempt: Attempt, tmp_path: Path, calm: Calm, failures: list[Failure], epochs: int | None
+    attempt: Attempt, tmp_path: Path, calm: Calm, failures: list[InjectedFailure], epochs: int | None
 ) -> None:
     weights, curve, events = train(attempt, tmp_path, job(2, 2), failures)
     reformed = [event for event in events if event.type == "reformed"]
@@ -98,7 +98,7 @@ def test_messages_go_wrong(
 
 @pytest.mark.thorough
 def test_a_member_that_nobody_reaches_is_done_without(attempt: Attempt, tmp_path: Path, calm: Calm) -> None:
-    failure = Failure(FailureKind.partition, Point.cell_done, worker="c1", step=3, duration_s=30.0)
+    failure = InjectedFailure(FailureKind.partition, Point.cell_done, worker="c1", step=3, duration_s=30.0)
     weights, curve, events = train(attempt, tmp_path, job(2, 2), [failure])
     assert [event.lost for event in events if event.type == "reformed"] == [("c1",)]
     assert curve == calm.losses
@@ -108,11 +108,11 @@ def test_a_member_that_nobody_reaches_is_done_without(attempt: Attempt, tmp_path
 @pytest.mark.parametrize(
     "failure",
     [
-        Failure(FailureKind.corrupt, Point.prepared_sending),
-        Failure(FailureKind.partition, Point.planned, duration_s=1.0),
+        InjectedFailure(FailureKind.corrupt, Point.prepared_sending),
+        InjectedFailure(FailureKind.partition, Point.planned, duration_s=1.0),
     ],
     ids=["damaged word", "coordinator cut off"],
 )
-def test_what_is_not_carried_out_is_refused(failure: Failure) -> None:
+def test_what_is_not_carried_out_is_refused(failure: InjectedFailure) -> None:
     with pytest.raises(UserError, match="is not carried out in real processes"):
         require_carried_out([failure])

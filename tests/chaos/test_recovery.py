@@ -12,7 +12,7 @@ from tests.ray_nodes import Attempt
 
 from share_compute.lifecycle.attempt_events import AttemptEvent
 from share_compute.models.storage.weights import WeightFolder
-from share_compute.protocol.failures import Failure, FailureKind
+from share_compute.protocol.failures import FailureKind, InjectedFailure
 from share_compute.protocol.points import Point
 
 pytestmark = [pytest.mark.slow, pytest.mark.chaos]
@@ -71,7 +71,11 @@ def losses(events: Sequence[AttemptEvent]) -> list[tuple[int, float]]:
 
 
 def train(
-    attempt: Attempt, folder: Path, document: dict[str, Any], failures: Sequence[Failure] = (), **options: Any
+    attempt: Attempt,
+    folder: Path,
+    document: dict[str, Any],
+    failures: Sequence[InjectedFailure] = (),
+    **options: Any,
 ) -> tuple[str, list[tuple[int, float]], list[AttemptEvent]]:
     folder.mkdir(exist_ok=True)
     events = attempt(document, folder=folder, failures=failures, **options)
@@ -117,7 +121,7 @@ def test_members_killed_at_any_point(
 ) -> None:
     """One in each stage: two points for the price of one start."""
     failures = [
-        Failure(FailureKind.kill, point, worker=worker, step=1 if point in FORMING else step)
+        InjectedFailure(FailureKind.kill, point, worker=worker, step=1 if point in FORMING else step)
         # Members pause after steps 2 and 4.
         for point, worker, step in ((first, "c2", 3), (second, "c0", 5 if second in PAUSING else 4))
     ]
@@ -131,8 +135,8 @@ def test_members_killed_at_any_point(
 
 def test_what_is_told_of_two_deaths(attempt: Attempt, tmp_path: Path, calm: Calm) -> None:
     failures = [
-        Failure(FailureKind.kill, Point.cell_done, worker="c0", step=2),
-        Failure(FailureKind.kill, Point.cell_starting, worker="c3", step=4),
+        InjectedFailure(FailureKind.kill, Point.cell_done, worker="c0", step=2),
+        InjectedFailure(FailureKind.kill, Point.cell_starting, worker="c3", step=4),
     ]
     weights, curve, events = train(attempt, tmp_path, job(2, 2), failures)
     reformed = [event for event in events if event.type == "reformed"]
@@ -143,7 +147,7 @@ def test_what_is_told_of_two_deaths(attempt: Attempt, tmp_path: Path, calm: Calm
 
 
 def test_when_all_are_dead_the_attempt_ends_and_says_who(attempt: Attempt, tmp_path: Path) -> None:
-    failure = Failure(FailureKind.kill, Point.cell_starting, step=3)
+    failure = InjectedFailure(FailureKind.kill, Point.cell_starting, step=3)
     events = attempt(job(1, 1), folder=tmp_path, failures=[failure])
     assert events[-1].outcome == "failed"
     assert events[-1].error["code"] == "contributor-lost"
@@ -153,8 +157,8 @@ def test_when_all_are_dead_the_attempt_ends_and_says_who(attempt: Attempt, tmp_p
 @pytest.mark.thorough
 def test_members_that_die_one_after_the_other(attempt: Attempt, tmp_path: Path, calm: Calm) -> None:
     failures = [
-        Failure(FailureKind.kill, Point.cell_done, worker="c1", step=3),
-        Failure(FailureKind.kill, Point.report_sending, worker="c3", step=3),
+        InjectedFailure(FailureKind.kill, Point.cell_done, worker="c1", step=3),
+        InjectedFailure(FailureKind.kill, Point.report_sending, worker="c3", step=3),
     ]
     weights, curve, _ = train(attempt, tmp_path, job(2, 2), failures)
     assert curve == calm.losses
@@ -162,7 +166,7 @@ def test_members_that_die_one_after_the_other(attempt: Attempt, tmp_path: Path, 
 
 
 def test_a_silent_member_is_done_without(attempt: Attempt, tmp_path: Path, calm: Calm) -> None:
-    failure = Failure(FailureKind.stop, Point.cell_starting, worker="c2", step=3, duration_s=60.0)
+    failure = InjectedFailure(FailureKind.stop, Point.cell_starting, worker="c2", step=3, duration_s=60.0)
     weights, curve, events = train(attempt, tmp_path, job(2, 2), [failure])
     assert [event.lost for event in events if event.type == "reformed"] == [("c2",)]
     assert curve == calm.losses

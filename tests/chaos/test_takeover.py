@@ -17,7 +17,7 @@ from tests.conftest import wait_for
 from tests.ray_nodes import Attempt
 
 from share_compute.lifecycle.attempt_events import AttemptEvent
-from share_compute.protocol.failures import Failure, FailureKind
+from share_compute.protocol.failures import FailureKind, InjectedFailure
 from share_compute.protocol.points import Point
 from share_compute.topology import Topology
 from share_compute_actors.group.answering import answered
@@ -40,8 +40,8 @@ def nobody_is_left() -> Iterator[None]:
     assert not any(JOB in jobs for jobs in machines_with_members().values())
 
 
-def kill(point: Point, step: int, worker: str | None = None) -> Failure:
-    return Failure(FailureKind.kill, point, worker=worker, step=step)
+def kill(point: Point, step: int, worker: str | None = None) -> InjectedFailure:
+    return InjectedFailure(FailureKind.kill, point, worker=worker, step=step)
 
 
 def of(worker: str) -> Any:
@@ -161,7 +161,7 @@ def test_the_coordinator_dies_while_layers_move(attempt: Attempt, topology: Topo
     folder.mkdir()
     # It has its new shard, and stands still before it says so.
     stops = [
-        Failure(FailureKind.stop, Point.weights_loaded, worker="c0", step=step, duration_s=60.0)
+        InjectedFailure(FailureKind.stop, Point.weights_loaded, worker="c0", step=step, duration_s=60.0)
         for step in range(2, 6)
     ]
 
@@ -225,7 +225,7 @@ def test_of_two_coordinators_the_older_one_ends(attempt: Attempt, tmp_path: Path
             second.start()
 
     # It stands still before it commits step 3, wakes up again, and finds that the record is not its own any more.
-    stop = Failure(FailureKind.stop, Point.step_recording, step=3, duration_s=60.0)
+    stop = InjectedFailure(FailureKind.stop, Point.step_recording, step=3, duration_s=60.0)
     older = attempt(job(2, 2), folder=tmp_path, failures=[stop], on_event=start_the_other)
     second.join()
     assert older[-1].outcome == "failed", (older[-3:], younger[-3:])

@@ -19,9 +19,9 @@ from tests.e2e.conftest import Server
 
 from share_compute.inference.placement import Placement, limits_before
 from share_compute.inference.runtime.stage import ServingStage, input_ids
-from share_compute.inference.scheduler.engine_steps import EngineStep, Sampled, StepResult
+from share_compute.inference.scheduler.engine_steps import EngineStep, SampledToken, StepResult
 from share_compute.inference.scheduler.events import SequenceEvent
-from share_compute.inference.scheduler.limits import Limits
+from share_compute.inference.scheduler.limits import SchedulerLimits
 from share_compute.inference.scheduler.options import Generation
 from share_compute.lifecycle.deployment_states import DeploymentState
 from share_compute.lifecycle.deployment_status import ServingStatus
@@ -172,7 +172,7 @@ class Talker:
         for stage in self._row:
             stage.load(folder)
         self._fed_back.clear()
-        limits = Limits(
+        limits = SchedulerLimits(
             window_tokens=window, kv_tokens=4 * window, max_sequences=4, step_tokens=256, stages=1,
             max_queued=64, run_ahead=0,
         )  # fmt: skip
@@ -234,14 +234,14 @@ class Talker:
         return steps
 
     def _compute(self, step: EngineStep) -> StepResult:
-        passed: torch.Tensor | tuple[Sampled, ...] = input_ids(step, self._fed_back)
+        passed: torch.Tensor | tuple[SampledToken, ...] = input_ids(step, self._fed_back)
         for stage in self._row:
             assert isinstance(passed, torch.Tensor)
             passed = stage.compute(step, passed)
         assert isinstance(passed, tuple)
         for closed in step.closes:
             self._fed_back.pop(closed, None)
-        self._fed_back |= {one.sequence: one.token for one in passed if isinstance(one, Sampled)}
+        self._fed_back |= {one.sequence: one.token for one in passed if isinstance(one, SampledToken)}
         return StepResult(step.id, step.epoch, passed, (0.0,))
 
     def _sign(self, worker: str) -> Heartbeat:

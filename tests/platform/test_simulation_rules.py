@@ -11,7 +11,7 @@ from tests.simulated_world.scenario import Scenario
 from tests.simulated_world.world import World
 
 from share_compute.planning.cost.layout import Layout, StageLayout
-from share_compute.protocol.failures import Failure, FailureKind
+from share_compute.protocol.failures import FailureKind, InjectedFailure
 from share_compute.protocol.member import MemberMachine
 from share_compute.protocol.member_events import Computed, Effect, Event
 from share_compute.protocol.membership import Membership, Worker
@@ -79,7 +79,7 @@ def deaths(machines: int, stages: int) -> Iterator[Death]:
     """Yield deaths of a member at several moments of a step; runs with a third epoch in that step are left out."""
     for seed in range(SEEDS):
         cells: list[Cell] = []
-        kill = Failure(FailureKind.kill, Point.cell_done, DEAD, KILLED_IN, occurrence=2 + seed % 6)
+        kill = InjectedFailure(FailureKind.kill, Point.cell_done, DEAD, KILLED_IN, occurrence=2 + seed % 6)
         scenario = Scenario(
             seed, machines, stages, layers=LAYERS, runs=RUNS, pauses=(STEPS,), failures=(kill,)
         )

@@ -38,12 +38,12 @@ from share_compute.store import Store, upgrade
 from share_compute_api.app.app import create_app
 from share_compute_api.openai.engine import Engines
 from share_compute_api.server.budget import Budget
-from share_compute_api.workers.isolated.pool import IsolatedProcesses, Limits
+from share_compute_api.workers.isolated.pool import IsolatedProcesses, PoolLimits
 from share_compute_api.workers.isolated.process import bare_environment
 
 MOST_GROWTH_BYTES = 64 << 20
 """Of the server's process, during any one attack."""
-LIMITS = Limits(memory_bytes=512 << 20, time_s=2.0, load_s=10.0)
+LIMITS = PoolLimits(memory_bytes=512 << 20, time_s=2.0, load_s=10.0)
 HELLO = [{"role": "user", "content": "Hello"}]
 _numbers = count()
 

@@ -9,7 +9,7 @@ from tests.simulated_world.record import DurableRecord
 from tests.simulated_world.symbols import Reference, SymbolicModel, Weights
 
 from share_compute.errors import VerificationFailed
-from share_compute.protocol.coordinator import Record
+from share_compute.protocol.coordinator import WriteStepLog
 from share_compute.protocol.member_events import Apply
 from share_compute.protocol.membership import Membership, Worker
 from share_compute.protocol.messages import Prepared
@@ -32,7 +32,7 @@ class Checks:
     def before_commit(
         self,
         membership: Membership,
-        record: Record,
+        record: WriteStepLog,
         prepared: Mapping[Worker, Prepared],
         hosts: Mapping[Worker, Host],
     ) -> None:

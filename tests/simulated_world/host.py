@@ -11,7 +11,7 @@ from tests.simulated_world.process import Process
 from tests.simulated_world.symbols import MISFIT, NOT_FINITE, Gradient, Symbol, Weights
 from tests.simulated_world.vault import Vault
 
-from share_compute.protocol.failures import Failure, FailureKind
+from share_compute.protocol.failures import FailureKind, InjectedFailure
 from share_compute.protocol.member import MemberMachine
 from share_compute.protocol.member_events import (
     Apply,
@@ -30,15 +30,15 @@ from share_compute.protocol.member_events import (
     Reduced,
     ReduceFailed,
     Send,
-    Tell,
+    SendToCoordinator,
     Updated,
 )
 from share_compute.protocol.membership import Worker
 from share_compute.protocol.messages import (
     Form,
     Halt,
-    Label,
     Prepared,
+    TensorLabel,
     ToCoordinator,
     ToMember,
 )
@@ -59,7 +59,7 @@ class _Work:
     outputs: dict[int, Symbol] = field(default_factory=dict)
     gradients: dict[int, Symbol] = field(default_factory=dict)
     """Gradient of the shard's input, by microbatch."""
-    heard: dict[Label, Symbol] = field(default_factory=dict)
+    heard: dict[TensorLabel, Symbol] = field(default_factory=dict)
     reduced: Gradient | None = None
 
 
@@ -123,9 +123,9 @@ class Host(Process):
             epoch, self.shard, self.weights = self.next_layout
             assert epoch == message.epoch
 
-    def hear_tensor(self, epoch: int, label: Label, value: Symbol, source: Worker) -> None:
+    def hear_tensor(self, epoch: int, label: TensorLabel, value: Symbol, source: Worker) -> None:
         """Take a tensor from the network."""
-        failures: list[Failure] = []
+        failures: list[InjectedFailure] = []
 
         def take() -> None:
             if failures or value in (MISFIT, NOT_FINITE):
@@ -189,7 +189,7 @@ class Host(Process):
                 return [self._passing(Point.apply_starting), lambda: self._apply(effect)]
             case Discard():
                 return [self._discard]
-            case Tell():
+            case SendToCoordinator():
                 return self._tell(effect.message)
 
     def _starting(self) -> None:
@@ -204,7 +204,7 @@ class Host(Process):
 
         def run() -> None:
             if is_forward:
-                label = Label(compute.step, "activation", microbatch, stage - 1)
+                label = TensorLabel(compute.step, "activation", microbatch, stage - 1)
                 value = (
                     self._world.model.sample(compute.step, microbatch)
                     if stage == 0
@@ -212,7 +212,7 @@ class Host(Process):
                 )
                 self._later(lambda: self._forward(compute, value))
             else:
-                label = Label(compute.step, "gradient", microbatch, stage + 1)
+                label = TensorLabel(compute.step, "gradient", microbatch, stage + 1)
                 is_last = stage + 1 == len(membership.stages)
                 gradient = None if is_last else self._work.heard[label]
                 self._later(lambda: self._backward(compute, gradient))
@@ -266,7 +266,7 @@ class Host(Process):
             case _:
                 assert self._work.reduced is not None
                 value = self._work.reduced[0 if label.stage == 0 else self._world.model.layers - 1]
-        failures: list[Failure] = []
+        failures: list[InjectedFailure] = []
         self._first(
             self._sending(
                 Point.tensor_sending,
@@ -359,7 +359,7 @@ class Host(Process):
                 squared_norms=self._world.model.norms(complete),
                 digest=self._world.model.digest(complete),
             )
-        failures: list[Failure] = []
+        failures: list[InjectedFailure] = []
 
         def send() -> None:
             nonlocal message
@@ -371,11 +371,11 @@ class Host(Process):
         return [lambda: failures.extend(self._pass(SENDING[type(message)])), send]
 
 
-def _deviates(failures: list[Failure]) -> bool:
+def _deviates(failures: list[InjectedFailure]) -> bool:
     return any(failure.kind is FailureKind.deviate for failure in failures)
 
 
-def _as_sent(value: Symbol, failures: list[Failure]) -> Symbol:
+def _as_sent(value: Symbol, failures: list[InjectedFailure]) -> Symbol:
     """Return the value that a receiver gets of a tensor."""
     for failure in failures:
         if failure.kind is FailureKind.poison:

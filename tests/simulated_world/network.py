@@ -8,7 +8,7 @@ from heapq import heappop, heappush
 from itertools import count
 from random import Random
 
-from share_compute.protocol.failures import Failure, FailureKind
+from share_compute.protocol.failures import FailureKind, InjectedFailure
 
 Action = Callable[[], None]
 MISSED_S = 2.0
@@ -80,7 +80,7 @@ class Network:
         source: str,
         target: str,
         action: Action,
-        failures: Collection[Failure] = (),
+        failures: Collection[InjectedFailure] = (),
         missed: Action | None = None,
     ) -> None:
         """Run an action at the target when the message arrives, if it does.

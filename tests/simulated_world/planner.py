@@ -1,4 +1,4 @@
-"""The world's answer to `Plan`: the members of each stage, and the weights that members lack."""
+"""The world's answer to `PlanMembership`: the members of each stage, and the weights that members lack."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.simulated_world.host import Host, Shard
 from tests.simulated_world.symbols import Weights
 from tests.simulated_world.vault import Vault
 
-from share_compute.protocol.coordinator import Plan
+from share_compute.protocol.coordinator import PlanMembership
 from share_compute.protocol.member_events import Loaded
 from share_compute.protocol.membership import Membership, Worker, fresh
 from share_compute.protocol.messages import Form
@@ -38,7 +38,7 @@ class Planner:
         """Number of stages wanted from the next epoch on."""
         self._world = world
 
-    def answer(self, plan: Plan) -> Form | None:
+    def answer(self, plan: PlanMembership) -> Form | None:
         """Return the next epoch after giving its members all that they lack; None if that is impossible."""
         hosts = {
             worker: host
@@ -66,7 +66,7 @@ class Planner:
             hosts[worker].load(Loaded(plan.epoch, plan.committed), shard, own)
         return self._form(plan, hosts, shards, members, moved, weights)
 
-    def _stages_now(self, plan: Plan, hosts: Mapping[Worker, Host]) -> int:
+    def _stages_now(self, plan: PlanMembership, hosts: Mapping[Worker, Host]) -> int:
         """Return the number of stages in the layout that most members come from.
 
         If no member has the committed step and a shard of such a layout, return the wanted number.
@@ -80,7 +80,7 @@ class Planner:
         ]
         return max(layouts, key=layouts.count, default=min(self.stages, len(hosts)))
 
-    def _weights(self, plan: Plan, hosts: Mapping[Worker, Host]) -> Weights | None:
+    def _weights(self, plan: PlanMembership, hosts: Mapping[Worker, Host]) -> Weights | None:
         """Return the weights of all layers, from any member or backup that has them; None if a layer is missing."""
         model = self._world.model
         if plan.committed == 0:
@@ -112,7 +112,7 @@ class Planner:
 
     def _anew(
         self,
-        plan: Plan,
+        plan: PlanMembership,
         hosts: Mapping[Worker, Host],
         able: Sequence[Worker],
         shards: Sequence[Shard],
@@ -130,7 +130,7 @@ class Planner:
 
     def _form(
         self,
-        plan: Plan,
+        plan: PlanMembership,
         hosts: Mapping[Worker, Host],
         shards: Sequence[Shard],
         members: Sequence[Sequence[Worker]],

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from tests.simulated_world.network import Action
 
-from share_compute.protocol.failures import Failure, FailureKind
+from share_compute.protocol.failures import FailureKind, InjectedFailure
 from share_compute.protocol.membership import Worker
 from share_compute.protocol.points import Point
 
@@ -73,7 +73,7 @@ class Process:
         """Queue these actions before all others."""
         self._todo.extendleft(reversed(list(actions)))
 
-    def _pass(self, point: Point) -> list[Failure]:
+    def _pass(self, point: Point) -> list[InjectedFailure]:
         """Pass a point, and return the failures of a message that leaves here."""
         of_message = []
         for failure in self._world.passes(point, self._worker, self.open_step):
@@ -105,7 +105,7 @@ class Process:
         target: str,
         deliver: Callable[[], None],
         missed: Action | None = None,
-        failures: list[Failure] | None = None,
+        failures: list[InjectedFailure] | None = None,
     ) -> list[Action]:
         """Return actions that pass a point and then send a message, whose loss the receiver may notice.
 

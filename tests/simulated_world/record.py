@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from share_compute.protocol.coordinator import Record, Recorded, Superseded
+from share_compute.protocol.coordinator import Recorded, Superseded, WriteStepLog
 
 
 @dataclass
@@ -18,7 +18,7 @@ class DurableRecord:
     epochs: list[int] = field(default_factory=list)
     """Epoch of each committed step."""
 
-    def write(self, record: Record) -> Recorded | Superseded:
+    def write(self, record: WriteStepLog) -> Recorded | Superseded:
         """Write what a coordinator asks for, or refuse it as superseded."""
         if record.step is None:
             if record.epoch <= self.epoch:

@@ -8,7 +8,7 @@ from random import Random
 
 from tests.simulated_world.network import Weather
 
-from share_compute.protocol.failures import Failure, FailureKind
+from share_compute.protocol.failures import FailureKind, InjectedFailure
 from share_compute.protocol.membership import Worker
 from share_compute.protocol.points import Point
 
@@ -77,7 +77,7 @@ class Scenario:
     is_tied: bool = False
     pauses: tuple[int, ...] = (3,)
     weather: Weather = field(default_factory=Weather)
-    failures: tuple[Failure, ...] = ()
+    failures: tuple[InjectedFailure, ...] = ()
     upsets: tuple[Upset, ...] = ()
     diverges_at: tuple[int, int, int] | None = None
 
@@ -154,7 +154,7 @@ def draw_wrong(seed: int, most: int = 3) -> Scenario:
     if random.random() < 0.5:
         kinds.append((FailureKind.deviate, Point.prepared_sending))
     wrong = tuple(
-        Failure(
+        InjectedFailure(
             kind=kind,
             point=point,
             worker=random.choice([None, *scenario.workers]),
@@ -165,7 +165,7 @@ def draw_wrong(seed: int, most: int = 3) -> Scenario:
     )
     liar = random.choice(scenario.workers)
     lies = tuple(
-        Failure(FailureKind.accuse, Point.tensor_heard, liar, occurrence=random.randint(1, 8))
+        InjectedFailure(FailureKind.accuse, Point.tensor_heard, liar, occurrence=random.randint(1, 8))
         for _ in range(random.choice([0, 0, 1, 2, 3]))
     )
     return replace(scenario, failures=(*scenario.failures, *wrong, *lies))
@@ -174,12 +174,12 @@ def draw_wrong(seed: int, most: int = 3) -> Scenario:
 _LASTING_S = (3.0, 12.0, 40.0)
 
 
-def _failure(random: Random, workers: tuple[Worker, ...], steps: int) -> Failure:
+def _failure(random: Random, workers: tuple[Worker, ...], steps: int) -> InjectedFailure:
     point = random.choice(list(Point))
     kinds = [kind for kind in KINDS if point.is_sending or not kind.is_of_message]
     kind = random.choice([*kinds, FailureKind.kill])
     peers = frozenset(random.sample(workers, random.randint(0, len(workers) - 1)))
-    return Failure(
+    return InjectedFailure(
         kind=kind,
         point=point,
         worker=random.choice([None, *workers]) if point.role == "member" else None,

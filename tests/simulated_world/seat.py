@@ -17,14 +17,14 @@ from share_compute.protocol.coordinator import (
     Effect,
     Event,
     Expel,
+    MembershipInfeasible,
+    MembershipPlanned,
     Pause,
-    Plan,
-    Planned,
-    Record,
+    PlanMembership,
+    SendToMember,
     StartOver,
     Suspect,
-    Tell,
-    Unplanned,
+    WriteStepLog,
 )
 from share_compute.protocol.messages import Form, ToCoordinator
 from share_compute.protocol.points import HEARD, SENDING, Point
@@ -71,12 +71,12 @@ class Seat(Process):
 
     def _actions(self, effect: Effect) -> list[Action]:  # noqa: PLR0911 - a return for each effect
         match effect:
-            case Record():
+            case WriteStepLog():
                 point = Point.epoch_recording if effect.step is None else Point.step_recording
                 return [self._passing(point), lambda: self._record(effect)]
-            case Plan():
+            case PlanMembership():
                 return [self._passing(Point.planning), lambda: self._plan(effect)]
-            case Tell():
+            case SendToMember():
                 return self._tell(effect)
             case Committed():
                 return [lambda: self._world.on_committed(self, effect)]
@@ -93,7 +93,7 @@ class Seat(Process):
             case Pause():
                 return [self._passing(Point.pausing), lambda: self._world.on_pause(self, effect.step)]
 
-    def _tell(self, tell: Tell) -> list[Action]:
+    def _tell(self, tell: SendToMember) -> list[Action]:
         if isinstance(tell.message, Form):
             self._form = tell.message
 
@@ -102,7 +102,7 @@ class Seat(Process):
 
         return self._sending(SENDING[type(tell.message)], tell.worker, deliver)
 
-    def _record(self, record: Record) -> None:
+    def _record(self, record: WriteStepLog) -> None:
         """Write after a delay, and report the answer after another delay, even if this process is dead by then."""
         world = self._world
         if record.step is not None:
@@ -117,10 +117,10 @@ class Seat(Process):
 
         world.clock.after(world.random.random(), write)
 
-    def _plan(self, plan: Plan) -> None:
+    def _plan(self, plan: PlanMembership) -> None:
         def finish() -> None:
             form = self._world.planner.answer(plan)
             self.push(self._passing(Point.planned))
-            self.order(Unplanned(plan.epoch) if form is None else Planned(form))
+            self.order(MembershipInfeasible(plan.epoch) if form is None else MembershipPlanned(form))
 
         self._world.clock.after(2.0 * self._world.random.random(), lambda: self.push(finish))

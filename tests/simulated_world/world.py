@@ -29,17 +29,16 @@ from share_compute.protocol.coordinator import (
     Disputed,
     Diverged,
     Lost,
-    Record,
     Recorded,
     Superseded,
     Suspect,
+    Tick,
+    WriteStepLog,
 )
-from share_compute.protocol.coordinator import Tick as CoordinatorTick
 from share_compute.protocol.doubts import quarantines
-from share_compute.protocol.failures import Failure, FailureScript
+from share_compute.protocol.failures import FailureScript, InjectedFailure
 from share_compute.protocol.member import MemberMachine
-from share_compute.protocol.member_events import Reduce
-from share_compute.protocol.member_events import Tick as MemberTick
+from share_compute.protocol.member_events import Reduce, RetransmissionTimeout
 from share_compute.protocol.membership import Membership, Worker
 from share_compute.protocol.messages import Prepared
 from share_compute.protocol.points import Point
@@ -72,7 +71,7 @@ class Outcome:
     messages: int
     cells: int
     passed: Mapping[Point, int]
-    unmet: tuple[Failure, ...]
+    unmet: tuple[InjectedFailure, ...]
     blamed: Mapping[Worker, int]
     verdict: Diverged | Disputed | None
 
@@ -190,16 +189,16 @@ class World:
 
     def _tick(self) -> None:
         for seat in self._sitting():
-            seat.order(CoordinatorTick())
+            seat.order(Tick())
 
     def _tick_members(self) -> None:
         for host in self.hosts.values():
             if host.is_alive:
-                host.hear_event(MemberTick())
+                host.hear_event(RetransmissionTimeout())
 
     # -- requests of processes ---------------------------------------------------------------------------------------
 
-    def passes(self, point: Point, worker: Worker | None, step: int) -> list[Failure]:
+    def passes(self, point: Point, worker: Worker | None, step: int) -> list[InjectedFailure]:
         """Return the failures that the script injects now."""
         self._passed[point] += 1
         return self._script.passes(point, worker, step)
@@ -255,7 +254,7 @@ class World:
         for reduction in self._reductions.values():
             reduction.leave(worker)
 
-    def write(self, record: Record) -> Recorded | Superseded:
+    def write(self, record: WriteStepLog) -> Recorded | Superseded:
         """Write what a coordinator asks for to the step log, unless the coordinator was replaced."""
         return self.record.write(record)
 

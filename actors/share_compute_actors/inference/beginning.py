@@ -13,7 +13,7 @@ from share_compute_actors.group.answering import ask_shard_store
 from share_compute_actors.group.exceptions import Cancelled
 from share_compute_actors.inference.assembly import Assembly
 from share_compute_actors.inference.assignment import ServingAssignment
-from share_compute_actors.inference.deployment import Deployment, Heard
+from share_compute_actors.inference.deployment import Heard, ReplicaRunner
 from share_compute_actors.inference.planner import Planner
 from share_compute_actors.inference.scheduler_service import SchedulerService
 from share_compute_actors.inference.serving_group import ServingGroup
@@ -29,7 +29,7 @@ def begin(
     status: StatusRecorder,
     inbox: queue.SimpleQueue[Heard],
     stopped: threading.Event,
-) -> Deployment:
+) -> ReplicaRunner:
     """Return the main loop of a replica; called on the server's actor.
 
     Args:
@@ -52,7 +52,7 @@ def begin(
     model = _prepared(weights, stopped)
     group = ServingGroup(assignment, model, weights, me.current_actor, stopped)
     planner = Planner(assignment.spec, model.profile, assignment.window_tokens, embeds=embeds)
-    return Deployment(Assembly(planner, group, service, status), service, status, inbox, stopped)
+    return ReplicaRunner(Assembly(planner, group, service, status), service, status, inbox, stopped)
 
 
 def _prepared(weights: Any, stopped: threading.Event) -> ServedModel:

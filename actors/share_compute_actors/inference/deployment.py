@@ -45,7 +45,7 @@ Heard: TypeAlias = tuple[Any, Any, Any] | Topology | None
 topology has the machines that may be used from now on. None means that there may be engine steps to send."""
 
 
-class Deployment:
+class ReplicaRunner:
     """Runs one replica.
 
     Args:

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Sequence
 from share_compute.errors import ShareComputeError
 from share_compute.inference.scheduler.engine_steps import EngineStep, StepResult
 from share_compute.inference.scheduler.events import Failed, SequenceEvent, Stats
-from share_compute.inference.scheduler.figures import Figures, Measured
-from share_compute.inference.scheduler.limits import Limits
+from share_compute.inference.scheduler.figures import LatencyMeter, RecentFigures
+from share_compute.inference.scheduler.limits import SchedulerLimits
 from share_compute.inference.scheduler.options import Generation
 from share_compute.inference.scheduler.scheduler import Scheduler
 from share_compute_actors.group.event_feed import EventFeed
@@ -24,12 +24,12 @@ class SchedulerService:
         wake: called when there may be engine steps to send.
     """
 
-    def __init__(self, limits: Limits, wake: Callable[[], None]) -> None:
+    def __init__(self, limits: SchedulerLimits, wake: Callable[[], None]) -> None:
         self._scheduler = Scheduler(limits)
         self._wake = wake
         self._feed: EventFeed[SequenceEvent] = EventFeed()
         self._lock = threading.Lock()
-        self._figures = Figures()
+        self._figures = LatencyMeter()
         self._closed: ShareComputeError | None = None
         """Error for new sequences while none are accepted; None while the service is open."""
 
@@ -85,7 +85,7 @@ class SchedulerService:
         with self._lock:
             self._report(self._scheduler.completed(result))
 
-    def reform(self, epoch: int, limits: Limits) -> None:
+    def reform(self, epoch: int, limits: SchedulerLimits) -> None:
         """Continue all sequences on the stages of a new epoch."""
         with self._lock:
             self._report(self._scheduler.reform(epoch, limits))
@@ -126,7 +126,7 @@ class SchedulerService:
         with self._lock:
             return self._scheduler.stats()
 
-    def measured(self) -> Measured:
+    def measured(self) -> RecentFigures:
         """Return the measured latency and throughput of tokens."""
         with self._lock:
             return self._figures.measured(time.monotonic())

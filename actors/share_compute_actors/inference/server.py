@@ -108,7 +108,7 @@ class DeploymentServer:
 
     @ray.method(concurrency_group="mail")
     def hear(self, worker: str, key: bytes, messages: list[bytes]) -> None:
-        """Queue messages that claim to come from a member; `Deployment` checks the sender, and decodes the messages."""
+        """Queue messages that claim to come from a member; `ReplicaRunner` checks the sender and decodes them."""
         self._inbox.put((worker, key, messages))
 
     @ray.method(concurrency_group="control")

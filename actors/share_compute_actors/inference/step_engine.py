@@ -17,13 +17,13 @@ from torch import Tensor
 from share_compute.errors import ContributorLost, VerificationFailed, WrongTensor
 from share_compute.inference.runtime.engine_stage import EngineStage
 from share_compute.inference.runtime.stage import input_ids
-from share_compute.inference.scheduler.engine_steps import EngineStep, Sampled, StepResult
+from share_compute.inference.scheduler.engine_steps import EngineStep, SampledToken, StepResult
 from share_compute.models.boundary import Expected
 from share_compute.models.numbers import is_finite
 from share_compute_actors.group.allocator import as_reported
 from share_compute_actors.group.compute_thread import ComputeThread, run_order
 from share_compute_actors.inference.messages import Row, ToServer, Trouble
-from share_compute_actors.transport.envelope import Label
+from share_compute_actors.transport.envelope import WireLabel
 
 _HANDSHAKE_S = 0.5
 """Time between two handshakes while this member waits, in seconds. A handshake reports the number of tensors sent, so
@@ -143,16 +143,16 @@ class StepEngine(ComputeThread):
         self.is_computing = False
         if is_last:
             assert isinstance(outputs, tuple)
-            drawn = [outcome for outcome in outputs if isinstance(outcome, Sampled)]
+            drawn = [outcome for outcome in outputs if isinstance(outcome, SampledToken)]
             tokens = [sampled.token for sampled in drawn]
             if is_first:
                 self._feed_back([sampled.sequence for sampled in drawn], tokens)
             elif tokens:
-                self._send(0, Label("serve", step.id, "token", 0, self._place), torch.tensor(tokens))
+                self._send(0, WireLabel("serve", step.id, "token", 0, self._place), torch.tensor(tokens))
             self._tell(StepResult(step.id, step.epoch, outputs))
         elif step.chunks:
             assert isinstance(outputs, Tensor)
-            self._send(self._place + 1, Label("serve", step.id, "activation", 0, self._place), outputs)
+            self._send(self._place + 1, WireLabel("serve", step.id, "activation", 0, self._place), outputs)
         if is_first and not is_last and self.stage.draws:
             self._expect(step)
         if self.channel is not None and step.id % _MOST_UNREAD == 0:
@@ -164,7 +164,7 @@ class StepEngine(ComputeThread):
             return torch.empty(0, dtype=torch.int64)
         if self._place:
             before = self._place - 1
-            hidden = self._receive(Label("serve", step.id, "activation", 0, before), names[before])
+            hidden = self._receive(WireLabel("serve", step.id, "activation", 0, before), names[before])
             self._require_fit(step, hidden, before, names[before])
             return hidden
         wanted = {chunk.sequence for chunk in step.chunks if chunk.tokens is None}
@@ -211,7 +211,7 @@ class StepEngine(ComputeThread):
         """Wait for the tokens of the oldest engine step in `_unread`, and store them."""
         assert self._row is not None
         step, sequences = self._unread.popleft()
-        label = Label("serve", step, "token", 0, len(self._row.workers) - 1)
+        label = WireLabel("serve", step, "token", 0, len(self._row.workers) - 1)
         self._feed_back(sequences, self._receive(label, source).tolist())
 
     def _feed_back(self, sequences: Sequence[int], tokens: Sequence[int]) -> None:
@@ -219,12 +219,12 @@ class StepEngine(ComputeThread):
         # Tokens may arrive for sequences whose KV slots are closed already.
         self._fed_back = {one: token for one, token in self._fed_back.items() if one in self._open}
 
-    def _send(self, place: int, label: Label, tensor: Tensor) -> None:
+    def _send(self, place: int, label: WireLabel, tensor: Tensor) -> None:
         assert self._row is not None
         assert self.channel is not None
         self.channel.send(self._row.workers[place], label, tensor)
 
-    def _receive(self, label: Label, source: str) -> Tensor:
+    def _receive(self, label: WireLabel, source: str) -> Tensor:
         """Wait for a tensor, without a time limit.
 
         Raises:

@@ -28,7 +28,7 @@ _ECHO_S = 20.0
 
 
 @ray.remote(num_cpus=0, max_restarts=0, concurrency_groups={"echo": 2, "measure": 1})
-class Contributor:
+class ContributorActor:
     """Actor pinned to one node; it answers its peers' measurements while it runs measurements itself.
 
     Args:
@@ -125,6 +125,6 @@ def _echo(actor: Any, payload: Payload) -> Any:
 
 
 def start_contributor(contributor_id: str, node_id: str) -> Any:
-    """Start a Contributor actor on exactly this node; it lives as long as a handle to it is kept."""
+    """Start a `ContributorActor` on exactly this node; it lives as long as a handle to it is kept."""
     where = NodeAffinitySchedulingStrategy(node_id, soft=False)
-    return Contributor.options(scheduling_strategy=where).remote(contributor_id)  # type: ignore[attr-defined]
+    return ContributorActor.options(scheduling_strategy=where).remote(contributor_id)  # type: ignore[attr-defined]

@@ -32,7 +32,7 @@ _NO_NAME = "share-compute.invalid."
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class CheckResult:
     """Result of one check."""
 
     check: str
@@ -48,15 +48,15 @@ class Finding:
             raise kind(self.text, hint=self.hint, details=self.details)
 
 
-def check_disk(folder: Path) -> Finding:
+def check_disk(folder: Path) -> CheckResult:
     """Check whether the disk of ``folder`` (or of its nearest existing parent) has enough free space."""
     while not folder.exists():
         folder = folder.parent
     free = shutil.disk_usage(folder).free
     text = f"{bytes_text(free)} free under {folder}"
     if free >= LEAST_DISK_BYTES:
-        return Finding("disk", "ok", text)
-    return Finding(
+        return CheckResult("disk", "ok", text)
+    return CheckResult(
         "disk",
         "fail",
         f"only {text}; at least {bytes_text(LEAST_DISK_BYTES)} are needed",
@@ -65,11 +65,11 @@ def check_disk(folder: Path) -> Finding:
     )
 
 
-def check_memory(lent_bytes: int) -> Finding:
+def check_memory(lent_bytes: int) -> CheckResult:
     """Check whether enough memory is lent, and whether it is available."""
     available = psutil.virtual_memory().available
     if lent_bytes < LEAST_MEMORY_BYTES:
-        return Finding(
+        return CheckResult(
             "memory",
             "fail",
             f"{bytes_text(lent_bytes)} of memory are too little; at least"
@@ -78,7 +78,7 @@ def check_memory(lent_bytes: int) -> Finding:
             details={"missing_bytes": LEAST_MEMORY_BYTES - lent_bytes},
         )
     if lent_bytes > available:
-        return Finding(
+        return CheckResult(
             "memory",
             "fail",
             f"{bytes_text(lent_bytes)} of memory are to be lent,"
@@ -86,26 +86,26 @@ def check_memory(lent_bytes: int) -> Finding:
             hint="lend less with --memory, or end other programs",
             details={"missing_bytes": lent_bytes - available},
         )
-    return Finding("memory", "ok", f"{bytes_text(lent_bytes)} lent, {bytes_text(available)} available")
+    return CheckResult("memory", "ok", f"{bytes_text(lent_bytes)} lent, {bytes_text(available)} available")
 
 
-def check_clock(skew_s: float, most_s: float = MOST_CLOCK_SKEW_S) -> Finding:
+def check_clock(skew_s: float, most_s: float = MOST_CLOCK_SKEW_S) -> CheckResult:
     """Check whether this clock and the server's agree; ``skew_s`` is the lead of this clock, in seconds."""
     ahead = "ahead of" if skew_s > 0 else "behind"
     text = f"this clock is {abs(skew_s):.1f} s {ahead} the server's"
     if abs(skew_s) <= most_s:
-        return Finding("clock", "ok", text)
+        return CheckResult("clock", "ok", text)
     hint = "set both clocks by NTP, e.g. timedatectl set-ntp true"
-    return Finding("clock", "fail", text, hint=hint, details={"skew_s": skew_s, "most_s": most_s})
+    return CheckResult("clock", "fail", text, hint=hint, details={"skew_s": skew_s, "most_s": most_s})
 
 
-def check_head(ray_address: str) -> Finding:
+def check_head(ray_address: str) -> CheckResult:
     """Check whether the Ray head at ``host:port`` can be reached from this machine."""
     host, _, port = ray_address.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_S).close()
     except OSError as failure:
-        return Finding(
+        return CheckResult(
             "head",
             "fail",
             f"the Ray head at {ray_address} cannot be reached: {failure.strerror or failure}",
@@ -113,10 +113,10 @@ def check_head(ray_address: str) -> Finding:
             " --advertise-address set to an address that this machine reaches",
             details={"ray_address": ray_address},
         )
-    return Finding("head", "ok", f"the Ray head at {ray_address} can be reached")
+    return CheckResult("head", "ok", f"the Ray head at {ray_address} can be reached")
 
 
-def check_resolver() -> Finding:
+def check_resolver() -> CheckResult:
     """Check whether names are looked up quickly: programs wait for seconds if no resolver answers."""
     is_done = threading.Event()
 
@@ -128,8 +128,8 @@ def check_resolver() -> Finding:
     start_s = time.monotonic()
     threading.Thread(target=look_up, name="resolver", daemon=True).start()  # a look-up cannot be cancelled
     if is_done.wait(_SLOW_LOOKUP_S):
-        return Finding("resolver", "ok", f"it answers in {(time.monotonic() - start_s) * 1000:.0f} ms")
-    return Finding(
+        return CheckResult("resolver", "ok", f"it answers in {(time.monotonic() - start_s) * 1000:.0f} ms")
+    return CheckResult(
         "resolver",
         "warn",
         f"looking up a name takes more than {_SLOW_LOOKUP_S:.0f} s: the resolver does not answer, or slowly",
@@ -137,12 +137,12 @@ def check_resolver() -> Finding:
     )
 
 
-def check_walls() -> Finding:
+def check_walls() -> CheckResult:
     """Check whether this system can confine a Ray node to its own folders."""
     version = landlock_version()
     if version:
-        return Finding("walls", "ok", f"Landlock {version} confines Ray nodes to their own folders")
-    return Finding(
+        return CheckResult("walls", "ok", f"Landlock {version} confines Ray nodes to their own folders")
+    return CheckResult(
         "walls",
         "warn",
         "this system has no Landlock: holders of the cluster's token can read what this user can",
@@ -150,20 +150,20 @@ def check_walls() -> Finding:
     )
 
 
-def check_listening(address: str) -> Finding:
+def check_listening(address: str) -> CheckResult:
     """Check whether this machine can listen at an IP address, which must be one of its own."""
     try:
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         socket.create_server((address, 0), family=family).close()
     except OSError as failure:
-        return Finding(
+        return CheckResult(
             "address",
             "fail",
             f"this machine cannot listen at {address}: {failure.strerror or failure}",
             hint="give one of its own IP addresses with --address",
             details={"address": address},
         )
-    return Finding("address", "ok", f"this machine can listen at {address}")
+    return CheckResult("address", "ok", f"this machine can listen at {address}")
 
 
 def route_address(target: str) -> str:
@@ -177,15 +177,15 @@ def route_address(target: str) -> str:
         return str(probe.getsockname()[0])
 
 
-def check_devices() -> Finding:
+def check_devices() -> CheckResult:
     """List the devices that `share-compute join` can lend, and check whether the GPUs' driver works."""
     cpu = f"cpu ({usable_threads()} threads)"
     try:
         found = find_gpus()
     except Unavailable as failure:
-        return Finding("devices", "warn", f"{cpu}; {failure.message}", hint=failure.hint)
+        return CheckResult("devices", "warn", f"{cpu}; {failure.message}", hint=failure.hint)
     lines = [f"cuda:{index} {gpu.name} ({gpu.uuid})" for index, gpu in enumerate(found)]
-    return Finding("devices", "ok", ", ".join([*lines, cpu]))
+    return CheckResult("devices", "ok", ", ".join([*lines, cpu]))
 
 
 class Gpu(NamedTuple):

@@ -23,7 +23,7 @@ import psutil
 import torch
 from torch import nn
 
-from share_compute.models.profiles.profiling import Operations
+from share_compute.models.profiles.profiling import OperationCounter
 from share_compute.quantities import bytes_text
 from share_compute.topology import Device
 from share_compute_actors.machine.device import gpu_uuid
@@ -182,7 +182,7 @@ def _overhead_s(device: torch.device) -> float:
         chain(entering).sum().backward()
 
     run()  # creates the gradients, which later runs add to
-    operations = Operations()
+    operations = OperationCounter()
     with operations:
         run()
     return _best_s(run, device, time.perf_counter(), _PASSES) / operations.count

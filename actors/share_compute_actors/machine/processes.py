@@ -60,7 +60,7 @@ def tied(arguments: Sequence[str]) -> list[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
+class ProcessIdentity:
     """Identity of a process, which differs from that of a later process with the same pid."""
 
     pid: int
@@ -68,7 +68,7 @@ class Identity:
     """Exact start time; comparable only with start times on the same system."""
 
     @classmethod
-    def of(cls, process: psutil.Process) -> Identity:
+    def of(cls, process: psutil.Process) -> ProcessIdentity:
         """Return the identity of a process.
 
         Raises:
@@ -81,7 +81,7 @@ class Identity:
         try:
             # Create the object before the comparison, because psutil then never acts on a later process with this pid.
             process = psutil.Process(self.pid)
-            return process if Identity.of(process) == self and is_alive(process) else None
+            return process if ProcessIdentity.of(process) == self and is_alive(process) else None
         except psutil.NoSuchProcess:
             return None
 
@@ -315,7 +315,7 @@ class ChildProcesses:
             rows = []
             for member in (member for child in self._children for member in child.family()):
                 try:
-                    identity = Identity.of(member)
+                    identity = ProcessIdentity.of(member)
                     rows.append([identity.pid, identity.start])
                 except psutil.NoSuchProcess:
                     continue
@@ -345,7 +345,7 @@ class ChildProcesses:
     def leftovers(self) -> list[psutil.Process]:
         """Return processes that an earlier user of this folder started and that still run."""
         try:
-            written = [Identity(pid, start) for pid, start in json.loads(self._file.read_text())]
+            written = [ProcessIdentity(pid, start) for pid, start in json.loads(self._file.read_text())]
         except (FileNotFoundError, ValueError, TypeError):
             return []
         own = {member.pid for child in self._children for member in child.family()}

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from share_compute.errors import Conflict, UserError
-from share_compute.protocol.failures import Failure, FailureKind, FailureScript
+from share_compute.protocol.failures import FailureKind, FailureScript, InjectedFailure
 from share_compute.protocol.membership import Worker
 from share_compute.protocol.points import SENDING, Point
 from share_compute_actors.group.naming import members_of
@@ -28,7 +28,7 @@ _WAKE = (
 )
 
 
-def require_carried_out(failures: Sequence[Failure]) -> None:
+def require_carried_out(failures: Sequence[InjectedFailure]) -> None:
     """Check that a script holds only failures that real processes can execute.
 
     Raises:
@@ -42,7 +42,7 @@ def require_carried_out(failures: Sequence[Failure]) -> None:
             )
 
 
-def _is_carried_out(failure: Failure) -> bool:  # noqa: PLR0911 - one return for each kind
+def _is_carried_out(failure: InjectedFailure) -> bool:  # noqa: PLR0911 - one return for each kind
     match failure.kind:
         case FailureKind.kill | FailureKind.stop:
             return True
@@ -70,13 +70,13 @@ class FaultInjector:
         worker: the member that runs in this process; None for the coordinator.
     """
 
-    def __init__(self, failures: Sequence[Failure], worker: Worker | None) -> None:
+    def __init__(self, failures: Sequence[InjectedFailure], worker: Worker | None) -> None:
         self._worker = worker
         self._script = FailureScript(failures)
         self.messages = MessageFaults()
         """Sends this process's messages, with the injected faults."""
 
-    def passes(self, point: Point, step: int) -> list[Failure]:
+    def passes(self, point: Point, step: int) -> list[InjectedFailure]:
         """Execute the failures that are due at a protocol point; return the ones for the message sent at this point.
 
         A kill ends this process at once. A stop suspends this process with its sockets open, until another process

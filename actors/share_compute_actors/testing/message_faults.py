@@ -11,7 +11,7 @@ from itertools import count
 import torch
 from torch import Tensor
 
-from share_compute.protocol.failures import Failure, FailureKind
+from share_compute.protocol.failures import FailureKind, InjectedFailure
 from share_compute.protocol.membership import Worker
 from share_compute_actors.transport.channel import Letter
 
@@ -38,7 +38,7 @@ class MessageFaults:
         self,
         target: Worker | None,
         send: Send,
-        failures: Collection[Failure] = (),
+        failures: Collection[InjectedFailure] = (),
         send_damaged: Send | None = None,
     ) -> None:
         """Send a message with its injected faults.
@@ -90,7 +90,7 @@ class MessageFaults:
 
     # -- partitions --------------------------------------------------------------------------------------------------
 
-    def cut(self, partition: Failure) -> None:
+    def cut(self, partition: InjectedFailure) -> None:
         """Cut the links to a partition's peers for its duration; if it names no peers, the links to all processes."""
         self._cuts.append((time.monotonic() + partition.duration_s, partition.peers))
 
@@ -110,11 +110,11 @@ class MessageFaults:
 # -- wrong numbers ---------------------------------------------------------------------------------------------------
 
 
-def _has(failures: Sequence[Failure], kind: FailureKind) -> bool:
+def _has(failures: Sequence[InjectedFailure], kind: FailureKind) -> bool:
     return any(failure.kind is kind for failure in failures)
 
 
-def wrong_tensor(tensor: Tensor, failures: Sequence[Failure]) -> Tensor:
+def wrong_tensor(tensor: Tensor, failures: Sequence[InjectedFailure]) -> Tensor:
     """Return the tensor that is sent in place of ``tensor``, changed as these failures specify."""
     if _has(failures, FailureKind.reshape):
         return tensor.unsqueeze(0)
@@ -125,16 +125,16 @@ def wrong_tensor(tensor: Tensor, failures: Sequence[Failure]) -> Tensor:
     return tensor + 1 if _has(failures, FailureKind.deviate) else tensor
 
 
-def wrong_letter(letter: Letter, failures: Sequence[Failure]) -> Letter:
+def wrong_letter(letter: Letter, failures: Sequence[InjectedFailure]) -> Letter:
     """Return the encoded tensor that is sent in place of ``letter``, changed as these failures specify."""
     return letter.shortened() if _has(failures, FailureKind.resize) else letter
 
 
-def is_poisoned(failures: Sequence[Failure]) -> bool:
+def is_poisoned(failures: Sequence[InjectedFailure]) -> bool:
     """Return whether these failures make the sender compute numbers that are not finite."""
     return _has(failures, FailureKind.poison)
 
 
-def deviates(failures: Sequence[Failure]) -> bool:
+def deviates(failures: Sequence[InjectedFailure]) -> bool:
     """Return whether these failures make the sender compute wrong (but finite) numbers."""
     return _has(failures, FailureKind.deviate)

@@ -19,7 +19,7 @@ import ray
 from numpy.typing import NDArray
 from ray.exceptions import ObjectLostError, RayActorError, RayError
 
-from share_compute.data import Prepared, StepOrder, prepare
+from share_compute.data import PreparedData, StepOrder, prepare
 from share_compute.data.tokenization import load_tokenizer
 from share_compute.errors import UserError
 from share_compute.lifecycle.attempt_events import Assignment
@@ -121,7 +121,7 @@ class ShardStore:
         self._assignment = Assignment.model_validate_json(assignment)
         self._spec = self._assignment.spec
         self._progress = ("", 0.0)
-        self._prepared: Prepared | None = None
+        self._prepared: PreparedData | None = None
         self._order: StepOrder | None = None
         self._weights: WeightFolder | PretrainedWeights | None = None
         self._optimizer: WeightFolder | None = None
@@ -204,7 +204,7 @@ class ShardStore:
         end = self._tokenizer.eos_token_id if self._tokenizer is not None else None
         return () if end is None else (end,)
 
-    def _continue_from(self, checkpoint: Path, prepared: Prepared) -> None:
+    def _continue_from(self, checkpoint: Path, prepared: PreparedData) -> None:
         state = json.loads((checkpoint / STATE).read_text())
         samples = prepared.samples.size("train")
         if state["train_samples"] != samples:

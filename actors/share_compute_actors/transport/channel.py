@@ -36,13 +36,13 @@ from share_compute.errors import ContributorLost, StaleEpoch, Unavailable, Verif
 from share_compute.protocol.membership import Worker
 from share_compute_actors.machine.ports import channel_ports
 from share_compute_actors.transport.arrivals import Arrivals
-from share_compute_actors.transport.envelope import Envelope, Label, Phase
+from share_compute_actors.transport.envelope import Envelope, Phase, WireLabel
 
 _log = logging.getLogger(__name__)
 
 _POLL_S = 1.0
 """Longest wait before the next check for lost messages, in seconds."""
-HANDSHAKE = Label("train", 0, "hello", -1, 0)
+HANDSHAKE = WireLabel("train", 0, "hello", -1, 0)
 """Label of a handshake that reports the number of tensors sent; no receiver waits for it."""
 
 Deliver = Callable[[bytes, np.ndarray], None]
@@ -77,10 +77,10 @@ _DTYPES: Mapping[str, torch.dtype] = {
 """Dtypes that tensors may have, by name. With others torch cannot read bytes, or crashes (quantized dtypes)."""
 
 
-class Rejected(NamedTuple):
+class RejectedTensor(NamedTuple):
     """A message that arrived undamaged, but is no valid tensor or names another sender: its sender is defective."""
 
-    label: Label
+    label: WireLabel
     source: Worker
     """The member that sent the message, as identified by its key."""
     what: str
@@ -165,12 +165,12 @@ class Channel:
         self.endpoint = f"tcp://{host}:{port}"
         self._direct: dict[Worker, zmq.Socket[bytes]] = {}
         self._by_call: dict[Worker, Deliver] = {}
-        self._arrived: dict[Label, Tensor] = {}
-        self._sources: dict[Label, Worker] = {}
+        self._arrived: dict[WireLabel, Tensor] = {}
+        self._sources: dict[WireLabel, Worker] = {}
         """Sender of each tensor that has arrived and was not taken yet."""
-        self.rejected: deque[Rejected] = deque()
+        self.rejected: deque[RejectedTensor] = deque()
         """Messages of this epoch that are no valid tensors, until the member handles them."""
-        self._taken: set[Label] = set()
+        self._taken: set[WireLabel] = set()
         self._sent: Counter[Worker] = Counter()
         self._came: defaultdict[Worker, Arrivals] = defaultdict(Arrivals)
         self.is_cut: Callable[[Worker], bool] = lambda _: False
@@ -204,11 +204,11 @@ class Channel:
             socket.close()
         self._by_call[worker] = deliver
 
-    def send(self, worker: Worker, label: Label, tensor: Tensor) -> None:
+    def send(self, worker: Worker, label: WireLabel, tensor: Tensor) -> None:
         """Send a tensor and return at once; the tensor must not change afterwards."""
         self.post(worker, self.write(worker, label, tensor))
 
-    def write(self, worker: Worker, label: Label, tensor: Tensor) -> Letter:
+    def write(self, worker: Worker, label: WireLabel, tensor: Tensor) -> Letter:
         """Return a tensor in the form in which it is sent to ``worker``, and count it, so that its loss is noticed."""
         ready = tensor.detach().to("cpu").contiguous()
         if worker in self._direct and label.cargo != "hello":
@@ -271,7 +271,7 @@ class Channel:
                 self._inside_socket.connect(self._inside)
             self._inside_socket.send_multipart(frames)
 
-    def take(self, timeout_s: float) -> tuple[Label, Worker, Tensor] | None:
+    def take(self, timeout_s: float) -> tuple[WireLabel, Worker, Tensor] | None:
         """Return the next tensor of a training step with its label and sender; other tensors stay for `receive`.
 
         Return None if none arrives in time, if another message arrived, or if `wake` was called.
@@ -286,7 +286,7 @@ class Channel:
         self._taken.add(label)
         return label, self._sources.pop(label), self._arrived.pop(label)
 
-    def receive(self, label: Label, source: str, timeout_s: float) -> Tensor:
+    def receive(self, label: WireLabel, source: str, timeout_s: float) -> Tensor:
         """Wait for the tensor with this label, and return it.
 
         Args:
@@ -325,7 +325,7 @@ class Channel:
         del self._sources[label]
         return self._arrived.pop(label)
 
-    def _take_in(self, timeout_s: float) -> Label | None:
+    def _take_in(self, timeout_s: float) -> WireLabel | None:
         """Wait for one message, and keep its tensor if it is of this epoch and new."""
         if not self._inbound.poll(max(0, round(timeout_s * 1000))):
             return None
@@ -338,7 +338,7 @@ class Channel:
             return None
         tensor = _tensor(message, content)
         if isinstance(tensor, str):
-            self.rejected.append(Rejected(message.label, message.source, tensor))
+            self.rejected.append(RejectedTensor(message.label, message.source, tensor))
             return None
         self._arrived[message.label], self._sources[message.label] = tensor, message.source
         return message.label
@@ -365,7 +365,7 @@ class Channel:
             return None
         if message.source != sender:
             what = f"its {message.label.cargo} names {message.source or 'nobody'} as the sender"
-            self.rejected.append(Rejected(message.label, sender, what))
+            self.rejected.append(RejectedTensor(message.label, sender, what))
             _log.warning("%s: a message of %s was dropped: %s", self._worker, sender, what)
             return None
         if (message.job, message.epoch) != (self._job, self.epoch) or self.is_cut(message.source):

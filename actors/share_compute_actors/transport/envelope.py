@@ -11,7 +11,7 @@ from pydantic import Field
 
 from share_compute.errors import VerificationFailed
 from share_compute.protocol.membership import Worker
-from share_compute.protocol.messages import Label as ProtocolLabel
+from share_compute.protocol.messages import TensorLabel
 from share_compute_actors.wire import Natural, Schema, StepNumber
 
 WIRE_VERSION = 2
@@ -22,7 +22,7 @@ Content = bytes | memoryview
 """The bytes of a tensor."""
 
 
-class Label(NamedTuple):
+class WireLabel(NamedTuple):
     """Identifies one tensor in transit: a receiver that waits for a label gets exactly this tensor."""
 
     phase: Phase
@@ -40,13 +40,13 @@ class Label(NamedTuple):
         return self.cargo in ("activation", "gradient", "tied", "log")
 
     @property
-    def of_protocol(self) -> ProtocolLabel:
+    def of_protocol(self) -> TensorLabel:
         """The step protocol's label for this tensor."""
         assert self.cargo != "hello"
         assert self.cargo != "key"
         assert self.cargo != "logged"
         assert self.cargo != "token"
-        return ProtocolLabel(self.step, self.cargo, self.microbatch, self.stage)
+        return TensorLabel(self.step, self.cargo, self.microbatch, self.stage)
 
     @property
     def is_of_step(self) -> bool:
@@ -60,7 +60,7 @@ class Envelope:
 
     job: str
     epoch: int
-    label: Label
+    label: WireLabel
     dtype: str
     shape: tuple[int, ...]
     source: Worker = ""
@@ -104,7 +104,7 @@ _FIELDS: Schema[tuple[Any, ...]] = Schema(
     tuple[
         _Name,
         Natural,
-        Label,
+        WireLabel,
         _Name,
         Annotated[tuple[_Size, ...], Field(max_length=_MOST_DIMENSIONS)],
         _Name,

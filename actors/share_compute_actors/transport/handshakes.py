@@ -9,7 +9,7 @@ import torch
 from share_compute.errors import ContributorLost
 from share_compute.protocol.membership import Worker
 from share_compute_actors.transport.channel import Channel, Peer
-from share_compute_actors.transport.envelope import Label
+from share_compute_actors.transport.envelope import WireLabel
 from share_compute_actors.wire import Schema
 
 PEER: Schema[Peer] = Schema(Peer)
@@ -39,5 +39,5 @@ def connect_all(channel: Channel, worker: Worker, peers: Sequence[Peer]) -> list
     return silent
 
 
-def _hello(place: int) -> Label:
-    return Label("train", 0, "hello", place, 0)
+def _hello(place: int) -> WireLabel:
+    return WireLabel("train", 0, "hello", place, 0)

@@ -20,7 +20,7 @@ import xxhash
 from share_compute.errors import ContributorLost
 from share_compute.protocol.membership import Worker
 from share_compute_actors.transport.channel import Channel
-from share_compute_actors.transport.envelope import Label
+from share_compute_actors.transport.envelope import WireLabel
 
 dist: Any = torch.distributed
 
@@ -97,7 +97,7 @@ class ChannelStore(dist.Store):  # type: ignore[misc]
         """Return whether this member knows all ``keys``."""
         return all(key in self._known for key in keys)
 
-    def _label(self, key: str) -> Label:
+    def _label(self, key: str) -> WireLabel:
         """Return the label of a key's value; both ends compute it from the key."""
         number = xxhash.xxh3_64_intdigest(f"{self._meeting.group}/{key}".encode()) % 2**53
-        return Label("form", 0, "key", number, 0)
+        return WireLabel("form", 0, "key", number, 0)

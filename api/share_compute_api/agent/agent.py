@@ -29,7 +29,7 @@ from share_compute_actors.machine.processes import ChildProcesses
 from share_compute_actors.machine.run_folders import close_run_folder, open_run_folder
 from share_compute_api.agent import client as agent_client
 from share_compute_api.agent.client import AgentClient
-from share_compute_api.agent.identity import Identities, Identity, digest_of
+from share_compute_api.agent.identity import AgentIdentity, Identities, digest_of
 from share_compute_api.agent.joining import JoinOptions, check_machine, resolve_limits
 from share_compute_api.agent.reachability import require_reachable
 from share_compute_api.connection.backoff import ExponentialBackoff
@@ -62,7 +62,7 @@ _LEAVE_GRACE_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class AgentStatus:
     """State of the agent that is shown to the machine's owner."""
 
     name: str
@@ -85,11 +85,13 @@ class Agent:
         identities: store of the machine's key.
     """
 
-    def __init__(self, options: JoinOptions, report: Callable[[View], None], identities: Identities) -> None:
+    def __init__(
+        self, options: JoinOptions, report: Callable[[AgentStatus], None], identities: Identities
+    ) -> None:
         self._options = options
         self._identities = identities
         self._report = report
-        self._view = View(options.name, options.url, "checking this machine", datetime.now(UTC))
+        self._view = AgentStatus(options.name, options.url, "checking this machine", datetime.now(UTC))
         self._children: ChildProcesses | None = None
         self._node: RayNode | None = None
         self._ports: NodePorts | None = None
@@ -129,7 +131,9 @@ class Agent:
                 interrupts.begin_stopping()
                 self._leave(client)
 
-    def enroll(self, limits: Limits, beside: Identity | None = None) -> tuple[Identity, ClusterAccess]:
+    def enroll(
+        self, limits: Limits, beside: AgentIdentity | None = None
+    ) -> tuple[AgentIdentity, ClusterAccess]:
         """Join with the invite and store the key, or rejoin with the stored key.
 
         The stored key is used if no invite is given, or if the invite is the one that this machine joined with. A
@@ -154,7 +158,7 @@ class Agent:
         self._machine_warnings = check_machine(self._options, limits, find_head)
         self._view = replace(self._view, warnings=self._machine_warnings)
 
-    def _join(self, invite: str, limits: Limits) -> tuple[Identity, ClusterAccess]:
+    def _join(self, invite: str, limits: Limits) -> tuple[AgentIdentity, ClusterAccess]:
         options = self._options
         wanted = PreflightRequest(invite=invite, versions=local_versions())
         self._check(
@@ -164,9 +168,9 @@ class Agent:
         request = JoinRequest(invite=invite, **dict(self._facts(limits)))
         return self._keep(agent_client.join(options.url, request, options.fingerprint), invite)
 
-    def _join_beside(self, host: Identity, limits: Limits) -> tuple[Identity, ClusterAccess]:
+    def _join_beside(self, host: AgentIdentity, limits: Limits) -> tuple[AgentIdentity, ClusterAccess]:
         self._options = replace(self._options, fingerprint=self._options.fingerprint or host.fingerprint)
-        found: list[tuple[Identity, ClusterAccess]] = []
+        found: list[tuple[AgentIdentity, ClusterAccess]] = []
 
         def find_head() -> str:
             with self._client(host) as client:
@@ -185,9 +189,9 @@ class Agent:
             host=socket.gethostname(),
         )
 
-    def _keep(self, joined: Joined, invite: str | None = None) -> tuple[Identity, ClusterAccess]:
+    def _keep(self, joined: Joined, invite: str | None = None) -> tuple[AgentIdentity, ClusterAccess]:
         options = self._options
-        identity = Identity(
+        identity = AgentIdentity(
             contributor_id=joined.contributor_id,
             key=joined.contributor_key,
             fingerprint=options.fingerprint,
@@ -196,7 +200,7 @@ class Agent:
         self._identities.keep(options.url, options.name, identity)
         return identity, joined.cluster
 
-    def _return(self, limits: Limits) -> tuple[Identity, ClusterAccess]:
+    def _return(self, limits: Limits) -> tuple[AgentIdentity, ClusterAccess]:
         url, name = self._options.url, self._options.name
         identity = self._identities.find(url, name)
         if identity is None and (other := self._identities.of_host(url, name)) is not None:
@@ -219,7 +223,7 @@ class Agent:
         self._check(limits, find_head)
         return identity, found[0]
 
-    def _client(self, identity: Identity) -> AgentClient:
+    def _client(self, identity: AgentIdentity) -> AgentClient:
         return AgentClient(
             self._options.url, identity.contributor_id, identity.key, self._options.fingerprint
         )

@@ -15,7 +15,7 @@ from share_compute.settings import Settings
 from share_compute_actors.machine.ports import LEAST_FREE_PORTS, PortRange
 from share_compute_actors.machine.preflight import (
     LEAST_MEMORY_BYTES,
-    Finding,
+    CheckResult,
     check_clock,
     check_devices,
     check_disk,
@@ -31,7 +31,7 @@ from share_compute_api.schemas.bodies import Status
 from share_compute_api.schemas.versions import check_versions, local_versions
 
 
-def examine(settings: Settings, url: str | None = None) -> Iterator[Finding]:
+def examine(settings: Settings, url: str | None = None) -> Iterator[CheckResult]:
     """Run the checks one by one, and yield the findings of each check when it is done.
 
     Args:
@@ -52,50 +52,50 @@ def examine(settings: Settings, url: str | None = None) -> Iterator[Finding]:
         yield _port("port", settings.host, settings.port)
         if settings.ray_port:
             yield _port("ray port", "", settings.ray_port)
-        yield Finding("server", "ok", "none runs on this machine")
+        yield CheckResult("server", "ok", "none runs on this machine")
     else:
         yield from _server(server)
 
 
-def _versions() -> Finding:
+def _versions() -> CheckResult:
     try:
         found = local_versions()
     except PackageNotFoundError as failure:
-        return Finding(
+        return CheckResult(
             "versions", "fail", f"{failure.name} is not installed", hint=f"pip install {failure.name}"
         )
-    return Finding("versions", "ok", ", ".join(f"{name} {text}" for name, text in found))
+    return CheckResult("versions", "ok", ", ".join(f"{name} {text}" for name, text in found))
 
 
-def _memory() -> Finding:
+def _memory() -> CheckResult:
     available = psutil.virtual_memory().available
     text = f"{bytes_text(available)} of memory available"
     if available >= 2 * LEAST_MEMORY_BYTES:
-        return Finding("memory", "ok", text)
+        return CheckResult("memory", "ok", text)
     hint = "end other programs"
-    return Finding("memory", "fail" if available < LEAST_MEMORY_BYTES else "warn", text, hint=hint)
+    return CheckResult("memory", "fail" if available < LEAST_MEMORY_BYTES else "warn", text, hint=hint)
 
 
-def _temporary_folder() -> Finding:
+def _temporary_folder() -> CheckResult:
     try:
         root = root_folder()
         with TemporaryFile(dir=root):
-            return Finding("temporary folder", "ok", str(root))
+            return CheckResult("temporary folder", "ok", str(root))
     except ShareComputeError as failure:
-        return Finding("temporary folder", "fail", failure.message, hint=failure.hint)
+        return CheckResult("temporary folder", "fail", failure.message, hint=failure.hint)
     except OSError as failure:
         hint = "free some disk space, or set TMPDIR to a folder of your own, with a short path"
-        return Finding("temporary folder", "fail", f"cannot be written: {failure}", hint=hint)
+        return CheckResult("temporary folder", "fail", f"cannot be written: {failure}", hint=hint)
 
 
-def _leftovers() -> Finding:
+def _leftovers() -> CheckResult:
     try:
         left = {str(children.folder): len(children.leftovers()) for children in abandoned()}
     except ShareComputeError as failure:
-        return Finding("leftovers", "warn", failure.message, hint=failure.hint)
+        return CheckResult("leftovers", "warn", failure.message, hint=failure.hint)
     if not left:
-        return Finding("leftovers", "ok", "nothing is left of runs that were killed")
-    return Finding(
+        return CheckResult("leftovers", "ok", "nothing is left of runs that were killed")
+    return CheckResult(
         "leftovers",
         "warn",
         f"{sum(left.values())} processes and {len(left)} folders are left of runs that were killed",
@@ -104,28 +104,28 @@ def _leftovers() -> Finding:
     )
 
 
-def _node_ports(settings: Settings) -> Finding:
+def _node_ports(settings: Settings) -> CheckResult:
     try:
         within = PortRange.parse(settings.port_range)
         free = within.free()
     except ShareComputeError as failure:
-        return Finding("node ports", "fail", failure.message, hint=failure.hint)
+        return CheckResult("node ports", "fail", failure.message, hint=failure.hint)
     text = f"Ray nodes use TCP {within}, and {free} of these ports are free; open them between machines"
     if free >= LEAST_FREE_PORTS:
-        return Finding("node ports", "ok", text)
+        return CheckResult("node ports", "ok", text)
     hint = "end what uses them, or choose other ports with --port-range (SHARE_COMPUTE_PORT_RANGE)"
-    return Finding("node ports", "warn", text, hint=hint)
+    return CheckResult("node ports", "warn", text, hint=hint)
 
 
-def _port(check: str, host: str, port: int) -> Finding:
+def _port(check: str, host: str, port: int) -> CheckResult:
     if port == 0:
-        return Finding(check, "ok", "a free one is picked")
+        return CheckResult(check, "ok", "a free one is picked")
     try:
         socket.create_server((host, port)).close()
     except OSError as failure:
         hint = "end what uses it, or set another one"
-        return Finding(check, "fail", f"cannot listen on {host} {port}: {failure.strerror}", hint=hint)
-    return Finding(check, "ok", f"{port} is free")
+        return CheckResult(check, "fail", f"cannot listen on {host} {port}: {failure.strerror}", hint=hint)
+    return CheckResult(check, "ok", f"{port} is free")
 
 
 def _target(url: str | None) -> Target | None:
@@ -135,26 +135,26 @@ def _target(url: str | None) -> Target | None:
         return None
 
 
-def _server(target: Target) -> Iterator[Finding]:
+def _server(target: Target) -> Iterator[CheckResult]:
     url = target.url
     try:
         greeting = greet(url, target.fingerprint)
     except ShareComputeError as failure:
-        yield Finding("server", "fail", failure.message, hint=failure.hint)
+        yield CheckResult("server", "fail", failure.message, hint=failure.hint)
         return
-    yield Finding("server", "ok", f"{url} answers in {greeting.round_trip_s * 1000:.0f} ms")
+    yield CheckResult("server", "ok", f"{url} answers in {greeting.round_trip_s * 1000:.0f} ms")
     yield check_clock(greeting.skew_s)
     if target.api_key is None:
         text = "not compared: the server tells them to those who have an API key, or an invite when they join"
-        yield Finding("server's versions", "ok", text)
+        yield CheckResult("server's versions", "ok", text)
         return
     try:
         with Transport(target) as transport:
             status = transport.read(Status, "GET", "/status")
         check_versions(status.versions, local_versions())
     except ShareComputeError as failure:
-        yield Finding("server's versions", "fail", failure.message, hint=failure.hint)
+        yield CheckResult("server's versions", "fail", failure.message, hint=failure.hint)
         return
-    yield Finding("server's versions", "ok", "fit ours")
+    yield CheckResult("server's versions", "ok", "fit ours")
     if status.ray_address is not None:
         yield check_head(status.ray_address)

@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from share_compute_actors.machine.cores import on_cores, share_cores
 from share_compute_actors.machine.processes import Child, ChildProcesses
 from share_compute_actors.machine.run_folders import close_run_folder, open_run_folder
-from share_compute_api.agent.agent import Agent, View
+from share_compute_api.agent.agent import Agent, AgentStatus
 from share_compute_api.agent.identity import Identities
 from share_compute_api.agent.joining import JoinOptions, resolve_limits
 from share_compute_api.schemas.agents import ContributorWork
@@ -30,7 +30,7 @@ _POLL_S = 0.5
 
 
 def enroll(
-    devices: Sequence[JoinOptions], report: Callable[[View], None], identities: Identities, host: str
+    devices: Sequence[JoinOptions], report: Callable[[AgentStatus], None], identities: Identities, host: str
 ) -> None:
     """Join with all devices that have no key: the first with the invite, others with a joined device's key.
 
@@ -61,7 +61,7 @@ class _Device:
 
     options: JoinOptions
     cores: tuple[int, ...]
-    view: View
+    view: AgentStatus
     child: Child | None = None
     status: int | None = None
     """Exit code of the agent; None unless the agent ended and is not restarted."""
@@ -82,13 +82,13 @@ class Host:
     def __init__(
         self,
         devices: Sequence[JoinOptions],
-        report: Callable[[View], None],
+        report: Callable[[AgentStatus], None],
         identities: Identities,
         name: str,
     ) -> None:
         now = datetime.now(UTC)
         self._devices = [
-            _Device(options, cores, View(options.name, options.url, "waiting", now))
+            _Device(options, cores, AgentStatus(options.name, options.url, "waiting", now))
             for options, cores in zip(devices, share_cores(len(devices)), strict=True)
         ]
         self._report = report

@@ -21,7 +21,7 @@ from share_compute.files.durable import write_private
 _FOLDER = "machines"
 
 
-class Identity(BaseModel):
+class AgentIdentity(BaseModel):
     """Stored facts with which a machine rejoins a server."""
 
     contributor_id: str
@@ -51,7 +51,7 @@ class Identities:
     def __init__(self, folder: Path) -> None:
         self._folder = folder / _FOLDER
 
-    def find(self, url: str, name: str) -> Identity | None:
+    def find(self, url: str, name: str) -> AgentIdentity | None:
         """Return the identity for a server; None if this machine has not joined the server under this name.
 
         Raises:
@@ -59,7 +59,7 @@ class Identities:
         """
         file = self._file(url, name)
         try:
-            return Identity.model_validate_json(file.read_text(encoding="utf-8"))
+            return AgentIdentity.model_validate_json(file.read_text(encoding="utf-8"))
         except FileNotFoundError:
             return None
         except (OSError, ValidationError) as failure:
@@ -67,7 +67,7 @@ class Identities:
                 f"{file} cannot be read: {failure}", hint="delete it, and join with a new invite"
             ) from failure
 
-    def of_host(self, url: str, name: str) -> Identity | None:
+    def of_host(self, url: str, name: str) -> AgentIdentity | None:
         """Return an identity of this host for a server: the one with the host's name, or one of its devices'.
 
         Raises:
@@ -77,7 +77,7 @@ class Identities:
         names = [name, *sorted(file.name.removesuffix(f"-{_server(url)}.json") for file in devices)]
         return next(filter(None, (self.find(url, one) for one in names)), None)
 
-    def keep(self, url: str, name: str, identity: Identity) -> None:
+    def keep(self, url: str, name: str, identity: AgentIdentity) -> None:
         """Write an identity to its file, readable by its owner only."""
         write_private(self._file(url, name), identity.model_dump_json())
 

@@ -27,7 +27,7 @@ class Call(StrictModel):
     number: int = Field(ge=0)
     """Number of the call; its answer has the same number."""
     operation: str
-    """A method of `gateway_process.Operations`, or ``cancel``, which cancels the call with the given number."""
+    """A method of `gateway_process.GatewayOperations`, or ``cancel``, which cancels the call with the given number."""
     arguments: list[Any] = Field(default_factory=list)
 
 
@@ -42,7 +42,7 @@ class CallFailure(StrictModel):
     """Facts of a `ShareComputeError`: hint, job, step, machine, details."""
 
 
-class Answer(StrictModel):
+class CallResult(StrictModel):
     """Result of a call: a value or a failure."""
 
     number: int

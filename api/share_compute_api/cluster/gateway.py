@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from share_compute.errors import ContributorLost, ShareComputeError, TooLarge, Unavailable, error_of
 from share_compute.quantities import bytes_text
-from share_compute_api.cluster.calls import MOST_BYTES, Answer, Call, CallFailure
+from share_compute_api.cluster.calls import MOST_BYTES, Call, CallFailure, CallResult
 
 _CONNECT_S = 60.0
 """Time limit for the gateway to import Ray and to connect to the head, in seconds."""
@@ -72,7 +72,7 @@ class Gateway:
         """Process answers until the gateway ends or sends an invalid answer; then fail all waiting calls."""
         try:
             while line := await reader.readline():
-                answer = Answer.model_validate_json(line)
+                answer = CallResult.model_validate_json(line)
                 waiting = self._waiting.pop(answer.number, None)
                 if waiting is None or waiting.done():
                     continue

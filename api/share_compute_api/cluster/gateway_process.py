@@ -34,7 +34,7 @@ from share_compute_actors.testing.fault_injection import make_fail
 from share_compute_actors.training.coordinator.coordinator import Coordinator
 from share_compute_actors.unpickling import refuse_pickles
 from share_compute_actors.wire import NOTHING, TEXT, Schema, unpack_answer
-from share_compute_api.cluster.calls import MOST_BYTES, Answer, Call, CallFailure, NodeFacts
+from share_compute_api.cluster.calls import MOST_BYTES, Call, CallFailure, CallResult, NodeFacts
 
 NAMESPACE = "share-compute"
 _RETRY_S = 0.2
@@ -62,7 +62,7 @@ class _Actor:
     """Future of the actor's main task; None for an actor that only answers calls."""
 
 
-class Operations:
+class GatewayOperations:
     """The operations that the control plane may call: all public methods. They return JSON values."""
 
     def __init__(self) -> None:
@@ -215,7 +215,7 @@ class Server:
     """
 
     def __init__(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, operations: Operations
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, operations: GatewayOperations
     ) -> None:
         self._reader = reader
         self._writer = writer
@@ -224,7 +224,7 @@ class Server:
 
     async def run(self) -> None:
         """Answer calls until the control plane closes the socket."""
-        self._say(Answer(number=0, value="ready"))
+        self._say(CallResult(number=0, value="ready"))
         while line := await self._reader.readline():
             call = Call.model_validate_json(line)
             if call.operation == "cancel":
@@ -242,9 +242,9 @@ class Server:
     async def _answer(self, call: Call) -> None:
         try:
             value = await self._work(call)
-            answer = Answer(number=call.number, value=value)
+            answer = CallResult(number=call.number, value=value)
         except Exception as failure:  # noqa: BLE001 - every failure is reported to the control plane
-            answer = Answer(number=call.number, failure=_described(failure))
+            answer = CallResult(number=call.number, failure=_described(failure))
         self._say(answer)
         with suppress(ConnectionError):
             await self._writer.drain()
@@ -257,15 +257,15 @@ class Server:
             raise ValueError(f"there is no operation {call.operation}")
         return work(*call.arguments)
 
-    def _say(self, answer: Answer) -> None:
+    def _say(self, answer: CallResult) -> None:
         try:
             line = answer.model_dump_json().encode()
         except (ValueError, ValidationError) as failure:
             # An actor returned a value that JSON cannot represent.
-            line = Answer(number=answer.number, failure=_described(failure)).model_dump_json().encode()
+            line = CallResult(number=answer.number, failure=_described(failure)).model_dump_json().encode()
         if len(line) >= MOST_BYTES:
             too_long = ValueError(f"an answer of {len(line)} bytes is too long")
-            line = Answer(number=answer.number, failure=_described(too_long)).model_dump_json().encode()
+            line = CallResult(number=answer.number, failure=_described(too_long)).model_dump_json().encode()
         self._writer.write(line + b"\n")
 
 
@@ -291,7 +291,7 @@ def first_line(failure: BaseException) -> str:
 
 async def _serve(connection: socket.socket) -> None:
     reader, writer = await asyncio.open_connection(sock=connection, limit=MOST_BYTES)
-    await Server(reader, writer, Operations()).run()
+    await Server(reader, writer, GatewayOperations()).run()
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict
 
 from share_compute import __version__
 from share_compute_api.openai.engine import ModelFacts
-from share_compute_api.openai.writing import Finish, Piece, Told, Written
+from share_compute_api.openai.writing import AnswerPiece, Finish, Told, Written
 
 if TYPE_CHECKING:
     from share_compute_api.workers.isolated.vocabulary import Vocabulary
@@ -192,7 +192,7 @@ class Shape(Protocol):
     def first(self, index: int) -> list[dict[str, Any]]:
         """Return the first chunks of one sequence's stream."""
 
-    def chunk(self, index: int, piece: Piece) -> dict[str, Any]:
+    def chunk(self, index: int, piece: AnswerPiece) -> dict[str, Any]:
         """Return the chunk for the next piece of a sequence's text."""
 
     def last(self, usage: Usage) -> dict[str, Any]:
@@ -270,7 +270,7 @@ class ChatShape(_Shape):
         delta = {"role": "assistant", "content": "", "refusal": None}
         return [self._framed({"index": index, "delta": delta, "logprobs": None, "finish_reason": None})]
 
-    def chunk(self, index: int, piece: Piece) -> dict[str, Any]:
+    def chunk(self, index: int, piece: AnswerPiece) -> dict[str, Any]:
         """Return the chunk for the next piece of a sequence's text."""
         logprobs = self._logprobs(piece.tokens) if piece.tokens else None
         return self._framed(
@@ -335,7 +335,7 @@ class TextShape(_Shape):
         del index
         return []
 
-    def chunk(self, index: int, piece: Piece) -> dict[str, Any]:
+    def chunk(self, index: int, piece: AnswerPiece) -> dict[str, Any]:
         """Return the chunk for the next piece of a sequence's text."""
         logprobs = self._logprobs(piece.tokens) if piece.tokens else None
         return self._framed(

@@ -13,7 +13,7 @@ from share_compute.errors import UserError
 from share_compute.files.field_errors import invalid
 from share_compute.specification import BatchJob, BatchSamplingSpec, GenerateJob
 from share_compute_api.openai.completion import Completion
-from share_compute_api.openai.engine import Engine, TextEngine, VectorEngine
+from share_compute_api.openai.engine import ServingEngine, TextEngine, VectorEngine
 from share_compute_api.openai.requests import ChatRequest, CompletionRequest, TextRequest
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class RowAnswer:
     """The answer to one row."""
 
     columns: dict[str, Any]
@@ -31,8 +31,8 @@ class Answer:
 
 
 async def ask(
-    spec: BatchJob, row: InputRow, engine: Engine, tokenizer: TokenizerClient, owner: str
-) -> Answer:
+    spec: BatchJob, row: InputRow, engine: ServingEngine, tokenizer: TokenizerClient, owner: str
+) -> RowAnswer:
     """Send one row as a request, and return the answer.
 
     Args:
@@ -52,12 +52,12 @@ async def ask(
     text = _text(row.value)
     (prompt,) = await tokenizer.encode([text], engine.facts.window_tokens)
     (vector,) = await cast("VectorEngine", engine).embed(owner, [prompt])
-    return Answer({"embedding": vector, "usage": _usage(len(prompt))}, len(prompt))
+    return RowAnswer({"embedding": vector, "usage": _usage(len(prompt))}, len(prompt))
 
 
 async def _generated(
     spec: GenerateJob, row: InputRow, engine: TextEngine, tokenizer: TokenizerClient, owner: str
-) -> Answer:
+) -> RowAnswer:
     completion = await _completion(spec, row, engine, tokenizer, owner)
     await completion.begin(engine)
     try:
@@ -66,7 +66,7 @@ async def _generated(
         completion.close()
     new_tokens = completion.completion_tokens
     usage = _usage(completion.prompt_tokens, new_tokens) | {"completion_tokens": new_tokens}
-    return Answer({"output": told.text, "finish_reason": told.finish, "usage": usage}, new_tokens)
+    return RowAnswer({"output": told.text, "finish_reason": told.finish, "usage": usage}, new_tokens)
 
 
 async def _completion(

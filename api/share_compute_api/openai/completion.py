@@ -14,12 +14,12 @@ from share_compute.inference.scheduler.events import Embedded, Finished
 from share_compute.inference.scheduler.options import Generation, SamplingOptions
 from share_compute_api.openai.engine import ModelFacts, Stream, StreamEvent, TextEngine
 from share_compute_api.openai.requests import TextRequest
-from share_compute_api.openai.writing import Piece, Told, Writer
+from share_compute_api.openai.writing import AnswerPiece, Told, Writer
 
 if TYPE_CHECKING:
     from share_compute_api.workers.isolated.vocabulary import Vocabulary
 
-_NOTHING = Piece()
+_NOTHING = AnswerPiece()
 _log = logging.getLogger(__name__)
 
 
@@ -102,7 +102,9 @@ class Completion:
         self._stream = await engine.generate(self._generations)
         self._open = {generation.sequence: place for place, generation in enumerate(self._generations)}
 
-    async def pieces(self, quiet_s: float | None = None) -> AsyncGenerator[list[tuple[int, Piece]], None]:
+    async def pieces(
+        self, quiet_s: float | None = None
+    ) -> AsyncGenerator[list[tuple[int, AnswerPiece]], None]:
         """Yield new pieces as they arrive, in lists of (sequence index, piece); end after the last sequence.
 
         Args:
@@ -113,7 +115,7 @@ class Completion:
         """
         assert self._stream is not None
         while self._open:
-            batch: list[tuple[int, Piece]] = []
+            batch: list[tuple[int, AnswerPiece]] = []
             failure: ShareComputeError | None = None
             limit = asyncio.timeout(quiet_s)
             try:
@@ -133,7 +135,7 @@ class Completion:
             if failure is not None:
                 raise failure
 
-    def _read(self, event: StreamEvent, batch: list[tuple[int, Piece]]) -> None:
+    def _read(self, event: StreamEvent, batch: list[tuple[int, AnswerPiece]]) -> None:
         """Append the piece that an event adds to ``batch``, unless it is empty or the sequence's text has ended."""
         place = self._open.get(event.sequence)
         if place is None:

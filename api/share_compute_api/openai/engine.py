@@ -61,7 +61,7 @@ class ModelFacts:
     """Whether the model's tokenizer has a chat template."""
 
 
-class Engine(Protocol):
+class ServingEngine(Protocol):
     """Answers requests to one model."""
 
     @property
@@ -69,7 +69,7 @@ class Engine(Protocol):
         """Facts about the model."""
 
 
-class TextEngine(Engine, Protocol):
+class TextEngine(ServingEngine, Protocol):
     """Answers requests to a model that generates text."""
 
     async def generate(self, generations: Sequence[Generation]) -> Stream:
@@ -85,7 +85,7 @@ class TextEngine(Engine, Protocol):
         """
 
 
-class VectorEngine(Engine, Protocol):
+class VectorEngine(ServingEngine, Protocol):
     """Answers requests to a model that turns text into vectors."""
 
     async def embed(self, owner: str, prompts: Sequence[tuple[int, ...]]) -> list[list[float]]:
@@ -110,10 +110,10 @@ class Engines:
 
     def __init__(self, processes: IsolatedProcesses) -> None:
         self._processes = processes
-        self._engines: dict[str, Engine] = {}
+        self._engines: dict[str, ServingEngine] = {}
         self._tokenizers: dict[str, asyncio.Future[TokenizerClient]] = {}
 
-    def add(self, engine: Engine) -> None:
+    def add(self, engine: ServingEngine) -> None:
         """Register an engine under its model's name; replace an earlier engine with that name."""
         self.remove(engine.facts.name)
         self._engines[engine.facts.name] = engine
@@ -127,11 +127,11 @@ class Engines:
         """Return the served models, in the order in which they were added."""
         return [engine.facts for engine in self._engines.values()]
 
-    def find(self, name: str) -> Engine | None:
+    def find(self, name: str) -> ServingEngine | None:
         """Return the engine of a model; None if the model is not served."""
         return self._engines.get(name)
 
-    async def tokenizer(self, engine: Engine) -> TokenizerClient:
+    async def tokenizer(self, engine: ServingEngine) -> TokenizerClient:
         """Return the tokenizer of a model. It is loaded once and then reused.
 
         Raises:

@@ -41,7 +41,7 @@ class Snapshot:
     """Status of each replica that has reported one, by the replica's number."""
 
 
-class Metrics:
+class PrometheusMetrics:
     """All metrics of one control plane."""
 
     def __init__(self) -> None:

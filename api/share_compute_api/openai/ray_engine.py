@@ -20,7 +20,7 @@ from share_compute.inference.scheduler.options import Generation
 from share_compute_api.openai.embedding import embedded
 from share_compute_api.openai.engine import RETRY_AFTER_S, ModelFacts
 from share_compute_api.openai.metering import Meter
-from share_compute_api.openai.recovery import RETRY_S, Recovery, RequestStream, Resumable, now_s
+from share_compute_api.openai.recovery import RETRY_S, RequestStream, Resumable, SequenceRecovery, now_s
 from share_compute_api.openai.replica import Replica
 from share_compute_api.openai.routing import Router
 
@@ -47,7 +47,7 @@ class RayEngine:
         """Reason why no replica answers; shown to clients while none does."""
         self._meter = meter
         self._router = Router()
-        self._recovery = Recovery(facts.name, self._router, meter, self._place_freed)
+        self._recovery = SequenceRecovery(facts.name, self._router, meter, self._place_freed)
         self._listening: dict[Replica, asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._new: set[asyncio.Task[None]] = set()

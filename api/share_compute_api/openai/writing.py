@@ -23,7 +23,7 @@ _WINDOW_TOKENS = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class AnswerPiece:
     """The next part of a sequence's answer."""
 
     text: str = ""
@@ -50,7 +50,7 @@ class Told:
     tokens: list[Written] = field(default_factory=list)
     finish: Finish = "stop"
 
-    def add(self, piece: Piece) -> None:
+    def add(self, piece: AnswerPiece) -> None:
         """Append a piece."""
         self.text += piece.text
         self.tokens += piece.tokens
@@ -92,33 +92,33 @@ class Writer:
         """Number of prompt tokens whose computation was skipped because of prefix caching; known with the first token.
         """
 
-    def read(self, event: Emitted | Finished) -> Piece:
+    def read(self, event: Emitted | Finished) -> AnswerPiece:
         """Return the text that a token or the end adds; the piece has ``finish`` set when the text is complete."""
         if isinstance(event, Finished):
             return self._finish("length" if event.reason == "length" else "stop")
         self.num_tokens += 1
         self.cached_tokens += event.cached_tokens
         if event.token in self._end_ids:
-            return Piece()
+            return AnswerPiece()
         if self._keeps_tokens:
             self._tokens.append(Written(event, self._read))
         return self._tell(self._detokenizer.push(event.token))
 
-    def _finish(self, why: Finish) -> Piece:
+    def _finish(self, why: Finish) -> AnswerPiece:
         piece = self._tell(self._detokenizer.flush())
         if piece.finish is not None:
             return piece
         text = piece.text + self._stops.flush()
         tokens, self._tokens = (*piece.tokens, *self._tokens), []
-        return Piece(text, tokens, why)
+        return AnswerPiece(text, tokens, why)
 
-    def _tell(self, text: str) -> Piece:
+    def _tell(self, text: str) -> AnswerPiece:
         self._read += len(text)
         shown = self._stops.push(text)
         self._told += len(shown)
         ready = [written for written in self._tokens if written.offset < self._told]
         self._tokens = self._tokens[len(ready) :]
-        return Piece(shown, tuple(ready), "stop" if self._stops.found else None)
+        return AnswerPiece(shown, tuple(ready), "stop" if self._stops.found else None)
 
 
 class Decodes(Protocol):

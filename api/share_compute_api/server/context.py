@@ -20,7 +20,7 @@ from share_compute_api.control.deployments.deployments import DeploymentSupervis
 from share_compute_api.control.machines.islands import IslandMap
 from share_compute_api.control.machines.measuring import Measurements
 from share_compute_api.openai.engine import Engines
-from share_compute_api.openai.metrics import Metrics
+from share_compute_api.openai.metrics import PrometheusMetrics
 from share_compute_api.server.budget import Budget
 from share_compute_api.server.guesses import Guesses
 from share_compute_api.server.sessions import Sessions
@@ -79,7 +79,7 @@ class Context:
     """Engines that answer requests to served models."""
     islands: IslandMap = field(init=False)
     """Computes groups of machines with similar links (islands)."""
-    metrics: Metrics = field(default_factory=Metrics)
+    metrics: PrometheusMetrics = field(default_factory=PrometheusMetrics)
     """Metrics for Prometheus."""
     deployments: DeploymentSupervisor | None = None
     """Runs the deployments; None without a cluster."""

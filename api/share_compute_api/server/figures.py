@@ -28,7 +28,7 @@ class DeploymentFigures(View):
     """Without predictions and interruptions, which change with events only."""
 
 
-class Figures:
+class SentFigures:
     """Remembers the statistics that one client of the event stream has received."""
 
     def __init__(self) -> None:

@@ -14,7 +14,7 @@ from share_compute.errors import UserError
 from share_compute.store import ApiKeyRecord
 from share_compute_api.connection import sse
 from share_compute_api.server.context import Context
-from share_compute_api.server.figures import KIND, PERIOD_S, Figures
+from share_compute_api.server.figures import KIND, PERIOD_S, SentFigures
 
 _KEEPALIVE_S = 10.0
 _RECONNECT_MS = 1000
@@ -61,14 +61,14 @@ def stream(
             that reconnects gets the current statistics.
     """
     return StreamingResponse(
-        _events(context, after, caller.id, job_id, Figures() if tells_figures else None),
+        _events(context, after, caller.id, job_id, SentFigures() if tells_figures else None),
         media_type=sse.MEDIA_TYPE,
         headers=sse.HEADERS,
     )
 
 
 async def _events(
-    context: Context, after: int, key_id: str, job_id: str | None, figures: Figures | None
+    context: Context, after: int, key_id: str, job_id: str | None, figures: SentFigures | None
 ) -> AsyncIterator[bytes]:
     yield sse.reconnection(_RECONNECT_MS)
     wait_s = _KEEPALIVE_S if figures is None else PERIOD_S

@@ -4,7 +4,16 @@
 """
 
 from share_compute.data.order import StepOrder
-from share_compute.data.preparation import Counts, Prepared, prepare
+from share_compute.data.preparation import Counts, PreparedData, prepare
 from share_compute.data.samples import DigitSamples, Samples, Split, TextSamples
 
-__all__ = ["Counts", "DigitSamples", "Prepared", "Samples", "Split", "StepOrder", "TextSamples", "prepare"]
+__all__ = [
+    "Counts",
+    "DigitSamples",
+    "PreparedData",
+    "Samples",
+    "Split",
+    "StepOrder",
+    "TextSamples",
+    "prepare",
+]

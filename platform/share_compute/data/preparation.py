@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from share_compute.data.reading import Piece, check_files, files_digest, read_pieces
+from share_compute.data.reading import TextPiece, check_files, files_digest, read_pieces
 from share_compute.data.samples import DigitSamples, Samples, Split, SplitSizes, TextSamples
 from share_compute.data.tokenization import (
     TokenizerSource,
@@ -58,7 +58,7 @@ class Counts:
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class PreparedData:
     """A job's data, ready to train on."""
 
     samples: Samples
@@ -71,7 +71,7 @@ class Prepared:
     """Remarks for the submitter, e.g. that a split is empty."""
 
 
-def prepare(spec: TrainJob, folder: Path, progress: Progress | None = None) -> Prepared:
+def prepare(spec: TrainJob, folder: Path, progress: Progress | None = None) -> PreparedData:
     """Return the samples that a job trains on; text is tokenized first.
 
     Text is tokenized into one file in ``folder``, which is reused as long as the contents of the data files and the
@@ -90,7 +90,7 @@ def prepare(spec: TrainJob, folder: Path, progress: Progress | None = None) -> P
     """
     if spec.data.files is None:
         digits = DigitSamples.load(spec.training.seed, spec.data.validation_fraction, spec.data.test_fraction)
-        return Prepared(digits, _count(digits), notes=_empty_splits(spec.data, digits))
+        return PreparedData(digits, _count(digits), notes=_empty_splits(spec.data, digits))
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
     record = _tokens_of(spec, spec.data.files, folder, progress or (lambda _what, _share: None))
@@ -105,7 +105,7 @@ def prepare(spec: TrainJob, folder: Path, progress: Progress | None = None) -> P
         )
     sizes = SplitSizes.of(total, spec.data.validation_fraction, spec.data.test_fraction)
     samples = TextSamples(open_tokens(folder, record), length, sizes)
-    return Prepared(
+    return PreparedData(
         samples,
         _count(samples, record.num_tokens, record.documents),
         tokenizer_folder=folder / "tokenizer",
@@ -127,7 +127,7 @@ def _tokens_of(spec: TrainJob, files: tuple[Path, ...], folder: Path, progress: 
         temporary = tempfile.TemporaryDirectory(dir=folder, prefix="reading-")
     with temporary as scratch:
 
-        def pieces(what: str) -> Iterator[Piece]:
+        def pieces(what: str) -> Iterator[TextPiece]:
             progress(what, 0.0)
             for piece in read_pieces(files, spec.data.text_column, Path(scratch)):
                 progress(what, piece.read)
@@ -142,7 +142,7 @@ def _tokenize(
     limit: int | None,
     fingerprint: str,
     folder: Path,
-    pieces: Callable[[str], Iterator[Piece]],
+    pieces: Callable[[str], Iterator[TextPiece]],
 ) -> TokenRecord:
     with writing(folder):
         (folder / RECORD).unlink(missing_ok=True)

@@ -27,7 +27,7 @@ _SCANNED_BYTES = 4 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class TextPiece:
     """A part of the text of one document."""
 
     text: str
@@ -67,7 +67,7 @@ def files_digest(files: Sequence[Path]) -> str:
     return digest.hexdigest()
 
 
-def read_pieces(files: Sequence[Path], column: str, scratch: Path) -> Iterator[Piece]:
+def read_pieces(files: Sequence[Path], column: str, scratch: Path) -> Iterator[TextPiece]:
     """Yield the text of all files in order, cut into pieces.
 
     A .txt file is one document. Each row of a .jsonl or .parquet file is one document. Rows without text are left out.
@@ -92,7 +92,7 @@ def read_pieces(files: Sequence[Path], column: str, scratch: Path) -> Iterator[P
                 done += len(text.encode())
             except UnicodeEncodeError as failure:  # JSON can encode half of a surrogate pair.
                 raise _unreadable(file, failure) from failure
-            yield Piece(text, ends_document, (before + min(done, size)) / total)
+            yield TextPiece(text, ends_document, (before + min(done, size)) / total)
         before += size
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from share_compute.data.reading import Piece
+from share_compute.data.reading import TextPiece
 from share_compute.errors import Unavailable
 
 TOKENS = "tokens.bin"
@@ -58,7 +58,7 @@ def token_dtype(vocab_size: int) -> str:
     return "uint16" if vocab_size <= 1 << 16 else "uint32"
 
 
-def write_tokens(folder: Path, pieces: Iterable[Piece], tokenizer: Any, dtype: str) -> tuple[int, int]:
+def write_tokens(folder: Path, pieces: Iterable[TextPiece], tokenizer: Any, dtype: str) -> tuple[int, int]:
     """Encode all pieces into ``folder``'s token file, each document followed by the end-of-document token.
 
     Args:
@@ -116,8 +116,8 @@ def writing(folder: Path) -> Iterator[None]:
         ) from failure
 
 
-def _batches(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
-    batch: list[Piece] = []
+def _batches(pieces: Iterable[TextPiece]) -> Iterator[list[TextPiece]]:
+    batch: list[TextPiece] = []
     characters = 0
     for piece in pieces:
         batch.append(piece)

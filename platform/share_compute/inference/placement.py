@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from share_compute.errors import PlanInfeasible
-from share_compute.inference.scheduler.limits import Limits
+from share_compute.inference.scheduler.limits import SchedulerLimits
 from share_compute.models.profiles.profile import ModelProfile
 from share_compute.planning.network.regions import complete
 from share_compute.planning.plan import Plan, layer_span
@@ -35,7 +35,7 @@ _MOST_QUEUED_TEXTS = 8192
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class MemoryBudget:
     """Memory of one machine, in bytes."""
 
     usable_bytes: int
@@ -75,7 +75,7 @@ class Placement:
     prediction: ServingPrediction
     concurrent: int
     """Number of sequences of the planned length that fit at one time; fewer than requested if memory is short."""
-    rooms: Mapping[Worker, Room]
+    rooms: Mapping[Worker, MemoryBudget]
     """Memory of each machine, and the part left for caches."""
 
     @property
@@ -170,7 +170,7 @@ def _workloads(spec: ServeJob, window_tokens: int, *, embeds: bool) -> Iterator[
 
 def _rooms(
     plan: Plan, topology: Topology, profile: ModelProfile, workload: ServingWorkload
-) -> dict[Worker, Room]:
+) -> dict[Worker, MemoryBudget]:
     usable = with_nominal_speeds(topology)
     asked = ServingCost(profile, usable, complete(usable), workload)
     cost = replace(asked, workload=replace(workload, concurrent=0))
@@ -182,7 +182,7 @@ def _rooms(
         needed_bytes = int(cost.needed_bytes[stage.start, stage.stop])
         packed_bytes = cost.packed_bytes(stage.start, stage.stop)
         spare_bytes = usable_bytes - int(asked.needed_bytes[stage.start, stage.stop])
-        rooms[worker] = Room(
+        rooms[worker] = MemoryBudget(
             usable_bytes,
             needed_bytes - int(cost.held_bytes[stage.start, stage.stop]),
             usable_bytes - needed_bytes,
@@ -199,7 +199,7 @@ def limits_of(
     shares: Mapping[Worker, float],
     *,
     embeds: bool = False,
-) -> Limits:
+) -> SchedulerLimits:
     """Return the scheduler's limits for this placement.
 
     Args:
@@ -231,7 +231,7 @@ def limits_of(
             machine=member.name,
             hint="lend more memory there, or let another machine join",
         )
-    return Limits(
+    return SchedulerLimits(
         window_tokens=window_tokens,
         kv_tokens=fitting[tightest],
         max_sequences=spec.max_concurrent,
@@ -251,9 +251,9 @@ def _step_tokens(spec: ServeJob, stages: int) -> int:
     return min(max(spec.prompt_tokens, _LEAST_STEP_TOKENS), most)
 
 
-def _limits_of_texts(window_tokens: int, stages: int, share: float = 1.0) -> Limits:
+def _limits_of_texts(window_tokens: int, stages: int, share: float = 1.0) -> SchedulerLimits:
     step_tokens = max(_LEAST_STEP_TOKENS, int(share * _text_step_tokens(window_tokens)))
-    return Limits(
+    return SchedulerLimits(
         window_tokens=window_tokens,
         kv_tokens=step_tokens,
         max_sequences=_MOST_QUEUED_TEXTS,
@@ -269,11 +269,11 @@ def _text_step_tokens(window_tokens: int) -> int:
     return max(window_tokens, _MOST_STEP_TOKENS)
 
 
-def limits_before(spec: ServeJob, window_tokens: int, *, embeds: bool = False) -> Limits:
+def limits_before(spec: ServeJob, window_tokens: int, *, embeds: bool = False) -> SchedulerLimits:
     """Return the scheduler's limits while there are no stages yet and all sequences wait."""
     if embeds:
         return _limits_of_texts(window_tokens, 1)
-    return Limits(
+    return SchedulerLimits(
         window_tokens=window_tokens,
         kv_tokens=window_tokens,
         max_sequences=spec.max_concurrent,

@@ -10,7 +10,7 @@ from pydantic import Field, TypeAdapter
 from share_compute.files.strict import StrictModel
 from share_compute.planning.cost.timings import MachineTimings
 from share_compute.planning.plan import Plan
-from share_compute.protocol.failures import Failure
+from share_compute.protocol.failures import InjectedFailure
 from share_compute.specification import TrainJob
 from share_compute.topology import Topology
 
@@ -36,7 +36,7 @@ class Assignment(StrictModel):
     """Seconds between checkpoints, from the cluster's settings; see `timed_checkpoints_s`."""
     timings: dict[str, MachineTimings] = Field(default_factory=dict)
     """Layer times that earlier attempts measured, by contributor id."""
-    failures: tuple[Failure, ...] = ()
+    failures: tuple[InjectedFailure, ...] = ()
     """Faults to inject at named points of the protocol; used only by tests."""
 
     @property

@@ -69,11 +69,11 @@ def adapter_description(config: Mapping[str, Any], spec: TrainJob) -> dict[str, 
         spec: specification of the job.
     """
     from share_compute.models.adapters import adapter_config  # noqa: PLC0415 - slow to import
-    from share_compute.models.huggingface.decoder import Outline, sketch  # noqa: PLC0415
+    from share_compute.models.huggingface.decoder import PartNames, sketch  # noqa: PLC0415
 
     assert spec.training.lora is not None
     plain = sketch(config)
-    return adapter_config(spec.training.lora, plain, Outline(plain).places, str(spec.model.path))
+    return adapter_config(spec.training.lora, plain, PartNames(plain).places, str(spec.model.path))
 
 
 def _is_for_others(name: str) -> bool:

@@ -14,9 +14,9 @@ from share_compute.models.cells import derive_seed, run_by_cell
 from share_compute.models.freezing import Places, freeze, require_sense, trains_before
 from share_compute.models.profiles.profile import (
     FLOAT_BYTES,
-    Growth,
     LayerProfile,
     ModelProfile,
+    QuadraticGrowth,
     forward_only_before_training,
 )
 from share_compute.models.profiles.profiling import (
@@ -206,12 +206,12 @@ def _constant(module: nn.Module, counts: Count, kept_bytes: int) -> LayerProfile
         parameters=parameters_of(module),
         frozen=frozen_parameters_of(module),
         largest=largest_trained_of(module),
-        forward_flops=Growth(counts.forward_flops),
-        backward_flops=Growth(counts.backward_flops),
+        forward_flops=QuadraticGrowth(counts.forward_flops),
+        backward_flops=QuadraticGrowth(counts.backward_flops),
         forward_operations=counts.forward_operations,
         backward_operations=counts.backward_operations,
-        activation_bytes=Growth(kept_bytes),
-        boundary_numbers=Growth(counts.output.numel()),
+        activation_bytes=QuadraticGrowth(kept_bytes),
+        boundary_numbers=QuadraticGrowth(counts.output.numel()),
     )
 
 
@@ -223,10 +223,10 @@ def _estimated(module: nn.Module) -> LayerProfile:
         parameters=parameters,
         frozen=frozen_parameters_of(module),
         largest=largest_trained_of(module),
-        forward_flops=Growth(2.0 * parameters),
-        backward_flops=Growth(4.0 * parameters),
+        forward_flops=QuadraticGrowth(2.0 * parameters),
+        backward_flops=QuadraticGrowth(4.0 * parameters),
         forward_operations=1,
         backward_operations=_DENSE_BACKWARD_OPERATIONS,
-        activation_bytes=Growth(float(FLOAT_BYTES * width)),
-        boundary_numbers=Growth(float(width)),
+        activation_bytes=QuadraticGrowth(float(FLOAT_BYTES * width)),
+        boundary_numbers=QuadraticGrowth(float(width)),
     )

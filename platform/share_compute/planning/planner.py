@@ -21,7 +21,7 @@ from share_compute.planning.search.additions import Additions
 from share_compute.planning.search.choice import Choice, Proposal, rounded
 from share_compute.planning.search.counts import worth_searching
 from share_compute.planning.search.partitioning import PartitioningStrategy, load_strategy
-from share_compute.planning.search.problem import Problem
+from share_compute.planning.search.problem import SearchProblem
 from share_compute.planning.search.strategies import (
     AutoPartitioning,
     RecursivePartitioning,
@@ -77,7 +77,7 @@ def solve(
     strategy = load_strategy(spec.parallelism.strategy)
     network = complete(usable)
     problems = [
-        Problem(
+        SearchProblem(
             TrainingCost(profile, usable, network, workload(spec, microbatches), timings),
             stages=_stages(spec, usable, profile, measured=measured),
             members_per_stage=spec.parallelism.members_per_stage or (None if measured else 1),
@@ -141,7 +141,7 @@ def _stages(spec: TrainJob, usable: Topology, profile: ModelProfile, *, measured
     return max(1, min(len(usable.contributors) // size, len(profile.layers)))
 
 
-def _choose(strategy: PartitioningStrategy, problems: list[Problem], additions: Additions) -> Choice:
+def _choose(strategy: PartitioningStrategy, problems: list[SearchProblem], additions: Additions) -> Choice:
     """Return the choice among a strategy's layouts, for machines with measured speeds; it has at least one layout."""
     if isinstance(strategy, AutoPartitioning):
         choice = thorough(problems, additions)
@@ -154,7 +154,7 @@ def _choose(strategy: PartitioningStrategy, problems: list[Problem], additions: 
     return choice
 
 
-def _proposals(strategy: PartitioningStrategy, problems: list[Problem]) -> list[Proposal]:
+def _proposals(strategy: PartitioningStrategy, problems: list[SearchProblem]) -> list[Proposal]:
     """Return a strategy's proposals that fit into memory and need no dead link, best by the formula first."""
     found: list[Proposal] = []
     tried: list[Layout] = []
@@ -173,7 +173,7 @@ def _finish(
     spec: TrainJob,
     topology: Topology,
     epoch: int,
-    problems: list[Problem],
+    problems: list[SearchProblem],
     proposals: list[Proposal],
     chosen: Proposal,
     timeline: StepTimeline | None,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from share_compute.protocol.membership import Membership, Worker
-from share_compute.protocol.messages import Label
+from share_compute.protocol.messages import TensorLabel
 from share_compute.protocol.schedule import Action, in_order, round_the_blocks, windows
 
 
@@ -38,24 +38,28 @@ def holders(membership: Membership, step: int, stage: int) -> list[list[int]]:
     ]
 
 
-def needed(membership: Membership, step: int, stage: int, action: Action) -> Label | None:
+def needed(membership: Membership, step: int, stage: int, action: Action) -> TensorLabel | None:
     """Return the tensor that a cell must receive from another member before it can run; None if it needs none."""
     if action.kind == "F":
-        return Label(step, "activation", action.microbatch, stage - 1) if stage > 0 else None
+        return TensorLabel(step, "activation", action.microbatch, stage - 1) if stage > 0 else None
     return (
-        Label(step, "gradient", action.microbatch, stage + 1) if stage + 1 < len(membership.stages) else None
+        TensorLabel(step, "gradient", action.microbatch, stage + 1)
+        if stage + 1 < len(membership.stages)
+        else None
     )
 
 
-def delivery(membership: Membership, step: int, stage: int, action: Action) -> tuple[Label, Worker] | None:
+def delivery(
+    membership: Membership, step: int, stage: int, action: Action
+) -> tuple[TensorLabel, Worker] | None:
     """Return (label, receiver) of a cell's output; None if no neighbour needs it, or a kept copy will be sent again."""
     tasks = membership.tasks_of(step)
     if action.kind == "F":
-        label = Label(step, "activation", action.microbatch, stage)
+        label = TensorLabel(step, "activation", action.microbatch, stage)
         target = tasks[stage + 1][action.microbatch] if stage + 1 < len(tasks) else None
         is_wanted = target is not None and target.forward
     else:
-        label = Label(step, "gradient", action.microbatch, stage)
+        label = TensorLabel(step, "gradient", action.microbatch, stage)
         target = tasks[stage - 1][action.microbatch] if stage > 0 else None
         is_wanted = target is not None and target.backward
     if target is None or not is_wanted:

@@ -62,7 +62,7 @@ class Continue:
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """The step log has durably stored a `Record`. The fields hold the current state of the step log."""
+    """The step log has durably stored a `WriteStepLog`. The fields hold the current state of the step log."""
 
     epoch: int
     committed: int
@@ -75,19 +75,19 @@ class Recorded:
 
 @dataclass(frozen=True, slots=True)
 class Superseded:
-    """The step log refused a `Record`, since another coordinator has begun an epoch. This coordinator ends."""
+    """The step log refused a `WriteStepLog`, since another coordinator has begun an epoch. This coordinator ends."""
 
 
 @dataclass(frozen=True, slots=True)
-class Planned:
-    """The answer to `Plan`: the membership of the next epoch. Its members have received the state that they lacked."""
+class MembershipPlanned:
+    """The answer to `PlanMembership`: the next epoch's membership. Its members have received the state they lacked."""
 
     form: Form
 
 
 @dataclass(frozen=True, slots=True)
-class Unplanned:
-    """The answer to `Plan`: these members cannot hold the job. They stay halted until the next `Assemble`."""
+class MembershipInfeasible:
+    """The answer to `PlanMembership`: these members cannot hold the job. They stay halted until the next `Assemble`."""
 
     epoch: int
 
@@ -97,14 +97,14 @@ class Tick:
     """A unit of time has passed. Now and then the message is repeated to members that have not answered."""
 
 
-Order = Assemble | Lost | Continue | Recorded | Superseded | Planned | Unplanned | Tick
+Order = Assemble | Lost | Continue | Recorded | Superseded | MembershipPlanned | MembershipInfeasible | Tick
 Event = Order | ToCoordinator
 
 # -- effects -------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class WriteStepLog:
     """Record in one transaction that the epoch has begun, or that the step is committed in it.
 
     An epoch must be later than the epoch in the step log, and a step must belong to that epoch. Otherwise the answer is
@@ -119,10 +119,11 @@ class Record:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """Find a membership for these members, send them the state that they lack, and answer `Planned` or `Unplanned`.
+class PlanMembership:
+    """Find a membership for these members, and send them the state that they lack.
 
-    A later `Record` of an epoch cancels the plan: the coordinator no longer waits for the answer.
+    The answer is `MembershipPlanned` or `MembershipInfeasible`. A later
+    `WriteStepLog` of an epoch cancels the plan: the coordinator no longer waits for the answer.
     """
 
     epoch: int
@@ -135,7 +136,7 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class Tell:
+class SendToMember:
     """Send a message to a member."""
 
     worker: Worker
@@ -219,7 +220,19 @@ class Pause:
     step: int
 
 
-Effect = Record | Plan | Tell | Committed | Suspect | Blame | Expel | StartOver | Diverged | Disputed | Pause
+Effect = (
+    WriteStepLog
+    | PlanMembership
+    | SendToMember
+    | Committed
+    | Suspect
+    | Blame
+    | Expel
+    | StartOver
+    | Diverged
+    | Disputed
+    | Pause
+)
 Phase = Literal[
     "idle",
     "recording epoch",
@@ -315,7 +328,7 @@ class CoordinatorMachine:
             case Superseded():
                 self._phase = "over"
                 return []
-            case Planned() | Unplanned():
+            case MembershipPlanned() | MembershipInfeasible():
                 return self._on_planned(event)
             case Tick():
                 return self._on_tick()
@@ -356,7 +369,7 @@ class CoordinatorMachine:
         self._reports.clear()
         self._prepared.clear()
         self._phase = "recording epoch"
-        return [Record(self.epoch)]
+        return [WriteStepLog(self.epoch)]
 
     def _on_recorded(self, recorded: Recorded) -> list[Effect]:
         if recorded.epoch != self.epoch:
@@ -381,11 +394,11 @@ class CoordinatorMachine:
         commit = Commit(self.epoch, self.committed, self._scale, pauses)
         return effects + self._say(commit, "pausing" if pauses else "stepping")
 
-    def _on_planned(self, planned: Planned | Unplanned) -> list[Effect]:
-        epoch = planned.epoch if isinstance(planned, Unplanned) else planned.form.epoch
+    def _on_planned(self, planned: MembershipPlanned | MembershipInfeasible) -> list[Effect]:
+        epoch = planned.epoch if isinstance(planned, MembershipInfeasible) else planned.form.epoch
         if self._phase != "planning" or epoch != self.epoch:
             return []
-        if isinstance(planned, Unplanned):
+        if isinstance(planned, MembershipInfeasible):
             self._phase = "idle"
             return []
         membership = planned.form.membership
@@ -453,7 +466,7 @@ class CoordinatorMachine:
             return [Pause(self.committed)]
         return self._say(Proceed(self.epoch, self.committed + 1), "stepping")
 
-    def _plan(self) -> Plan:
+    def _plan(self) -> PlanMembership:
         """Return a request for the next membership. Results of earlier generations of the open step do not count."""
         reports = {worker: self._reports[worker] for worker in sorted(self.workers)}
         open_step = self.committed + 1
@@ -466,7 +479,7 @@ class CoordinatorMachine:
             if report.generation != self._doubts.generation:
                 reports[worker] = Report(report.epoch, worker, report.applied)
         suspects = frozenset(() if self._doubts.suspect is None else (self._doubts.suspect,))
-        return Plan(self.epoch, self.committed, self._scale, reports, suspects & self.workers)
+        return PlanMembership(self.epoch, self.committed, self._scale, reports, suspects & self.workers)
 
     def _has_answer(self, report: Report) -> bool:
         """Return whether a member holds the reduced gradient of the open step's latest generation."""
@@ -531,7 +544,7 @@ class CoordinatorMachine:
                 return [Diverged(step, is_alone=len(self.workers) == 1)]
             return self._start_over(step)
         self._phase, self._scale = "recording step", scale
-        return [Record(self.epoch, step, scale, self._doubts.generation)]
+        return [WriteStepLog(self.epoch, step, scale, self._doubts.generation)]
 
     def _start_over(self, step: int, workers: frozenset[Worker] = frozenset()) -> list[Effect]:
         self._doubts.generation += 1
@@ -547,7 +560,7 @@ class CoordinatorMachine:
 
     def _tell(self, workers: Iterable[Worker]) -> list[Effect]:
         assert self._word is not None
-        return [Tell(worker, self._word) for worker in sorted(workers)]
+        return [SendToMember(worker, self._word) for worker in sorted(workers)]
 
     def _on_tick(self) -> list[Effect]:
         if self._phase not in _WAITS_FOR_MEMBERS:

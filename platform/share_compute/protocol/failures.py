@@ -79,7 +79,7 @@ _MAKING = frozenset({Point.tensor_sending, Point.cell_starting, Point.reduce_don
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class InjectedFailure:
     """One failure, which happens once.
 
     Args:
@@ -140,16 +140,16 @@ class FailureScript:
         failures: failures in any order; several may be due at one passing.
     """
 
-    def __init__(self, failures: Sequence[Failure] = ()) -> None:
+    def __init__(self, failures: Sequence[InjectedFailure] = ()) -> None:
         self._waiting = list(failures)
         self._seen: Counter[int] = Counter()
 
     @property
-    def waiting(self) -> tuple[Failure, ...]:
+    def waiting(self) -> tuple[InjectedFailure, ...]:
         """Failures that have not happened yet."""
         return tuple(self._waiting)
 
-    def passes(self, point: Point, worker: Worker | None, step: int) -> list[Failure]:
+    def passes(self, point: Point, worker: Worker | None, step: int) -> list[InjectedFailure]:
         """Return the failures that happen now that a process passes a point.
 
         Args:

@@ -31,9 +31,9 @@ from share_compute.protocol.member_events import (
     Reduce,
     Reduced,
     ReduceFailed,
+    RetransmissionTimeout,
     Send,
-    Tell,
-    Tick,
+    SendToCoordinator,
     Updated,
 )
 from share_compute.protocol.membership import Membership, Task, Worker
@@ -45,11 +45,11 @@ from share_compute.protocol.messages import (
     Form,
     Formed,
     Halt,
-    Label,
     Prepared,
     Proceed,
     Rejected,
     Report,
+    TensorLabel,
 )
 from share_compute.protocol.schedule import Action
 
@@ -66,7 +66,7 @@ class _Step:
     forwarded: set[int] = field(default_factory=set)
     activations: set[int] = field(default_factory=set)
     gradients: set[int] = field(default_factory=set)
-    arrived: set[Label] = field(default_factory=set)
+    arrived: set[TensorLabel] = field(default_factory=set)
     is_reduced: bool = False
     is_complete: bool = False
     """Whether the member holds all gradients for the update, also the other stage's sum of a shared parameter."""
@@ -87,9 +87,9 @@ class MemberMachine:
         self.membership: Membership | None = None
         """Membership of the current epoch; None while the member is halted."""
         self._step = _Step(applied + 1)
-        self._rejected: dict[Label, Rejected] = {}
+        self._rejected: dict[TensorLabel, Rejected] = {}
         """Tensors of this epoch that the member could not use. They are reported again until another epoch begins."""
-        self._early: list[Label] = []
+        self._early: list[TensorLabel] = []
         """Tensors that arrived before this member began their epoch or step."""
         self._waiting: list[Action] = []
         self._logged: set[int] = set()
@@ -130,14 +130,16 @@ class MemberMachine:
                 return self._on_word(event)
 
     def _on_word(  # noqa: PLR0911 - a return for each event
-        self, event: Commit | Proceed | Arrived | Misfit | Missed | Logged | Tick
+        self, event: Commit | Proceed | Arrived | Misfit | Missed | Logged | RetransmissionTimeout
     ) -> list[Effect]:
         """Process an event that needs a membership. A halted member only notes early tensors and reports misfits."""
         if isinstance(event, Arrived) and event.epoch == self.epoch and self.membership is None:
             self._early.append(event.label)
         if isinstance(event, Misfit) and event.epoch == self.epoch and self.membership is None:
             self._reject(event.source, event.label, event.what, is_certain=event.is_certain)
-        if self.membership is None or (not isinstance(event, Tick) and event.epoch != self.epoch):
+        if self.membership is None or (
+            not isinstance(event, RetransmissionTimeout) and event.epoch != self.epoch
+        ):
             return []
         match event:
             case Commit():
@@ -149,11 +151,11 @@ class MemberMachine:
             case Misfit():
                 return self._reject(event.source, event.label, event.what, is_certain=event.is_certain)
             case Missed():
-                return [Tell(Broken(self.epoch, self.worker))]
+                return [SendToCoordinator(Broken(self.epoch, self.worker))]
             case Logged():
                 return self._on_logged(event)
-            case Tick():
-                again: list[Effect] = [Tell(rejected) for rejected in self._rejected.values()]
+            case RetransmissionTimeout():
+                again: list[Effect] = [SendToCoordinator(rejected) for rejected in self._rejected.values()]
                 return again + (self._log() if self._phase == "logging" else [])
 
     def _on_halt(self, halt: Halt) -> list[Effect]:
@@ -176,7 +178,7 @@ class MemberMachine:
         is_committed = (halt.committed, halt.generation) == (self._step.number, self._step.generation)
         if is_committed and self._step.is_complete:
             return self._start(Apply(self._step.number, halt.scale))
-        return [Tell(self._report())]
+        return [SendToCoordinator(self._report())]
 
     def _report(self) -> Report:
         step = self._step
@@ -204,12 +206,16 @@ class MemberMachine:
         if form.epoch != self.epoch:
             return []
         if self.membership is not None:
-            return self._prepare() if self._phase == "prepared" else [Tell(Formed(self.epoch, self.worker))]
+            return (
+                self._prepare()
+                if self._phase == "prepared"
+                else [SendToCoordinator(Formed(self.epoch, self.worker))]
+            )
         if self._running is not None or form.membership.step != self.applied + 1:
             return []  # an effect is running, or weights are missing; the coordinator will send `Form` again
         self._halt = None
         self.membership = form.membership
-        effects: list[Effect] = [Tell(Formed(self.epoch, self.worker))]
+        effects: list[Effect] = [SendToCoordinator(Formed(self.epoch, self.worker))]
         is_stale = self._step.generation != form.generation
         if is_stale or not form.keeps_step or self.worker in form.membership.forgets:
             effects.append(Discard())
@@ -220,9 +226,9 @@ class MemberMachine:
         self._take_early()
         for resend in form.membership.resends:
             if resend.keeper == self.worker:
-                label = Label(form.membership.step, resend.cargo, resend.microbatch, resend.stage)
+                label = TensorLabel(form.membership.step, resend.cargo, resend.microbatch, resend.stage)
                 effects.append(Send(label, resend.target))
-        effects += [Tell(rejected) for rejected in self._rejected.values()]
+        effects += [SendToCoordinator(rejected) for rejected in self._rejected.values()]
         self._pauses = form.pauses
         return effects + self._begin()
 
@@ -245,9 +251,13 @@ class MemberMachine:
         """Repeat the answer that the coordinator waits for, if there is one."""
         if self._phase == "prepared":
             return self._prepare()
-        return [Tell(Applied(self.epoch, self.worker, self.applied))] if self._phase == "paused" else []
+        return (
+            [SendToCoordinator(Applied(self.epoch, self.worker, self.applied))]
+            if self._phase == "paused"
+            else []
+        )
 
-    def _on_arrived(self, label: Label) -> list[Effect]:
+    def _on_arrived(self, label: TensorLabel) -> list[Effect]:
         if label.step > self._step.number:
             self._early.append(label)
             return []
@@ -256,11 +266,11 @@ class MemberMachine:
         self._step.arrived.add(label)
         return self._tie() if self._phase == "tying" else self._next()
 
-    def _reject(self, source: Worker, label: Label, what: str, *, is_certain: bool) -> list[Effect]:
+    def _reject(self, source: Worker, label: TensorLabel, what: str, *, is_certain: bool) -> list[Effect]:
         """Report an unusable tensor to the coordinator, which then begins another epoch."""
         rejected = Rejected(self.epoch, self.worker, source, label, what, is_certain)
         self._rejected[label] = rejected
-        return [Tell(rejected)]
+        return [SendToCoordinator(rejected)]
 
     def _on_logged(self, logged: Logged) -> list[Effect]:
         if self._phase != "logging" or logged.step != self._step.number:
@@ -297,7 +307,7 @@ class MemberMachine:
             return [Discard(), *self._settle()]
         self._phase = "broken"
         cargo: Cargo = "activation" if action.kind == "F" else "gradient"
-        label = Label(self._step.number, cargo, action.microbatch, self._stage)
+        label = TensorLabel(self._step.number, cargo, action.microbatch, self._stage)
         what = "its numbers are not finite"
         return [Discard(), *self._reject(self.worker, label, what, is_certain=False)]
 
@@ -313,7 +323,7 @@ class MemberMachine:
         if isinstance(ended, Reduced):
             return self._tie(sends=True)
         self._phase = "broken"
-        return [Tell(Broken(self.epoch, self.worker))]
+        return [SendToCoordinator(Broken(self.epoch, self.worker))]
 
     def _on_updated(self, updated: Updated) -> list[Effect]:
         assert isinstance(self._running, Apply)
@@ -392,8 +402,12 @@ class MemberMachine:
         other = last - stage
         effects: list[Effect] = []
         if sends and self.worker == membership.stages[stage][0]:
-            effects += [Send(Label(number, "tied", 0, stage), target) for target in membership.stages[other]]
-        return effects + (self._complete() if Label(number, "tied", 0, other) in self._step.arrived else [])
+            effects += [
+                Send(TensorLabel(number, "tied", 0, stage), target) for target in membership.stages[other]
+            ]
+        return effects + (
+            self._complete() if TensorLabel(number, "tied", 0, other) in self._step.arrived else []
+        )
 
     def _complete(self) -> list[Effect]:
         self._step.is_complete = True
@@ -418,7 +432,7 @@ class MemberMachine:
 
     def _prepare(self) -> list[Effect]:
         self._phase = "prepared"
-        return [Tell(Prepared(self.epoch, self.worker, self._step.number))]
+        return [SendToCoordinator(Prepared(self.epoch, self.worker, self._step.number))]
 
     def _start(self, effect: Compute | Reduce | Apply) -> list[Effect]:
         self._running = effect

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from share_compute.protocol.membership import Worker
-from share_compute.protocol.messages import Commit, Form, Halt, Label, Proceed, ToCoordinator
+from share_compute.protocol.messages import Commit, Form, Halt, Proceed, TensorLabel, ToCoordinator
 from share_compute.protocol.schedule import Action
 
 # -- events --------------------------------------------------------------------------------------------------------
@@ -16,7 +16,7 @@ class Arrived:
     """A tensor arrived from another member, and is kept for the cell that needs it."""
 
     epoch: int
-    label: Label
+    label: TensorLabel
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class Misfit:
 
     epoch: int
     source: Worker
-    label: Label
+    label: TensorLabel
     what: str
     """Defect of the tensor, as text for people."""
     is_certain: bool
@@ -87,7 +87,7 @@ class Updated:
 
 
 @dataclass(frozen=True, slots=True)
-class Tick:
+class RetransmissionTimeout:
     """The usual time to send a gradient has passed: send unacknowledged gradients and rejections again."""
 
 
@@ -105,7 +105,7 @@ Event = (
     | ReduceFailed
     | Logged
     | Updated
-    | Tick
+    | RetransmissionTimeout
 )
 
 # -- effects -------------------------------------------------------------------------------------------------------
@@ -131,7 +131,7 @@ class Compute:
 class Send:
     """Send a tensor that is kept until the step is committed."""
 
-    label: Label
+    label: TensorLabel
     target: Worker
 
 
@@ -167,10 +167,10 @@ class Discard:
 
 
 @dataclass(frozen=True, slots=True)
-class Tell:
+class SendToCoordinator:
     """Send a message to the coordinator. The driver adds norms, losses and digest to `Prepared`."""
 
     message: ToCoordinator
 
 
-Effect = Compute | Send | Reduce | Log | Apply | Discard | Tell
+Effect = Compute | Send | Reduce | Log | Apply | Discard | SendToCoordinator

@@ -17,7 +17,7 @@ Cargo = Literal["activation", "gradient", "tied", "log"]
 two stages share (tied), or a reduced gradient for a backup (log)."""
 
 
-class Label(NamedTuple):
+class TensorLabel(NamedTuple):
     """Name of a tensor that one member sends to another. Tensors with the same name have the same values."""
 
     step: int
@@ -128,7 +128,7 @@ class Rejected:
     worker: Worker
     source: Worker
     """Member that computed the tensor."""
-    label: Label
+    label: TensorLabel
     what: str
     """Defect of the tensor, as text for people."""
     is_certain: bool = True

@@ -12,7 +12,7 @@ from share_compute.protocol.messages import Report
 
 
 @dataclass(frozen=True, slots=True)
-class Recovery:
+class StepRecovery:
     """Remaining work of an open step. The fields are those of `Membership`."""
 
     tasks: Tasks
@@ -26,7 +26,7 @@ def recover(
     owners: Sequence[Sequence[Worker]],
     reports: Mapping[Worker, Report],
     step: int,
-) -> Recovery:
+) -> StepRecovery:
     """Return the remaining cells of a step, the kept tensors that they need, and the results that already count.
 
     Gradients that a living member holds stay valid, since the weights have not changed. For the other gradients,
@@ -49,7 +49,7 @@ def recover(
         for place, row in enumerate(owners)
     ]
     tasks = _tasks(owners, held, adds, _backwards(held, adds))
-    return Recovery(tasks, tuple(_resends(held, tasks)), held.reduced, frozenset(held.forgets))
+    return StepRecovery(tasks, tuple(_resends(held, tasks)), held.reduced, frozenset(held.forgets))
 
 
 class _Held:

@@ -15,7 +15,7 @@ MOST_EVENTS = 5_000_000
 """Largest number of changes in a simulation. Simulating this many takes some minutes."""
 
 
-class Event(NamedTuple):
+class ChurnEvent(NamedTuple):
     """One machine leaves or returns. Events sort by time, then by machine."""
 
     time_s: float
@@ -41,7 +41,7 @@ class Churn:
                 hint="give them as 30m, 4h or 2d; leave --mtbf out for machines that never fail",
             )
 
-    def trace(self, machines: int, until_s: float, seed: int = 0) -> Iterator[Event]:
+    def trace(self, machines: int, until_s: float, seed: int = 0) -> Iterator[ChurnEvent]:
         """Yield all changes before a time, in order. Every machine is present at the start.
 
         Args:
@@ -60,13 +60,13 @@ class Churn:
             )
         return self._events(machines, until_s, np.random.default_rng([seed, 1]))
 
-    def _events(self, machines: int, until_s: float, draw: np.random.Generator) -> Iterator[Event]:
+    def _events(self, machines: int, until_s: float, draw: np.random.Generator) -> Iterator[ChurnEvent]:
         # Only the next event of each machine is drawn, so that later events take no memory.
         first = draw.exponential(self.mean_up_s, machines)
-        coming = [Event(float(time_s), machine, is_up=False) for machine, time_s in enumerate(first)]
+        coming = [ChurnEvent(float(time_s), machine, is_up=False) for machine, time_s in enumerate(first)]
         heapify(coming)
         while coming and coming[0].time_s < until_s:
             event = coming[0]
             yield event
             lasts_s = draw.exponential(self.mean_down_s if not event.is_up else self.mean_up_s)
-            heapreplace(coming, Event(event.time_s + lasts_s, event.machine, not event.is_up))
+            heapreplace(coming, ChurnEvent(event.time_s + lasts_s, event.machine, not event.is_up))

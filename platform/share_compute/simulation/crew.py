@@ -27,7 +27,7 @@ from share_compute.planning.cost.schedule_simulator import simulate_step
 from share_compute.planning.network.regions import complete
 from share_compute.planning.planner import solve
 from share_compute.planning.search.partitioning import load_strategy
-from share_compute.planning.search.problem import Problem
+from share_compute.planning.search.problem import SearchProblem
 from share_compute.planning.search.strategies import AutoPartitioning, DynamicProgrammingPartitioning
 from share_compute.specification import TrainJob
 from share_compute.topology import Topology
@@ -144,7 +144,7 @@ class Crew:
         if isinstance(strategy, AutoPartitioning) and len(machines) > _LEAST_CANDIDATES:
             # `AutoPartitioning` takes many seconds, and a simulated day has many searches.
             strategy = DynamicProgrammingPartitioning()
-        problem = Problem(part, stages=asked.stages, members_per_stage=asked.members_per_stage)
+        problem = SearchProblem(part, stages=asked.stages, members_per_stage=asked.members_per_stage)
         try:
             fitting = [one.layout for one in strategy.place(problem) if part.fits(one.layout)]
         except PlanInfeasible:

@@ -8,7 +8,7 @@ from collections import defaultdict
 import numpy as np
 
 from share_compute.simulation.report import Hours
-from share_compute.simulation.rules import Pause
+from share_compute.simulation.rules import Downtime
 
 _CURVE_POINTS = 60
 _NEARLY = 1e-9
@@ -25,7 +25,7 @@ class Ledger:
         self._duration_s = duration_s
         self._hours: defaultdict[str, float] = defaultdict(float)
         self._curve = np.zeros(_CURVE_POINTS)
-        self._since_s, self._pause, self._carried = 0.0, Pause(), 0.0
+        self._since_s, self._pause, self._carried = 0.0, Downtime(), 0.0
         self.step_s = math.inf
         """Step time of the present epoch, in seconds; infinite while there is no plan."""
         self.committed = self.lost = 0
@@ -45,7 +45,7 @@ class Ledger:
         """Committed steps per second, in each of `_CURVE_POINTS` equal parts of the time."""
         return tuple(float(steps) * _CURVE_POINTS / self._duration_s for steps in self._curve)
 
-    def open(self, now_s: float, step_s: float, pause: Pause, carried: float) -> None:
+    def open(self, now_s: float, step_s: float, pause: Downtime, carried: float) -> None:
         """Begin an epoch.
 
         Args:

@@ -18,7 +18,7 @@ from share_compute.planning.cost.layout import Layout, StageLayout
 from share_compute.planning.drift import moving
 
 
-class Pause(NamedTuple):
+class Downtime(NamedTuple):
     """Time for which no step is computed, by reason, in seconds."""
 
     noticing_s: float = 0.0
@@ -60,7 +60,7 @@ class Rules(Protocol):
             new: layout after it; None if no machines can hold the job now.
         """
 
-    def pause(self, cost: TrainingCost, change: Change) -> Pause:
+    def pause(self, cost: TrainingCost, change: Change) -> Downtime:
         """Return the pause of training between two epochs."""
 
 
@@ -86,10 +86,10 @@ class EpochRules:
             return in_progress
         return in_progress * max(_left(*stages) for stages in zip(old.stages, new.stages, strict=True))
 
-    def pause(self, cost: TrainingCost, change: Change) -> Pause:
+    def pause(self, cost: TrainingCost, change: Change) -> Downtime:
         """Return the time to detect the death, to plan, and to fetch the state that new holders lack."""
         fetched_s = fetching_s(cost, change.old, change.new, change.gone) if change.old else 0.0
-        return Pause(
+        return Downtime(
             noticing_s=self.noticing_s if change.is_death else 0.0,
             planning_s=self.search_s if change.is_search else self.replace_s,
             moving_s=self.start_s + fetched_s,

@@ -21,11 +21,11 @@ import numpy as np
 from share_compute.errors import UserError
 from share_compute.models.profiles.profile import ModelProfile
 from share_compute.planning.cost.layout import Layout
-from share_compute.simulation.churn import Churn, Event
+from share_compute.simulation.churn import Churn, ChurnEvent
 from share_compute.simulation.crew import Crew
 from share_compute.simulation.ledger import Ledger
 from share_compute.simulation.report import SimulationReport
-from share_compute.simulation.rules import Change, EpochRules, Pause, Rules
+from share_compute.simulation.rules import Change, Downtime, EpochRules, Rules
 from share_compute.specification import TrainJob
 from share_compute.topology import Topology
 
@@ -111,12 +111,12 @@ class _Run:
         self._areas: defaultdict[str, float] = defaultdict(float)
         self._seen_s = 0.0
         self._best_step_s = math.inf
-        self._open(0.0, self._layout, Pause(), 0.0)
+        self._open(0.0, self._layout, Downtime(), 0.0)
         self._first_step_s = self._ledger.step_s
 
     # -- events --------------------------------------------------------------------------------------------------
 
-    def take(self, event: Event) -> None:
+    def take(self, event: ChurnEvent) -> None:
         """Process an event: a machine leaves or returns."""
         now_s, machine, is_up = event
         self._move_until(now_s)
@@ -158,7 +158,7 @@ class _Run:
         self._ledger.lose(redone)
         if layout is None:
             self._is_running, self._looked_s = False, now_s
-            self._ledger.open(now_s, math.inf, Pause(), done - redone)
+            self._ledger.open(now_s, math.inf, Downtime(), done - redone)
         else:
             self._change(now_s, layout, done - redone, is_death=True, is_search=is_search)
 
@@ -215,7 +215,7 @@ class _Run:
         change = Change(self._holders, layout, frozenset(self._gone), is_death=is_death, is_search=is_search)
         self._open(now_s, layout, self._rules.pause(self._crew.cost, change), carried)
 
-    def _open(self, now_s: float, layout: Layout, pause: Pause, carried: float) -> None:
+    def _open(self, now_s: float, layout: Layout, pause: Downtime, carried: float) -> None:
         self._layout = layout
         self._ledger.open(now_s, self._crew.step_s(layout), pause, carried)
         self._best_step_s = min(self._best_step_s, self._ledger.step_s)

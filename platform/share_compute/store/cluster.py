@@ -14,25 +14,25 @@ from sqlalchemy.orm import Session, aliased
 from share_compute.lifecycle.states import ContributorState
 from share_compute.store.contributors import REMEMBERED, here_since
 from share_compute.store.database.database import Database
-from share_compute.store.database.tables import Contributor, Deployment, Invite, Job
+from share_compute.store.database.tables import ContributorRow, DeploymentRow, InviteRow, JobRow
 from share_compute.store.records import GlanceRecord, HeldRecord
 from share_compute.store.work import parts
 from share_compute.topology import BASE_DTYPE, HEAD
 
 _COLUMNS = (
-    Contributor.id,
-    Contributor.name,
-    Contributor.state,
-    Contributor.reason,
-    Contributor.host,
-    Contributor.limits,
-    cast(Contributor.capacity, Text).label("capacity"),
-    cast(Contributor.links, Text).label("links"),
-    Contributor.job_id,
-    Contributor.deployment_id,
-    Contributor.joined_at,
-    Contributor.last_seen_at,
-    Contributor.left_at,
+    ContributorRow.id,
+    ContributorRow.name,
+    ContributorRow.state,
+    ContributorRow.reason,
+    ContributorRow.host,
+    ContributorRow.limits,
+    cast(ContributorRow.capacity, Text).label("capacity"),
+    cast(ContributorRow.links, Text).label("links"),
+    ContributorRow.job_id,
+    ContributorRow.deployment_id,
+    ContributorRow.joined_at,
+    ContributorRow.last_seen_at,
+    ContributorRow.left_at,
 )
 
 
@@ -50,9 +50,9 @@ class ClusterRows:
 
     def glance(self, contributor_ids: Collection[str] | None = None) -> list[GlanceRecord]:
         """Return the given machines, or all except those gone for more than a day, in the order they joined."""
-        query = select(*_COLUMNS).order_by(Contributor.joined_at, Contributor.id)
+        query = select(*_COLUMNS).order_by(ContributorRow.joined_at, ContributorRow.id)
         if contributor_ids is not None:
-            query = query.where(Contributor.id.in_(contributor_ids))
+            query = query.where(ContributorRow.id.in_(contributor_ids))
         else:
             query = query.where(here_since(self._clock() - REMEMBERED))
         with self._database.read() as session:
@@ -63,23 +63,23 @@ class ClusterRows:
 
     def links(self, states: Collection[ContributorState]) -> list[tuple[str, str | None, Any]]:
         """Return (id, address, links) of measured machines in these states, in the order they joined."""
-        query = select(Contributor.id, Contributor.address, Contributor.links)
+        query = select(ContributorRow.id, ContributorRow.address, ContributorRow.links)
         query = query.where(
-            Contributor.state.in_([state.value for state in states]), Contributor.capacity.is_not(None)
+            ContributorRow.state.in_([state.value for state in states]), ContributorRow.capacity.is_not(None)
         )
         with self._database.read() as session:
-            rows = session.execute(query.order_by(Contributor.joined_at, Contributor.id))
+            rows = session.execute(query.order_by(ContributorRow.joined_at, ContributorRow.id))
             return [(row.id, row.address, row.links) for row in rows]
 
 
 def _owners(session: Session, contributor_ids: Collection[str] | None) -> dict[str, str]:
     """Return {contributor id: label of its invite}, without contributors whose invite has no label."""
-    first = aliased(Contributor)
-    query = select(Contributor.id, Invite.label)
-    query = query.join(first, first.id == func.coalesce(Contributor.sibling_of, Contributor.id))
-    query = query.join(Invite, Invite.id == first.invite_id)
+    first = aliased(ContributorRow)
+    query = select(ContributorRow.id, InviteRow.label)
+    query = query.join(first, first.id == func.coalesce(ContributorRow.sibling_of, ContributorRow.id))
+    query = query.join(InviteRow, InviteRow.id == first.invite_id)
     if contributor_ids is not None:
-        query = query.where(Contributor.id.in_(contributor_ids))
+        query = query.where(ContributorRow.id.in_(contributor_ids))
     return {machine: label for machine, label in session.execute(query) if label}
 
 
@@ -89,14 +89,14 @@ def _held(session: Session, rows: Iterable[Any]) -> dict[str, HeldRecord]:
     deployments = {row.id: row.deployment_id for row in rows if row.deployment_id}
     held: dict[str, HeldRecord] = {}
     if jobs:
-        planned = select(Job.id, Job.name, Job.plan).where(Job.id.in_(set(jobs.values())))
+        planned = select(JobRow.id, JobRow.name, JobRow.plan).where(JobRow.id.in_(set(jobs.values())))
         found = {row.id: (row.name, parts(row.plan) if row.plan else {}) for row in session.execute(planned)}
         for machine, job in jobs.items():
             name, part = found.get(job, ("", {}))
             held[machine] = HeldRecord(job_id=job, name=name, **part.get(machine, {}))
     if deployments:
-        placed = select(Deployment.id, Deployment.name, Deployment.plans).where(
-            Deployment.id.in_(set(deployments.values()))
+        placed = select(DeploymentRow.id, DeploymentRow.name, DeploymentRow.plans).where(
+            DeploymentRow.id.in_(set(deployments.values()))
         )
         laid = {row.id: (row.name, parts(*row.plans)) for row in session.execute(placed)}
         for machine, deployment in deployments.items():

@@ -16,7 +16,7 @@ from share_compute.lifecycle.states import GONE, ContributorState
 from share_compute.protocol.doubts import quarantines
 from share_compute.store.cursors import read_cursor, write_cursor
 from share_compute.store.database.database import Database
-from share_compute.store.database.tables import Contributor, Event, Invite
+from share_compute.store.database.tables import ContributorRow, EventRow, InviteRow
 from share_compute.store.events import add_event
 from share_compute.store.invites import check_limits, usable_invite
 from share_compute.store.records import ContributorRecord, PresenceRecord
@@ -94,7 +94,7 @@ class Contributors:
                     f"this host joined with {len(family)} devices, the most for one invite", hint=hint
                 )
             first = next(row for row in family if row.sibling_of is None)
-            invite = session.get(Invite, first.invite_id) if first.invite_id is not None else None
+            invite = session.get(InviteRow, first.invite_id) if first.invite_id is not None else None
             if invite is not None:
                 check_limits(invite, limits)
             row, key = _add(
@@ -127,13 +127,15 @@ class Contributors:
             limit: maximum number of contributors to return.
             cursor: end of the previous page; None for the first page.
         """
-        query = select(Contributor).order_by(Contributor.joined_at, Contributor.id).limit(limit + 1)
+        query = select(ContributorRow).order_by(ContributorRow.joined_at, ContributorRow.id).limit(limit + 1)
         if states is not None:
-            query = query.where(Contributor.state.in_([state.value for state in states]))
+            query = query.where(ContributorRow.state.in_([state.value for state in states]))
         else:
             query = query.where(here_since(self._clock() - REMEMBERED))
         if cursor is not None:
-            query = query.where(tuple_(Contributor.joined_at, Contributor.id) > tuple_(*read_cursor(cursor)))
+            query = query.where(
+                tuple_(ContributorRow.joined_at, ContributorRow.id) > tuple_(*read_cursor(cursor))
+            )
         with self._database.read() as session:
             found = [ContributorRecord.model_validate(row) for row in session.scalars(query)]
         page = found[:limit]
@@ -144,8 +146,12 @@ class Contributors:
 
         Unlike `list` it reads no measurements, so it can be polled often in a large cluster.
         """
-        columns = [getattr(Contributor, name) for name in PresenceRecord.model_fields]
-        query = select(*columns).where(here_since(gone_since)).order_by(Contributor.joined_at, Contributor.id)
+        columns = [getattr(ContributorRow, name) for name in PresenceRecord.model_fields]
+        query = (
+            select(*columns)
+            .where(here_since(gone_since))
+            .order_by(ContributorRow.joined_at, ContributorRow.id)
+        )
         with self._database.read() as session:
             return [PresenceRecord.model_validate(row) for row in session.execute(query)]
 
@@ -161,25 +167,29 @@ class Contributors:
             states: only contributors in one of these states.
             ids: only contributors with one of these ids.
         """
-        query = select(Contributor).order_by(Contributor.joined_at, Contributor.id)
+        query = select(ContributorRow).order_by(ContributorRow.joined_at, ContributorRow.id)
         if ids is not None:
-            query = query.where(Contributor.id.in_(ids))
+            query = query.where(ContributorRow.id.in_(ids))
         if states is not None:
-            query = query.where(Contributor.state.in_([state.value for state in states]))
+            query = query.where(ContributorRow.state.in_([state.value for state in states]))
         with self._database.read() as session:
             return [ContributorRecord.model_validate(row) for row in session.scalars(query)]
 
     def counts(self) -> dict[ContributorState, int]:
         """Return the number of contributors in each state."""
         with self._database.read() as session:
-            rows = session.execute(select(Contributor.state, func.count()).group_by(Contributor.state)).all()
+            rows = session.execute(
+                select(ContributorRow.state, func.count()).group_by(ContributorRow.state)
+            ).all()
         found = {ContributorState(state): count for state, count in rows}
         return {state: found.get(state, 0) for state in ContributorState}
 
     def names(self, ids: Collection[str]) -> dict[str, str]:
         """Return the names of contributors by their ids, including those that left long ago."""
         with self._database.read() as session:
-            rows = session.execute(select(Contributor.id, Contributor.name).where(Contributor.id.in_(ids)))
+            rows = session.execute(
+                select(ContributorRow.id, ContributorRow.name).where(ContributorRow.id.in_(ids))
+            )
             return {contributor_id: name for contributor_id, name in rows}  # noqa: C416 - rows are no pairs to mypy
 
     def authorize(self, contributor_id: str, key: str) -> ContributorRecord:
@@ -188,7 +198,7 @@ class Contributors:
         The error does not reveal whether the contributor exists.
         """
         with self._database.read() as session:
-            row = session.get(Contributor, contributor_id)
+            row = session.get(ContributorRow, contributor_id)
             if row is None or not matches(key, row.key_hash):
                 raise NotAuthorized(
                     "this is not the key of this contributor", hint="join again with a new invite"
@@ -198,7 +208,7 @@ class Contributors:
     def of_key(self, key: str) -> ContributorRecord | None:
         """Return the contributor that a key belongs to, or None."""
         with self._database.read() as session:
-            row = session.scalar(select(Contributor).where(Contributor.key_hash == digest(key)))
+            row = session.scalar(select(ContributorRow).where(ContributorRow.key_hash == digest(key)))
             return None if row is None else ContributorRecord.model_validate(row)
 
     def seen(self, contributor_id: str) -> None:
@@ -365,7 +375,7 @@ class Contributors:
             row.node_id, row.address, row.last_seen_at = None, None, now
             row.versions = versions or row.versions
             row.limits = limits or row.limits
-            invite = session.get(Invite, row.invite_id) if row.invite_id else None
+            invite = session.get(InviteRow, row.invite_id) if row.invite_id else None
             if invite is not None:
                 check_limits(invite, row.limits)
             _move(session, row, ContributorState.joining, "it comes back", now)
@@ -384,13 +394,13 @@ def note_offence(
         job_id: id of the job in which it happened.
         offence: the reported offence.
     """
-    row = session.get(Contributor, contributor_id)
+    row = session.get(ContributorRow, contributor_id)
     if row is None:
         return
     earlier = session.scalars(
-        select(Event.data)
-        .where(Event.contributor_id == row.id, Event.kind == "offence")
-        .order_by(Event.seq.desc())
+        select(EventRow.data)
+        .where(EventRow.contributor_id == row.id, EventRow.kind == "offence")
+        .order_by(EventRow.seq.desc())
         .limit(row.offences)  # the operator cleared older offences
     ).all()
     row.offences += 1
@@ -412,7 +422,7 @@ def note_cut(session: Session, source: str, target: str) -> None:
         source: id of the contributor at which the link begins.
         target: id of the contributor at which it ends.
     """
-    row = session.get(Contributor, source)
+    row = session.get(ContributorRow, source)
     if row is not None and row.links is not None:
         row.links = [
             *(link for link in row.links if link["target"] != target),
@@ -425,10 +435,10 @@ def here_since(moment: datetime) -> ColumnElement[bool]:
 
     A machine that was lost and joined with a new invite has a new row, which replaces its older ones.
     """
-    other = aliased(Contributor)
-    is_later = or_(other.left_at.is_(None), other.left_at > Contributor.left_at)
-    is_outdated = exists().where(other.name == Contributor.name, other.id != Contributor.id, is_later)
-    return or_(Contributor.left_at.is_(None), and_(Contributor.left_at >= moment, ~is_outdated))
+    other = aliased(ContributorRow)
+    is_later = or_(other.left_at.is_(None), other.left_at > ContributorRow.left_at)
+    is_outdated = exists().where(other.name == ContributorRow.name, other.id != ContributorRow.id, is_later)
+    return or_(ContributorRow.left_at.is_(None), and_(ContributorRow.left_at >= moment, ~is_outdated))
 
 
 def _add(
@@ -441,11 +451,11 @@ def _add(
     limits: dict[str, Any],
     sibling_of: str | None = None,
     invite_id: str | None = None,
-) -> tuple[Contributor, str]:
+) -> tuple[ContributorRow, str]:
     """Add the row of a new contributor; return the row and its key."""
     _refuse_taken_name(session, name)
     key = new_key("scc")
-    row = Contributor(
+    row = ContributorRow(
         id=new_id("con"),
         name=name,
         key_hash=digest(key),
@@ -465,16 +475,16 @@ def _add(
     return row, key
 
 
-def _family(session: Session, contributor_id: str) -> Sequence[Contributor]:
+def _family(session: Session, contributor_id: str) -> Sequence[ContributorRow]:
     """Return the contributors of one host that joined with the same invite as this one, including it."""
     row = _row(session, contributor_id)
     first = row.sibling_of or row.id
     return session.scalars(
-        select(Contributor).where(or_(Contributor.id == first, Contributor.sibling_of == first))
+        select(ContributorRow).where(or_(ContributorRow.id == first, ContributorRow.sibling_of == first))
     ).all()
 
 
-def _drain(session: Session, row: Contributor, reason: str, now: datetime) -> None:
+def _drain(session: Session, row: ContributorRow, reason: str, now: datetime) -> None:
     if row.state in GONE:
         return
     there = row.node_id is not None
@@ -482,9 +492,11 @@ def _drain(session: Session, row: Contributor, reason: str, now: datetime) -> No
 
 
 def _refuse_taken_name(session: Session, name: str, *, but: str | None = None) -> None:
-    live = Contributor.state.not_in([state.value for state in GONE])
+    live = ContributorRow.state.not_in([state.value for state in GONE])
     other = session.scalar(
-        select(Contributor.id).where(Contributor.name == name, live, Contributor.id.is_distinct_from(but))
+        select(ContributorRow.id).where(
+            ContributorRow.name == name, live, ContributorRow.id.is_distinct_from(but)
+        )
     )
     if other is not None:
         raise Conflict(
@@ -494,8 +506,8 @@ def _refuse_taken_name(session: Session, name: str, *, but: str | None = None) -
         )
 
 
-def _row(session: Session, contributor_id: str) -> Contributor:
-    row = session.get(Contributor, contributor_id)
+def _row(session: Session, contributor_id: str) -> ContributorRow:
+    row = session.get(ContributorRow, contributor_id)
     if row is None:
         raise NotFound(
             f"there is no contributor {contributor_id}", hint="share-compute contributors lists them"
@@ -503,7 +515,7 @@ def _row(session: Session, contributor_id: str) -> Contributor:
     return row
 
 
-def _move(session: Session, row: Contributor, state: ContributorState, reason: str, now: datetime) -> None:
+def _move(session: Session, row: ContributorRow, state: ContributorState, reason: str, now: datetime) -> None:
     before, row.state, row.reason = row.state, state.value, reason
     row.left_at = (row.left_at or now) if state in GONE else None
     if state in GONE:

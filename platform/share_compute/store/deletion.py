@@ -20,7 +20,14 @@ from share_compute.lifecycle.deployment_states import LIVE, DeploymentState
 from share_compute.lifecycle.folders import job_folder
 from share_compute.lifecycle.states import JobState
 from share_compute.store.database.database import Database
-from share_compute.store.database.tables import Artifact, Deployment, Event, Job, Metric, Removal
+from share_compute.store.database.tables import (
+    ArtifactRow,
+    DeploymentRow,
+    EventRow,
+    JobRow,
+    MetricRow,
+    RemovalRow,
+)
 from share_compute.store.deployments import deployment_row
 from share_compute.store.events import DEPLOYMENT, add_event
 from share_compute.store.jobs import ask_to_stop, job_row
@@ -97,40 +104,40 @@ class Deletions:
                     f"deployment {row.name} is {row.state}; only one that is over can be forgotten",
                     hint=f"take it down first: share-compute undeploy {row.name}",
                 )
-            told = (Event.job_id.is_(None), Event.kind == DEPLOYMENT)
-            session.execute(delete(Event).where(*told, Event.data["id"].as_string() == row.id))
+            told = (EventRow.job_id.is_(None), EventRow.kind == DEPLOYMENT)
+            session.execute(delete(EventRow).where(*told, EventRow.data["id"].as_string() == row.id))
             session.delete(row)
             _tell(session, now, deployment=row.id, name=row.name)
 
     def due(self) -> list[str]:
         """Return the ids of jobs that are over now and whose deletion was requested while they ran."""
-        asked = Job.delete_requested_at.is_not(None)
+        asked = JobRow.delete_requested_at.is_not(None)
         with self._database.read() as session:
-            return list(session.scalars(select(Job.id).where(asked, Job.state.in_(FINAL_JOBS))))
+            return list(session.scalars(select(JobRow.id).where(asked, JobRow.state.in_(FINAL_JOBS))))
 
     def folders(self) -> list[Path]:
         """Return the folders to remove, except those in which an artifact was made again since."""
-        query = select(Removal.path).where(Removal.path.not_in(select(Artifact.path)))
+        query = select(RemovalRow.path).where(RemovalRow.path.not_in(select(ArtifactRow.path)))
         with self._database.read() as session:
             return [Path(path) for path in session.scalars(query)]
 
     def removed(self, folder: Path) -> None:
         """Delete the record of a folder that was removed."""
         with self._database.write() as session:
-            session.execute(delete(Removal).where(Removal.path == str(folder)))
+            session.execute(delete(RemovalRow).where(RemovalRow.path == str(folder)))
 
 
-def delete_job(session: Session, row: Job, data_folder: Path, now: datetime) -> None:
+def delete_job(session: Session, row: JobRow, data_folder: Path, now: datetime) -> None:
     """Delete the rows of a job that is over, in the caller's transaction."""
     require_unused(session, row.id)
-    for table in (Event, Metric, Artifact):
+    for table in (EventRow, MetricRow, ArtifactRow):
         session.execute(delete(table).where(table.job_id == row.id))
     session.delete(row)
     remove_folder(session, job_folder(data_folder, row.kind, row.id), now)
     _tell(session, now, job=row.id, name=row.name)
 
 
-def delete_artifact(session: Session, row: Artifact, now: datetime) -> None:
+def delete_artifact(session: Session, row: ArtifactRow, now: datetime) -> None:
     """Delete the row of an artifact, in the caller's transaction."""
     require_unused(session, row.job_id)
     session.delete(row)
@@ -143,7 +150,7 @@ def delete_artifact(session: Session, row: Artifact, now: datetime) -> None:
 def remove_folder(session: Session, folder: Path, now: datetime) -> None:
     """Record, in the caller's transaction, that a folder is to be removed."""
     dialect = sqlite if session.get_bind().dialect.name == "sqlite" else postgresql
-    row = dialect.insert(Removal).values(path=str(folder), asked_at=now)
+    row = dialect.insert(RemovalRow).values(path=str(folder), asked_at=now)
     session.execute(row.on_conflict_do_nothing())
 
 
@@ -165,12 +172,12 @@ def user_of(session: Session, job_id: str) -> str | None:
     """
     live = [state.value for state in LIVE]
     for name, spec in session.execute(
-        select(Deployment.name, Deployment.spec).where(Deployment.state.in_(live))
+        select(DeploymentRow.name, DeploymentRow.spec).where(DeploymentRow.state.in_(live))
     ):
         if _names(spec, job_id):
             return f"deployment {name}"
-    unfinished = (Job.state.not_in(FINAL_JOBS), Job.id != job_id)
-    for other, spec in session.execute(select(Job.id, Job.spec).where(*unfinished)):
+    unfinished = (JobRow.state.not_in(FINAL_JOBS), JobRow.id != job_id)
+    for other, spec in session.execute(select(JobRow.id, JobRow.spec).where(*unfinished)):
         if _names(spec, job_id):
             return f"job {other}"
     return None

@@ -16,7 +16,7 @@ from share_compute.planning.plan import Plan
 from share_compute.specification import ReplicasSpec, ServeJob
 from share_compute.store.cursors import read_cursor, write_cursor
 from share_compute.store.database.database import Database
-from share_compute.store.database.tables import Deployment
+from share_compute.store.database.tables import DeploymentRow
 from share_compute.store.events import DEPLOYMENT, add_event
 from share_compute.store.records import DeploymentRecord
 from share_compute.store.secret import new_id
@@ -53,7 +53,7 @@ class Deployments:
                     f"a deployment named {spec.name} is up already ({twin.id}, {twin.state})",
                     hint=f"choose another name, or take it down first: share-compute undeploy {spec.name}",
                 )
-            row = Deployment(
+            row = DeploymentRow(
                 id=new_id("dep"),
                 owner=owner,
                 name=spec.name,
@@ -97,11 +97,13 @@ class Deployments:
             limit: maximum number of deployments to return.
             cursor: end of the previous page; None for the first page.
         """
-        wanted = Deployment.state.in_([state.value for state in states])
-        query = select(Deployment).where(wanted).limit(limit + 1)
-        query = query.order_by(Deployment.created_at.desc(), Deployment.id.desc())
+        wanted = DeploymentRow.state.in_([state.value for state in states])
+        query = select(DeploymentRow).where(wanted).limit(limit + 1)
+        query = query.order_by(DeploymentRow.created_at.desc(), DeploymentRow.id.desc())
         if cursor is not None:
-            query = query.where(tuple_(Deployment.created_at, Deployment.id) < tuple_(*read_cursor(cursor)))
+            query = query.where(
+                tuple_(DeploymentRow.created_at, DeploymentRow.id) < tuple_(*read_cursor(cursor))
+            )
         with self._database.read() as session:
             found = [DeploymentRecord.model_validate(row) for row in session.scalars(query)]
         page = found[:limit]
@@ -110,9 +112,9 @@ class Deployments:
     def failed_since(self, moment: datetime) -> list[DeploymentRecord]:
         """Return the deployments that failed at ``moment`` or later, newest failure first."""
         query = (
-            select(Deployment)
-            .where(Deployment.state == DeploymentState.failed.value, Deployment.ended_at >= moment)
-            .order_by(Deployment.ended_at.desc(), Deployment.id)
+            select(DeploymentRow)
+            .where(DeploymentRow.state == DeploymentState.failed.value, DeploymentRow.ended_at >= moment)
+            .order_by(DeploymentRow.ended_at.desc(), DeploymentRow.id)
         )
         with self._database.read() as session:
             return [DeploymentRecord.model_validate(row) for row in session.scalars(query)]
@@ -240,20 +242,22 @@ class Deployments:
 
     def list(self, states: Collection[DeploymentState] = LIVE) -> list[DeploymentRecord]:
         """Return the deployments in these states, oldest first; default: the live ones."""
-        wanted = Deployment.state.in_([state.value for state in states])
-        query = select(Deployment).where(wanted).order_by(Deployment.created_at, Deployment.id)
+        wanted = DeploymentRow.state.in_([state.value for state in states])
+        query = select(DeploymentRow).where(wanted).order_by(DeploymentRow.created_at, DeploymentRow.id)
         with self._database.read() as session:
             return [DeploymentRecord.model_validate(row) for row in session.scalars(query)]
 
 
-def _up(session: Session, name: str) -> Deployment | None:
-    return session.scalar(select(Deployment).where(Deployment.name == name, Deployment.state.in_(_LIVE)))
+def _up(session: Session, name: str) -> DeploymentRow | None:
+    return session.scalar(
+        select(DeploymentRow).where(DeploymentRow.name == name, DeploymentRow.state.in_(_LIVE))
+    )
 
 
-def deployment_row(session: Session, key: str) -> Deployment:
+def deployment_row(session: Session, key: str) -> DeploymentRow:
     """Return the row with this id, else the live or newest row with this name; raise NotFound if there is none."""
-    named = select(Deployment).where(Deployment.name == key).order_by(Deployment.created_at.desc())
-    row = session.get(Deployment, key) or _up(session, key) or session.scalar(named.limit(1))
+    named = select(DeploymentRow).where(DeploymentRow.name == key).order_by(DeploymentRow.created_at.desc())
+    row = session.get(DeploymentRow, key) or _up(session, key) or session.scalar(named.limit(1))
     if row is None:
         raise NotFound(f"there is no deployment {key}", hint="share-compute deployments lists them")
     return row
@@ -261,7 +265,7 @@ def deployment_row(session: Session, key: str) -> Deployment:
 
 def _move(
     session: Session,
-    row: Deployment,
+    row: DeploymentRow,
     state: DeploymentState,
     reason: str,
     now: datetime,
@@ -278,6 +282,6 @@ def _move(
     _tell(session, row, before, now)
 
 
-def _tell(session: Session, row: Deployment, before: str | None, now: datetime, **more: Any) -> None:
+def _tell(session: Session, row: DeploymentRow, before: str | None, now: datetime, **more: Any) -> None:
     data = {"id": row.id, "name": row.name, "state": row.state, "from": before, "reason": row.reason, **more}
     add_event(session, DEPLOYMENT, now, data | ({"error": row.error} if row.error else {}))

@@ -10,7 +10,7 @@ from sqlalchemy import func, insert, select
 from sqlalchemy.orm import Session
 
 from share_compute.store.database.database import TOLD, Database
-from share_compute.store.database.tables import Event
+from share_compute.store.database.tables import EventRow
 from share_compute.store.records import EventRecord
 
 DEPLOYMENT = "deployment"
@@ -43,24 +43,24 @@ class Events:
 
         Events of the kinds ``without`` are left out.
         """
-        query = select(Event).where(Event.seq > seq).order_by(Event.seq).limit(limit)
+        query = select(EventRow).where(EventRow.seq > seq).order_by(EventRow.seq).limit(limit)
         if job_id is not None:
-            query = query.where(Event.job_id == job_id)
+            query = query.where(EventRow.job_id == job_id)
         if deployment_id is not None:
             # Deployment events have no job. With this condition the index skips events of jobs, nearly all rows.
-            of_it = Event.data["id"].as_string() == deployment_id
-            query = query.where(Event.job_id.is_(None), Event.kind == DEPLOYMENT, of_it)
+            of_it = EventRow.data["id"].as_string() == deployment_id
+            query = query.where(EventRow.job_id.is_(None), EventRow.kind == DEPLOYMENT, of_it)
         if contributor_id is not None:
-            query = query.where(Event.contributor_id == contributor_id)
+            query = query.where(EventRow.contributor_id == contributor_id)
         if without:
-            query = query.where(Event.kind.not_in(without))
+            query = query.where(EventRow.kind.not_in(without))
         with self._database.read() as session:
             return [EventRecord.model_validate(row) for row in session.scalars(query)]
 
     def last_seq(self) -> int:
         """Return the number of the newest event; 0 if there is none."""
         with self._database.read() as session:
-            return session.scalar(select(func.max(Event.seq))) or 0
+            return session.scalar(select(func.max(EventRow.seq))) or 0
 
 
 def add_event(
@@ -75,7 +75,7 @@ def add_event(
     """Write one event in the transaction of the change that it reports; ``job`` is the job's id and attempt."""
     job_id, attempt = job or (None, None)
     session.add(
-        Event(kind=kind, at=at, data=data, job_id=job_id, attempt=attempt, contributor_id=contributor_id)
+        EventRow(kind=kind, at=at, data=data, job_id=job_id, attempt=attempt, contributor_id=contributor_id)
     )
     # Flush each event alone, so that event numbers follow the order of the calls.
     session.flush()
@@ -89,5 +89,5 @@ def add_job_events(
     job_id, attempt = job
     if rows:
         common = {"at": at, "job_id": job_id, "attempt": attempt}
-        session.execute(insert(Event), [{"kind": kind, "data": data, **common} for kind, data in rows])
+        session.execute(insert(EventRow), [{"kind": kind, "data": data, **common} for kind, data in rows])
         session.info[TOLD] = True

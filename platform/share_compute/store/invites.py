@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 from share_compute.errors import InviteExpired, InviteRevoked, InviteUnknown, InviteUsed, NotFound, UserError
 from share_compute.quantities import bytes_text, listed
 from share_compute.store.database.database import Database
-from share_compute.store.database.tables import Contributor, Invite
+from share_compute.store.database.tables import ContributorRow, InviteRow
 from share_compute.store.records import InviteRecord, InviteState, invite_state
 from share_compute.store.secret import digest, new_id, new_invite_code, plain_invite_code
 
@@ -45,7 +45,7 @@ class Invites:
         code = new_invite_code()
         now = self._clock()
         with self._database.write() as session:
-            row = Invite(
+            row = InviteRow(
                 id=new_id("inv"),
                 code_hash=digest(plain_invite_code(code)),
                 label=label,
@@ -61,7 +61,9 @@ class Invites:
     def list(self) -> list[InviteRecord]:
         """Return all invites, newest first."""
         with self._database.read() as session:
-            rows = session.scalars(select(Invite).order_by(Invite.created_at.desc(), Invite.id)).all()
+            rows = session.scalars(
+                select(InviteRow).order_by(InviteRow.created_at.desc(), InviteRow.id)
+            ).all()
             return _records(session, rows)
 
     def check(self, code: str) -> InviteRecord:
@@ -81,7 +83,7 @@ class Invites:
             InviteUsed: the invite has no use left.
         """
         with self._database.write() as session:
-            row = session.get(Invite, invite_id)
+            row = session.get(InviteRow, invite_id)
             if row is None:
                 raise NotFound(f"there is no invite {invite_id}", hint="share-compute invite list shows them")
             used_by = _record(session, row).used_by
@@ -94,9 +96,9 @@ class Invites:
             return _record(session, row)
 
 
-def usable_invite(session: Session, code: str, now: datetime) -> Invite:
+def usable_invite(session: Session, code: str, now: datetime) -> InviteRow:
     """Return the row of a code that can be used at ``now``, or raise the error that says why it cannot."""
-    row = session.scalar(select(Invite).where(Invite.code_hash == digest(plain_invite_code(code))))
+    row = session.scalar(select(InviteRow).where(InviteRow.code_hash == digest(plain_invite_code(code))))
     if row is None:
         raise InviteUnknown("no invite has this code", hint="check the code for typing errors, or " + _HINT)
     state = invite_state(_record(session, row), now)
@@ -110,7 +112,7 @@ def usable_invite(session: Session, code: str, now: datetime) -> Invite:
     return row
 
 
-def check_limits(invite: Invite, limits: dict[str, Any]) -> None:
+def check_limits(invite: InviteRow, limits: dict[str, Any]) -> None:
     """Raise UserError if a machine lends more than its invite allows."""
     lent, most = limits.get("memory_bytes", 0), invite.memory_bytes
     if most is not None and lent > most:
@@ -120,14 +122,16 @@ def check_limits(invite: Invite, limits: dict[str, Any]) -> None:
         )
 
 
-def _record(session: Session, row: Invite) -> InviteRecord:
+def _record(session: Session, row: InviteRow) -> InviteRecord:
     return _records(session, [row])[0]
 
 
-def _records(session: Session, rows: Sequence[Invite]) -> list[InviteRecord]:
+def _records(session: Session, rows: Sequence[InviteRow]) -> list[InviteRecord]:
     joined: dict[str | None, list[tuple[str, datetime]]] = {row.id: [] for row in rows}
-    query = select(Contributor.invite_id, Contributor.id, Contributor.joined_at)
-    query = query.where(Contributor.invite_id.in_(joined)).order_by(Contributor.joined_at, Contributor.id)
+    query = select(ContributorRow.invite_id, ContributorRow.id, ContributorRow.joined_at)
+    query = query.where(ContributorRow.invite_id.in_(joined)).order_by(
+        ContributorRow.joined_at, ContributorRow.id
+    )
     for invite_id, contributor_id, joined_at in session.execute(query):
         joined[invite_id].append((contributor_id, joined_at))
     return [

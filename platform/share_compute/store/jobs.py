@@ -15,7 +15,7 @@ from share_compute.lifecycle.states import ContributorState, JobState, check_tra
 from share_compute.specification import BATCH_KINDS, BatchJob, TrainJob
 from share_compute.store.cursors import read_cursor, write_cursor
 from share_compute.store.database.database import Database
-from share_compute.store.database.tables import Contributor, Event, Job
+from share_compute.store.database.tables import ContributorRow, EventRow, JobRow
 from share_compute.store.events import add_event
 from share_compute.store.records import JobRecord, QueuedJob
 from share_compute.store.secret import new_id
@@ -47,7 +47,7 @@ class Jobs:
         with self._database.write() as session:
             if idempotency_key is not None:
                 idempotency_key = f"{owner or ''}:{idempotency_key}"
-                twin = session.scalar(select(Job).where(Job.idempotency_key == idempotency_key))
+                twin = session.scalar(select(JobRow).where(JobRow.idempotency_key == idempotency_key))
                 if twin is not None and twin.spec != data:
                     raise Conflict(
                         f"this Idempotency-Key was used for job {twin.id}, which differs",
@@ -56,7 +56,7 @@ class Jobs:
                     )
                 if twin is not None:
                     return JobRecord.model_validate(twin)
-            row = Job(
+            row = JobRow(
                 id=new_id("job"),
                 owner=owner,
                 name=spec.name,
@@ -98,15 +98,15 @@ class Jobs:
             limit: maximum number of jobs to return.
             cursor: end of the previous page; None for the first page.
         """
-        query = select(Job).order_by(Job.created_at.desc(), Job.id.desc()).limit(limit + 1)
+        query = select(JobRow).order_by(JobRow.created_at.desc(), JobRow.id.desc()).limit(limit + 1)
         if states is not None:
-            query = query.where(Job.state.in_([state.value for state in states]))
+            query = query.where(JobRow.state.in_([state.value for state in states]))
         if kind is not None:
-            query = query.where(Job.kind == kind)
+            query = query.where(JobRow.kind == kind)
         if name is not None:
-            query = query.where(Job.name.icontains(name, autoescape=True))
+            query = query.where(JobRow.name.icontains(name, autoescape=True))
         if cursor is not None:
-            query = query.where(tuple_(Job.created_at, Job.id) < tuple_(*read_cursor(cursor)))
+            query = query.where(tuple_(JobRow.created_at, JobRow.id) < tuple_(*read_cursor(cursor)))
         with self._database.read() as session:
             found = [JobRecord.model_validate(row) for row in session.scalars(query)]
         page = found[:limit]
@@ -118,11 +118,18 @@ class Jobs:
 
     def queue(self) -> list[QueuedJob]:
         """Return all queued jobs, oldest first, with the columns that an operator needs."""
-        columns = (Job.id, Job.name, Job.kind, Job.reason, Job.attempt, Job.fruitless_attempts)
+        columns = (
+            JobRow.id,
+            JobRow.name,
+            JobRow.kind,
+            JobRow.reason,
+            JobRow.attempt,
+            JobRow.fruitless_attempts,
+        )
         query = (
-            select(*columns, Job.created_at, _attempt_began().label("began"))
-            .where(Job.state == JobState.queued.value)
-            .order_by(Job.created_at, Job.id)
+            select(*columns, JobRow.created_at, _attempt_began().label("began"))
+            .where(JobRow.state == JobState.queued.value)
+            .order_by(JobRow.created_at, JobRow.id)
         )
         with self._database.read() as session:
             rows = session.execute(query).mappings().all()
@@ -131,9 +138,9 @@ class Jobs:
     def failed_since(self, moment: datetime) -> list[JobRecord]:
         """Return the jobs that failed at ``moment`` or later, newest failure first."""
         query = (
-            select(Job)
-            .where(Job.state == JobState.failed.value, Job.finished_at >= moment)
-            .order_by(Job.finished_at.desc(), Job.id)
+            select(JobRow)
+            .where(JobRow.state == JobState.failed.value, JobRow.finished_at >= moment)
+            .order_by(JobRow.finished_at.desc(), JobRow.id)
         )
         with self._database.read() as session:
             return [JobRecord.model_validate(row) for row in session.scalars(query)]
@@ -148,19 +155,19 @@ class Jobs:
 
     def _in_order(self, states: Collection[JobState], kinds: Collection[str] | None) -> list[JobRecord]:
         query = (
-            select(Job)
-            .where(Job.state.in_([state.value for state in states]))
-            .order_by(Job.created_at, Job.id)
+            select(JobRow)
+            .where(JobRow.state.in_([state.value for state in states]))
+            .order_by(JobRow.created_at, JobRow.id)
         )
         if kinds is not None:
-            query = query.where(Job.kind.in_(kinds))
+            query = query.where(JobRow.kind.in_(kinds))
         with self._database.read() as session:
             return [JobRecord.model_validate(row) for row in session.scalars(query)]
 
     def counts(self) -> dict[JobState, int]:
         """Return the number of jobs in each state."""
         with self._database.read() as session:
-            rows = session.execute(select(Job.state, func.count()).group_by(Job.state)).all()
+            rows = session.execute(select(JobRow.state, func.count()).group_by(JobRow.state)).all()
         found = {JobState(state): count for state, count in rows}
         return {state: found.get(state, 0) for state in JobState}
 
@@ -186,12 +193,12 @@ class Jobs:
             now = self._clock()
             move_job(session, row, JobState.planning, reason, now)
             leased = session.execute(
-                update(Contributor)
+                update(ContributorRow)
                 .where(
-                    Contributor.id.in_(contributor_ids),
-                    Contributor.state == ContributorState.ready.value,
-                    Contributor.job_id.is_(None),
-                    Contributor.deployment_id.is_(None),
+                    ContributorRow.id.in_(contributor_ids),
+                    ContributorRow.state == ContributorState.ready.value,
+                    ContributorRow.job_id.is_(None),
+                    ContributorRow.deployment_id.is_(None),
                 )
                 .values(job_id=job_id)
             )
@@ -306,10 +313,12 @@ class Jobs:
             The jobs that are queued again.
         """
         now = self._clock()
-        active = Job.state.in_([JobState.planning.value, JobState.running.value])
-        abandoned = [active, Job.id.not_in(but), Job.kind.in_(kinds)]
+        active = JobRow.state.in_([JobState.planning.value, JobState.running.value])
+        abandoned = [active, JobRow.id.not_in(but), JobRow.kind.in_(kinds)]
         with self._database.write() as session:
-            rows = session.scalars(select(Job).where(*abandoned).order_by(Job.created_at, Job.id)).all()
+            rows = session.scalars(
+                select(JobRow).where(*abandoned).order_by(JobRow.created_at, JobRow.id)
+            ).all()
             for row in rows:
                 _again_unless_cancelled(session, row, why, now, leaves_members=True)
             return [JobRecord.model_validate(row) for row in rows if row.state == JobState.queued]
@@ -321,26 +330,26 @@ def _attempt_began() -> ScalarSelect[datetime]:
     Event numbers ascend with attempts, so both SELECTs in the query use the index.
     """
     earlier = (
-        select(Event.seq)
-        .where(Event.job_id == Job.id, Event.attempt < Job.attempt)
-        .order_by(Event.seq.desc())
+        select(EventRow.seq)
+        .where(EventRow.job_id == JobRow.id, EventRow.attempt < JobRow.attempt)
+        .order_by(EventRow.seq.desc())
         .limit(1)
-        .correlate(Job)
+        .correlate(JobRow)
         .scalar_subquery()
     )
     return (
-        select(Event.at)
-        .where(Event.job_id == Job.id, Event.seq > func.coalesce(earlier, 0))
-        .order_by(Event.seq)
+        select(EventRow.at)
+        .where(EventRow.job_id == JobRow.id, EventRow.seq > func.coalesce(earlier, 0))
+        .order_by(EventRow.seq)
         .limit(1)
-        .correlate(Job)
+        .correlate(JobRow)
         .scalar_subquery()
     )
 
 
-def job_row(session: Session, job_id: str) -> Job:
+def job_row(session: Session, job_id: str) -> JobRow:
     """Return a job's row, or raise NotFound."""
-    row = session.get(Job, job_id)
+    row = session.get(JobRow, job_id)
     if row is None:
         raise NotFound(f"there is no job {job_id}", hint="share-compute jobs lists them", job=job_id)
     return row
@@ -348,7 +357,7 @@ def job_row(session: Session, job_id: str) -> Job:
 
 def move_job(
     session: Session,
-    row: Job,
+    row: JobRow,
     state: JobState,
     reason: str,
     now: datetime,
@@ -370,13 +379,13 @@ def move_job(
     if state not in (JobState.planning, JobState.running):
         row.tokens_per_s = row.tokens_per_s if state is JobState.succeeded else None
         row.cancel_requested_at = None
-        held = Contributor.job_id == row.id
+        held = ContributorRow.job_id == row.id
         tell_free(session, now, held)
-        session.execute(update(Contributor).where(held).values(job_id=None))
+        session.execute(update(ContributorRow).where(held).values(job_id=None))
     _tell(session, row, before.value, now, error=error)
 
 
-def ask_to_stop(session: Session, row: Job, now: datetime) -> None:
+def ask_to_stop(session: Session, row: JobRow, now: datetime) -> None:
     """Cancel a queued job, or ask an active one to stop, in the caller's transaction."""
     if row.state == JobState.queued:
         move_job(session, row, JobState.cancelled, "cancelled before it ran", now)
@@ -385,7 +394,7 @@ def ask_to_stop(session: Session, row: Job, now: datetime) -> None:
         add_event(session, "cancel-requested", now, {}, job=(row.id, row.attempt))
 
 
-def _require_attempt(row: Job, attempt: int) -> None:
+def _require_attempt(row: JobRow, attempt: int) -> None:
     if row.attempt != attempt:
         raise Conflict(
             f"attempt {attempt} is over: the job is {row.state} at attempt {row.attempt}",
@@ -396,7 +405,7 @@ def _require_attempt(row: Job, attempt: int) -> None:
 
 def _again_unless_cancelled(
     session: Session,
-    row: Job,
+    row: JobRow,
     why: str,
     now: datetime,
     error: dict[str, Any] | None = None,
@@ -421,7 +430,7 @@ def _again_unless_cancelled(
 
 def _again(
     session: Session,
-    row: Job,
+    row: JobRow,
     reason: str,
     now: datetime,
     error: dict[str, Any] | None = None,
@@ -435,7 +444,7 @@ def _again(
     move_job(session, row, JobState.queued, reason, now, error=error)
 
 
-def _from(row: Job) -> str:
+def _from(row: JobRow) -> str:
     if row.kind in BATCH_KINDS:
         return f"the {row.rows['done']} rows that are done" if row.rows else "the start"
     return (
@@ -444,7 +453,7 @@ def _from(row: Job) -> str:
 
 
 def _tell(
-    session: Session, row: Job, before: str | None, now: datetime, *, error: dict[str, Any] | None = None
+    session: Session, row: JobRow, before: str | None, now: datetime, *, error: dict[str, Any] | None = None
 ) -> None:
     data = {"state": row.state, "from": before, "reason": row.reason, **({"error": error} if error else {})}
     add_event(session, "state", now, data, job=(row.id, row.attempt))

@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 from share_compute.errors import Conflict, NotFound
 from share_compute.scopes import Scope, in_order
 from share_compute.store.database.database import Database
-from share_compute.store.database.tables import ApiKey
+from share_compute.store.database.tables import ApiKeyRow
 from share_compute.store.records import ApiKeyRecord
 from share_compute.store.secret import digest, matches, new_id, new_key
 
@@ -36,7 +36,7 @@ class ApiKeys:
         """Create a key with these scopes; return its record and the key, which cannot be read again."""
         key = new_key("sck")
         with self._database.write() as session:
-            row = ApiKey(
+            row = ApiKeyRow(
                 id=new_id("key"),
                 name=name,
                 key_hash=digest(key),
@@ -58,7 +58,7 @@ class ApiKeys:
         if known is not None and known[1] > now_s:
             return known[0]
         with self._database.read() as session:
-            row = session.scalar(select(ApiKey).where(ApiKey.key_hash == key_hash))
+            row = session.scalar(select(ApiKeyRow).where(ApiKeyRow.key_hash == key_hash))
             if row is None or row.revoked_at is not None or not matches(key, row.key_hash):
                 return None
             record = ApiKeyRecord.model_validate(row)
@@ -72,13 +72,13 @@ class ApiKeys:
     def valid(self, key_id: str) -> ApiKeyRecord | None:
         """Return the record of the key with this id if it is valid now, else None."""
         with self._database.read() as session:
-            row = session.get(ApiKey, key_id)
+            row = session.get(ApiKeyRow, key_id)
             return None if row is None or row.revoked_at is not None else ApiKeyRecord.model_validate(row)
 
     def list(self) -> list[ApiKeyRecord]:
         """Return all keys, oldest first."""
         with self._database.read() as session:
-            rows = session.scalars(select(ApiKey).order_by(ApiKey.created_at, ApiKey.id))
+            rows = session.scalars(select(ApiKeyRow).order_by(ApiKeyRow.created_at, ApiKeyRow.id))
             return [ApiKeyRecord.model_validate(row) for row in rows]
 
     def revoke(self, key_id: str) -> ApiKeyRecord:
@@ -89,7 +89,7 @@ class ApiKeys:
             Conflict: the key is the last valid one with the scope ``admin``.
         """
         with self._database.write() as session:
-            row = session.get(ApiKey, key_id)
+            row = session.get(ApiKeyRow, key_id)
             if row is None:
                 raise NotFound(f"there is no API key {key_id}", hint="GET /api/v1/keys lists them")
             if row.revoked_at is None:
@@ -102,8 +102,8 @@ class ApiKeys:
         return record
 
 
-def _require_another_admin(session: Session, key: ApiKey) -> None:
-    working = session.scalars(select(ApiKey).where(ApiKey.revoked_at.is_(None)))
+def _require_another_admin(session: Session, key: ApiKeyRow) -> None:
+    working = session.scalars(select(ApiKeyRow).where(ApiKeyRow.revoked_at.is_(None)))
     admins = [row.id for row in working if Scope.admin in row.scopes]
     if admins == [key.id]:
         raise Conflict(

@@ -9,7 +9,7 @@ from sqlalchemy import ColumnElement, select, update
 
 from share_compute.lifecycle.states import ContributorState
 from share_compute.store.database.database import Database
-from share_compute.store.database.tables import Contributor, Deployment
+from share_compute.store.database.tables import ContributorRow, DeploymentRow
 from share_compute.store.records import ContributorRecord
 from share_compute.store.work import tell_deployment_work, tell_free
 
@@ -24,32 +24,34 @@ class Leases:
     def take(self, deployment_id: str, contributor_ids: Collection[str]) -> list[ContributorRecord]:
         """Lease the given machines that are ready and free to a deployment; return all machines leased to it."""
         wanted = (
-            Contributor.id.in_(contributor_ids),
-            Contributor.state == ContributorState.ready.value,
-            Contributor.job_id.is_(None),
-            Contributor.deployment_id.is_(None),
+            ContributorRow.id.in_(contributor_ids),
+            ContributorRow.state == ContributorState.ready.value,
+            ContributorRow.job_id.is_(None),
+            ContributorRow.deployment_id.is_(None),
         )
         with self._database.write() as session:
-            session.execute(update(Contributor).where(*wanted).values(deployment_id=deployment_id))
-            query = select(Contributor).where(Contributor.deployment_id == deployment_id)
-            rows = session.scalars(query.order_by(Contributor.joined_at, Contributor.id)).all()
-            deployment = session.get(Deployment, deployment_id)
+            session.execute(update(ContributorRow).where(*wanted).values(deployment_id=deployment_id))
+            query = select(ContributorRow).where(ContributorRow.deployment_id == deployment_id)
+            rows = session.scalars(query.order_by(ContributorRow.joined_at, ContributorRow.id)).all()
+            deployment = session.get(DeploymentRow, deployment_id)
             if deployment is not None:
                 tell_deployment_work(session, deployment, self._clock())
             return [ContributorRecord.model_validate(row) for row in rows]
 
     def release(self, deployment_id: str, contributor_ids: Collection[str]) -> None:
         """Release the given machines of a deployment."""
-        self._release((Contributor.deployment_id == deployment_id) & Contributor.id.in_(contributor_ids))
+        self._release(
+            (ContributorRow.deployment_id == deployment_id) & ContributorRow.id.in_(contributor_ids)
+        )
 
     def release_all(self, deployment_id: str | None = None) -> None:
         """Release all machines of a deployment; without its id, the machines of all deployments."""
         if deployment_id is None:
-            self._release(Contributor.deployment_id.is_not(None))
+            self._release(ContributorRow.deployment_id.is_not(None))
         else:
-            self._release(Contributor.deployment_id == deployment_id)
+            self._release(ContributorRow.deployment_id == deployment_id)
 
     def _release(self, held: ColumnElement[bool]) -> None:
         with self._database.write() as session:
             tell_free(session, self._clock(), held)
-            session.execute(update(Contributor).where(held).values(deployment_id=None))
+            session.execute(update(ContributorRow).where(held).values(deployment_id=None))

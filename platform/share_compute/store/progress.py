@@ -35,7 +35,7 @@ from share_compute.planning.cost.timings import MachineTimings, merged
 from share_compute.planning.plan import Plan
 from share_compute.store.contributors import note_cut, note_offence
 from share_compute.store.database.database import Database
-from share_compute.store.database.tables import Artifact, Contributor, Job, Metric
+from share_compute.store.database.tables import ArtifactRow, ContributorRow, JobRow, MetricRow
 from share_compute.store.events import add_job_events
 from share_compute.store.jobs import job_row, move_job
 from share_compute.store.records import ArtifactRecord, JobRecord, MetricRecord
@@ -89,7 +89,7 @@ class Progress:
 
     def last_step(self, job_id: str) -> int:
         """Return the last reported training step over all attempts at a job; 0 if none was reported."""
-        query = select(func.max(Metric.step)).where(Metric.job_id == job_id, Metric.split == "train")
+        query = select(func.max(MetricRow.step)).where(MetricRow.job_id == job_id, MetricRow.split == "train")
         with self._database.read() as session:
             return session.scalar(query) or 0
 
@@ -105,13 +105,13 @@ class Progress:
             most: approximate maximum number of metrics of each split. If a split has more, each section of it is
                 represented by the steps with the lowest and the highest loss. The first and last step are kept.
         """
-        wanted = [Metric.job_id == job_id, Metric.step > after_step]
+        wanted = [MetricRow.job_id == job_id, MetricRow.step > after_step]
         if until_step is not None:
-            wanted.append(Metric.step <= until_step)
-        query = select(Metric).where(*wanted).order_by(Metric.step, Metric.split)
+            wanted.append(MetricRow.step <= until_step)
+        query = select(MetricRow).where(*wanted).order_by(MetricRow.step, MetricRow.split)
         if most is not None:
             told = _telling(wanted, most)
-            query = query.join(told, (told.c.split == Metric.split) & (told.c.step == Metric.step))
+            query = query.join(told, (told.c.split == MetricRow.split) & (told.c.step == MetricRow.step))
         with self._database.read() as session:
             job_row(session, job_id)
             return [MetricRecord.model_validate(row) for row in session.scalars(query)]
@@ -134,7 +134,9 @@ class Progress:
         """Return a job's artifacts sorted by name; raise NotFound if there is no such job."""
         with self._database.read() as session:
             job_row(session, job_id)
-            rows = session.scalars(select(Artifact).where(Artifact.job_id == job_id).order_by(Artifact.name))
+            rows = session.scalars(
+                select(ArtifactRow).where(ArtifactRow.job_id == job_id).order_by(ArtifactRow.name)
+            )
             return [ArtifactRecord.model_validate(row) for row in rows]
 
     def artifact(self, job_id: str, name: str) -> ArtifactRecord:
@@ -143,9 +145,9 @@ class Progress:
             return ArtifactRecord.model_validate(artifact_row(session, job_id, name))
 
 
-def artifact_row(session: Session, job_id: str, name: str) -> Artifact:
+def artifact_row(session: Session, job_id: str, name: str) -> ArtifactRow:
     """Return the row of the job's artifact with this name, or raise NotFound."""
-    row = session.scalar(select(Artifact).where(Artifact.job_id == job_id, Artifact.name == name))
+    row = session.scalar(select(ArtifactRow).where(ArtifactRow.job_id == job_id, ArtifactRow.name == name))
     if row is None:
         job = job_row(session, job_id)
         raise NotFound(
@@ -161,13 +163,13 @@ def _telling(wanted: Sequence[ColumnElement[bool]], most: int) -> Subquery:
 
     Each of ``most // 2`` sections keeps its minimum and maximum, as in min-max decimation.
     """
-    loss = Metric.data["loss"].as_float()
+    loss = MetricRow.data["loss"].as_float()
     rows = select(
-        Metric.split,
-        Metric.step,
+        MetricRow.split,
+        MetricRow.step,
         loss.label("loss"),
-        (func.row_number().over(partition_by=Metric.split, order_by=Metric.step) - 1).label("place"),
-        func.count().over(partition_by=Metric.split).label("all"),
+        (func.row_number().over(partition_by=MetricRow.split, order_by=MetricRow.step) - 1).label("place"),
+        func.count().over(partition_by=MetricRow.split).label("all"),
     ).where(*wanted)
     row = rows.subquery().c
     stretch = row.place * (most // 2) // row.all
@@ -184,7 +186,7 @@ def _telling(wanted: Sequence[ColumnElement[bool]], most: int) -> Subquery:
     return select(one.split, one.step).where(or_(one.kept, one.low == 1, one.high == 1)).subquery()
 
 
-def _apply(session: Session, row: Job, event: AttemptEvent, now: datetime) -> None:
+def _apply(session: Session, row: JobRow, event: AttemptEvent, now: datetime) -> None:
     match event:
         case Planned() | Reformed() | Protection() | ReplanProposed() | ReplanAbandoned():
             _apply_plan(session, row, event, now)
@@ -204,9 +206,11 @@ def _apply(session: Session, row: Job, event: AttemptEvent, now: datetime) -> No
         case CheckpointSaved():
             row.checkpoint_path, row.checkpoint_step = str(event.path), event.step
         case ArtifactSaved():
-            session.execute(delete(Artifact).where(Artifact.job_id == row.id, Artifact.name == event.name))
+            session.execute(
+                delete(ArtifactRow).where(ArtifactRow.job_id == row.id, ArtifactRow.name == event.name)
+            )
             session.add(
-                Artifact(
+                ArtifactRow(
                     id=new_id("art"),
                     job_id=row.id,
                     name=event.name,
@@ -228,7 +232,7 @@ def _apply(session: Session, row: Job, event: AttemptEvent, now: datetime) -> No
 
 def _apply_plan(
     session: Session,
-    row: Job,
+    row: JobRow,
     event: Planned | Reformed | Protection | ReplanProposed | ReplanAbandoned,
     now: datetime,
 ) -> None:
@@ -253,31 +257,31 @@ def _apply_plan(
             _release_all_but(session, row, Plan.model_validate(row.plan).machines, now)
 
 
-def _lay(session: Session, row: Job, plan: Plan, now: datetime, expected: Collection[str] = ()) -> None:
+def _lay(session: Session, row: JobRow, plan: Plan, now: datetime, expected: Collection[str] = ()) -> None:
     """Store a plan; lease its free machines to the job; release the job's machines that are not in it or expected."""
     row.plan, row.is_protected = plan.model_dump(mode="json"), False
     _release_all_but(session, row, plan.machines.union(expected), now)
     _lease(session, row, plan, now, *_USABLE)
 
 
-def _lease(session: Session, row: Job, plan: Plan, now: datetime, *states: ContributorState) -> None:
+def _lease(session: Session, row: JobRow, plan: Plan, now: datetime, *states: ContributorState) -> None:
     """Lease the machines of a plan to the job, except those in other states or leased to another job or deployment."""
-    used = Contributor.id.in_(plan.machines)
-    free = Contributor.job_id.is_(None) & Contributor.deployment_id.is_(None)
-    usable = Contributor.state.in_([state.value for state in states])
-    session.execute(update(Contributor).where(used, free, usable).values(job_id=row.id))
-    leased = session.scalars(select(Contributor.id).where(Contributor.job_id == row.id)).all()
+    used = ContributorRow.id.in_(plan.machines)
+    free = ContributorRow.job_id.is_(None) & ContributorRow.deployment_id.is_(None)
+    usable = ContributorRow.state.in_([state.value for state in states])
+    session.execute(update(ContributorRow).where(used, free, usable).values(job_id=row.id))
+    leased = session.scalars(select(ContributorRow.id).where(ContributorRow.job_id == row.id)).all()
     held = parts(row.plan) if row.plan else None
     tell_work(session, now, lease_changes(session, {"job": row.id, "name": row.name}, leased, held))
 
 
-def _release_all_but(session: Session, row: Job, kept: Collection[str], now: datetime) -> None:
-    others = (Contributor.job_id == row.id) & Contributor.id.not_in(kept)
+def _release_all_but(session: Session, row: JobRow, kept: Collection[str], now: datetime) -> None:
+    others = (ContributorRow.job_id == row.id) & ContributorRow.id.not_in(kept)
     tell_free(session, now, others)
-    session.execute(update(Contributor).where(others).values(job_id=None))
+    session.execute(update(ContributorRow).where(others).values(job_id=None))
 
 
-def _timings(row: Job) -> dict[str, MachineTimings]:
+def _timings(row: JobRow) -> dict[str, MachineTimings]:
     kept = row.timings or {}
     return {machine: MachineTimings.model_validate(timed) for machine, timed in kept.items()}
 
@@ -293,6 +297,6 @@ def _count(number: int, word: str) -> str:
 def _put_metric(session: Session, job_id: str, split: str, event: StepCommitted | Validated) -> None:
     data = event.model_dump(mode="json", exclude={"type", "step", "split"})
     dialect = sqlite if session.get_bind().dialect.name == "sqlite" else postgresql
-    row = dialect.insert(Metric).values(job_id=job_id, split=split, step=event.step, data=data)
+    row = dialect.insert(MetricRow).values(job_id=job_id, split=split, step=event.step, data=data)
     newest = {"data": row.excluded.data}
     session.execute(row.on_conflict_do_update(index_elements=["job_id", "split", "step"], set_=newest))

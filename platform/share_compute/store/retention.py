@@ -15,7 +15,7 @@ from share_compute.lifecycle.deployment_states import LIVE
 from share_compute.lifecycle.folders import job_folder
 from share_compute.lifecycle.states import JobState
 from share_compute.store.database.database import Database
-from share_compute.store.database.tables import Artifact, Deployment, Event, Job, Metric
+from share_compute.store.database.tables import ArtifactRow, DeploymentRow, EventRow, JobRow, MetricRow
 from share_compute.store.deletion import (
     FINAL_JOBS,
     delete_artifact,
@@ -87,21 +87,25 @@ class Retention:
     def _delete(self, one: Prunable, keep: Keep, now: datetime, data_folder: Path) -> bool:
         """Delete one item, unless its job was resumed or is used by now; return whether it was deleted."""
         if one.kind == "events":
-            self._delete_rows(Event, Event.seq, _old_events(now - timedelta(days=keep.events_days or 0)))
+            self._delete_rows(
+                EventRow, EventRow.seq, _old_events(now - timedelta(days=keep.events_days or 0))
+            )
             return True
         if one.kind == "metrics":
-            ended = Metric.job_id.in_(select(Job.id).where(Job.id == one.job_id, Job.state.in_(FINAL_JOBS)))
-            self._delete_rows(Metric, Metric.step, [ended])
+            ended = MetricRow.job_id.in_(
+                select(JobRow.id).where(JobRow.id == one.job_id, JobRow.state.in_(FINAL_JOBS))
+            )
+            self._delete_rows(MetricRow, MetricRow.step, [ended])
             return True
         with self._database.write() as session:
-            job = session.get(Job, one.job_id)
+            job = session.get(JobRow, one.job_id)
             if job is None or not JobState(job.state).is_final or user_of(session, job.id):
                 return False
             if one.kind == "job":
                 delete_job(session, job, data_folder, now)
             elif one.kind == "artifact":
-                wanted = (Artifact.job_id == job.id, Artifact.name == one.name)
-                artifact = session.scalar(select(Artifact).where(*wanted))
+                wanted = (ArtifactRow.job_id == job.id, ArtifactRow.name == one.name)
+                artifact = session.scalar(select(ArtifactRow).where(*wanted))
                 if artifact is None:
                     return False
                 delete_artifact(session, artifact, now)
@@ -113,7 +117,7 @@ class Retention:
 
     def _delete_rows(
         self,
-        table: type[Event | Metric],
+        table: type[EventRow | MetricRow],
         number: InstrumentedAttribute[int],
         wanted: Sequence[ColumnElement[bool]],
     ) -> None:
@@ -135,40 +139,46 @@ def _find(session: Session, keep: Keep, now: datetime, data_folder: Path) -> Ite
         folder = job_folder(data_folder, job.kind, job.id)
         yield Prunable("job", job.id, job.name, _rows(session, job.id), folder)
     for job in _over(session, keep.artifacts_days, now, going):
-        for artifact in session.scalars(select(Artifact).where(Artifact.job_id == job.id)):
+        for artifact in session.scalars(select(ArtifactRow).where(ArtifactRow.job_id == job.id)):
             yield Prunable("artifact", job.id, artifact.name, 1, Path(artifact.path))
     for job in _over(session, keep.checkpoints_days, now, going):
         checkpoints = job_folder(data_folder, job.kind, job.id) / "checkpoints"
         if checkpoints.is_dir():
             yield Prunable("checkpoints", job.id, job.name, 0, checkpoints)
     for job in _over(session, keep.metrics_days, now, going):
-        if rows := _count(session, Metric, [Metric.job_id == job.id]):
+        if rows := _count(session, MetricRow, [MetricRow.job_id == job.id]):
             yield Prunable("metrics", job.id, job.name, rows)
     if keep.events_days is not None:
         old = _old_events(now - timedelta(days=keep.events_days))
-        others = or_(Event.job_id.is_(None), Event.job_id.not_in(going))
-        if rows := _count(session, Event, [*old, others]):
+        others = or_(EventRow.job_id.is_(None), EventRow.job_id.not_in(going))
+        if rows := _count(session, EventRow, [*old, others]):
             yield Prunable("events", rows=rows)
 
 
-def _over(session: Session, days: float | None, now: datetime, but: Collection[str] = ()) -> Sequence[Job]:
+def _over(session: Session, days: float | None, now: datetime, but: Collection[str] = ()) -> Sequence[JobRow]:
     """Return the jobs that ended more than ``days`` ago and whose files nothing reads; none if ``days`` is None."""
     if days is None:
         return []
-    over = (Job.state.in_(FINAL_JOBS), Job.finished_at < now - timedelta(days=days), Job.id.not_in(but))
-    found = session.scalars(select(Job).where(*over).order_by(Job.finished_at, Job.id))
+    over = (
+        JobRow.state.in_(FINAL_JOBS),
+        JobRow.finished_at < now - timedelta(days=days),
+        JobRow.id.not_in(but),
+    )
+    found = session.scalars(select(JobRow).where(*over).order_by(JobRow.finished_at, JobRow.id))
     return [job for job in found if user_of(session, job.id) is None]
 
 
 def _count(
-    session: Session, table: type[Event | Metric | Artifact], wanted: Sequence[ColumnElement[bool]]
+    session: Session, table: type[EventRow | MetricRow | ArtifactRow], wanted: Sequence[ColumnElement[bool]]
 ) -> int:
     return session.scalar(select(func.count()).select_from(table).where(*wanted)) or 0
 
 
 def _rows(session: Session, job_id: str) -> int:
     """Return the number of rows that a job has in all tables."""
-    return 1 + sum(_count(session, table, [table.job_id == job_id]) for table in (Event, Metric, Artifact))
+    return 1 + sum(
+        _count(session, table, [table.job_id == job_id]) for table in (EventRow, MetricRow, ArtifactRow)
+    )
 
 
 def _old_events(before: datetime) -> list[ColumnElement[bool]]:
@@ -176,12 +186,14 @@ def _old_events(before: datetime) -> list[ColumnElement[bool]]:
 
     Events of unfinished jobs and of live deployments stay. The last event of each machine about its work stays too.
     """
-    is_over = or_(Event.job_id.is_(None), Event.job_id.in_(select(Job.id).where(Job.state.in_(FINAL_JOBS))))
-    last = (
-        select(func.max(Event.seq))
-        .where(Event.contributor_id.is_not(None), changes_work())
-        .group_by(Event.contributor_id)
+    is_over = or_(
+        EventRow.job_id.is_(None), EventRow.job_id.in_(select(JobRow.id).where(JobRow.state.in_(FINAL_JOBS)))
     )
-    live = select(Deployment.id).where(Deployment.state.in_([state.value for state in LIVE]))
-    is_down = or_(Event.kind != DEPLOYMENT, Event.data["id"].as_string().not_in(live))
-    return [Event.at < before, is_over, Event.seq.not_in(last), is_down]
+    last = (
+        select(func.max(EventRow.seq))
+        .where(EventRow.contributor_id.is_not(None), changes_work())
+        .group_by(EventRow.contributor_id)
+    )
+    live = select(DeploymentRow.id).where(DeploymentRow.state.in_([state.value for state in LIVE]))
+    is_down = or_(EventRow.kind != DEPLOYMENT, EventRow.data["id"].as_string().not_in(live))
+    return [EventRow.at < before, is_over, EventRow.seq.not_in(last), is_down]

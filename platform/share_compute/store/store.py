@@ -23,7 +23,7 @@ from share_compute.store.keys import ApiKeys
 from share_compute.store.leases import Leases
 from share_compute.store.progress import Progress
 from share_compute.store.retention import Retention
-from share_compute.store.work import Work
+from share_compute.store.work import WorkHistory
 
 _log = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ class Store:
         self.leases = Leases(self._database, clock)
         self.progress = Progress(self._database, clock)
         self.events = Events(self._database, clock)
-        self.work = Work(self._database, clock)
+        self.work = WorkHistory(self._database, clock)
         self.cluster = ClusterRows(self._database, clock)
         self.deletions = Deletions(self._database, clock)
         self.retention = Retention(self._database, clock)

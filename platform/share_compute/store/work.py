@@ -18,7 +18,7 @@ from sqlalchemy.orm import Session
 
 from share_compute.lifecycle.states import GONE
 from share_compute.store.database.database import TOLD, Database
-from share_compute.store.database.tables import Contributor, Deployment, Event
+from share_compute.store.database.tables import ContributorRow, DeploymentRow, EventRow
 from share_compute.store.records import BusyRecord, SpellRecord, WorkRecord
 
 KIND = "work"
@@ -33,7 +33,7 @@ def tell_work(session: Session, now: datetime, work: Mapping[str, dict[str, Any]
             {"kind": KIND, "at": now, "data": data, "contributor_id": machine}
             for machine, data in work.items()
         ]
-        session.execute(insert(Event), rows)
+        session.execute(insert(EventRow), rows)
         session.info[TOLD] = True
 
 
@@ -61,7 +61,7 @@ def parts(*plans: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 def tell_free(session: Session, now: datetime, *held: Any) -> None:
     """Write events that the machines matching these conditions are free; call this before they are released."""
-    tell_work(session, now, dict.fromkeys(session.scalars(select(Contributor.id).where(*held)), FREE))
+    tell_work(session, now, dict.fromkeys(session.scalars(select(ContributorRow.id).where(*held)), FREE))
 
 
 @dataclass(slots=True)
@@ -69,11 +69,11 @@ class _Spell:
     """Period of work of a machine, from one event to the next."""
 
     data: dict[str, Any]
-    begun: Event
-    ended: Event | None = None
+    begun: EventRow
+    ended: EventRow | None = None
 
 
-class Work:
+class WorkHistory:
     """Read the history of the machines' work from events.
 
     Args:
@@ -120,8 +120,8 @@ class Work:
                 ended = spell.ended
                 if spell.data.get("job") is None or (ended is not None and ended.at < since):
                     continue
-                told = _of_job(spell, "measured").where(Event.at >= since).order_by(Event.seq)
-                for at, data in session.execute(told.with_only_columns(Event.at, Event.data)):
+                told = _of_job(spell, "measured").where(EventRow.at >= since).order_by(EventRow.seq)
+                for at, data in session.execute(told.with_only_columns(EventRow.at, EventRow.data)):
                     busy_s = _busy_s(data, contributor_id, spell.data.get("stage"))
                     if busy_s is not None and data["measured_step_s"] > 0:
                         share = min(1.0, busy_s / data["measured_step_s"])
@@ -133,7 +133,7 @@ class Work:
         steps = tokens = 0
         if data.get("job") is not None and data.get("microbatches"):
             figures = _of_job(spell, "step").with_only_columns(
-                func.count(), func.sum(Event.data["tokens"].as_integer())
+                func.count(), func.sum(EventRow.data["tokens"].as_integer())
             )
             steps, all_tokens = session.execute(figures).one()
             tokens = round((all_tokens or 0) * data["microbatches"] / data["of_microbatches"])
@@ -157,17 +157,17 @@ class Work:
 
 def _of_job(spell: _Spell, kind: str) -> Any:
     """Return a query for the events of this kind that the period's job wrote in the period."""
-    query = select(Event).where(
-        Event.job_id == spell.data["job"], Event.seq > spell.begun.seq, Event.kind == kind
+    query = select(EventRow).where(
+        EventRow.job_id == spell.data["job"], EventRow.seq > spell.begun.seq, EventRow.kind == kind
     )
-    return query if spell.ended is None else query.where(Event.seq < spell.ended.seq)
+    return query if spell.ended is None else query.where(EventRow.seq < spell.ended.seq)
 
 
 def _spells(session: Session, contributor_id: str) -> Iterator[_Spell]:
     """Yield the periods of work of a machine, oldest first."""
-    query = select(Event).where(Event.contributor_id == contributor_id, changes_work())
+    query = select(EventRow).where(EventRow.contributor_id == contributor_id, changes_work())
     current: _Spell | None = None
-    for event in session.scalars(query.order_by(Event.seq)):
+    for event in session.scalars(query.order_by(EventRow.seq)):
         if current is not None:
             current.ended = event
             yield current
@@ -192,8 +192,8 @@ def _busy_s(data: Mapping[str, Any], contributor_id: str, stage: int | None) -> 
 
 def changes_work() -> ColumnElement[bool]:
     """Return the condition for events that change a machine's work: ``work`` events, and leaving or being lost."""
-    goes = and_(Event.kind == "contributor", Event.data["state"].as_string().in_(GONE))
-    return or_(Event.kind == KIND, goes)
+    goes = and_(EventRow.kind == "contributor", EventRow.data["state"].as_string().in_(GONE))
+    return or_(EventRow.kind == KIND, goes)
 
 
 def _thinned(found: list[BusyRecord], points: int) -> Iterable[BusyRecord]:
@@ -218,17 +218,17 @@ def lease_changes(
     held = plan or {}
     new = {machine: {**FREE, **holder, **held.get(machine, {})} for machine in leased}
     last = (
-        select(func.max(Event.seq))
-        .where(Event.contributor_id.in_(leased), changes_work())
-        .group_by(Event.contributor_id)
+        select(func.max(EventRow.seq))
+        .where(EventRow.contributor_id.in_(leased), changes_work())
+        .group_by(EventRow.contributor_id)
     )
-    told = session.execute(select(Event.contributor_id, Event.data).where(Event.seq.in_(last)))
+    told = session.execute(select(EventRow.contributor_id, EventRow.data).where(EventRow.seq.in_(last)))
     before = {machine: data for machine, data in told if machine is not None}
     return {machine: data for machine, data in new.items() if before.get(machine) != data}
 
 
-def tell_deployment_work(session: Session, row: Deployment, now: datetime) -> None:
+def tell_deployment_work(session: Session, row: DeploymentRow, now: datetime) -> None:
     """Write ``work`` events for the machines of a deployment whose part of the model changed."""
-    leased = session.scalars(select(Contributor.id).where(Contributor.deployment_id == row.id)).all()
+    leased = session.scalars(select(ContributorRow.id).where(ContributorRow.deployment_id == row.id)).all()
     holder = {"deployment": row.id, "name": row.name}
     tell_work(session, now, lease_changes(session, holder, leased, parts(*row.plans)))

@@ -21,7 +21,7 @@ from share_compute.models.stage import Stage
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class NonFiniteValue:
     """The first place in one stage that made a number that is not finite, for one microbatch."""
 
     way: Literal["forward", "backward"]
@@ -46,7 +46,7 @@ def find_nonfinite(
     microbatch: int,
     entering: Tensor,
     gradient: Tensor | Callable[[Tensor], Tensor],
-) -> Finding | None:
+) -> NonFiniteValue | None:
     """Run one microbatch through a stage again, and check every module on the way.
 
     The input must be finite itself. Otherwise a stage before this one has the cause, and None is returned. Held
@@ -85,10 +85,10 @@ def find_nonfinite(
     for (name, _), value in zip(parameters, gradients, strict=False):
         if value is not None and not is_finite(value):
             found.append(("backward", name))
-    return Finding(found[0][0], place, microbatch, found[0][1]) if found else None
+    return NonFiniteValue(found[0][0], place, microbatch, found[0][1]) if found else None
 
 
-def first_of(findings: Iterable[Finding | None]) -> Finding | None:
+def first_of(findings: Iterable[NonFiniteValue | None]) -> NonFiniteValue | None:
     """Return the finding that was computed first, among those of all stages; None if there is none.
 
     The forward pass precedes the backward pass, which goes from the last stage to the first.

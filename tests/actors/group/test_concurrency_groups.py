@@ -12,13 +12,13 @@ from share_compute_actors.group.answering import answered, answers
 from share_compute_actors.inference.member import ServingMember
 from share_compute_actors.inference.server import DeploymentServer
 from share_compute_actors.inference.weights import ServedWeights
-from share_compute_actors.machine.contributor import Contributor
+from share_compute_actors.machine.contributor import ContributorActor
 from share_compute_actors.training.coordinator.coordinator import Coordinator
 from share_compute_actors.training.member.member import Member
 from share_compute_actors.training.shard_store import ShardStore
 from share_compute_actors.wire import COUNT
 
-ACTORS = (Contributor, Coordinator, DeploymentServer, ShardStore, Member, ServedWeights, ServingMember)
+ACTORS = (ContributorActor, Coordinator, DeploymentServer, ShardStore, Member, ServedWeights, ServingMember)
 
 
 @pytest.mark.parametrize("actor", ACTORS, ids=lambda actor: actor.__ray_metadata__.class_name)

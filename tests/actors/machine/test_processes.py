@@ -19,7 +19,7 @@ import pytest
 
 from share_compute.errors import Conflict, Unavailable
 from share_compute_actors.machine.confine import END_NOW
-from share_compute_actors.machine.processes import ChildProcesses, Identity, is_alive, tied
+from share_compute_actors.machine.processes import ChildProcesses, ProcessIdentity, is_alive, tied
 from share_compute_actors.machine.run_folders import (
     abandoned,
     close_run_folder,
@@ -111,8 +111,8 @@ def test_leftovers_are_ended_only_when_they_are_the_same_process(tmp_path: Path)
     left = subprocess.Popen(python(SLEEPER))
     other = subprocess.Popen(python(SLEEPER))
     try:
-        real = Identity.of(psutil.Process(left.pid))
-        mistaken = replace(Identity.of(psutil.Process(other.pid)), start=real.start + "1")
+        real = ProcessIdentity.of(psutil.Process(left.pid))
+        mistaken = replace(ProcessIdentity.of(psutil.Process(other.pid)), start=real.start + "1")
         rows = [[identity.pid, identity.start] for identity in (real, mistaken)]
         (tmp_path / "processes.json").write_text(json.dumps(rows))
         assert ChildProcesses(tmp_path).end_leftovers() == 1
@@ -138,7 +138,7 @@ def set_the_clock(monkeypatch: pytest.MonkeyPatch, ahead_s: float) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems write the start down when it happens")
 def test_a_process_is_known_again_when_the_clock_was_set(monkeypatch: pytest.MonkeyPatch):
-    identity = Identity.of(psutil.Process())
+    identity = ProcessIdentity.of(psutil.Process())
     set_the_clock(monkeypatch, 5.0)
     assert identity.find() == psutil.Process()
 

@@ -11,16 +11,16 @@ from tests.actors.transport.test_channel import ANN, BOB, Pair, pair
 from tests.conftest import wait_for
 
 from share_compute.errors import ShareComputeError
-from share_compute.protocol.failures import Failure, FailureKind
+from share_compute.protocol.failures import FailureKind, InjectedFailure
 from share_compute.protocol.member_events import Log
 from share_compute.protocol.points import Point
 from share_compute_actors.messages import Followed
 from share_compute_actors.testing.message_faults import MessageFaults
 from share_compute_actors.training.backups.copies import Copies
-from share_compute_actors.training.backups.room import Room
+from share_compute_actors.training.backups.room import CopyQuota
 from share_compute_actors.training.member.faulty_engine import FaultyOutbox
 from share_compute_actors.transport.channel import Channel
-from share_compute_actors.transport.envelope import Label
+from share_compute_actors.transport.envelope import WireLabel
 
 __all__ = ["pair"]
 
@@ -34,7 +34,7 @@ def trainer() -> Trainer:
 def copies(trainer: Trainer) -> Iterator[Copies]:
     """Return those of a machine that follows the trainer; owner and backup are in one process."""
     failures: list[ShareComputeError] = []
-    kept = Copies("bob", trainer.training, CPU, failures.append, Room(), reach=directly)
+    kept = Copies("bob", trainer.training, CPU, failures.append, CopyQuota(), reach=directly)
     keep(kept, trainer, 0)
     yield kept
     kept.keep(1, 0, {})
@@ -51,14 +51,14 @@ def keep(copies: Copies, trainer: Trainer, committed: int) -> None:
     wait_for(lambda: copies.of(WHOLE).is_whole, "the whole copy")  # type: ignore[union-attr]
 
 
-def outbox(*failures: Failure) -> FaultyOutbox:
+def outbox(*failures: InjectedFailure) -> FaultyOutbox:
     left = list(failures)
     return FaultyOutbox(
         MessageFaults(), lambda point: [left.pop()] if left and left[0].point is point else []
     )
 
 
-def taken(copies: Copies, channel: Channel) -> Label:
+def taken(copies: Copies, channel: Channel) -> WireLabel:
     """Take in what comes until all of a gradient is there; return its last label."""
     for _ in range(10):
         came = channel.take(5.0)  # None is what was dropped
@@ -72,13 +72,13 @@ def test_a_gradient_travels_and_its_owner_hears_of_it(
     pair: Pair, trainer: Trainer, copies: Copies, kind: FailureKind | None
 ) -> None:
     ann, bob = pair()
-    sending = outbox(*([Failure(kind, Point.log_sending)] if kind else []))
+    sending = outbox(*([InjectedFailure(kind, Point.log_sending)] if kind else []))
     trainer.prepare()
     sending.give(ann, Log(1, BOB, 0), 0, trainer.runner)
     sending.give(ann, Log(1, BOB, 0), 0, trainer.runner)
     label = taken(copies, bob)
     outbox().acknowledge(bob, Followed(ANN, None, WHOLE), label)
-    ann.receive(Label("train", 1, "logged", 0, 0), "bob", 5.0)
+    ann.receive(WireLabel("train", 1, "logged", 0, 0), "bob", 5.0)
     assert bob.take(0.0) is None, "it was sent twice"
     trainer.runner.apply(1, 0.5)
     copy = copies.of(WHOLE)

@@ -21,10 +21,10 @@ from share_compute.topology import Contributor, Device, Link, Topology
 from share_compute.training.loss_scale import SKIPPED
 from share_compute.training.optimizers import optimizer_tensors, parameter_of, restore_optimizer
 from share_compute_actors.training.backups import copying, followers
-from share_compute_actors.training.backups.copying import Copied, Copier, Outline, ShardRange
+from share_compute_actors.training.backups.copying import Copied, Copier, ShardOutline, ShardRange
 from share_compute_actors.training.backups.followers import Follower
 from share_compute_actors.training.backups.logs import letters
-from share_compute_actors.training.backups.room import Room
+from share_compute_actors.training.backups.room import CopyQuota
 from share_compute_actors.training.member.runner import Runner
 from share_compute_actors.training.membership.backups import backups_of
 from share_compute_actors.transport.pieces import Piece
@@ -94,7 +94,7 @@ def follow() -> Iterator[Callable[..., Follower]]:
     failures: list[Exception] = []
 
     def make(trainer: Trainer) -> Follower:
-        made.append(Follower(trainer.shard, trainer.training, CPU, failures.append, Room()))
+        made.append(Follower(trainer.shard, trainer.training, CPU, failures.append, CopyQuota()))
         return made[-1]
 
     yield make
@@ -330,7 +330,7 @@ def test_says_when_something_is_missing(follow: Callable[..., Follower]) -> None
 
 def test_a_damaged_gradient_is_noticed_and_told() -> None:
     trainer, told = Trainer(), []
-    follower = fetched(Follower(WHOLE, trainer.training, CPU, told.append, Room()), trainer)
+    follower = fetched(Follower(WHOLE, trainer.training, CPU, told.append, CopyQuota()), trainer)
     trainer.take_step(follower)
     file = follower._logs[1]._file._opened
     file.seek(40)
@@ -390,7 +390,7 @@ def test_an_owner_without_the_shard_is_asked_again(follow: Callable[..., Followe
 
         asked = 0
 
-        def outline(self, shard: ShardRange) -> Outline:
+        def outline(self, shard: ShardRange) -> ShardOutline:
             self.asked += 1
             if self.asked == 1:
                 raise StaleEpoch("the shard is not here any more", hint="nothing")
@@ -491,7 +491,7 @@ def test_who_asks_for_more_than_may_lie_aside_waits_for_others(monkeypatch: pyte
 
 def test_what_is_not_trained_and_came_first_is_kept_over_epochs() -> None:
     trainer = Trainer()
-    follower = Follower(WHOLE, trainer.training, CPU, lambda _: None, Room())
+    follower = Follower(WHOLE, trainer.training, CPU, lambda _: None, CopyQuota())
     follower._trained = {"other": followers._Trained(0, 0, 1, (1,))}
     follower._have = {"frozen": 5}
     assert follower.reaches(5)
@@ -501,7 +501,7 @@ def test_what_is_not_trained_and_came_first_is_kept_over_epochs() -> None:
 
 def test_a_disk_that_cannot_be_read_costs_the_copy_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     trainer, told = Trainer(), []
-    follower = fetched(Follower(WHOLE, trainer.training, CPU, told.append, Room()), trainer)
+    follower = fetched(Follower(WHOLE, trainer.training, CPU, told.append, CopyQuota()), trainer)
     trainer.take_step(follower)
 
     def fail(*_: Any) -> bytes:

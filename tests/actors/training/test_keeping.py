@@ -12,7 +12,7 @@ from tests.ray_nodes import Attempt, processes_on
 
 from share_compute.lifecycle.attempt_events import AttemptEvent
 from share_compute.models.storage.checksums import damage
-from share_compute.protocol.failures import Failure, FailureKind
+from share_compute.protocol.failures import FailureKind, InjectedFailure
 from share_compute.protocol.points import Point
 
 pytestmark = pytest.mark.slow
@@ -174,7 +174,7 @@ def test_a_member_that_dies_before_all_is_fetched_costs_one_checkpoint(
         if event.type == "reformed":
             disk.let_go(disk.wait_for_reader())
 
-    first_of_stages = Failure(FailureKind.kill, Point.cell_starting, worker="c0", step=6)
+    first_of_stages = InjectedFailure(FailureKind.kill, Point.cell_starting, worker="c0", step=6)
     events = succeeded(
         attempt(job(corpus, pretrained, members=2), on_event=on_event, failures=[first_of_stages])
     )

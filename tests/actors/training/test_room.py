@@ -17,9 +17,9 @@ from share_compute_actors.messages import Followed
 from share_compute_actors.training.backups.copies import Copies
 from share_compute_actors.training.backups.followers import Follower
 from share_compute_actors.training.backups.logs import letters
-from share_compute_actors.training.backups.room import Room, reserve_bytes
+from share_compute_actors.training.backups.room import CopyQuota, reserve_bytes
 from share_compute_actors.training.backups.tensor_file import TensorFile
-from share_compute_actors.transport.envelope import Label
+from share_compute_actors.transport.envelope import WireLabel
 
 SHARED = Path("/dev/shm")
 in_memory = pytest.mark.skipif(
@@ -28,7 +28,7 @@ in_memory = pytest.mark.skipif(
 MIB = 2**20
 
 
-class Narrow(Room):
+class Narrow(CopyQuota):
     """A small disk."""
 
     def __init__(self, size: int, folder: Path) -> None:
@@ -42,7 +42,7 @@ class Narrow(Room):
 def test_some_of_a_disk_stays_free(tmp_path: Path) -> None:
     assert reserve_bytes(10**9) == 50_000_000
     assert reserve_bytes(10**12) == 2**30
-    room = Room(lent_bytes=1, folder=tmp_path)
+    room = CopyQuota(lent_bytes=1, folder=tmp_path)
     assert not is_memory(tmp_path)
     room.take(MIB)  # on a disk, it does not matter what memory is lent
     with pytest.raises(Unavailable, match=f"more in {tmp_path}, and .* are left"):
@@ -51,7 +51,7 @@ def test_some_of_a_disk_stays_free(tmp_path: Path) -> None:
 
 @in_memory
 def test_what_lies_in_memory_counts_as_lent_memory() -> None:
-    room = Room(lent_bytes=peak_resident_bytes() + 512 * MIB, folder=SHARED)
+    room = CopyQuota(lent_bytes=peak_resident_bytes() + 512 * MIB, folder=SHARED)
     room.take(300 * MIB)
     with pytest.raises(Unavailable, match="300 MiB more in /dev/shm, which is memory") as refused:
         room.take(300 * MIB)
@@ -85,7 +85,7 @@ def test_a_file_counts_what_it_takes_and_gives_it_back(tmp_path: Path) -> None:
     room.take(100)
 
 
-def copies_in(room: Room, trainer: Trainer) -> tuple[Copies, Follower, list[ShareComputeError]]:
+def copies_in(room: CopyQuota, trainer: Trainer) -> tuple[Copies, Follower, list[ShareComputeError]]:
     """Return those of a machine with that room, which follows the trainer, its copy of that, and what it says."""
     told: list[ShareComputeError] = []
     copies = Copies("bob", trainer.training, CPU, told.append, room, reach=directly)
@@ -102,7 +102,7 @@ def take_step(copies: Copies, trainer: Trainer) -> None:
     trainer.prepare()
     number, runner = trainer.step + 1, trainer.runner
     thanked = [
-        copies.take(Label("train", number, "log", place, 0), tensor.clone())
+        copies.take(WireLabel("train", number, "log", place, 0), tensor.clone())
         for place, tensor in letters(runner.gradients, runner.loss_scale, runner.scale_of(trainer.step))
     ]
     assert thanked[-1] is not None
@@ -151,7 +151,7 @@ def test_a_copy_whose_gradients_find_no_room_is_given_up_and_gives_its_room_back
 def test_a_folder_that_is_gone_costs_the_copy_alone(tmp_path: Path) -> None:
     trainer, folder = Trainer(), tmp_path / "temporary"
     folder.mkdir()
-    room = Room(folder=folder)
+    room = CopyQuota(folder=folder)
     folder.rmdir()
     copies, copy, told = copies_in(room, trainer)
     assert not copy.is_whole

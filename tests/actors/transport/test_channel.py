@@ -17,7 +17,7 @@ import zmq
 from share_compute.errors import ContributorLost, StaleEpoch, VerificationFailed, WrongTensor
 from share_compute_actors.transport.arrivals import Arrivals
 from share_compute_actors.transport.channel import Channel, Keys, Letter, Peer
-from share_compute_actors.transport.envelope import WIRE_VERSION, Envelope, Label
+from share_compute_actors.transport.envelope import WIRE_VERSION, Envelope, WireLabel
 
 ANN, BOB, CARL = "c-ann", "c-bob", "c-carl"
 Pair = Callable[..., tuple[Channel, Channel]]
@@ -42,8 +42,8 @@ def pair() -> Iterator[Pair]:
         channel.close()
 
 
-def label(step: int = 1, microbatch: int = 0) -> Label:
-    return Label("train", step, "activation", microbatch, 0)
+def label(step: int = 1, microbatch: int = 0) -> WireLabel:
+    return WireLabel("train", step, "activation", microbatch, 0)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])

@@ -13,7 +13,7 @@ from share_compute.lifecycle.states import ContributorState
 from share_compute.specification import parse_job
 from share_compute_actors.machine.node import NodeLimits
 from share_compute_actors.machine.processes import ChildProcesses
-from share_compute_api.agent.agent import Agent, View
+from share_compute_api.agent.agent import Agent, AgentStatus
 from share_compute_api.agent.client import AgentClient
 from share_compute_api.agent.identity import Identities
 from share_compute_api.agent.joining import JoinOptions
@@ -34,7 +34,7 @@ def test_who_leaves_waits_until_its_work_is_handed_over_but_not_for_ever(
     store.jobs.begin(job.id, [record.id])
     phases: list[str] = []
 
-    def show(view: View) -> None:
+    def show(view: AgentStatus) -> None:
         phases.append(view.phase)
         if is_released and view.phase == "leaving; its shards move to other machines first":
             seen = store.contributors.get(record.id)

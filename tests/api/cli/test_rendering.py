@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console, RenderableType
 
 from share_compute.lifecycle.states import JobState
-from share_compute_api.agent.agent import View
+from share_compute_api.agent.agent import AgentStatus
 from share_compute_api.app.server import Running
 from share_compute_api.cli.contributor.join import _table
 from share_compute_api.cli.operator.up import _panel
@@ -41,7 +41,7 @@ def test_a_server_for_its_own_machine_alone_says_how_others_join():
 
 
 def test_a_phase_with_brackets():
-    view = View(
+    view = AgentStatus(
         "ada", "http://[fd00::1]:8700", "waits for [/x]", datetime.now(UTC), warnings=("no resolver",)
     )
     text = shown(_table(view))

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from share_compute.errors import TooLarge, Unavailable
-from share_compute_api.cluster.calls import MOST_BYTES, Answer, Call
+from share_compute_api.cluster.calls import MOST_BYTES, Call, CallResult
 from share_compute_api.cluster.gateway import CallFailed, Gateway, RemoteActor, translated
 
 
@@ -27,7 +27,7 @@ class Peer:
         return Call.model_validate_json(await self._reader.readline())
 
     def answer(self, number: int, value: object) -> None:
-        self._writer.write(Answer(number=number, value=value).model_dump_json().encode() + b"\n")
+        self._writer.write(CallResult(number=number, value=value).model_dump_json().encode() + b"\n")
 
     def close(self) -> None:
         self._writer.close()

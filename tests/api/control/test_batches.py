@@ -33,7 +33,7 @@ from share_compute_api.control.batches import attempt as attempt_module
 from share_compute_api.control.batches.batches import BatchSupervisor
 from share_compute_api.control.batches.pace import Pace
 from share_compute_api.openai.batch_rows import row_seed
-from share_compute_api.openai.engine import Engine, Engines, TextEngine
+from share_compute_api.openai.engine import Engines, ServingEngine, TextEngine
 
 pytestmark = pytest.mark.exact
 
@@ -80,7 +80,7 @@ class House:
     engines: Engines = field(default_factory=lambda: Engines(shared_processes()))
     notifier: Notifier = field(default_factory=Notifier)
 
-    def serve(self, engine: Engine) -> None:
+    def serve(self, engine: ServingEngine) -> None:
         """Say that a model is up."""
         facts = engine.facts
         self.engines.add(engine)

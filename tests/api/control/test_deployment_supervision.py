@@ -18,7 +18,7 @@ from tests.platform.inference.hashed_stages import Row, reference
 from share_compute.errors import ContributorLost, Unavailable, UserError
 from share_compute.inference.placement import limits_before
 from share_compute.inference.scheduler.events import Emitted, Finished, SequenceEvent
-from share_compute.inference.scheduler.limits import Limits
+from share_compute.inference.scheduler.limits import SchedulerLimits
 from share_compute.inference.scheduler.options import Generation, SamplingOptions
 from share_compute.lifecycle.deployment_states import DeploymentState
 from share_compute.lifecycle.deployment_status import Interruption, ServingStatus
@@ -35,11 +35,13 @@ from share_compute_api.control.deployments.deployments import DeploymentSupervis
 from share_compute_api.control.deployments.replicas import Slot
 from share_compute_api.control.patience import Patience
 from share_compute_api.openai.engine import Engines, Stream
-from share_compute_api.openai.metrics import Metrics
+from share_compute_api.openai.metrics import PrometheusMetrics
 from share_compute_api.openai.ray_engine import RayEngine
 
 WINDOW = 128
-LIMITS = Limits(window_tokens=WINDOW, kv_tokens=1000, max_sequences=4, step_tokens=64, stages=1, max_queued=8)
+LIMITS = SchedulerLimits(
+    window_tokens=WINDOW, kv_tokens=1000, max_sequences=4, step_tokens=64, stages=1, max_queued=8
+)
 
 
 class Replica:
@@ -169,7 +171,7 @@ class House:
     notifier: Notifier = field(default_factory=Notifier)
     engines: Engines = field(default_factory=lambda: Engines(shared_processes()))
     replicas: asyncio.Queue[Replica] = field(default_factory=asyncio.Queue)
-    metrics: Metrics = field(default_factory=Metrics)
+    metrics: PrometheusMetrics = field(default_factory=PrometheusMetrics)
 
     def deploy(self, **wanted: object) -> DeploymentRecord:
         source = {"name": "llama", "model": {"path": str(self.folder)}, **wanted}

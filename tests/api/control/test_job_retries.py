@@ -15,7 +15,7 @@ from share_compute.lifecycle.states import JobState
 from share_compute.planning.cost.timings import LayerTiming, MachineTimings
 from share_compute.store import ContributorRecord, Store
 from share_compute_api.control.jobs.leftovers import Leftovers
-from share_compute_api.control.jobs.retry_policy import Failure, sequel
+from share_compute_api.control.jobs.retry_policy import AttemptFailure, sequel
 from share_compute_api.control.jobs.waiting import Waiting
 from share_compute_api.control.patience import Patience
 
@@ -72,12 +72,12 @@ STORE_DIED = {"code": ShardStoreLost.code, "hint": "resume it"}
 @pytest.mark.parametrize(
     ("failure", "rests"),
     [
-        (Failure.noticed(DIED), False),
-        (Failure.told("the shard store died", STORE_DIED), False),
-        (Failure.told(LOST.reason, LOST.error), True),
+        (AttemptFailure.noticed(DIED), False),
+        (AttemptFailure.told("the shard store died", STORE_DIED), False),
+        (AttemptFailure.told(LOST.reason, LOST.error), True),
     ],
 )
-def test_members_that_live_do_not_wait(store: Store, failure: Failure, *, rests: bool) -> None:
+def test_members_that_live_do_not_wait(store: Store, failure: AttemptFailure, *, rests: bool) -> None:
     cluster = Cluster(store, Path(), Patience())
     job = store.jobs.get(cluster.submit())
     first = sequel(job, failure, has_committed=False, others_run=False)
@@ -254,7 +254,7 @@ def test_a_job_that_was_asked_to_stop_is_not_tried_again(
 def test_a_mistake_is_no_loss(store: Store) -> None:
     cluster = Cluster(store, Path(), Patience())
     job = store.jobs.get(cluster.submit())
-    mistake = Failure.told("no such file", {"code": "not-found"})
+    mistake = AttemptFailure.told("no such file", {"code": "not-found"})
     assert sequel(job, mistake, has_committed=True, others_run=True) is None
 
 

@@ -16,7 +16,7 @@ from share_compute.lifecycle.deployment_status import ServingStatus
 from share_compute.topology import Topology
 from share_compute_api.openai.engine import StreamEvent
 from share_compute_api.openai.metering import ServingMetrics
-from share_compute_api.openai.recovery import Recovery, RequestStream, Resumable
+from share_compute_api.openai.recovery import RequestStream, Resumable, SequenceRecovery
 from share_compute_api.openai.routing import Router
 
 
@@ -163,9 +163,9 @@ def test_a_replica_that_is_not_ready_for_long_is_overdue_if_another_takes_its_se
 # -- recovery --------------------------------------------------------------------------------------------------------
 
 
-def begin(router: Router, freed: list[None]) -> tuple[Recovery, RequestStream, Resumable]:
+def begin(router: Router, freed: list[None]) -> tuple[SequenceRecovery, RequestStream, Resumable]:
     meter = ServingMetrics(CollectorRegistry()).of("poet")
-    recovery = Recovery("poet", router, meter, lambda: freed.append(None))
+    recovery = SequenceRecovery("poet", router, meter, lambda: freed.append(None))
     stream = RequestStream([1], lambda *_: None)
     options = SamplingOptions(seed=0, max_tokens=5)
     (live,) = recovery.add([Generation(sequence=1, owner="key", prompt=(1, 2), options=options)], stream)

@@ -33,7 +33,7 @@ from share_compute_api.cli import make_app
 from share_compute_api.client.client import Client
 from share_compute_api.openai.metrics import Snapshot
 from share_compute_api.schemas.bodies import ReplicaCounts
-from share_compute_api.server.figures import PERIOD_S, Figures
+from share_compute_api.server.figures import PERIOD_S, SentFigures
 from share_compute_api.submission.deployments import check_deployment
 from share_compute_api.workers.isolated.tokenizer import ServedTokenizer
 
@@ -163,7 +163,7 @@ def test_figures_come_with_the_stream_of_events_without_a_number(plane: Plane, h
 
 
 def test_figures_are_told_when_they_change_and_now_and_then() -> None:
-    told, supervised = Figures(), Supervised()
+    told, supervised = SentFigures(), Supervised()
     assert [one.name for one in told.news(supervised.snapshots, 0.0)] == ["llama"]
     supervised.status = supervised.status.model_copy(update={"tokens_per_s": 55.0})
     assert told.news(supervised.snapshots, PERIOD_S / 2) == []

@@ -15,7 +15,7 @@ from tests.api.speaking import make_tokenizer
 from share_compute.errors import Busy, TooLong, Unavailable, UserError
 from share_compute_api.workers.isolated.kept import MOST_KEPT, Kept
 from share_compute_api.workers.isolated.messages import Chat, CheckSchema, Describe, Encode
-from share_compute_api.workers.isolated.pool import IsolatedProcesses, Limits
+from share_compute_api.workers.isolated.pool import IsolatedProcesses, PoolLimits
 from share_compute_api.workers.isolated.tokenizer import ServedTokenizer
 
 ENDLESS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
@@ -29,7 +29,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def processes() -> Iterator[IsolatedProcesses]:
-    stage = IsolatedProcesses(Limits(processes=1, time_s=3.0, waiting_per_source=1))
+    stage = IsolatedProcesses(PoolLimits(processes=1, time_s=3.0, waiting_per_source=1))
     yield stage
     stage.close()
 
@@ -84,7 +84,7 @@ def test_who_waits_for_too_many_is_told(processes: IsolatedProcesses, folder: Pa
 
 
 def test_what_waits_when_the_server_ends_is_told(tmp_path: Path) -> None:
-    processes = IsolatedProcesses(Limits(processes=1))
+    processes = IsolatedProcesses(PoolLimits(processes=1))
     endless = make_tokenizer(tmp_path)
     (endless / "chat_template.jinja").write_text(ENDLESS)
     question = Chat(folder=endless, version=1, messages=HELLO, window_tokens=99)

@@ -12,8 +12,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from share_compute.inference.scheduler.engine_steps import Chunk, EngineStep, Opening, Sampled, StepResult
-from share_compute.inference.scheduler.limits import Limits
+from share_compute.inference.scheduler.engine_steps import (
+    Chunk,
+    EngineStep,
+    Opening,
+    SampledToken,
+    StepResult,
+)
+from share_compute.inference.scheduler.limits import SchedulerLimits
 from share_compute.inference.scheduler.options import Generation, SamplingOptions
 
 VOCABULARY = 40
@@ -69,7 +75,7 @@ class KVSlot:
 class Stage:
     """One stage: its slots, and the steps that it was sent but has not executed."""
 
-    limits: Limits
+    limits: SchedulerLimits
     inbox: deque[EngineStep] = field(default_factory=deque)
     slots: dict[int, KVSlot] = field(default_factory=dict)
     most_kv_tokens: int = 0
@@ -118,13 +124,13 @@ class Stage:
             self._write(chunk, cell, place)
         return arrived
 
-    def sample(self, chunk: Chunk, last: Cell) -> Sampled:
+    def sample(self, chunk: Chunk, last: Cell) -> SampledToken:
         slot = self.slots[chunk.sequence]
         position = chunk.start + chunk.count
         assert (slot.history, slot.known) == (last[1], position), "the sampler knows other tokens"
         token, finish = drawn(last[1], position, slot.opening.options)
         slot.history, slot.known = mixed(slot.history, token), position + 1
-        return Sampled(chunk.sequence, position, token, finish=finish)
+        return SampledToken(chunk.sequence, position, token, finish=finish)
 
     def _write(self, chunk: Chunk, cell: Cell, place: int) -> None:
         slot = self.slots[chunk.sequence]
@@ -138,14 +144,14 @@ class Stage:
 class Row:
     """The stages of one epoch in a row, with what is on its way between them."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: SchedulerLimits) -> None:
         self.limits = limits
         self.stages = [Stage(limits) for _ in range(limits.stages)]
         self.hidden: list[deque[dict[int, list[Cell]]]] = [deque() for _ in self.stages]
         """For each stage, the hidden states of the steps that it has not computed yet, by sequence."""
-        self.fed_back: deque[Sampled] = deque()
+        self.fed_back: deque[SampledToken] = deque()
         """Sampled tokens that the last stage sent and the first stage has not received."""
-        self.mailbox: dict[int, deque[Sampled]] = {}
+        self.mailbox: dict[int, deque[SampledToken]] = {}
         """Sampled tokens that the first stage received and has not used yet, by sequence."""
         self._next_id: int | None = None
 

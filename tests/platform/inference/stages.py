@@ -10,7 +10,13 @@ import torch
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM
 
 from share_compute.inference.runtime.stage import ServingStage, input_ids
-from share_compute.inference.scheduler.engine_steps import Chunk, EngineStep, Growth, Opening, Sampled
+from share_compute.inference.scheduler.engine_steps import (
+    Chunk,
+    EngineStep,
+    Opening,
+    SampledToken,
+    SlotGrowth,
+)
 from share_compute.inference.scheduler.options import SamplingOptions
 from share_compute.shard import Shard
 
@@ -103,7 +109,7 @@ class Serving:
     def __init__(self, stages: Sequence[ServingStage]) -> None:
         self.stages = stages
         self.texts: dict[int, list[int]] = {}
-        self.sampled: list[Sampled] = []
+        self.sampled: list[SampledToken] = []
         self._sent: dict[int, int] = {}
         self._steps = 0
 
@@ -112,8 +118,8 @@ class Serving:
         *chunks: Chunk,
         opens: Sequence[Opening] = (),
         closes: Sequence[int] = (),
-        grows: Sequence[Growth] = (),
-    ) -> tuple[Sampled, ...]:
+        grows: Sequence[SlotGrowth] = (),
+    ) -> tuple[SampledToken, ...]:
         step = EngineStep(self._steps, 0, 0, tuple(opens), tuple(closes), chunks, tuple(grows))
         self._steps += 1
         given: Any = input_ids(step, {sequence: text[-1] for sequence, text in self.texts.items() if text})

@@ -11,15 +11,17 @@ import pytest
 from tests.platform.inference.world import World, generation
 
 from share_compute.inference.scheduler.fair_queue import FairQueue
-from share_compute.inference.scheduler.limits import Limits
+from share_compute.inference.scheduler.limits import SchedulerLimits
 from share_compute.inference.scheduler.live_sequence import LiveSequence
 
-LIMITS = Limits(
+LIMITS = SchedulerLimits(
     window_tokens=400, kv_tokens=1200, max_sequences=8, step_tokens=32, stages=2, max_queued=200, run_ahead=1
 )
 
 
-def loaded(kinds: dict[str, tuple[int, int, int]], steps: int, limits: Limits = LIMITS) -> Counter[str]:
+def loaded(
+    kinds: dict[str, tuple[int, int, int]], steps: int, limits: SchedulerLimits = LIMITS
+) -> Counter[str]:
     """Keep every owner's queue filled; return the positions computed for each after the first steps.
 
     Args:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from share_compute.inference.placement import Holding, limits_of, place
-from share_compute.models.profiles.profile import Growth, LayerProfile, ModelProfile
+from share_compute.models.profiles.profile import LayerProfile, ModelProfile, QuadraticGrowth
 from share_compute.specification import ServeJob
 from share_compute.topology import Contributor, Device, Topology
 
@@ -13,7 +13,11 @@ LAYERS = 4
 MIB = 2**20
 PROFILE = ModelProfile(
     layers=(
-        LayerProfile(parameters=MIB, forward_flops=Growth(linear=1.0), cache_numbers=Growth(linear=64.0)),
+        LayerProfile(
+            parameters=MIB,
+            forward_flops=QuadraticGrowth(linear=1.0),
+            cache_numbers=QuadraticGrowth(linear=64.0),
+        ),
     )
     * LAYERS
 )

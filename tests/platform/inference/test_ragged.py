@@ -29,7 +29,7 @@ from share_compute.errors import UserError
 from share_compute.inference.runtime.kv_slots import KVSlots, LayerCache
 from share_compute.inference.runtime.packing import PackedLinear, pack
 from share_compute.inference.runtime.stage import ServingStage
-from share_compute.inference.scheduler.engine_steps import Chunk, Growth
+from share_compute.inference.scheduler.engine_steps import Chunk, SlotGrowth
 from share_compute.shard import Shard
 
 CUTS = {1: [(0, 3)], 2: [(0, 1), (1, 3)], 3: [(0, 1), (1, 2), (2, 3)]}
@@ -72,7 +72,7 @@ def test_a_slot_that_grows_keeps_what_it_holds(model_type: str) -> None:
     serving.step(Chunk(1, 0, 9, tuple(prompt), samples=True), opens=[first])
     serving.step(Chunk(1, 9, 1, None, samples=True))
     for start, capacity in ((10, 11), (11, 30)):
-        serving.step(Chunk(1, start, 1, None, samples=True), grows=[Growth(1, capacity)])
+        serving.step(Chunk(1, start, 1, None, samples=True), grows=[SlotGrowth(1, capacity)])
     assert [stage.held_tokens for stage in serving.stages] == [30, 30]
     assert serving.texts[1] == generated(model_type, tuple(prompt), COUNT)[:4]
 

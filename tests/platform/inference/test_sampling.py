@@ -24,7 +24,7 @@ from share_compute.data.tokenization import train_tokenizer
 from share_compute.errors import UserError
 from share_compute.inference.runtime.constraints import Grammars, check_schema
 from share_compute.inference.runtime.sampling import Sampler, _least, draw
-from share_compute.inference.scheduler.engine_steps import Chunk, Sampled
+from share_compute.inference.scheduler.engine_steps import Chunk, SampledToken
 from share_compute.inference.scheduler.options import SamplingOptions
 
 CPU = torch.device("cpu")
@@ -36,7 +36,7 @@ def logits_of(seed: int, size: int = VOCABULARY) -> Tensor:
     return torch.randn(size, generator=torch.Generator().manual_seed(seed)) * 3
 
 
-def sampled(logits: Tensor, position: int = len(PROMPT), **options: Any) -> Sampled:
+def sampled(logits: Tensor, position: int = len(PROMPT), **options: Any) -> SampledToken:
     """Draw one token for a sequence that begins with `PROMPT`."""
     history = options.pop("history", tuple(PROMPT))
     sampler = Sampler(len(logits), CPU)

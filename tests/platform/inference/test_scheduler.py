@@ -18,12 +18,12 @@ from share_compute.errors import (
     UserError,
     VerificationFailed,
 )
-from share_compute.inference.scheduler.engine_steps import EngineStep, Sampled, StepResult
+from share_compute.inference.scheduler.engine_steps import EngineStep, SampledToken, StepResult
 from share_compute.inference.scheduler.events import Emitted, Failed, Finished
-from share_compute.inference.scheduler.limits import Limits
+from share_compute.inference.scheduler.limits import SchedulerLimits
 from share_compute.inference.scheduler.scheduler import Scheduler
 
-LIMITS = Limits(
+LIMITS = SchedulerLimits(
     window_tokens=200, kv_tokens=1000, max_sequences=16, step_tokens=32, stages=2, max_queued=100, run_ahead=1
 )
 LONG = tuple(range(100, 180))
@@ -198,7 +198,7 @@ def test_a_batch_follows_the_others_not_itself() -> None:
     scheduler.submit(*(generation(sequence, (sequence, 1), max_tokens=30) for sequence in range(3)))
 
     def complete(step: EngineStep) -> None:
-        sampled = [Sampled(chunk.sequence, chunk.start + chunk.count, 9) for chunk in step.chunks]
+        sampled = [SampledToken(chunk.sequence, chunk.start + chunk.count, 9) for chunk in step.chunks]
         scheduler.completed(StepResult(step.id, 0, tuple(sampled)))
 
     complete(scheduler.next_steps()[0])
@@ -484,7 +484,7 @@ def test_results_of_another_epoch_are_dropped_though_their_step_is_known() -> No
     scheduler = Scheduler(LIMITS, epoch=5)
     scheduler.submit(generation(0))
     step = scheduler.next_steps()[0]
-    sampled = (Sampled(0, 3, 9),)
+    sampled = (SampledToken(0, 3, 9),)
     assert scheduler.completed(StepResult(step.id, 4, sampled)) == []
     assert scheduler.completed(StepResult(step.id, 5, sampled)) == [Emitted(0, 0, 9, None, ())]
 

@@ -7,12 +7,14 @@ from collections import Counter
 from tests.platform.inference.hashed_stages import Row
 
 from share_compute.inference.scheduler.events import Emitted, Finished
-from share_compute.inference.scheduler.limits import Limits
+from share_compute.inference.scheduler.limits import SchedulerLimits
 from share_compute.inference.scheduler.options import Generation, SamplingOptions
 from share_compute.inference.scheduler.scheduler import Scheduler
 from share_compute.inference.scheduler.sharing import Backlog, in_turn
 
-LIMITS = Limits(window_tokens=256, kv_tokens=1024, max_sequences=4, step_tokens=64, stages=1, max_queued=64)
+LIMITS = SchedulerLimits(
+    window_tokens=256, kv_tokens=1024, max_sequences=4, step_tokens=64, stages=1, max_queued=64
+)
 
 
 def test_who_has_least_to_do_for_its_speed_comes_first() -> None:

@@ -14,14 +14,14 @@ from share_compute.errors import Busy, Conflict, ShareComputeError, TooLong, Use
 from share_compute.inference.placement import limits_before, limits_of, place
 from share_compute.inference.scheduler.engine_steps import EngineStep, Pooled, StepResult
 from share_compute.inference.scheduler.events import Embedded, Failed, Finished, SequenceEvent
-from share_compute.inference.scheduler.limits import Limits
+from share_compute.inference.scheduler.limits import SchedulerLimits
 from share_compute.inference.scheduler.options import Generation, SamplingOptions
 from share_compute.inference.scheduler.scheduler import Scheduler
 from share_compute.models.huggingface.encoder import profile_encoder
 from share_compute.specification import ServeJob
 from share_compute.topology import Contributor, Device, Topology
 
-LIMITS = Limits(
+LIMITS = SchedulerLimits(
     window_tokens=40, kv_tokens=40, max_sequences=100, step_tokens=40, stages=2, max_queued=64, embeds=True
 )
 OPTIONS = SamplingOptions(seed=0, max_tokens=0)
@@ -42,7 +42,7 @@ class Encoder:
         limits: of the scheduler.
     """
 
-    def __init__(self, limits: Limits = LIMITS) -> None:
+    def __init__(self, limits: SchedulerLimits = LIMITS) -> None:
         self.scheduler = Scheduler(limits)
         self.steps: list[EngineStep] = []
         self.on_their_way: deque[EngineStep] = deque()

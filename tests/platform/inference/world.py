@@ -10,7 +10,7 @@ from tests.platform.inference.hashed_stages import VOCABULARY, Row, reference
 from share_compute.errors import Busy
 from share_compute.inference.scheduler.engine_steps import EngineStep, StepResult
 from share_compute.inference.scheduler.events import Emitted, Failed, Finished, SequenceEvent
-from share_compute.inference.scheduler.limits import Limits
+from share_compute.inference.scheduler.limits import SchedulerLimits
 from share_compute.inference.scheduler.options import Generation, SamplingOptions
 from share_compute.inference.scheduler.scheduler import Scheduler
 
@@ -25,7 +25,7 @@ class World:
         seed: draws everything.
     """
 
-    def __init__(self, limits: Limits, seed: int = 0) -> None:
+    def __init__(self, limits: SchedulerLimits, seed: int = 0) -> None:
         self.draw = Random(seed)
         self.scheduler = Scheduler(limits)
         self.row = Row(limits)
@@ -134,7 +134,7 @@ class World:
             self.send()
         return True
 
-    def reform(self, limits: Limits) -> None:
+    def reform(self, limits: SchedulerLimits) -> None:
         """Some machines died: what was on its way is lost, or comes too late."""
         for sequence in self.running:
             asked = self.asked[sequence]
@@ -186,8 +186,8 @@ def generation(
     return Generation(sequence=sequence, owner=owner, prompt=prompt, options=options, emitted=emitted)
 
 
-def drawn_limits(draw: Random) -> Limits:
-    return Limits(
+def drawn_limits(draw: Random) -> SchedulerLimits:
+    return SchedulerLimits(
         window_tokens=draw.choice([24, 60, 120]),
         kv_tokens=draw.choice([40, 130, 200, 600]),
         max_sequences=draw.choice([1, 3, 8, 16]),
@@ -199,7 +199,7 @@ def drawn_limits(draw: Random) -> Limits:
     )
 
 
-def drawn_generations(draw: Random, first: int, limits: Limits) -> list[Generation]:
+def drawn_generations(draw: Random, first: int, limits: SchedulerLimits) -> list[Generation]:
     """Return the sequences of one request, with a beginning that others have too."""
     beginnings = [tuple(Random(kind).choices(range(VOCABULARY), k=90)) for kind in range(3)]
     longest = limits.longest_tokens

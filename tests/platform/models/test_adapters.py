@@ -19,7 +19,7 @@ from share_compute.models.blueprint import Blueprint
 from share_compute.models.export import export_checkpoint
 from share_compute.models.factory import build_stage, dissect
 from share_compute.models.huggingface.conversion import PretrainedWeights
-from share_compute.models.huggingface.decoder import Outline, sketch
+from share_compute.models.huggingface.decoder import PartNames, sketch
 from share_compute.models.stage import Stage, loss_sum
 from share_compute.models.storage.weights import FolderWriter, WeightFolder, stream_file
 from share_compute.shard import Shard
@@ -120,7 +120,7 @@ def test_peft_loads_what_was_trained(base: Path, targets: tuple[str, ...] | None
             writer.write(f"adapter_model-{place:04}-0000.part", piece)
     plain = sketch(config())
     writer.write_json(
-        "adapter_config.json", adapter_config(adapted.lora, plain, Outline(plain).places, str(base))
+        "adapter_config.json", adapter_config(adapted.lora, plain, PartNames(plain).places, str(base))
     )
     writer.finish()
     assert {file.name for file in (tmp_path / "adapter").iterdir()} == {

@@ -15,8 +15,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 
 from share_compute.models.blueprint import Blueprint
 from share_compute.models.factory import build_stage, dissect
-from share_compute.models.profiles.profile import Growth, ModelProfile
-from share_compute.models.profiles.profiling import Misfit, count, fit
+from share_compute.models.profiles.profile import ModelProfile, QuadraticGrowth
+from share_compute.models.profiles.profiling import NotQuadratic, count, fit
 from share_compute.models.profiles.shape_estimate import ShapeEstimate
 from share_compute.models.stage import loss_sum
 from share_compute.shard import Shard
@@ -86,9 +86,9 @@ def test_a_matrix_product_takes_two_operations_for_each_parameter_and_token() ->
     profile = profile_of(LLAMA)
     norms = 2 * 64
     layer = profile.layers[0]
-    assert layer.forward_flops == Growth(0.0, 2.0 * (layer.parameters - norms), 4.0 * 64)
-    assert layer.backward_flops == Growth(0.0, 4.0 * (layer.parameters - norms), 10.0 * 64)
-    assert layer.boundary_numbers == Growth(0.0, 64.0, 0.0)
+    assert layer.forward_flops == QuadraticGrowth(0.0, 2.0 * (layer.parameters - norms), 4.0 * 64)
+    assert layer.backward_flops == QuadraticGrowth(0.0, 4.0 * (layer.parameters - norms), 10.0 * 64)
+    assert layer.boundary_numbers == QuadraticGrowth(0.0, 64.0, 0.0)
 
 
 def test_of_experts_those_that_a_token_meets_are_counted() -> None:
@@ -247,6 +247,6 @@ def test_growth_is_fitted_exactly_and_checked() -> None:
         return 5 + 3 * tokens + 2 * tokens * tokens
 
     lengths = (256, 512, 1024, 768)
-    assert fit(lengths, [grown(length) for length in lengths]) == Growth(5.0, 3.0, 2.0)
-    with pytest.raises(Misfit):
+    assert fit(lengths, [grown(length) for length in lengths]) == QuadraticGrowth(5.0, 3.0, 2.0)
+    with pytest.raises(NotQuadratic):
         fit(lengths, [min(length, 600) for length in lengths])

@@ -8,7 +8,7 @@ from typing import get_args
 
 import numpy as np
 
-from share_compute.models.profiles.profile import Growth, LayerProfile, ModelProfile
+from share_compute.models.profiles.profile import LayerProfile, ModelProfile, QuadraticGrowth
 from share_compute.planning.cost.cost import TrainingCost
 from share_compute.planning.cost.timings import LayerTiming
 from share_compute.planning.network.network import Network
@@ -79,13 +79,13 @@ def _profile(draw: random.Random, layers: int) -> ModelProfile:
         size = 1.0 if even else draw.uniform(0.3, 2)
         return LayerProfile(
             parameters=int(1e6 * size * scale),
-            forward_flops=Growth(linear=size * scale),
-            backward_flops=Growth(linear=2 * size * scale),
+            forward_flops=QuadraticGrowth(linear=size * scale),
+            backward_flops=QuadraticGrowth(linear=2 * size * scale),
             forward_operations=int(40 * scale),
             backward_operations=int(80 * scale),
             largest=int(2e5 * size * scale),
-            activation_bytes=Growth(linear=1e5 * size),
-            boundary_numbers=Growth(linear=1e4 if even else draw.uniform(0, 2e4)),
+            activation_bytes=QuadraticGrowth(linear=1e5 * size),
+            boundary_numbers=QuadraticGrowth(linear=1e4 if even else draw.uniform(0, 2e4)),
         )
 
     return ModelProfile(

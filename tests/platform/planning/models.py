@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from share_compute.models.profiles.profile import Growth, LayerProfile, ModelProfile
+from share_compute.models.profiles.profile import LayerProfile, ModelProfile, QuadraticGrowth
 from share_compute.planning.plan import Plan
 from share_compute.planning.planner import solve
 from share_compute.specification import TrainJob, parse_job
@@ -13,16 +13,18 @@ from share_compute.topology import Contributor, Device, DeviceKind, Link, Topolo
 GIB = 2**30
 LAYER = LayerProfile(
     parameters=12_000_000,
-    forward_flops=Growth(linear=24e6),
-    backward_flops=Growth(linear=48e6),
-    activation_bytes=Growth(linear=160e3),
-    boundary_numbers=Growth(linear=1024),
+    forward_flops=QuadraticGrowth(linear=24e6),
+    backward_flops=QuadraticGrowth(linear=48e6),
+    activation_bytes=QuadraticGrowth(linear=160e3),
+    boundary_numbers=QuadraticGrowth(linear=1024),
 )
 PROFILE = ModelProfile(
     layers=(LAYER,) * 12,
     embedding=LayerProfile(parameters=8_000_000),
     head=LayerProfile(
-        parameters=8_000_000, forward_flops=Growth(linear=16e6), backward_flops=Growth(linear=32e6)
+        parameters=8_000_000,
+        forward_flops=QuadraticGrowth(linear=16e6),
+        backward_flops=QuadraticGrowth(linear=32e6),
     ),
 )
 

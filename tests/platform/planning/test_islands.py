@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from share_compute.models.profiles.profile import Growth, LayerProfile, ModelProfile
+from share_compute.models.profiles.profile import LayerProfile, ModelProfile, QuadraticGrowth
 from share_compute.planning.cost.cost import TrainingCost
 from share_compute.planning.islands import MOST_STEPS, interval, propose_islands
 from share_compute.planning.network.network import Network
@@ -30,9 +30,9 @@ def two_sites(
     )
     layer = LayerProfile(
         parameters=1_000_000,
-        forward_flops=Growth(1.0),
-        backward_flops=Growth(2.0),
-        boundary_numbers=Growth(boundary_numbers),
+        forward_flops=QuadraticGrowth(1.0),
+        backward_flops=QuadraticGrowth(2.0),
+        boundary_numbers=QuadraticGrowth(boundary_numbers),
     )
     rate = np.array([[near_bytes_per_s, far_bytes_per_s], [far_bytes_per_s, near_bytes_per_s]])
     return TrainingCost(

@@ -9,7 +9,7 @@ import pytest
 from tests.platform.planning.models import GIB, LAYER, PROFILE, job, lan, machine, make_plan
 
 from share_compute.errors import PlanInfeasible, UserError
-from share_compute.models.profiles.profile import Growth
+from share_compute.models.profiles.profile import QuadraticGrowth
 from share_compute.planning.dry_run import dry_run
 from share_compute.planning.plan import Prediction
 from share_compute.planning.report import PlanReport
@@ -19,7 +19,7 @@ from share_compute.specification.workload import ServingWorkload
 from share_compute.topology import Link, Topology
 
 TOPOLOGY = lan(machine("a", 60), machine("b", 40), machine("c", 10))
-_CACHED = LAYER.model_copy(update={"cache_numbers": Growth(linear=2048)})
+_CACHED = LAYER.model_copy(update={"cache_numbers": QuadraticGrowth(linear=2048)})
 CACHING = PROFILE.model_copy(update={"layers": (_CACHED,) * 12})
 
 

@@ -18,18 +18,18 @@ from share_compute.protocol.coordinator import (
     Effect,
     Expel,
     Lost,
-    Plan,
-    Planned,
-    Record,
+    MembershipPlanned,
+    PlanMembership,
     Recorded,
+    SendToMember,
     StartOver,
     Suspect,
-    Tell,
+    WriteStepLog,
 )
 from share_compute.protocol.doubts import UNBELIEVED, quarantines
-from share_compute.protocol.failures import Failure, FailureKind
+from share_compute.protocol.failures import FailureKind, InjectedFailure
 from share_compute.protocol.membership import Membership, fresh
-from share_compute.protocol.messages import Broken, Form, Formed, Label, Prepared, Rejected, Report
+from share_compute.protocol.messages import Broken, Form, Formed, Prepared, Rejected, Report, TensorLabel
 from share_compute.protocol.points import Point
 
 FOLLOWER = "f"
@@ -45,7 +45,7 @@ class Epochs:
         self.reduced: set[str] = set()
         """Members that report that they hold the sum of the open step."""
         self.forms: list[Form] = []
-        self.plans: list[Plan] = []
+        self.plans: list[PlanMembership] = []
         self.machine.handle(Continue(9))
         self.run(self.machine.handle(Assemble(frozenset(workers))))
 
@@ -55,13 +55,13 @@ class Epochs:
         while waiting:
             effect = waiting.pop(0)
             match effect:
-                case Record(epoch=epoch, step=None):
+                case WriteStepLog(epoch=epoch, step=None):
                     waiting += self.machine.handle(Recorded(epoch, self.machine.committed))
                     for worker in sorted(self.machine.workers):
                         waiting += self.machine.handle(self._report(epoch, worker))
-                case Record(epoch=epoch, step=int(step)):
+                case WriteStepLog(epoch=epoch, step=int(step)):
                     waiting += self.machine.handle(Recorded(epoch, step))
-                case Plan(epoch=epoch, reports=reports, without=without):
+                case PlanMembership(epoch=epoch, reports=reports, without=without):
                     self.plans.append(effect)
                     workers = sorted(reports.keys() - without)
                     stages = (tuple(workers),) if self.is_one_stage else tuple((each,) for each in workers)
@@ -71,12 +71,12 @@ class Epochs:
                         epoch, shards, stages, stages, self.machine.committed + 1, tasks,
                         followers={workers[0]: (FOLLOWER,)},
                     )  # fmt: skip
-                    waiting += self.machine.handle(Planned(Form(membership)))
+                    waiting += self.machine.handle(MembershipPlanned(Form(membership)))
                     for worker in workers:
                         waiting += self.machine.handle(Formed(epoch, worker))
-                case Tell(message=Form() as form):
+                case SendToMember(message=Form() as form):
                     self.forms.append(form)
-                case Tell():
+                case SendToMember():
                     pass
                 case _:
                     others.append(effect)
@@ -88,7 +88,7 @@ class Epochs:
         return Report(epoch, worker, committed, committed + 1, is_reduced=is_reduced, generation=generation)
 
     def reject(self, accuser: str, source: str, *, is_certain: bool = True) -> list[Effect]:
-        label = Label(self.machine.committed + 1, "activation", 0, 0)
+        label = TensorLabel(self.machine.committed + 1, "activation", 0, 0)
         rejected = Rejected(self.machine.epoch, accuser, source, label, WHAT, is_certain)
         return self.run(self.machine.handle(rejected))
 
@@ -192,7 +192,7 @@ def test_a_third_member_that_a_member_in_dispute_gave_its_weights_does_not_vote_
 @pytest.mark.parametrize("seed", range(20))
 def test_a_liar_has_one_other_member_left_out_and_nobody_quarantined(seed: int) -> None:
     lies = tuple(
-        Failure(FailureKind.accuse, Point.tensor_heard, "d", step=step, occurrence=occurrence)
+        InjectedFailure(FailureKind.accuse, Point.tensor_heard, "d", step=step, occurrence=occurrence)
         for step in (1, 2, 3)
         for occurrence in (1, 2)
     )

@@ -14,9 +14,15 @@ from tests.simulated_world.symbols import Gradient, SymbolicModel
 from tests.simulated_world.world import World
 
 from share_compute.errors import VerificationFailed
-from share_compute.protocol.coordinator import Blame, CoordinatorMachine, Record, Recorded, Superseded
+from share_compute.protocol.coordinator import (
+    Blame,
+    CoordinatorMachine,
+    Recorded,
+    Superseded,
+    Tick,
+    WriteStepLog,
+)
 from share_compute.protocol.coordinator import Effect as CoordinatorEffect
-from share_compute.protocol.coordinator import Tick as CoordinatorTick
 from share_compute.protocol.doubts import Accusations
 from share_compute.protocol.member import MemberMachine
 from share_compute.protocol.member_events import (
@@ -153,7 +159,7 @@ class CommitsWhenSomeArePrepared(CoordinatorMachine):
 class CommitsWithoutRecord(CoordinatorMachine):
     def _if_all_answered(self) -> list[CoordinatorEffect]:
         effects = super()._if_all_answered()
-        records = [effect for effect in effects if isinstance(effect, Record)]
+        records = [effect for effect in effects if isinstance(effect, WriteStepLog)]
         return (
             self._on_recorded(Recorded(self.epoch, self.committed + 1, self._scale)) if records else effects
         )
@@ -172,7 +178,7 @@ class ForgetsTheScale(CoordinatorMachine):
 
 class NeverRepeatsItself(CoordinatorMachine):
     def handle(self, event: Any) -> list[CoordinatorEffect]:
-        return [] if isinstance(event, CoordinatorTick) else super().handle(event)
+        return [] if isinstance(event, Tick) else super().handle(event)
 
 
 class BlamesWhoComplains(CoordinatorMachine):
@@ -298,7 +304,7 @@ def test_broken_coordinators_are_found(broken: type[CoordinatorMachine]) -> None
 
 
 def test_a_record_that_refuses_nobody_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    def write(self: DurableRecord, record: Record) -> Recorded | Superseded:
+    def write(self: DurableRecord, record: WriteStepLog) -> Recorded | Superseded:
         self.epoch = max(self.epoch, record.epoch)
         if record.step is not None:
             self.committed, self.scale = record.step, record.scale

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from share_compute.protocol.cells import delivery, needed, remaining
 from share_compute.protocol.membership import Membership, fresh
-from share_compute.protocol.messages import Label, Report
+from share_compute.protocol.messages import Report, TensorLabel
 from share_compute.protocol.recovery import recover
 from share_compute.protocol.schedule import Action
 
@@ -55,7 +55,7 @@ def walk(membership: Membership, step: int) -> set[tuple[int, Action]]:
     """Let all members compute until nobody can go on; return what was computed."""
     waiting = {worker: remaining(membership, step, worker) for worker in membership.workers}
     arrived = {
-        (resend.target, Label(step, resend.cargo, resend.microbatch, resend.stage))
+        (resend.target, TensorLabel(step, resend.cargo, resend.microbatch, resend.stage))
         for resend in membership.resends
         if step == membership.step
     }

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from share_compute.errors import UserError
-from share_compute.protocol.failures import Failure, FailureKind, FailureScript
+from share_compute.protocol.failures import FailureKind, FailureScript, InjectedFailure
 from share_compute.protocol.points import Point
 
 
 def test_each_failure_happens_once_where_and_when_it_was_asked_for() -> None:
-    kill = Failure(FailureKind.kill, Point.cell_done, "b", step=2, occurrence=2)
+    kill = InjectedFailure(FailureKind.kill, Point.cell_done, "b", step=2, occurrence=2)
     script = FailureScript([kill])
     assert script.passes(Point.cell_done, "a", 2) == []
     assert script.passes(Point.cell_done, "b", 1) == []
@@ -24,7 +24,7 @@ def test_each_failure_happens_once_where_and_when_it_was_asked_for() -> None:
 
 
 def test_whoever_comes_first_is_meant_where_nobody_is_named() -> None:
-    drop = Failure(FailureKind.drop, Point.commit_sending)
+    drop = InjectedFailure(FailureKind.drop, Point.commit_sending)
     script = FailureScript([drop])
     assert script.waiting == (drop,)
     assert script.passes(Point.commit_sending, None, 7) == [drop]
@@ -43,5 +43,5 @@ def test_whoever_comes_first_is_meant_where_nobody_is_named() -> None:
 )
 def test_what_does_not_go_together_is_refused(given: dict[str, Any], what: str) -> None:
     with pytest.raises(UserError, match=what) as refusal:
-        Failure(**given)
+        InjectedFailure(**given)
     assert refusal.value.hint

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from share_compute.protocol.membership import Resend, Task
 from share_compute.protocol.messages import Report
-from share_compute.protocol.recovery import Recovery, recover
+from share_compute.protocol.recovery import StepRecovery, recover
 
 STAGES = (("a", "b"), ("c", "d"))
 OWNERS = (("a", "a", "b", "b"), ("c", "c", "d", "d"))
@@ -22,7 +22,7 @@ def report(worker: str, **held: Any) -> Report:
     return Report(**{"epoch": 1, "worker": worker, "applied": 4, "step": 5, **sets})
 
 
-def after(*reports: Report, stages: Any = STAGES, owners: Any = OWNERS) -> Recovery:
+def after(*reports: Report, stages: Any = STAGES, owners: Any = OWNERS) -> StepRecovery:
     return recover(stages, owners, {each.worker: each for each in reports}, 5)
 
 
@@ -31,7 +31,7 @@ def done(worker: str, ids: set[int]) -> Report:
     return report(worker, summed=ids, activations=ids, gradients=ids)
 
 
-def work(recovery: Recovery) -> set[tuple[str, int, int, str]]:
+def work(recovery: StepRecovery) -> set[tuple[str, int, int, str]]:
     """Return the cells that run: forward or backward, stage, microbatch, member."""
     return {
         (kind, place, microbatch, task.worker)

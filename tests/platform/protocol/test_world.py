@@ -12,7 +12,7 @@ from tests.simulated_world.scenario import Scenario, Upset, UpsetKind, draw, dra
 from tests.simulated_world.world import Outcome, World
 
 from share_compute.protocol.coordinator import Disputed, Diverged
-from share_compute.protocol.failures import Failure, FailureKind
+from share_compute.protocol.failures import FailureKind, InjectedFailure
 from share_compute.protocol.points import Point
 
 CHUNK = 500
@@ -96,7 +96,9 @@ OF_BACKUPS = (Point.log_sending, Point.log_heard)
 DISTURBANCES = {
     "none": {},
     "an epoch begins in the middle": {"upsets": (Upset(14.0, UpsetKind.suspect, "c"),)},
-    "a reduction breaks": {"failures": (Failure(FailureKind.kill, Point.reduce_starting, "c", step=2),)},
+    "a reduction breaks": {
+        "failures": (InjectedFailure(FailureKind.kill, Point.reduce_starting, "c", step=2),)
+    },
 }
 
 
@@ -105,7 +107,7 @@ def kills(scenario: Scenario, point: Point, worker: str | None) -> int:
     met = 0
     for seed, (occurrence, disturbance) in enumerate(product((1, 2, 4), DISTURBANCES.values())):
         disturbed = replace(scenario, seed=seed, **disturbance)
-        failure = Failure(FailureKind.kill, point, worker, occurrence=occurrence)
+        failure = InjectedFailure(FailureKind.kill, point, worker, occurrence=occurrence)
         met += failure not in run(replace(disturbed, failures=(*disturbed.failures, failure))).unmet
     return met
 
@@ -155,7 +157,7 @@ def test_a_quiet_step_takes_two_messages_a_member_and_no_more() -> None:
 def test_a_death_costs_only_what_was_not_done() -> None:
     """A member dies with one microbatch done, forward and backward: these two cells are done again, and no others."""
     cells = run(ONE_STAGE).passed[Point.cell_done]
-    kill = Failure(FailureKind.kill, Point.cell_done, "a", 2, occurrence=2)
+    kill = InjectedFailure(FailureKind.kill, Point.cell_done, "a", 2, occurrence=2)
     again = []
     for seed in range(20):
         outcome = run(replace(ONE_STAGE, seed=seed, failures=(kill,)))
@@ -177,7 +179,9 @@ def test_the_older_of_two_coordinators_ends(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_a_whole_stage_comes_back_from_the_backup(seed: int) -> None:
-    scenario = replace(SINGLES, seed=seed, failures=(Failure(FailureKind.kill, Point.apply_done, "b", 2),))
+    scenario = replace(
+        SINGLES, seed=seed, failures=(InjectedFailure(FailureKind.kill, Point.apply_done, "b", 2),)
+    )
     assert run(scenario).unmet == ()
 
 
@@ -193,14 +197,15 @@ ROW = Scenario(machines=4, stages=2, layers=4, runs=(2, 2), weather=CALM)
 @pytest.mark.parametrize("kind", [*MISFITS, FailureKind.poison])
 @pytest.mark.parametrize("scenario", [ROW, SINGLES], ids=["pairs", "singles"])
 def test_a_bad_tensor_counts_against_its_sender(scenario: Scenario, kind: FailureKind) -> None:
-    failure = Failure(kind, Point.tensor_sending, "b", step=2)
+    failure = InjectedFailure(kind, Point.tensor_sending, "b", step=2)
     outcome = run(replace(scenario, failures=(failure,)))
     assert (outcome.unmet, outcome.blamed, outcome.verdict) == ((), {"b": 1}, None)
 
 
 def test_a_machine_that_makes_numbers_that_are_not_finite_is_told_from_a_model_that_diverges() -> None:
     again = [
-        Failure(FailureKind.poison, Point.cell_starting, "b", step=2, occurrence=n) for n in (1, 2, 3, 4)
+        InjectedFailure(FailureKind.poison, Point.cell_starting, "b", step=2, occurrence=n)
+        for n in (1, 2, 3, 4)
     ]
     assert run(replace(TRIPLE, failures=tuple(again))).blamed == {"b": 1}
     diverged = run(replace(TRIPLE, diverges_at=(2, 1, 0)))
@@ -210,7 +215,7 @@ def test_a_machine_that_makes_numbers_that_are_not_finite_is_told_from_a_model_t
 
 
 def test_a_fault_that_does_not_come_again_costs_a_step_and_nobody_is_blamed() -> None:
-    failure = Failure(FailureKind.poison, Point.cell_starting, "b", step=2)
+    failure = InjectedFailure(FailureKind.poison, Point.cell_starting, "b", step=2)
     outcome = run(replace(TRIPLE, failures=(failure,)))
     assert (outcome.unmet, outcome.blamed, outcome.verdict) == ((), {}, None)
 
@@ -225,13 +230,16 @@ def test_one_machine_alone_cannot_tell_itself_from_the_model() -> None:
 @pytest.mark.parametrize("point", [Point.reduce_done, Point.prepared_sending])
 @pytest.mark.parametrize("scenario", [TRIPLE, PAIR], ids=["majority", "two members"])
 def test_the_member_whose_gradient_deviates_is_found(scenario: Scenario, point: Point) -> None:
-    outcome = run(replace(scenario, failures=(Failure(FailureKind.deviate, point, "b", step=2),)))
+    outcome = run(replace(scenario, failures=(InjectedFailure(FailureKind.deviate, point, "b", step=2),)))
     assert (outcome.unmet, outcome.blamed, outcome.verdict) == ((), {"b": 1}, None)
 
 
 @pytest.mark.parametrize("tenth", range(150, 200, 5))
 def test_a_member_whose_sums_stay_wrong_does_not_win_when_the_other_is_lost(tenth: int) -> None:
-    wrong = [Failure(FailureKind.deviate, Point.reduce_done, "b", step=2, occurrence=n) for n in range(1, 9)]
+    wrong = [
+        InjectedFailure(FailureKind.deviate, Point.reduce_done, "b", step=2, occurrence=n)
+        for n in range(1, 9)
+    ]
     for seed in range(10):
         upset = Upset(tenth / 10, UpsetKind.suspect, "a")
         outcome = run(replace(PAIR, seed=seed, failures=tuple(wrong), upsets=(upset,)))
@@ -239,7 +247,10 @@ def test_a_member_whose_sums_stay_wrong_does_not_win_when_the_other_is_lost(tent
 
 
 def test_two_members_that_disagree_again_with_the_same_answers_end_the_job() -> None:
-    lies = [Failure(FailureKind.deviate, Point.prepared_sending, "b", step=2, occurrence=n) for n in (1, 2)]
+    lies = [
+        InjectedFailure(FailureKind.deviate, Point.prepared_sending, "b", step=2, occurrence=n)
+        for n in (1, 2)
+    ]
     outcome = run(replace(PAIR, failures=tuple(lies)))
     assert outcome.verdict == Disputed(2, frozenset({"a", "b"}))
     assert outcome.blamed == {}

@@ -11,7 +11,7 @@ from tests.thoroughly import thoroughly
 
 from share_compute.errors import PlanInfeasible, UserError
 from share_compute.files.topology_file import read_topology, write_topology
-from share_compute.models.profiles.profile import Growth, LayerProfile, ModelProfile
+from share_compute.models.profiles.profile import LayerProfile, ModelProfile, QuadraticGrowth
 from share_compute.planning.cost.cost import TrainingCost
 from share_compute.planning.cost.layout import Layout, StageLayout
 from share_compute.planning.network.regions import complete
@@ -20,7 +20,7 @@ from share_compute.simulation.churn import Churn
 from share_compute.simulation.fleet_name import FleetName
 from share_compute.simulation.fleets import MOST_MACHINES, make_fleet
 from share_compute.simulation.ledger import Ledger
-from share_compute.simulation.rules import Change, EpochRules, Pause, fetching_s
+from share_compute.simulation.rules import Change, Downtime, EpochRules, fetching_s
 from share_compute.simulation.run import Scenario, simulate
 from share_compute.specification import TrainJob, parse_job
 from share_compute.specification.workload import TrainingWorkload
@@ -30,10 +30,10 @@ HOUR_S = 3600.0
 WIDTH = 1024
 LAYER = LayerProfile(
     parameters=12 * WIDTH**2,
-    forward_flops=Growth(linear=24.0 * WIDTH**2),
-    backward_flops=Growth(linear=48.0 * WIDTH**2),
-    activation_bytes=Growth(linear=136.0 * WIDTH),
-    boundary_numbers=Growth(linear=float(WIDTH)),
+    forward_flops=QuadraticGrowth(linear=24.0 * WIDTH**2),
+    backward_flops=QuadraticGrowth(linear=48.0 * WIDTH**2),
+    activation_bytes=QuadraticGrowth(linear=136.0 * WIDTH),
+    boundary_numbers=QuadraticGrowth(linear=float(WIDTH)),
 )
 
 
@@ -141,18 +141,18 @@ def test_a_trace_is_drawn_while_it_is_read() -> None:
 
 def test_the_ledger_counts_every_second_and_step_once() -> None:
     ledger = Ledger(60.0)
-    ledger.open(0.0, 2.0, Pause(noticing_s=1.0, moving_s=2.0), 0.0)
+    ledger.open(0.0, 2.0, Downtime(noticing_s=1.0, moving_s=2.0), 0.0)
     assert ledger.begun_s == 3.0
     assert ledger.end_of_step_s(8.5) == 9.0
     done = ledger.close(10.0)  # 7 s of work: 3 steps and a half
     assert (ledger.committed, done) == (3, 0.5)
     ledger.lose(done)
     assert ledger.lost == 1
-    ledger.open(10.0, math.inf, Pause(), 0.0)
+    ledger.open(10.0, math.inf, Downtime(), 0.0)
     assert ledger.close(20.0) == 0.0
-    ledger.open(20.0, 4.0, Pause(), 0.25)
+    ledger.open(20.0, 4.0, Downtime(), 0.25)
     assert ledger.close(23.0) == 0.0  # three quarters were left
-    ledger.open(23.0, 1.0, Pause(planning_s=50.0), 0.0)
+    ledger.open(23.0, 1.0, Downtime(planning_s=50.0), 0.0)
     assert ledger.close(24.0) == 0.0
     hours = ledger.hours
     assert hours.computing_s == 6.0 + 3.0

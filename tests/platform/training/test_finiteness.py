@@ -13,7 +13,7 @@ from share_compute.models.blueprint import Blueprint
 from share_compute.models.factory import build_stage
 from share_compute.models.stage import Stage, loss_sum
 from share_compute.shard import Shard
-from share_compute.training.finiteness import Finding, find_nonfinite, first_of
+from share_compute.training.finiteness import NonFiniteValue, find_nonfinite, first_of
 
 CONFIG = CONFIG_MAPPING["llama"](
     hidden_size=32, intermediate_size=64, num_hidden_layers=4, num_attention_heads=2, vocab_size=40,
@@ -32,7 +32,7 @@ def stages() -> list[Stage]:
     return made
 
 
-def findings(both: list[Stage]) -> list[Finding | None]:
+def findings(both: list[Stage]) -> list[NonFiniteValue | None]:
     """Look through both stages, with what crossed the boundary between them."""
     first, last = both
     crossing = first.forward(IDS).detach().requires_grad_()
@@ -91,8 +91,8 @@ def test_a_gradient_that_overflows_is_found_on_the_way_back() -> None:
 
 
 def test_forward_goes_before_backward_and_the_nearest_to_the_cause_first() -> None:
-    back = [Finding("backward", stage, 0, "a") for stage in (0, 1, 2)]
-    ahead = [Finding("forward", stage, 4, "b") for stage in (2, 1)]
+    back = [NonFiniteValue("backward", stage, 0, "a") for stage in (0, 1, 2)]
+    ahead = [NonFiniteValue("forward", stage, 4, "b") for stage in (2, 1)]
     assert first_of([None, *back]) == back[2]
     assert first_of([*back, None, *ahead]) == ahead[1]
     assert first_of([None]) is None

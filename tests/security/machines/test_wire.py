@@ -17,9 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from share_compute.errors import ContributorLost, NoCopy, OutOfMemory, ShareComputeError, UserError
-from share_compute.inference.scheduler.engine_steps import Pooled, Sampled, StepResult
+from share_compute.inference.scheduler.engine_steps import Pooled, SampledToken, StepResult
 from share_compute.planning.cost.timings import LayerTiming
-from share_compute.protocol.messages import Applied, Broken, Formed, Label, Prepared, Rejected, Report
+from share_compute.protocol.messages import Applied, Broken, Formed, Prepared, Rejected, Report, TensorLabel
 from share_compute_actors.inference.messages import Trouble, pack_to_server, unpack_to_server
 from share_compute_actors.messages import MemberStatus, StepFigures
 from share_compute_actors.training.member.schemas import LOGITS, STATUS, pack_said, unpack_said
@@ -42,13 +42,15 @@ SAID = [
     Formed(3, "c0"),
     Prepared(3, "c0", 5, {"model.norm": 0.1 + 0.2, "lm_head": float("inf")}, {0: -1.5, 11: 1e-300}, "ab"),
     Broken(3, "c0"),
-    Rejected(3, "c0", "c1", Label(5, "activation", 11, 0), "its numbers are not finite", is_certain=False),
+    Rejected(
+        3, "c0", "c1", TensorLabel(5, "activation", 11, 0), "its numbers are not finite", is_certain=False
+    ),
     # The label is what the sender of the tensor made of it.
-    Rejected(3, "c0", "c1", Label(2**52, "log", -1, 2**52), "it has 24 bytes, which are no float32"),
+    Rejected(3, "c0", "c1", TensorLabel(2**52, "log", -1, 2**52), "it has 24 bytes, which are no float32"),
     Applied(3, "c0", 5),
 ]
 TO_SERVER = [
-    StepResult(1, 2, (Sampled(7, 12, 99, -0.25, ((99, -0.25), (3, -2.0)), "stop"),), (0.25,)),
+    StepResult(1, 2, (SampledToken(7, 12, 99, -0.25, ((99, -0.25), (3, -2.0)), "stop"),), (0.25,)),
     StepResult(1, 2, (Pooled(7, 12, bytes(range(256))),)),
     StepResult(1, 2, ()),
 ]
@@ -82,7 +84,7 @@ def test_nobody_speaks_of_microbatches_that_there_are_not(message: Any) -> None:
     [
         (Prepared(3, "c0", 5, {"lm_head": -1e-3}), "a squared norm below zero"),
         (Prepared(3, "c0", 5, {"lm_head": float("-inf")}), "a squared norm below zero"),
-        (Rejected(3, "c0", "c1", Label(5, "log", 0, 0), "x" * 2**20), "a reason of 1048576 characters"),
+        (Rejected(3, "c0", "c1", TensorLabel(5, "log", 0, 0), "x" * 2**20), "a reason of 1048576 characters"),
     ],
     ids=["negative", "infinite", "long"],
 )

@@ -12,7 +12,7 @@ from tests.ray_nodes import Attempt
 
 from share_compute.lifecycle.attempt_events import AttemptEvent
 from share_compute.models.storage.weights import WeightFolder
-from share_compute.protocol.failures import Failure, FailureKind
+from share_compute.protocol.failures import FailureKind, InjectedFailure
 from share_compute.protocol.points import Point
 from share_compute_actors.training.step_log import StepLog
 
@@ -61,7 +61,7 @@ def train(
     attempt: Attempt,
     folder: Path,
     document: dict[str, Any],
-    failures: Sequence[Failure] = (),
+    failures: Sequence[InjectedFailure] = (),
     **options: Any,
 ) -> Trained:
     folder.mkdir(parents=True, exist_ok=True)
@@ -100,7 +100,9 @@ def test_a_bad_tensor_counts_as_the_loss_of_its_sender(
     attempt: Attempt, tmp_path: Path, calm: Trained, kind: FailureKind
 ) -> None:
     sender = "c0" if kind in (FailureKind.reshape, FailureKind.poison) else "c3"
-    trained = train(attempt, tmp_path, job(2, 2), [Failure(kind, Point.tensor_sending, sender, step=3)])
+    trained = train(
+        attempt, tmp_path, job(2, 2), [InjectedFailure(kind, Point.tensor_sending, sender, step=3)]
+    )
     assert trained.offences == [(sender, 3, False)]
     offence = next(event for event in trained.events if event.type == "offended")
     assert WORDS[kind] in offence.what
@@ -115,7 +117,8 @@ def test_offences_count_in_later_attempts_and_two_accusers_quarantine(
 
     def in_two_attempts(folder: Path, *kinds: FailureKind) -> list[Trained]:
         failures = [
-            Failure(kind, Point.tensor_sending, "c0", step=3 * number) for number, kind in enumerate(kinds, 1)
+            InjectedFailure(kind, Point.tensor_sending, "c0", step=3 * number)
+            for number, kind in enumerate(kinds, 1)
         ]
         first = train(attempt, folder, job(2, 2, steps=4), failures[:1])
         saved = folder / "checkpoints" / "step-00000004"
@@ -140,7 +143,7 @@ def test_offences_count_in_later_attempts_and_two_accusers_quarantine(
 def test_a_member_that_lies_about_others_costs_one_of_them_its_place_and_then_its_own(
     attempt: Attempt, tmp_path: Path, calm: Trained
 ) -> None:
-    lies = [Failure(FailureKind.accuse, Point.tensor_heard, "c3", step=step) for step in (2, 4)]
+    lies = [InjectedFailure(FailureKind.accuse, Point.tensor_heard, "c3", step=step) for step in (2, 4)]
     trained = train(attempt, tmp_path, job(2, 2), lies)
     ((machine, step, is_quarantined),) = trained.offences
     assert (step, is_quarantined) == (2, False)
@@ -156,7 +159,7 @@ def test_numbers_that_a_machine_made_are_not_blamed_on_the_learning_rate(
 ) -> None:
     """No tensor that is not finite is sent: it is in the sums, and comes again when the step is computed again."""
     failures = [
-        Failure(FailureKind.poison, Point.cell_starting, "c1", step=3, occurrence=occurrence)
+        InjectedFailure(FailureKind.poison, Point.cell_starting, "c1", step=3, occurrence=occurrence)
         for occurrence in range(1, 17)
     ]
     trained = train(attempt, tmp_path, job(2, 2), failures)
@@ -176,7 +179,7 @@ def test_a_model_that_diverges_is_not_blamed_on_a_machine(attempt: Attempt, tmp_
 def test_a_fault_that_does_not_come_again_costs_a_step(
     attempt: Attempt, tmp_path: Path, calm: Trained
 ) -> None:
-    failure = Failure(FailureKind.poison, Point.cell_starting, "c1", step=3, occurrence=2)
+    failure = InjectedFailure(FailureKind.poison, Point.cell_starting, "c1", step=3, occurrence=2)
     trained = train(attempt, tmp_path, job(2, 2), [failure])
     assert "step 3" in trained.told
     require_equal(trained, calm)
@@ -187,14 +190,17 @@ def test_the_member_whose_gradient_deviates_is_quarantined(
     attempt: Attempt, tmp_path: Path, members: int
 ) -> None:
     calm = train(attempt, tmp_path / "calm", job(1, members))
-    failure = Failure(FailureKind.deviate, Point.reduce_done, "c1", step=3)
+    failure = InjectedFailure(FailureKind.deviate, Point.reduce_done, "c1", step=3)
     trained = train(attempt, tmp_path / "wrong", job(1, members), [failure])
     assert trained.offences == [("c1", 3, True)]
     require_equal(trained, calm)
 
 
 def test_two_members_whose_answers_stay_apart_end_the_job_by_name(attempt: Attempt, tmp_path: Path) -> None:
-    lies = [Failure(FailureKind.deviate, Point.prepared_sending, "c1", step=3, occurrence=n) for n in (1, 2)]
+    lies = [
+        InjectedFailure(FailureKind.deviate, Point.prepared_sending, "c1", step=3, occurrence=n)
+        for n in (1, 2)
+    ]
     events = attempt(job(1, 2), folder=tmp_path, failures=lies)
     assert events[-1].outcome == "failed"
     assert "machine-0 and machine-1 differ" in events[-1].reason
@@ -204,7 +210,7 @@ def test_finite_garbage_in_an_activation_is_not_noticed(
     attempt: Attempt, tmp_path: Path, calm: Trained
 ) -> None:
     """What only a second computation of the cell would show; see "What is not there yet" in docs/elastic.md."""
-    failure = Failure(FailureKind.deviate, Point.tensor_sending, "c0", step=3)
+    failure = InjectedFailure(FailureKind.deviate, Point.tensor_sending, "c0", step=3)
     trained = train(attempt, tmp_path, job(2, 2), [failure])
     assert trained.offences == []
     assert trained.digest != calm.digest

@@ -26,18 +26,18 @@ from share_compute.errors import (
 from share_compute.protocol.membership import Worker
 from share_compute.specification import TrainingSpec
 from share_compute_actors.messages import Followed
-from share_compute_actors.training.backups.copying import Copied, Legacy, Outline, ShardRange
+from share_compute_actors.training.backups.copying import Copied, Legacy, ShardOutline, ShardRange
 from share_compute_actors.training.backups.followers import Follower
-from share_compute_actors.training.backups.logs import HEAD, Head
-from share_compute_actors.training.backups.room import Room, is_lack_of_room
-from share_compute_actors.transport.envelope import Label
+from share_compute_actors.training.backups.logs import HEAD, GradientLogHeader
+from share_compute_actors.training.backups.room import CopyQuota, is_lack_of_room
+from share_compute_actors.transport.envelope import WireLabel
 from share_compute_actors.transport.pieces import Piece
 
 _POLL_S = 0.2
 _OUTLINE_S = 5.0
 
 
-class RemoteOwner:
+class RemotePrimary:
     """Calls a primary on another machine, whose shard is copied.
 
     Args:
@@ -51,9 +51,9 @@ class RemoteOwner:
         self._keeper = keeper
         self._stopping = stopping
 
-    def outline(self, shard: ShardRange) -> Outline:
+    def outline(self, shard: ShardRange) -> ShardOutline:
         """See `Copier.outline`."""
-        outline: Outline = self._ask("outline", shard)
+        outline: ShardOutline = self._ask("outline", shard)
         return outline
 
     def copy(self, shard: ShardRange, names: Sequence[str]) -> Copied:
@@ -114,8 +114,8 @@ class Copies:
         training: TrainingSpec,
         device: torch.device,
         tell: Callable[[ShareComputeError], None],
-        room: Room,
-        reach: Callable[[Any, Worker, threading.Event | _Deadline], Any] = RemoteOwner,
+        room: CopyQuota,
+        reach: Callable[[Any, Worker, threading.Event | _Deadline], Any] = RemotePrimary,
     ) -> None:
         self._keeper = keeper
         self._training = training
@@ -134,7 +134,7 @@ class Copies:
         self._wanted: dict[tuple[int, int], int] = {}
         """Total number of messages of a gradient, by stage and step; known once the gradient's head has arrived."""
 
-    def outlines(self, committed: int, followed: Mapping[int, Followed]) -> dict[ShardRange, Outline]:
+    def outlines(self, committed: int, followed: Mapping[int, Followed]) -> dict[ShardRange, ShardOutline]:
         """Ask primaries for the outlines of shards whose copies can start from local data; call it on another thread.
 
         Args:
@@ -142,7 +142,7 @@ class Copies:
             followed: primaries of the copies that will be kept, by stage.
         """
         legacies = self._legacies(committed, self._followers.values())
-        found: dict[ShardRange, Outline] = {}
+        found: dict[ShardRange, ShardOutline] = {}
         for one in followed.values():
             start, stop = one.shard
             if one.shard in self._followers or not any(
@@ -164,7 +164,7 @@ class Copies:
         epoch: int,
         committed: int,
         followed: Mapping[int, Followed],
-        outlines: Mapping[ShardRange, Outline] | None = None,
+        outlines: Mapping[ShardRange, ShardOutline] | None = None,
     ) -> None:
         """Keep exactly these copies from now on.
 
@@ -206,7 +206,7 @@ class Copies:
         for one in followed.values():
             kept[one.shard].follow((one.owner, one.actor), partial(self._reach, one.actor, self._keeper))
 
-    def _has_room(self, outlines: Iterable[Outline]) -> bool:
+    def _has_room(self, outlines: Iterable[ShardOutline]) -> bool:
         """Whether there is space for copies with these outlines, beside the existing copies."""
         state_tensors = self._training.optimizer.name.state_tensors
         try:
@@ -228,7 +228,7 @@ class Copies:
         """Return whether each copy is complete."""
         return all(one.is_whole for one in self._followers.values())
 
-    def misfit(self, label: Label, tensor: Tensor) -> str | None:
+    def misfit(self, label: WireLabel, tensor: Tensor) -> str | None:
         """Return the defect of a part of a gradient, for display; None if it has none."""
         followed = self._followed.get(label.stage)
         if followed is None or followed.shard not in self._followers:
@@ -236,7 +236,7 @@ class Copies:
         what = self._followers[followed.shard].misfit(label.microbatch, tensor)
         return None if what is None else f"the gradient that it sent to its backup: {what}"
 
-    def take(self, label: Label, tensor: Tensor) -> Followed | None:
+    def take(self, label: WireLabel, tensor: Tensor) -> Followed | None:
         """Store a part of a gradient; if that completes it, return its primary, which waits for an acknowledgement."""
         followed, key = self._followed[label.stage], (label.stage, label.step)
         follower = self._followers[followed.shard]
@@ -248,7 +248,7 @@ class Copies:
         came = self._came.setdefault(key, set())
         came.add(label.microbatch)
         if label.microbatch == HEAD:
-            self._wanted[key] = Head.unpack(tensor).buckets + 1
+            self._wanted[key] = GradientLogHeader.unpack(tensor).buckets + 1
         if len(came) != self._wanted.get(key):
             return None
         del self._came[key], self._wanted[key]

@@ -29,7 +29,7 @@ _MOST_ASIDE_BYTES = 256 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
-class Outline:
+class ShardOutline:
     """Description of a shard's contents: sizes, shapes and weight decay, by stored name."""
 
     sizes: Mapping[str, int]
@@ -49,7 +49,7 @@ class Outline:
         return sum(self.sizes.values()) + FLOAT_BYTES * (state_tensors + 1) * trained
 
 
-class Part(NamedTuple):
+class ClonedTensor(NamedTuple):
     """Description of a cloned tensor that can be fetched."""
 
     name: str
@@ -63,15 +63,15 @@ class Copied:
     """Clones of some parameters at one moment, ready to be fetched."""
 
     ticket: int
-    """Number of this set of clones, which `Owner.piece` requires."""
+    """Number of this set of clones, which `Primary.piece` requires."""
     step: int
     """Last step whose update the clones have."""
     loss_scale: LossScale
     """Loss scale after that step."""
-    parts: tuple[Part, ...]
+    parts: tuple[ClonedTensor, ...]
 
 
-class Held(Protocol):
+class ShardState(Protocol):
     """The attributes of a `Runner` that a copy of its shard needs."""
 
     stage: Stage
@@ -94,7 +94,7 @@ class Legacy(NamedTuple):
     """Returns the parameter or buffer of a name, together with its optimizer state."""
 
     @classmethod
-    def of_runner(cls, runner: Held, step: int) -> Legacy:
+    def of_runner(cls, runner: ShardState, step: int) -> Legacy:
         """Return the state of a runner that computes no more steps.
 
         Args:
@@ -116,10 +116,10 @@ class Legacy(NamedTuple):
         )
 
 
-class Owner(Protocol):
+class Primary(Protocol):
     """The interface of a primary whose shard is copied."""
 
-    def outline(self, shard: ShardRange) -> Outline:
+    def outline(self, shard: ShardRange) -> ShardOutline:
         """Return the outline of the shard."""
 
     def copy(self, shard: ShardRange, names: Sequence[str]) -> Copied:
@@ -130,7 +130,7 @@ class Owner(Protocol):
 
 
 class Copier:
-    """Copies a runner's shard for backup members; implements `Owner`.
+    """Copies a runner's shard for backup members; implements `Primary`.
 
     Args:
         run: runs a function on the compute thread, between two of its actions, and returns its result.
@@ -140,7 +140,7 @@ class Copier:
     def __init__(
         self,
         run: Callable[[Callable[[], Any]], Any],
-        here: Callable[[], tuple[Held | None, int]],
+        here: Callable[[], tuple[ShardState | None, int]],
     ) -> None:
         self._run = run
         self._here = here
@@ -161,19 +161,19 @@ class Copier:
         for keeper in self._aside.keys() - set(keepers):
             self._aside.pop(keeper, None)
 
-    def outline(self, shard: ShardRange) -> Outline:
+    def outline(self, shard: ShardRange) -> ShardOutline:
         """Return the outline of the shard.
 
         Raises:
             StaleEpoch: this member does not compute with the shard.
         """
-        outline: Outline = self._run(partial(self._outline, shard))
+        outline: ShardOutline = self._run(partial(self._outline, shard))
         return outline
 
-    def _outline(self, shard: ShardRange) -> Outline:
+    def _outline(self, shard: ShardRange) -> ShardOutline:
         runner, _ = self._at(shard)
         undecayed = set(undecayed_parameters(runner.stage.module))
-        return Outline(
+        return ShardOutline(
             sizes={name: tensor.nbytes for name, tensor in runner.stage.persistent().items()},
             buckets=runner.gradients.layout,
             undecayed=frozenset(
@@ -214,7 +214,7 @@ class Copier:
         if clones:
             self._aside[keeper] = self._ticket, clones
         parts = tuple(
-            Part(name, str(clone.dtype).removeprefix("torch."), tuple(clone.shape))
+            ClonedTensor(name, str(clone.dtype).removeprefix("torch."), tuple(clone.shape))
             for name, clone in clones.items()
         )
         return Copied(self._ticket, step, runner.loss_scale, parts)
@@ -249,7 +249,7 @@ class Copier:
                     hint="set parallelism.backups to false",
                 )
 
-    def _at(self, shard: ShardRange) -> tuple[Held, int]:
+    def _at(self, shard: ShardRange) -> tuple[ShardState, int]:
         runner, step = self._here()
         if runner is None or (runner.stage.shard.start, runner.stage.shard.stop) != shard:
             raise StaleEpoch("the shard is not here any more", hint="nothing: another copy is made")

@@ -33,9 +33,15 @@ from share_compute.training.optimizers import (
     parameter_of,
     restore_optimizer,
 )
-from share_compute_actors.training.backups.copying import Legacy, Outline, Owner, Part, ShardRange
-from share_compute_actors.training.backups.logs import HEAD, HEAD_SHAPE, Log
-from share_compute_actors.training.backups.room import Room, is_lack_of_room
+from share_compute_actors.training.backups.copying import (
+    ClonedTensor,
+    Legacy,
+    Primary,
+    ShardOutline,
+    ShardRange,
+)
+from share_compute_actors.training.backups.logs import HEAD, HEAD_SHAPE, GradientLog
+from share_compute_actors.training.backups.room import CopyQuota, is_lack_of_room
 from share_compute_actors.training.backups.tensor_file import TensorFile
 from share_compute_actors.transport.pieces import TRIES, whole
 
@@ -81,7 +87,7 @@ class Follower:
         training: TrainingSpec,
         device: torch.device,
         fail: Callable[[Exception], None],
-        room: Room,
+        room: CopyQuota,
     ) -> None:
         self.shard = shard
         self._room = room
@@ -89,13 +95,13 @@ class Follower:
         self._device = device
         self._fail = fail
         self._learning_rate = learning_rates(training)
-        self._outline: Outline | None = None
+        self._outline: ShardOutline | None = None
         self._trained: dict[str, _Trained] = {}
         self._snapshot = TensorFile(room)
         self._have: dict[str, int] = {}
         """Step whose update the snapshot of a tensor has, by name. A tensor that is not trained never changes; its step
         advances with the other tensors'."""
-        self._logs: dict[int, Log] = {}
+        self._logs: dict[int, GradientLog] = {}
         self._scales: dict[int, float] = {}
         """Gradient factors of committed steps, as far as the primary has reported them."""
         self._loss_scales: dict[int, LossScale] = {}
@@ -131,7 +137,7 @@ class Follower:
 
     # -- updating ----------------------------------------------------------------------------------------------------
 
-    def follow(self, owner: object, reach: Callable[[threading.Event], Owner]) -> None:
+    def follow(self, owner: object, reach: Callable[[threading.Event], Primary]) -> None:
         """Fetch the missing data from this primary from now on; returns at once.
 
         Args:
@@ -146,7 +152,7 @@ class Follower:
         asked, stopping = reach(self._stopping), self._stopping
         self._fetching = self._submit(lambda: self._fetch(asked, stopping))
 
-    def inherit(self, outline: Outline, legacies: Sequence[Legacy]) -> Future[None]:
+    def inherit(self, outline: ShardOutline, legacies: Sequence[Legacy]) -> Future[None]:
         """Start from data that is already on this machine; return a future that is done when the data is copied.
 
         Args:
@@ -183,7 +189,7 @@ class Follower:
             return
         log = self._logs.get(step)
         if log is None:
-            log = Log(self._room)
+            log = GradientLog(self._room)
             with self._lock:
                 self._logs[step] = log
         log.take(place, tensor)
@@ -291,7 +297,7 @@ class Follower:
 
         return self._own.submit(guarded)
 
-    def _inherit(self, outline: Outline, legacies: Sequence[Legacy]) -> None:
+    def _inherit(self, outline: ShardOutline, legacies: Sequence[Legacy]) -> None:
         for name in outline.sizes:
             legacy = next((one for one in legacies if name in one.names), None)
             if legacy is None:
@@ -304,7 +310,7 @@ class Follower:
             self._loss_scales[legacies[0].step] = legacies[0].loss_scale
         self._is_fetched = self._have.keys() == outline.sizes.keys() and bool(self._loss_scales)
 
-    def _fetch(self, owner: Owner, stopping: threading.Event) -> None:
+    def _fetch(self, owner: Primary, stopping: threading.Event) -> None:
         # `_inherit` may have found all data on this machine. The primary is not asked then: it may be dead already.
         while not (self._is_fetched or stopping.is_set()):
             try:
@@ -318,7 +324,7 @@ class Follower:
             else:
                 return
 
-    def _fetch_missing(self, owner: Owner, stopping: threading.Event) -> None:
+    def _fetch_missing(self, owner: Primary, stopping: threading.Event) -> None:
         if self._outline is None:
             outline = owner.outline(self.shard)
             self._room.require(outline.copy_bytes(self._training.optimizer.name.state_tensors))
@@ -342,7 +348,7 @@ class Follower:
                 self._loss_scales[copied.step] = copied.loss_scale
         self._is_fetched = True
 
-    def _received(self, owner: Owner, stopping: threading.Event, ticket: int, part: Part) -> Tensor:
+    def _received(self, owner: Primary, stopping: threading.Event, ticket: int, part: ClonedTensor) -> Tensor:
         """Fetch one tensor; pause after each piece for as long as it took, because training uses the same link."""
         tensor = torch.empty(part.shape, dtype=getattr(torch, part.dtype))
         content = tensor.reshape(-1).view(torch.uint8).numpy()
@@ -470,7 +476,7 @@ class Follower:
             log.close()
 
 
-def _places(outline: Outline) -> Iterator[tuple[str, _Trained]]:
+def _places(outline: ShardOutline) -> Iterator[tuple[str, _Trained]]:
     for bucket, group in enumerate(outline.buckets):
         start = 0
         for name, shape in group:

@@ -11,16 +11,16 @@ from torch import Tensor
 from share_compute.models.boundary import Expected
 from share_compute.training.gradients import GradientBuckets
 from share_compute.training.loss_scale import LossScale
-from share_compute_actors.training.backups.room import Room
+from share_compute_actors.training.backups.room import CopyQuota
 from share_compute_actors.training.backups.tensor_file import TensorFile
 
 HEAD = -1
-"""Index of the message that carries a gradient's `Head`. The message of a bucket has the bucket's number as index."""
+"""Index of the message that carries a `GradientLogHeader`. The message of a bucket has the bucket's number as index."""
 HEAD_SHAPE = Expected((5,), frozenset({torch.float64}), is_finite=False)
-"""Shape and dtype of the tensor that `Head.pack` returns."""
+"""Shape and dtype of the tensor that `GradientLogHeader.pack` returns."""
 
 
-class Head(NamedTuple):
+class GradientLogHeader(NamedTuple):
     """The data that accompanies the gradient of a step."""
 
     buckets: int
@@ -40,7 +40,7 @@ class Head(NamedTuple):
         )
 
     @classmethod
-    def unpack(cls, tensor: Tensor) -> Head:
+    def unpack(cls, tensor: Tensor) -> GradientLogHeader:
         """Return the head that `pack` wrote."""
         buckets, factor, clean_steps, is_dynamic, before = tensor.tolist()
         loss_scale = LossScale(factor, int(clean_steps), bool(is_dynamic))
@@ -50,22 +50,22 @@ class Head(NamedTuple):
 def letters(
     gradients: GradientBuckets, loss_scale: LossScale, scale_before: float | None
 ) -> Iterator[tuple[int, Tensor]]:
-    """Yield the messages of a step's gradient, each with its index: the packed `Head`, then the buckets in order."""
-    yield HEAD, Head(len(gradients), loss_scale, scale_before).pack()
+    """Yield the messages of a gradient, each with its index: the packed `GradientLogHeader`, then the buckets."""
+    yield HEAD, GradientLogHeader(len(gradients), loss_scale, scale_before).pack()
     for bucket in range(len(gradients)):
         yield bucket, gradients.result(bucket)
 
 
-class Log:
+class GradientLog:
     """The reduced gradient of one step, on disk.
 
     Args:
         room: disk space for the gradient.
     """
 
-    def __init__(self, room: Room) -> None:
+    def __init__(self, room: CopyQuota) -> None:
         self._file = TensorFile(room)
-        self._head: Head | None = None
+        self._head: GradientLogHeader | None = None
 
     @property
     def is_complete(self) -> bool:
@@ -73,7 +73,7 @@ class Log:
         return self._head is not None and len(self._file.names) == self._head.buckets
 
     @property
-    def head(self) -> Head:
+    def head(self) -> GradientLogHeader:
         """Head of the gradient, which must have arrived."""
         assert self._head is not None
         return self._head
@@ -90,7 +90,7 @@ class Log:
             Unavailable: there is no space for the message.
         """
         if place == HEAD:
-            self._head = self._head or Head.unpack(tensor)
+            self._head = self._head or GradientLogHeader.unpack(tensor)
         elif str(place) not in self._file.names:
             self._file.put(str(place), tensor)
 

@@ -21,7 +21,7 @@ _RESERVE_SHARE = 0.05
 """Space that copies leave free: this many bytes, or this fraction of the file system's size if that is less."""
 
 
-class Room:
+class CopyQuota:
     """Counts the space that all copies of one member take, and enforces its limit. All methods are thread-safe.
 
     Args:

@@ -13,7 +13,7 @@ import xxhash
 from torch import Tensor
 
 from share_compute.errors import Unavailable, VerificationFailed
-from share_compute_actors.training.backups.room import Room
+from share_compute_actors.training.backups.room import CopyQuota
 
 
 class _Place(NamedTuple):
@@ -37,7 +37,7 @@ class TensorFile:
         room: folder and size limit of the file.
     """
 
-    def __init__(self, room: Room) -> None:
+    def __init__(self, room: CopyQuota) -> None:
         self._room = room
         self._opened: IO[bytes] | None = None
         self._places: dict[str, _Place] = {}

@@ -33,18 +33,18 @@ from share_compute.protocol.coordinator import (
     Event,
     Expel,
     Lost,
+    MembershipPlanned,
     Pause,
-    Plan,
-    Planned,
-    Record,
+    PlanMembership,
     Recorded,
+    SendToMember,
     StartOver,
     Suspect,
-    Tell,
     Tick,
+    WriteStepLog,
 )
 from share_compute.protocol.doubts import UNBELIEVED
-from share_compute.protocol.failures import Failure
+from share_compute.protocol.failures import InjectedFailure
 from share_compute.protocol.membership import Membership, Worker
 from share_compute.protocol.messages import Broken, Prepared, ToCoordinator
 from share_compute.protocol.points import HEARD, SENDING, Point
@@ -60,7 +60,7 @@ from share_compute_actors.training.member.schemas import unpack_said
 from share_compute_actors.training.membership.changes import Changes
 from share_compute_actors.training.membership.cuts import LinksCut, require_links
 from share_compute_actors.training.membership.epochs import machines_lost
-from share_compute_actors.training.membership.linking import Links
+from share_compute_actors.training.membership.linking import MemberLinks
 from share_compute_actors.training.membership.membership_planner import MembershipPlanner
 from share_compute_actors.training.membership.training_group import TrainingGroup
 from share_compute_actors.training.step_log import Standing, StepFacts, StepLog, superseded
@@ -117,7 +117,7 @@ class Conductor:
         self._training = training
         self._changes = changes
         self._tell = tell
-        self._links = Links(group, self._note)
+        self._links = MemberLinks(group, self._note)
         self._injector = FaultInjector(group.failures, None)
         standing = step_log.read()
         self._machine = CoordinatorMachine(
@@ -364,24 +364,24 @@ class Conductor:
 
     def _carry_out(self, effect: Effect) -> list[Event]:
         match effect:
-            case Record(epoch=epoch, step=None):
+            case WriteStepLog(epoch=epoch, step=None):
                 self._stop()
                 self._count_epochs()
                 self._passes(Point.epoch_recording)
                 recorded = _recorded(self._step_log.begin_epoch(epoch))
                 self._passes(Point.epoch_recorded)
                 return [recorded]
-            case Record(epoch=epoch, step=int(step), scale=scale, generation=generation):
+            case WriteStepLog(epoch=epoch, step=int(step), scale=scale, generation=generation):
                 self._passes(Point.step_recording)
                 assert self._verdict is not None
                 self._facts = self._listener.account(step, self._verdict, self._figures)
                 recorded = _recorded(self._step_log.commit(epoch, step, scale, self._facts, generation))
                 self._passes(Point.step_recorded)
                 return [recorded]
-            case Tell(worker=worker, message=message):
+            case SendToMember(worker=worker, message=message):
                 failures = self._passes(SENDING[type(message)])
                 self._injector.messages.send(worker, lambda: self._group.tell(worker, message), failures)
-            case Plan():
+            case PlanMembership():
                 self._passes(Point.planning)
                 answer = self._form(effect)
                 self._passes(Point.planned)
@@ -487,10 +487,10 @@ class Conductor:
     def _note(self, message: str) -> None:
         self._tell(Note(message=message))
 
-    def _passes(self, point: Point) -> list[Failure]:
+    def _passes(self, point: Point) -> list[InjectedFailure]:
         return self._injector.passes(point, self._machine.committed + 1)
 
-    def _form(self, effect: Plan) -> list[Event]:  # noqa: PLR0911 - a return for each failure
+    def _form(self, effect: PlanMembership) -> list[Event]:  # noqa: PLR0911 - a return for each failure
         cut, self._cut = self._cut, None
         if (
             cut is not None
@@ -522,7 +522,7 @@ class Conductor:
             return self._without_sender(failure)
         except (ContributorLost, StaleEpoch) as failure:
             return self._restart(failure)
-        return [Planned(form)]
+        return [MembershipPlanned(form)]
 
     def _without(self, loss: MembersLost) -> list[Event]:
         """Begin another epoch without the lost members, even if the protocol machine does not know them."""

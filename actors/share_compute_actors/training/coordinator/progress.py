@@ -48,7 +48,7 @@ class Listener(ABC):
         """Do regular work; called about every 0.5 s while the conductor waits for members."""
 
 
-class Progress:
+class TrainingProgress:
     """Accounts for the steps of one attempt.
 
     Args:

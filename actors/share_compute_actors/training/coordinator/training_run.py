@@ -28,7 +28,7 @@ from share_compute_actors.messages import StepFigures
 from share_compute_actors.training.coordinator.checkpoint_manager import CheckpointManager
 from share_compute_actors.training.coordinator.conductor import Conductor, Heard
 from share_compute_actors.training.coordinator.evaluation import Evaluation
-from share_compute_actors.training.coordinator.progress import Listener, Progress
+from share_compute_actors.training.coordinator.progress import Listener, TrainingProgress
 from share_compute_actors.training.coordinator.verdict import Verdict
 from share_compute_actors.training.membership.balancing import Balancer
 from share_compute_actors.training.membership.changes import Changes
@@ -79,7 +79,7 @@ class TrainingRun(Listener):
         )
         self._balancer = Balancer()
         self._monitor = PerformanceMonitor(assignment, start.solution, tell, self._changes)
-        self._progress = Progress(spec, start.state, tell)
+        self._progress = TrainingProgress(spec, start.state, tell)
         self._planner = MembershipPlanner(
             assignment,
             start,

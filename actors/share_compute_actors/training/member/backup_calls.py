@@ -10,8 +10,8 @@ import ray
 from share_compute.protocol.membership import Worker
 from share_compute_actors.group.answering import answers
 from share_compute_actors.messages import Followed
-from share_compute_actors.training.backups.copying import Copied, Outline, ShardRange
-from share_compute_actors.training.member.engine import Engine
+from share_compute_actors.training.backups.copying import Copied, ShardOutline, ShardRange
+from share_compute_actors.training.member.engine import TrainingEngine
 from share_compute_actors.transport.pieces import Piece
 from share_compute_actors.wire import FLAG, NOTHING
 
@@ -19,12 +19,12 @@ from share_compute_actors.wire import FLAG, NOTHING
 class KeepsCopies:
     """The methods of a member for backup copies."""
 
-    _engine: Engine
+    _engine: TrainingEngine
 
     # -- as primary --------------------------------------------------------------------------------------------------
 
     @ray.method(concurrency_group="copies")
-    def outline(self, shard: ShardRange) -> Outline:
+    def outline(self, shard: ShardRange) -> ShardOutline:
         """Return the outline of a shard. See `Copier`."""
         return self._engine.copier.outline(shard)
 

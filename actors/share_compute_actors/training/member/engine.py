@@ -33,9 +33,9 @@ from share_compute.protocol.member_events import (
     Reduce,
     Reduced,
     ReduceFailed,
+    RetransmissionTimeout,
     Send,
-    Tell,
-    Tick,
+    SendToCoordinator,
     Updated,
 )
 from share_compute.protocol.membership import Membership, Worker
@@ -50,11 +50,11 @@ from share_compute_actors.training.backups.copies import Copies
 from share_compute_actors.training.backups.copying import Copier, Legacy
 from share_compute_actors.training.member.outbox import POLL_S, Outbox
 from share_compute_actors.training.member.runner import Runner
-from share_compute_actors.training.member.samples import Rows, Samples
+from share_compute_actors.training.member.samples import Rows, ShardSamples
 from share_compute_actors.training.member.step_clock import StepClock
 from share_compute_actors.transport.channel import Channel
 from share_compute_actors.transport.collective.backend import EpochGroup, abort_group, leave_group
-from share_compute_actors.transport.envelope import Label
+from share_compute_actors.transport.envelope import WireLabel
 
 _TICK_S = 5.0
 """Time without messages after which the protocol machine may repeat a message, in seconds."""
@@ -70,7 +70,7 @@ class Forming(NamedTuple):
 TellCoordinator = Callable[[ToCoordinator | ShareComputeError, StepFigures | None], None]
 
 
-class Engine(ComputeThread):
+class TrainingEngine(ComputeThread):
     """Runs one member's compute thread.
 
     Args:
@@ -99,7 +99,7 @@ class Engine(ComputeThread):
         self.forming: Forming | None = None
         """The group that this member is about to join, if any."""
         self._group_epoch = 0
-        self._samples: Samples | None = None
+        self._samples: ShardSamples | None = None
         self._arrived: dict[tuple[str, int, int], Tensor] = {}
         """Tensors from other members, by (cargo, step, microbatch); for tied sums, by (cargo, step, stage)."""
         self._events: deque[Event] = deque()
@@ -160,7 +160,7 @@ class Engine(ComputeThread):
         """
         if self.runner is not None and self._machine.applied == loaded.applied:
             self.copies.former = Legacy.of_runner(self.runner, loaded.applied)
-        self.runner, self._samples = runner, Samples(runner.stage.shard, inputs, targets)
+        self.runner, self._samples = runner, ShardSamples(runner.stage.shard, inputs, targets)
         self._arrived.clear()
         self.copier.forget()
         self._handle(loaded)
@@ -230,7 +230,7 @@ class Engine(ComputeThread):
         if taken is None:
             if time.monotonic() - self._looked_s > _TICK_S:
                 self._looked_s = time.monotonic()
-                self._handle(Tick())
+                self._handle(RetransmissionTimeout())
             return
         label, source, tensor = taken
         if self._is_unusable(label, source, tensor):
@@ -245,7 +245,7 @@ class Engine(ComputeThread):
         self._arrived[label.cargo, label.step, place] = tensor
         self._handle(Arrived(self.channel.epoch, label.of_protocol))
 
-    def _is_unusable(self, label: Label, source: Worker, tensor: Tensor) -> bool:
+    def _is_unusable(self, label: WireLabel, source: Worker, tensor: Tensor) -> bool:
         """Reject a tensor that contradicts the blueprint; return whether it was rejected."""
         if label.cargo == "logged":
             return False
@@ -267,18 +267,18 @@ class Engine(ComputeThread):
             return True
         return False
 
-    def _reject(self, label: Label, source: Worker, what: str, *, is_certain: bool = True) -> None:
+    def _reject(self, label: WireLabel, source: Worker, what: str, *, is_certain: bool = True) -> None:
         assert self.channel is not None
         rejected = label if label.is_of_protocol else label._replace(cargo="log")
         self._handle(Misfit(self.channel.epoch, source, rejected.of_protocol, what, is_certain))
 
-    def _take_log(self, channel: Channel, label: Label, tensor: Tensor) -> None:
+    def _take_log(self, channel: Channel, label: WireLabel, tensor: Tensor) -> None:
         """Store a part of a primary's gradient, and acknowledge the gradient once it is complete."""
         followed = self.copies.take(label, tensor)
         if followed is not None:
             self._acknowledge(channel, followed, label)
 
-    def _acknowledge(self, channel: Channel, followed: Followed, label: Label) -> None:
+    def _acknowledge(self, channel: Channel, followed: Followed, label: WireLabel) -> None:
         self._outbox.acknowledge(channel, followed, label)
 
     def _handle(self, event: Event) -> None:
@@ -304,7 +304,7 @@ class Engine(ComputeThread):
                 self._runner.discard()
             case Log():
                 self._give(effect)
-            case Tell():
+            case SendToCoordinator():
                 self._report(effect.message)
         return None
 
@@ -322,7 +322,7 @@ class Engine(ComputeThread):
         return self.runner
 
     @property
-    def _given(self) -> Samples:
+    def _given(self) -> ShardSamples:
         assert self._samples is not None
         return self._samples
 
@@ -365,7 +365,7 @@ class Engine(ComputeThread):
         self._send_output(self.channel, effect, tensor)
 
     def _send_output(self, channel: Channel, send: Send, tensor: Tensor) -> None:
-        channel.send(send.target, Label("train", *send.label), tensor)
+        channel.send(send.target, WireLabel("train", *send.label), tensor)
 
     def _reduce(self, effect: Reduce) -> Reduced | ReduceFailed:
         """Sum the gradients of this member's stage, or copy the sum from the member that has it."""
@@ -451,7 +451,7 @@ class Engine(ComputeThread):
         self._tell(message, figures)
 
 
-def described(label: Label) -> str:
+def described(label: WireLabel) -> str:
     """Return the description of a tensor, for display."""
     if label.cargo == "tied":
         return "the gradient of a shared parameter"

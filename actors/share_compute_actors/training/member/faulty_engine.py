@@ -1,6 +1,6 @@
-"""A member's compute thread with injected faults, in subclasses of `Engine` and `Outbox`.
+"""A member's compute thread with injected faults, in subclasses of `TrainingEngine` and `Outbox`.
 
-`Engine` and `Outbox` themselves inject no faults. A member uses this engine if its job was given a failure script.
+`TrainingEngine` and `Outbox` themselves inject no faults. A member uses this engine if its job has a failure script.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from share_compute.protocol.failures import Failure
+from share_compute.protocol.failures import InjectedFailure
 from share_compute.protocol.member import MemberMachine
 from share_compute.protocol.member_events import Apply, Compute, Effect, Event, Loaded, Log, Reduce, Send
 from share_compute.protocol.membership import Worker
@@ -29,15 +29,15 @@ from share_compute_actors.testing.message_faults import (
 )
 from share_compute_actors.training.backups.copies import Copies
 from share_compute_actors.training.backups.logs import HEAD
-from share_compute_actors.training.member.engine import Engine, TellCoordinator, described
+from share_compute_actors.training.member.engine import TellCoordinator, TrainingEngine, described
 from share_compute_actors.training.member.outbox import Outbox
 from share_compute_actors.training.member.runner import Runner
 from share_compute_actors.training.member.samples import Rows
 from share_compute_actors.transport.channel import Channel, Letter
-from share_compute_actors.transport.envelope import Label
+from share_compute_actors.transport.envelope import WireLabel
 
 
-class FaultyEngine(Engine):
+class FaultyEngine(TrainingEngine):
     """An engine that carries out the failures of a failure script at the protocol points that the script names.
 
     Args:
@@ -58,14 +58,14 @@ class FaultyEngine(Engine):
     ) -> None:
         self._injector = injector  # set before `super().__init__` starts the thread
         self._faults = injector.messages
-        self._of_message: list[Failure] = []
+        self._of_message: list[InjectedFailure] = []
         """Failures that apply to the message that is being written."""
         super().__init__(machine, tree, tell, copies)
 
     def _make_outbox(self) -> Outbox:
         return FaultyOutbox(self._faults, self._passes)
 
-    def _passes(self, point: Point) -> list[Failure]:
+    def _passes(self, point: Point) -> list[InjectedFailure]:
         return self._injector.passes(point, self._machine.applied + 1)
 
     # -- from other threads, and orders ------------------------------------------------------------------------------
@@ -87,7 +87,7 @@ class FaultyEngine(Engine):
         super().open(channel)
 
     def equip(self, runner: Runner, inputs: Rows, targets: Rows, loaded: Loaded) -> None:
-        """Compute with this runner from now on; see `Engine.equip`."""
+        """Compute with this runner from now on; see `TrainingEngine.equip`."""
         self._passes(Point.weights_loaded)
         super().equip(runner, inputs, targets, loaded)
 
@@ -101,7 +101,7 @@ class FaultyEngine(Engine):
             self._passes(HEARD[type(event)])
         super()._take_event(event)
 
-    def _is_unusable(self, label: Label, source: Worker, tensor: Tensor) -> bool:
+    def _is_unusable(self, label: WireLabel, source: Worker, tensor: Tensor) -> bool:
         if super()._is_unusable(label, source, tensor):
             return True
         if label.cargo in ("logged", "log") or not self._passes(Point.tensor_heard):
@@ -109,7 +109,7 @@ class FaultyEngine(Engine):
         self._reject(label, source, f"{described(label)}: it is said to be wrong")
         return True
 
-    def _acknowledge(self, channel: Channel, followed: Followed, label: Label) -> None:
+    def _acknowledge(self, channel: Channel, followed: Followed, label: WireLabel) -> None:
         self._injector.passes(Point.log_heard, label.step)
         super()._acknowledge(channel, followed, label)
 
@@ -137,7 +137,7 @@ class FaultyEngine(Engine):
 
     def _send_output(self, channel: Channel, send: Send, tensor: Tensor) -> None:
         failures = self._passes(Point.tensor_sending)
-        letter = channel.write(send.target, Label("train", *send.label), wrong_tensor(tensor, failures))
+        letter = channel.write(send.target, WireLabel("train", *send.label), wrong_tensor(tensor, failures))
         _post(self._faults, channel, send.target, wrong_letter(letter, failures), failures)
 
     def _report(self, message: ToCoordinator) -> None:
@@ -158,11 +158,11 @@ class FaultyOutbox(Outbox):
         passes: passes a protocol point, and returns the failures that apply there.
     """
 
-    def __init__(self, faults: MessageFaults, passes: Callable[[Point], list[Failure]]) -> None:
+    def __init__(self, faults: MessageFaults, passes: Callable[[Point], list[InjectedFailure]]) -> None:
         super().__init__()
         self._faults = faults
         self._passes = passes
-        self._of_log: list[Failure] = []
+        self._of_log: list[InjectedFailure] = []
         """Failures that apply to the gradient that is being sent."""
 
     def _send_log(self, channel: Channel, log: Log, stage: int, runner: Runner, *, is_repeated: bool) -> None:
@@ -175,7 +175,7 @@ class FaultyOutbox(Outbox):
 
 
 def _post(
-    faults: MessageFaults, channel: Channel, target: Worker, letter: Letter, failures: list[Failure]
+    faults: MessageFaults, channel: Channel, target: Worker, letter: Letter, failures: list[InjectedFailure]
 ) -> None:
     faults.send(
         target,

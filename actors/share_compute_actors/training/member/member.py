@@ -19,7 +19,7 @@ from share_compute.protocol.membership import Worker
 from share_compute.protocol.messages import ToCoordinator, ToMember
 from share_compute.protocol.tree import SummationTree
 from share_compute.shard import Shard
-from share_compute.training.finiteness import Finding, first_of
+from share_compute.training.finiteness import NonFiniteValue, first_of
 from share_compute_actors.group.allocator import passing_through, peak_resident_bytes
 from share_compute_actors.group.answering import answers
 from share_compute_actors.group.fetching import Givers
@@ -36,9 +36,9 @@ from share_compute_actors.messages import (
 )
 from share_compute_actors.testing.fault_injection import FaultInjector, freeze, kill
 from share_compute_actors.training.backups.copies import Copies
-from share_compute_actors.training.backups.room import Room
+from share_compute_actors.training.backups.room import CopyQuota
 from share_compute_actors.training.member.backup_calls import KeepsCopies
-from share_compute_actors.training.member.engine import Engine, Forming, TellCoordinator
+from share_compute_actors.training.member.engine import Forming, TellCoordinator, TrainingEngine
 from share_compute_actors.training.member.faulty_engine import FaultyEngine
 from share_compute_actors.training.member.lifeline import Lifeline
 from share_compute_actors.training.member.loading import build_runner, fill_runner
@@ -69,7 +69,7 @@ class Member(GivesState, KeepsCopies, LinkedMember):
     """
 
     _setup: MemberSetup
-    _engine: Engine
+    _engine: TrainingEngine
 
     def __init__(self, setup: MemberSetup, coordinator: Any, key: bytes) -> None:
         close_stalled_connections()
@@ -82,9 +82,11 @@ class Member(GivesState, KeepsCopies, LinkedMember):
             setup.training,
             torch.device(setup.device),
             lambda failure: self._tell(failure, None),
-            Room(setup.lent_bytes),
+            CopyQuota(setup.lent_bytes),
         )
-        engine: Callable[[MemberMachine, SummationTree, TellCoordinator, Copies], Engine] = Engine
+        engine: Callable[[MemberMachine, SummationTree, TellCoordinator, Copies], TrainingEngine] = (
+            TrainingEngine
+        )
         if setup.failures:
             engine = partial(FaultyEngine, FaultInjector(setup.failures, setup.worker))
         self._engine = engine(self._machine, self._tree, self._tell, copies)
@@ -246,14 +248,14 @@ class Member(GivesState, KeepsCopies, LinkedMember):
 
     @ray.method(concurrency_group="orders")
     @answers(FINDING)
-    def find_nonfinite(self, step: int, place: int, microbatches: Sequence[int]) -> Finding | None:
+    def find_nonfinite(self, step: int, place: int, microbatches: Sequence[int]) -> NonFiniteValue | None:
         """Compute some microbatches of the open step again, and return where numbers stop being finite."""
         return self._engine.order(partial(self._find_nonfinite, step, place, microbatches))
 
-    def _find_nonfinite(self, step: int, place: int, microbatches: Sequence[int]) -> Finding | None:
+    def _find_nonfinite(self, step: int, place: int, microbatches: Sequence[int]) -> NonFiniteValue | None:
         runner, shard = self._here(), self._here().stage.shard
         inputs, targets = Rows(self._shard_store, "inputs"), Rows(self._shard_store, "targets")
-        findings: list[Finding | None] = []
+        findings: list[NonFiniteValue | None] = []
         for microbatch in microbatches:
             entering, incoming = self._engine.arrived(step, microbatch)
             if shard.is_first:

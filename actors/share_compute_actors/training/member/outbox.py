@@ -12,7 +12,7 @@ from share_compute_actors.messages import Followed
 from share_compute_actors.training.backups.logs import letters
 from share_compute_actors.training.member.runner import Runner
 from share_compute_actors.transport.channel import Channel, Letter
-from share_compute_actors.transport.envelope import Label
+from share_compute_actors.transport.envelope import WireLabel
 
 POLL_S = 0.5
 """Longest wait for a tensor before the thread does other work, in seconds. Messages and calls of `order` end the wait.
@@ -56,15 +56,15 @@ class Outbox:
             # If the first message still arrives, the step is applied, which changes the gradient. The repeated message
             # may be in transit then, so it carries a copy of the gradient.
             content = tensor.clone() if is_repeated else tensor
-            letter = channel.write(log.keeper, Label("train", log.step, "log", place, stage), content)
+            letter = channel.write(log.keeper, WireLabel("train", log.step, "log", place, stage), content)
             self._post_log(channel, log.keeper, place, letter)
 
     def _post_log(self, channel: Channel, keeper: Worker, place: int, letter: Letter) -> None:  # noqa: ARG002
         channel.post(keeper, letter)
 
-    def acknowledge(self, channel: Channel, followed: Followed, log: Label) -> None:
+    def acknowledge(self, channel: Channel, followed: Followed, log: WireLabel) -> None:
         """Acknowledge to the primary that a step's gradient arrived here."""
-        label = Label("train", log.step, "logged", followed.place, log.stage)
+        label = WireLabel("train", log.step, "logged", followed.place, log.stage)
         channel.send(followed.owner, label, torch.zeros(1))
         # A catch-up replica applies no steps, so its records of received tensors are dropped only here.
         channel.forget(log.step - 1)

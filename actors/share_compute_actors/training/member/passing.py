@@ -18,7 +18,7 @@ from share_compute_actors.messages import EvaluationResult
 from share_compute_actors.training.member.runner import Runner
 from share_compute_actors.training.member.samples import Part
 from share_compute_actors.transport.channel import Channel
-from share_compute_actors.transport.envelope import Label
+from share_compute_actors.transport.envelope import WireLabel
 
 Held = Literal["validation", "test"]
 """A split that is not trained on."""
@@ -62,8 +62,8 @@ class Passing:
         def owner(place: int, microbatch: int) -> Worker:
             return stages[place][microbatch % len(stages[place])]
 
-        def label(place: int, microbatch: int) -> Label:
-            return Label(split, step, "activation", microbatch, place)
+        def label(place: int, microbatch: int) -> WireLabel:
+            return WireLabel(split, step, "activation", microbatch, place)
 
         def arriving(microbatch: int) -> Tensor:
             return self._receive(label(stage - 1, microbatch), owner(stage - 1, microbatch))
@@ -95,8 +95,8 @@ class Passing:
             WrongTensor: another member sent a tensor that contradicts the blueprint.
         """
 
-        def label(place: int) -> Label:
-            return Label("sample", step, "activation", 0, place)
+        def label(place: int) -> WireLabel:
+            return WireLabel("sample", step, "activation", 0, place)
 
         entering = torch.tensor([ids]) if stage == 0 else self._receive(label(stage - 1), way[stage - 1])
         outputs = self.runner.predict(entering)
@@ -107,7 +107,7 @@ class Passing:
         logits: NDArray[np.float32] = outputs[0, -1].float().cpu().numpy()
         return logits
 
-    def _receive(self, label: Label, source: Worker) -> Tensor:
+    def _receive(self, label: WireLabel, source: Worker) -> Tensor:
         tensor = self.channel.receive(label, self.names[source], self.deadline_s)
         expected = self.runner.expected("activation")
         what = None if expected is None else expected.misfit_of_some(tensor)

@@ -14,7 +14,7 @@ from share_compute_actors.group.answering import answers
 from share_compute_actors.messages import Extent, read_extents
 from share_compute_actors.training.backups.copying import ShardRange
 from share_compute_actors.training.backups.followers import Follower
-from share_compute_actors.training.member.engine import Engine
+from share_compute_actors.training.member.engine import TrainingEngine
 from share_compute_actors.training.member.runner import Runner
 from share_compute_actors.training.member.schemas import HOLDING
 from share_compute_actors.transport.pieces import Piece
@@ -27,7 +27,7 @@ class GivesState:
     The last argument of each method names the layers of the backup copy to read; None reads the member's own shard.
     """
 
-    _engine: Engine
+    _engine: TrainingEngine
     _runner: Runner | None
 
     @ray.method(concurrency_group="pieces")

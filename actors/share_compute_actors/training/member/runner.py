@@ -1,6 +1,7 @@
 """Computes one member's cells, sums its gradients within its stage, and updates its weights.
 
-This module knows the shard, the gradients and the stage's process group, but not the protocol; `Engine` drives it.
+This module knows the shard, the gradients and the stage's process group, but not the protocol. `TrainingEngine` drives
+it.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from share_compute.models.stage import Stage, loss_sum
 from share_compute.planning.cost.timings import LayerTiming
 from share_compute.protocol.tree import Node, SummationTree
 from share_compute.specification import TrainingSpec
-from share_compute.training.finiteness import Finding, find_nonfinite
+from share_compute.training.finiteness import NonFiniteValue, find_nonfinite
 from share_compute.training.gradients import GradientBuckets
 from share_compute.training.loss_scale import SKIPPED, LossScale, first_loss_scale
 from share_compute.training.optimizers import build_optimizer, learning_rates, undecayed_parameters
@@ -427,7 +428,7 @@ class Runner:
 
     def find_nonfinite(
         self, step: int, place: int, microbatch: int, entering: Tensor, incoming: Tensor | None
-    ) -> Finding | None:
+    ) -> NonFiniteValue | None:
         """Run a microbatch again, and return where its numbers stop being finite.
 
         Args:

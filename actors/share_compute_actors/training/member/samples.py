@@ -90,7 +90,7 @@ class Rows:
         self._asked = {key: call for key, call in self._asked.items() if key[0] > step}
 
 
-class Samples:
+class ShardSamples:
     """Provides the samples that one shard needs.
 
     Args:

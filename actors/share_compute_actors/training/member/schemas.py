@@ -12,7 +12,7 @@ from share_compute.errors import ShareComputeError
 from share_compute.planning.cost.timings import LayerTiming
 from share_compute.protocol.membership import Worker
 from share_compute.protocol.messages import Prepared, Rejected, Report, ToCoordinator
-from share_compute.training.finiteness import Finding
+from share_compute.training.finiteness import NonFiniteValue
 from share_compute_actors.messages import EvaluationResult, MemberStatus, StepFigures
 from share_compute_actors.training.backups.copying import ShardRange
 from share_compute_actors.wire import (
@@ -27,7 +27,7 @@ from share_compute_actors.wire import (
 STATUS: Schema[MemberStatus] = Schema(MemberStatus)
 HOLDING: Schema[ShardRange | None] = Schema(ShardRange | None)
 EVALUATION: Schema[EvaluationResult | None] = Schema(EvaluationResult | None)
-FINDING: Schema[Finding | None] = Schema(Finding | None)
+FINDING: Schema[NonFiniteValue | None] = Schema(NonFiniteValue | None)
 
 _LOGIT = np.dtype("<f4")
 _MOST_REASON = 2000

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 
 from share_compute.errors import ContributorLost
-from share_compute.planning import plan as plans
 from share_compute.planning.cost.cost import TrainingCost
 from share_compute.planning.cost.layout import Layout, StageLayout
 from share_compute.planning.cost.schedule_simulator import simulate_step
+from share_compute.planning.plan import Plan, StagePlan
 from share_compute.planning.planner import Solution
-from share_compute.protocol.coordinator import Plan
+from share_compute.protocol.coordinator import PlanMembership
 from share_compute.protocol.membership import Membership, Worker, fresh
 from share_compute.protocol.messages import Form, Report
 from share_compute.protocol.recovery import recover
@@ -22,7 +22,7 @@ Shares = Mapping[int, Sequence[int]]
 """Number of microbatches that each member of a stage computes, by index of the stage."""
 
 
-def first_form(plan: plans.Plan, asked: Plan, *, is_tied: bool) -> Form:
+def first_form(plan: Plan, asked: PlanMembership, *, is_tied: bool) -> Form:
     """Return the first epoch of a plan, in which the open step starts from the beginning."""
     owners = owners_of(plan)
     membership = Membership(
@@ -39,7 +39,7 @@ def first_form(plan: plans.Plan, asked: Plan, *, is_tied: bool) -> Form:
 
 def next_form(
     membership: Membership,
-    asked: Plan,
+    asked: PlanMembership,
     cost: TrainingCost,
     leaving: Container[Worker] = (),
     shares: Shares | None = None,
@@ -75,7 +75,12 @@ def next_form(
 
 
 def moved_form(
-    before: Membership | None, plan: plans.Plan, asked: Plan, moved: Container[Worker], *, is_tied: bool
+    before: Membership | None,
+    plan: Plan,
+    asked: PlanMembership,
+    moved: Container[Worker],
+    *,
+    is_tied: bool,
 ) -> Form:
     """Return the first epoch of another plan, whose members have loaded their shards.
 
@@ -98,7 +103,7 @@ def recovered(
     shards: tuple[tuple[int, int], ...],
     stages: tuple[tuple[Worker, ...], ...],
     owners: Sequence[tuple[Worker, ...]],
-    asked: Plan,
+    asked: PlanMembership,
     reports: Mapping[Worker, Report],
     *,
     is_tied: bool,
@@ -136,22 +141,22 @@ def machines_lost(topology: Topology, workers: Iterable[Worker]) -> ContributorL
 # -- layers and microbatches -------------------------------------------------------------------------------------------
 
 
-def shards_of(plan: plans.Plan) -> tuple[tuple[int, int], ...]:
+def shards_of(plan: Plan) -> tuple[tuple[int, int], ...]:
     """Return the layers [start, stop) of each stage."""
     return tuple((stage.start, stage.stop) for stage in plan.stages)
 
 
-def stages_of(plan: plans.Plan) -> tuple[tuple[Worker, ...], ...]:
+def stages_of(plan: Plan) -> tuple[tuple[Worker, ...], ...]:
     """Return the members of each stage."""
     return tuple(tuple(member.contributor_id for member in stage.members) for stage in plan.stages)
 
 
-def owners_of(plan: plans.Plan) -> tuple[tuple[Worker, ...], ...]:
+def owners_of(plan: Plan) -> tuple[tuple[Worker, ...], ...]:
     """Return, for each stage, the member that computes each microbatch."""
     return tuple(_owners(stage) for stage in plan.stages)
 
 
-def _owners(stage: plans.StagePlan) -> tuple[Worker, ...]:
+def _owners(stage: StagePlan) -> tuple[Worker, ...]:
     found = {
         microbatch: member.contributor_id for member in stage.members for microbatch in member.microbatches
     }
@@ -181,7 +186,7 @@ def shared(stage: Sequence[Worker], shard: tuple[int, int], cost: TrainingCost) 
 # -- reports for the user and the planner ----------------------------------------------------------------------------
 
 
-def plan_of(membership: Membership, plan: plans.Plan) -> plans.Plan:
+def plan_of(membership: Membership, plan: Plan) -> Plan:
     """Return a plan as an epoch carries it out, for the user: the remaining members, and the microbatches of each."""
     stages = []
     for stage, workers, owners in zip(plan.stages, membership.stages, membership.owners, strict=True):

@@ -14,7 +14,7 @@ from share_compute_actors.transport.rendezvous import Rendezvous
 from share_compute_actors.wire import NOTHING
 
 
-class Links:
+class MemberLinks:
     """All links between the members of one job, made again for each epoch.
 
     Args:

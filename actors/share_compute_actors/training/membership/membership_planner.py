@@ -9,7 +9,7 @@ from share_compute.errors import ContributorLost, PlanInfeasible
 from share_compute.lifecycle.attempt_events import Assignment, AttemptEvent, Note
 from share_compute.planning.drift import plan_again
 from share_compute.planning.planner import Solution
-from share_compute.protocol.coordinator import Plan
+from share_compute.protocol.coordinator import PlanMembership
 from share_compute.protocol.membership import Membership, Worker
 from share_compute.protocol.messages import Form
 from share_compute.topology import Topology
@@ -67,7 +67,7 @@ class MembershipPlanner:
         self.recomputed = 0
         """Number of microbatches that the last epoch computes again, because the members that held them are lost."""
 
-    def form(self, asked: Plan) -> Form:
+    def form(self, asked: PlanMembership) -> Form:
         """Return the next epoch for the members that reported, once it is in the step log and they hold its shards.
 
         Members switch to their loaded shards only after the epoch is in the step log. If the coordinator dies, its
@@ -84,7 +84,7 @@ class MembershipPlanner:
         self._adopt()
         return form
 
-    def _next(self, asked: Plan) -> Form:
+    def _next(self, asked: PlanMembership) -> Form:
         """Return the next epoch for the members that reported, and have them load the shards that they lack."""
         before = self._membership
         self._before = before, self.solution
@@ -138,7 +138,7 @@ class MembershipPlanner:
     def _without(
         self,
         before: Membership,
-        asked: Plan,
+        asked: PlanMembership,
         able: frozenset[Worker],
         leaving: frozenset[Worker],
         shares: Shares | None,
@@ -151,7 +151,7 @@ class MembershipPlanner:
             raise machines_lost(self.solution.cost.topology, before.workers)
         return self._moved(before, self._plan(able, asked.epoch), asked)
 
-    def _improved(self, before: Membership, wanted: Solution | None, asked: Plan) -> Form | None:
+    def _improved(self, before: Membership, wanted: Solution | None, asked: PlanMembership) -> Form | None:
         """Return the first epoch of a better plan; None if there is no better plan, or if it cannot be carried out."""
         if wanted is None:
             return None
@@ -162,7 +162,7 @@ class MembershipPlanner:
             self._tell(Note(message=f"stays with its plan, since in the better one {failure.message}"))
             return None
 
-    def _moved(self, before: Membership, solution: Solution, asked: Plan) -> Form:
+    def _moved(self, before: Membership, solution: Solution, asked: PlanMembership) -> Form:
         heirs = self._changes.heirs(solution, before)
         moved = self._resharder.load(before, solution.plan, asked, self._step_log.scales(), heirs)
         self.solution = solution

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from share_compute.planning import plan as plans
-from share_compute.protocol.coordinator import Plan
+from share_compute.planning.plan import Plan
+from share_compute.protocol.coordinator import PlanMembership
 from share_compute.protocol.membership import Membership, Worker
 from share_compute.shard import Shard
 from share_compute_actors.messages import Source, Sources
@@ -30,14 +30,14 @@ class Resharder:
         self._first_step = first_step
         self.is_torn = False
         """Whether `adopt` failed midway, so that members may hold other shards than the last membership says."""
-        self._loaded: tuple[frozenset[Worker], Plan] | None = None
+        self._loaded: tuple[frozenset[Worker], PlanMembership] | None = None
         """Members that loaded a shard and have not switched to it yet, and the request; None if nothing was loaded."""
 
     def load(
         self,
         before: Membership,
-        plan: plans.Plan,
-        asked: Plan,
+        plan: Plan,
+        asked: PlanMembership,
         scales: Mapping[int, float],
         heirs: Heirs | None = None,
     ) -> frozenset[Worker]:
@@ -141,7 +141,7 @@ class Resharder:
             if not lacking[worker]
         }
 
-    def _held(self, asked: Plan) -> dict[Worker, tuple[int, int]]:
+    def _held(self, asked: PlanMembership) -> dict[Worker, tuple[int, int]]:
         """Return the layers [start, stop) of each member whose shard is in the state after the last committed step."""
         current = [worker for worker, report in asked.reports.items() if report.applied == asked.committed]
         answers = self._group.ask(HOLDING, current, "holding") if current else {}

@@ -13,7 +13,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from share_compute.errors import LinkLost, StaleEpoch
 from share_compute.lifecycle.attempt_events import Assignment
 from share_compute.planning.plan import Plan
-from share_compute.protocol.failures import Failure
+from share_compute.protocol.failures import InjectedFailure
 from share_compute.protocol.membership import Worker
 from share_compute.protocol.messages import ToMember
 from share_compute.quantities import listed
@@ -187,7 +187,7 @@ class TrainingGroup(WorkerGroup):
         self.detector.are_loading = False
 
     @property
-    def failures(self) -> tuple[Failure, ...]:
+    def failures(self) -> tuple[InjectedFailure, ...]:
         """Failures to inject, in tests."""
         return self._assignment.failures
 

@@ -27,7 +27,7 @@ Operator = Callable[..., Tensor]
 Waiting = Callable[[], Any]
 
 
-class Links:
+class GlooLinks:
     """Sends and receives between the members of one gloo group.
 
     All members must begin their operations in the same order, because message tags are counted in that order.
@@ -103,7 +103,7 @@ def slices(length: int, size: int) -> list[slice]:
 
 
 def start_sharded(
-    links: Links, parts: Sequence[Tensor], counts: Sequence[int], combine: Combine, out: Tensor
+    links: GlooLinks, parts: Sequence[Tensor], counts: Sequence[int], combine: Combine, out: Tensor
 ) -> Callable[[], None]:
     """Reserve tags for a sharded operation, and return a function that runs it.
 
@@ -142,7 +142,7 @@ class _Piece:
 
     def __init__(
         self,
-        links: Links,
+        links: GlooLinks,
         parts: Sequence[Tensor],
         counts: Sequence[int],
         out: Tensor,
@@ -179,7 +179,7 @@ class _Piece:
         return receiving + [self._links.send(own, rank, self._tag) for rank in others]
 
 
-def start_tree(links: Links, tensor: Tensor, operator: Operator) -> Callable[[], None]:
+def start_tree(links: GlooLinks, tensor: Tensor, operator: Operator) -> Callable[[], None]:
     """Reserve tags for a reduction up a binomial tree and a broadcast down it; return a function that runs both.
 
     The parent of a rank is the rank without its lowest set bit.

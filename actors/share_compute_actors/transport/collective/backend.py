@@ -29,7 +29,7 @@ from torch import Tensor
 from share_compute.errors import ContributorLost, ShareComputeError
 from share_compute.protocol.tree import Node, SummationTree
 from share_compute_actors.transport.collective.algorithms import (
-    Links,
+    GlooLinks,
     Operator,
     fold,
     packed,
@@ -93,7 +93,7 @@ class EpochGroup(BaseGroup):  # type: ignore[misc]
             self._group: Any = dist.ProcessGroupNCCL(store, rank, world_size, options)
         else:
             self._group = _form_gloo(meeting, store, rank, world_size, self._sockets)
-        self._links = Links(self._group, rank, world_size)
+        self._links = GlooLinks(self._group, rank, world_size)
         self._tasks = BackgroundTasks("sums")
         """Background thread that runs sums over links one after the other, while the caller computes."""
         self._works: list[Any] = []

@@ -23,7 +23,7 @@ from share_compute_api.terminal.options import PRIVATE_UMASK
 from share_compute_api.terminal.output import console
 
 if TYPE_CHECKING:
-    from share_compute_api.agent.agent import View
+    from share_compute_api.agent.agent import AgentStatus
     from share_compute_api.agent.identity import Identities
     from share_compute_api.agent.joining import JoinOptions
 
@@ -114,10 +114,10 @@ def join(  # noqa: PLR0917  # typer passes each by its name
         if as_json:
             _lend(devices, _JsonLines(), identities, name)
             return
-        views: dict[str, View] = {}
+        views: dict[str, AgentStatus] = {}
         with Live(console=console, refresh_per_second=4) as live:
 
-            def show(view: View) -> None:
+            def show(view: AgentStatus) -> None:
                 views[view.name] = view
                 live.update(Group(*map(_table, views.values())))
 
@@ -127,7 +127,7 @@ def join(  # noqa: PLR0917  # typer passes each by its name
 
 
 def _lend(
-    devices: Sequence[JoinOptions], report: Callable[[View], None], identities: Identities, name: str
+    devices: Sequence[JoinOptions], report: Callable[[AgentStatus], None], identities: Identities, name: str
 ) -> None:
     from share_compute_api.agent.agent import Agent
     from share_compute_api.agent.host import Host
@@ -216,7 +216,7 @@ class _JsonLines:
     def __init__(self) -> None:
         self._last = ""
 
-    def __call__(self, view: View) -> None:
+    def __call__(self, view: AgentStatus) -> None:
         work = view.work.model_dump(mode="json") if view.work else None
         line = json.dumps(
             {
@@ -232,7 +232,7 @@ class _JsonLines:
         self._last = line
 
 
-def _table(view: View) -> Table:
+def _table(view: AgentStatus) -> Table:
     work = view.work
     minutes, seconds = divmod(int((datetime.now(UTC) - view.since).total_seconds()), 60)
     speed = f"{work.tokens_per_s:,.0f} tokens/s" if work and work.tokens_per_s else "-"

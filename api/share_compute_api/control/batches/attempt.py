@@ -25,8 +25,8 @@ from share_compute.lifecycle.attempt_events import ArtifactSaved, AttemptEnded, 
 from share_compute.store import DeploymentRecord, JobRecord, Store
 from share_compute_api.control.batches.pace import Pace
 from share_compute_api.control.patience import Patience, patiently
-from share_compute_api.openai.batch_rows import Answer, ask
-from share_compute_api.openai.engine import Engine, Engines
+from share_compute_api.openai.batch_rows import RowAnswer, ask
+from share_compute_api.openai.engine import Engines, ServingEngine
 
 if TYPE_CHECKING:
     from share_compute.specification import BatchJob
@@ -53,7 +53,7 @@ class _Part:
     """A part (a group of consecutive rows, saved together) whose rows are being answered."""
 
     number: int
-    answers: list[Answer | None]
+    answers: list[RowAnswer | None]
     missing: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -89,7 +89,7 @@ class BatchAttempt:
         self._folder = folder
         self._inputs = Inputs(spec.data.files, spec.data.column)
         self._patience = Patience()
-        self._engine: Engine | None = None
+        self._engine: ServingEngine | None = None
         self._pace = Pace(0.0)
         self._told: RowsDone | None = None
 
@@ -198,7 +198,7 @@ class BatchAttempt:
             columns = [one.columns for one in part.answers if one is not None]
             await asyncio.to_thread(parts.keep, part.number, columns)
 
-    async def _answer(self, row: InputRow) -> Answer:
+    async def _answer(self, row: InputRow) -> RowAnswer:
         """Send a row until it is answered; return the answer. An error that the row itself causes counts as one."""
         mistakes = 0
         while row.problem is None:
@@ -207,7 +207,7 @@ class BatchAttempt:
             try:
                 return await ask(self._spec, row, engine, tokenizer, self._job.id)
             except UserError as refusal:
-                return Answer({"error": refusal.message})
+                return RowAnswer({"error": refusal.message})
             except Busy as busy:
                 await asyncio.sleep(min(busy.details.get("retry_after_s", _PAUSE_S), _LONGEST_PAUSE_S))
             except (Unavailable, ContributorLost) as lost:
@@ -216,11 +216,11 @@ class BatchAttempt:
             except ShareComputeError as failure:
                 mistakes += 1
                 if mistakes >= _MOST_MISTAKES:
-                    return Answer({"error": failure.message})
+                    return RowAnswer({"error": failure.message})
                 await asyncio.sleep(_PAUSE_S)
-        return Answer({"error": row.problem})
+        return RowAnswer({"error": row.problem})
 
-    async def _found(self) -> Engine:
+    async def _found(self) -> ServingEngine:
         """Wait for the deployment's engine and return it; check that a new engine serves the same deployment.
 
         Raises:

@@ -13,7 +13,7 @@ from share_compute.lifecycle.states import JobState
 from share_compute.store import JobRecord, Store
 from share_compute_api.control.jobs.allotting import Allotted
 from share_compute_api.control.jobs.coordinators import Attempt
-from share_compute_api.control.jobs.retry_policy import Failure
+from share_compute_api.control.jobs.retry_policy import AttemptFailure
 from share_compute_api.control.machines.live_topology import live_topology
 from share_compute_api.control.patience import Patience, patiently
 
@@ -41,7 +41,7 @@ class Following:
         self.has_committed = False
         """Whether the attempt has committed a step."""
 
-    async def follow(self, attempt: Attempt) -> Failure | None:
+    async def follow(self, attempt: Attempt) -> AttemptFailure | None:
         """Follow the attempt to its end; return its failure, which is not recorded yet, or None when the job is over.
 
         Raises:
@@ -62,7 +62,7 @@ class Following:
             await asyncio.gather(*tasks, return_exceptions=True)
         return next(filter(None, failures), None)
 
-    async def _write_events(self, attempt: Attempt) -> Failure | None:
+    async def _write_events(self, attempt: Attempt) -> AttemptFailure | None:
         received = 0
         while True:
             try:
@@ -119,8 +119,8 @@ class Following:
                 told = wanted
 
 
-def _failure(events: list[AttemptEvent]) -> Failure | None:
+def _failure(events: list[AttemptEvent]) -> AttemptFailure | None:
     ended = events[-1] if events else None
     if not isinstance(ended, AttemptEnded) or ended.outcome != "failed":
         return None
-    return Failure.told(ended.reason, ended.error)
+    return AttemptFailure.told(ended.reason, ended.error)

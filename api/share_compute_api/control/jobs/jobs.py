@@ -18,7 +18,7 @@ from share_compute_api.connection.notifier import Notifier
 from share_compute_api.control.jobs.allotting import Allotted, Allotting, allotment
 from share_compute_api.control.jobs.coordinators import Attempt, Launch
 from share_compute_api.control.jobs.following import Following
-from share_compute_api.control.jobs.retry_policy import Failure, sequel
+from share_compute_api.control.jobs.retry_policy import AttemptFailure, sequel
 from share_compute_api.control.jobs.waiting import Waiting
 from share_compute_api.control.looking import LOOK_S, keep_looking
 from share_compute_api.control.machines.live_topology import live_topology
@@ -220,7 +220,7 @@ class JobSupervisor:
 
     async def _attempt(self, job: JobRecord, machines: list[ContributorRecord], allotted: Allotted) -> None:
         following = Following(self._store, self._patience, job, allotted)
-        failure: Failure | None
+        failure: AttemptFailure | None
         try:
             known = partial(self._store.progress.timings, job.id)
             timings = await patiently(self._patience, known)
@@ -233,11 +233,11 @@ class JobSupervisor:
             finally:
                 attempt.kill()
         except ShareComputeError as lost:
-            failure = Failure.noticed(lost)
+            failure = AttemptFailure.noticed(lost)
         except Exception as mistake:  # noqa: BLE001 - the job must not stay running for ever, and the log has it
             _log.exception("job %s, attempt %d failed in the server", job.id, job.attempt)
             reason = f"the server made a mistake: {type(mistake).__name__}"
-            failure = Failure.noticed(ShareComputeError(reason, hint="look into its log", job=job.id))
+            failure = AttemptFailure.noticed(ShareComputeError(reason, hint="look into its log", job=job.id))
         if failure is not None:
             try:
                 await self._go_on(job, machines, failure, has_committed=following.has_committed)
@@ -248,7 +248,7 @@ class JobSupervisor:
         self,
         job: JobRecord,
         machines: list[ContributorRecord],
-        failure: Failure,
+        failure: AttemptFailure,
         *,
         has_committed: bool,
     ) -> None:

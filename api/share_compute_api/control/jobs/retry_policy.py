@@ -22,7 +22,7 @@ _MISSING_MACHINES = "let another machine join"
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class AttemptFailure:
     """The failure that ended an attempt."""
 
     reason: str
@@ -34,7 +34,7 @@ class Failure:
     """Whether the job's members may still run, so that another attempt can continue with them."""
 
     @classmethod
-    def told(cls, reason: str, error: dict[str, Any] | None) -> Failure:
+    def told(cls, reason: str, error: dict[str, Any] | None) -> AttemptFailure:
         """Return the failure that the attempt itself reported."""
         error = error or {}
         code = error.get("code")
@@ -42,7 +42,7 @@ class Failure:
         return cls(reason, error, code == ContributorLost.code or leaves_members, leaves_members)
 
     @classmethod
-    def noticed(cls, failure: ShareComputeError) -> Failure:
+    def noticed(cls, failure: ShareComputeError) -> AttemptFailure:
         """Return the failure for an attempt that could not be followed any longer."""
         error = {"code": failure.code, **failure.facts()}
         is_lost = isinstance(failure, ContributorLost | Unavailable)
@@ -71,7 +71,7 @@ def may_wait(job: JobRecord, *, others_run: bool) -> bool:
     return job.started_at is not None or others_run
 
 
-def sequel(job: JobRecord, failure: Failure, *, has_committed: bool, others_run: bool) -> Again | None:
+def sequel(job: JobRecord, failure: AttemptFailure, *, has_committed: bool, others_run: bool) -> Again | None:
     """Return how a job continues after a failed attempt; None when the job fails too.
 
     Args:
@@ -93,7 +93,7 @@ def sequel(job: JobRecord, failure: Failure, *, has_committed: bool, others_run:
     )
 
 
-def _lacking(failure: Failure, *, others_run: bool) -> str:
+def _lacking(failure: AttemptFailure, *, others_run: bool) -> str:
     """Return the reason that is shown while a job that does not fit waits."""
     missing = failure.error.get("details", {}).get("missing_bytes")
     needs = f"needs about {bytes_text(missing)} more memory" if missing else failure.reason

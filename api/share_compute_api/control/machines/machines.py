@@ -59,7 +59,7 @@ def starter(cluster: Cluster) -> Start:
 
 
 class RayMachine:
-    """A `Contributor` actor. Its results are validated, because a contributor's owner may have changed the code there.
+    """A `ContributorActor`. Its results are validated, because a contributor's owner may have changed the code there.
 
     Every method raises ContributorLost when the node is gone, the project's own errors as the actor raised them, and
     Unavailable for any other failure there.

@@ -27,7 +27,7 @@ from share_compute_api.openai.answers import (
     vector,
 )
 from share_compute_api.openai.completion import Completion
-from share_compute_api.openai.engine import RETRY_AFTER_S, Engine, TextEngine, VectorEngine
+from share_compute_api.openai.engine import RETRY_AFTER_S, ServingEngine, TextEngine, VectorEngine
 from share_compute_api.openai.problems import PREFIX, documented
 from share_compute_api.openai.requests import (
     ChatRequest,
@@ -140,7 +140,7 @@ async def create_embedding(
     )
 
 
-async def _engine(context: Context, name: str) -> Engine:
+async def _engine(context: Context, name: str) -> ServingEngine:
     engine = context.engines.find(name)
     if engine is not None:
         return engine

@@ -210,7 +210,7 @@ AnyQuestion: TypeAlias = Annotated[
 questions: TypeAdapter[AnyQuestion] = TypeAdapter(AnyQuestion)
 
 
-class Problem(_Message):
+class ErrorMessage(_Message):
     """Error that a question ended with; see `ShareComputeError`."""
 
     code: str = Field(max_length=100)
@@ -225,4 +225,4 @@ class Reply(BaseModel, Generic[Result]):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     result: Result | None = None
-    problem: Problem | None = None
+    problem: ErrorMessage | None = None

@@ -33,7 +33,7 @@ Result = TypeVar("Result", bound=BaseModel)
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class PoolLimits:
     """Limits of the isolated processes and of their queue."""
 
     processes: int = 2
@@ -63,7 +63,7 @@ class _Asked:
 class _Turns:
     """Queue of waiting questions per source, served round-robin. The caller must hold the pool's lock."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: PoolLimits) -> None:
         self._limits = limits
         self._waiting: OrderedDict[str, deque[_Asked]] = OrderedDict()
         self._running: dict[str, int] = {}
@@ -120,8 +120,8 @@ class IsolatedProcesses:
         limits: limits of the processes.
     """
 
-    def __init__(self, limits: Limits | None = None) -> None:
-        self._limits = limits or Limits()
+    def __init__(self, limits: PoolLimits | None = None) -> None:
+        self._limits = limits or PoolLimits()
         self._lock = threading.Lock()
         self._turns = _Turns(self._limits)
         self._runners: list[_Runner] = []
@@ -193,7 +193,7 @@ class IsolatedProcesses:
 class _Runner:
     """A thread that owns one isolated process; the process ends with the thread."""
 
-    def __init__(self, limits: Limits, finished: Any) -> None:
+    def __init__(self, limits: PoolLimits, finished: Any) -> None:
         self._limits = limits
         self._finished = finished
         self._inbox: SimpleQueue[_Asked | None] = SimpleQueue()
@@ -299,7 +299,7 @@ class _Runner:
         )
 
 
-def _started(limits: Limits) -> IsolatedProcess:
+def _started(limits: PoolLimits) -> IsolatedProcess:
     try:
         return IsolatedProcess(limits.memory_bytes)
     except (ProcessEnded, OSError) as failure:

@@ -167,5 +167,5 @@ class IsolatedProcess:
             return self._process.wait()
 
 
-def _error(problem: messages.Problem) -> ShareComputeError:
+def _error(problem: messages.ErrorMessage) -> ShareComputeError:
     return error_of(problem.code, problem.detail, {"hint": problem.hint, "details": problem.details})

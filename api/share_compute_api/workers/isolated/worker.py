@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from share_compute_api.workers.isolated.tokenizer import ServedTokenizer
 
 
-class Work:
+class QuestionAnswerer:
     """Answers questions; caches the most recently used tokenizers."""
 
     def __init__(self) -> None:
@@ -110,7 +110,7 @@ def main() -> None:
     _import_all()
     os.dup2(nowhere, 2)
     limit_memory(more_bytes)
-    work = Work()
+    work = QuestionAnswerer()
     _send(answers, messages.Done())
     while (question := _next(sys.stdin.buffer)) is not None:
         try:
@@ -145,7 +145,7 @@ def _next(stream: BinaryIO) -> messages.AnyQuestion | None:
     return messages.questions.validate_json(stream.read(size))
 
 
-def _reply(work: Work, question: messages.AnyQuestion) -> BaseModel:
+def _reply(work: QuestionAnswerer, question: messages.AnyQuestion) -> BaseModel:
     try:
         return messages.Reply[Any](result=work.answer(question))
     except ShareComputeError as failure:
@@ -161,7 +161,7 @@ def _reply(work: Work, question: messages.AnyQuestion) -> BaseModel:
 
 def _problem(failure: ShareComputeError) -> BaseModel:
     return messages.Reply[Any](
-        problem=messages.Problem(
+        problem=messages.ErrorMessage(
             code=failure.code,
             detail=failure.message[: messages.MOST_DETAIL],
             hint=failure.hint,

@@ -29,7 +29,7 @@ _KINDS = frozenset({"full_attention", "sliding_attention"})
 """Layer types whose attention the arguments of `attend` describe completely."""
 
 
-class Piece:
+class AttentionChunk:
     """A chunk as attention sees it: positions [start, start + count) of a KV slot.
 
     Args:
@@ -65,7 +65,7 @@ class Attention:
         pieces: chunks in the order of their tokens.
     """
 
-    def __init__(self, pieces: Sequence[Piece]) -> None:
+    def __init__(self, pieces: Sequence[AttentionChunk]) -> None:
         self._pieces = pieces
         self._counts = [piece.count for piece in pieces]
         self._decodes = all(count == 1 for count in self._counts)

@@ -19,7 +19,7 @@ from transformers import RepetitionPenaltyLogitsProcessor
 
 from share_compute.errors import UserError
 from share_compute.inference.runtime.constraints import Grammar, Grammars
-from share_compute.inference.scheduler.engine_steps import Chunk, Opening, Sampled
+from share_compute.inference.scheduler.engine_steps import Chunk, Opening, SampledToken
 from share_compute.inference.scheduler.options import SamplingOptions
 
 _LIKELIEST = 1024
@@ -155,7 +155,7 @@ class Sampler:
         """Forget all sequences."""
         self._sequences.clear()
 
-    def sample(self, logits: Tensor, chunks: Sequence[Chunk]) -> tuple[Sampled, ...]:
+    def sample(self, logits: Tensor, chunks: Sequence[Chunk]) -> tuple[SampledToken, ...]:
         """Draw a token after each chunk.
 
         Args:
@@ -179,17 +179,17 @@ class Sampler:
             for row, (chunk, token) in enumerate(zip(chunks, drawn.tolist(), strict=True))
         )
 
-    def _sampled(self, chunk: Chunk, token: int, logits: Tensor) -> Sampled:
+    def _sampled(self, chunk: Chunk, token: int, logits: Tensor) -> SampledToken:
         sequence, position = self._sequences[chunk.sequence], chunk.start + chunk.count
         if sequence.end is not None:  # the server sent this step before it knew the end, and drops the token
-            return Sampled(chunk.sequence, position, sequence.end, finish="stop")
+            return SampledToken(chunk.sequence, position, sequence.end, finish="stop")
         sequence.note(token)
         logprob: float | None = None
         top: tuple[tuple[int, float], ...] = ()
         if sequence.options.logprobs is not None:
             logprob, top = _logprobs(logits, token, sequence.options.logprobs)
         finish = None if sequence.end is None else "stop"
-        return Sampled(chunk.sequence, position, token, logprob, top, finish)
+        return SampledToken(chunk.sequence, position, token, logprob, top, finish)
 
 
 def draw(scores: Tensor, options: SamplingOptions, position: int) -> Tensor:

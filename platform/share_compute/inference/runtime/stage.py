@@ -18,7 +18,7 @@ from share_compute.inference.runtime.packing import can_pack, pack
 from share_compute.inference.runtime.quantization import quantize
 from share_compute.inference.runtime.ragged import (
     Attention,
-    Piece,
+    AttentionChunk,
     Probe,
     attend_raggedly,
     attending,
@@ -26,7 +26,7 @@ from share_compute.inference.runtime.ragged import (
 )
 from share_compute.inference.runtime.sampling import Sampler
 from share_compute.inference.runtime.streamlining import call_directly, fuse_norms
-from share_compute.inference.scheduler.engine_steps import Chunk, EngineStep, Opening, Sampled
+from share_compute.inference.scheduler.engine_steps import Chunk, EngineStep, Opening, SampledToken
 from share_compute.models.blueprint import Blueprint
 from share_compute.models.huggingface.conversion import PretrainedWeights
 from share_compute.models.huggingface.decoder import HuggingFaceStage
@@ -177,7 +177,7 @@ class ServingStage(EngineStage):
             self._sampler.clear()
 
     @torch.inference_mode()
-    def compute(self, step: EngineStep, inputs: Tensor) -> Tensor | tuple[Sampled, ...]:
+    def compute(self, step: EngineStep, inputs: Tensor) -> Tensor | tuple[SampledToken, ...]:
         """Execute an engine step.
 
         Args:
@@ -197,7 +197,7 @@ class ServingStage(EngineStage):
         if not step.chunks:
             return () if self.shard.is_last else inputs.new_empty(0, self._text.hidden_size, dtype=self.dtype)
         attention = Attention(
-            [Piece(self._slots[chunk.sequence], chunk.start, chunk.count) for chunk in step.chunks]
+            [AttentionChunk(self._slots[chunk.sequence], chunk.start, chunk.count) for chunk in step.chunks]
         )
         sampling, rows = _sampled_rows(step)
         outputs = self._run(attention, inputs.to(self.device), _positions(step, self.device), rows)

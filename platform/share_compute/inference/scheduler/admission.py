@@ -9,8 +9,8 @@ from itertools import islice
 
 from share_compute.inference.scheduler.engine_steps import Opening
 from share_compute.inference.scheduler.events import Totals
-from share_compute.inference.scheduler.fair_queue import FairQueue, Owner
-from share_compute.inference.scheduler.limits import Limits
+from share_compute.inference.scheduler.fair_queue import FairQueue, OwnerQueue
+from share_compute.inference.scheduler.limits import SchedulerLimits
 from share_compute.inference.scheduler.live_sequence import LiveSequence
 from share_compute.inference.scheduler.slot_ledger import Prefix, SlotLedger
 
@@ -41,7 +41,7 @@ class Admission:
         totals: counters of prefix copies and preemptions.
     """
 
-    def __init__(self, limits: Limits, queue: FairQueue, ledger: SlotLedger, totals: Totals) -> None:
+    def __init__(self, limits: SchedulerLimits, queue: FairQueue, ledger: SlotLedger, totals: Totals) -> None:
         self._limits = limits
         self._queue = queue
         self._ledger = ledger
@@ -105,7 +105,7 @@ class Admission:
         self._queue.interrupt([live])
         self._totals.preempted += 1
 
-    def _candidate(self, owner: Owner, reserve: int) -> tuple[LiveSequence, Prefix | None] | None:
+    def _candidate(self, owner: OwnerQueue, reserve: int) -> tuple[LiveSequence, Prefix | None] | None:
         """Return an owner's first sequence that has no token in flight and need not wait for another's prompt."""
         for live in islice(self._queue.candidates(owner), _MOST_LOOKED_AT):
             if not live.is_settled:

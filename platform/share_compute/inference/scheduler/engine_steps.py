@@ -51,7 +51,7 @@ class Opening:
 
 
 @dataclass(frozen=True, slots=True)
-class Growth:
+class SlotGrowth:
     """A KV slot that gets more capacity at every stage; while it is copied, the old and the new one take memory."""
 
     sequence: int
@@ -86,7 +86,7 @@ class EngineStep:
     """Sequences whose KV slots are freed, before any is opened."""
     chunks: tuple[Chunk, ...]
     """Chunks to compute; empty if the step only closes slots."""
-    grows: tuple[Growth, ...] = ()
+    grows: tuple[SlotGrowth, ...] = ()
     """KV slots to enlarge; this step neither opens nor closes any of them."""
 
     @property
@@ -96,7 +96,7 @@ class EngineStep:
 
 
 @dataclass(frozen=True, slots=True)
-class Sampled:
+class SampledToken:
     """A token that the last stage drew."""
 
     sequence: int
@@ -122,7 +122,7 @@ class Pooled:
     """32-bit floats, little-endian."""
 
 
-Outcome: TypeAlias = Sampled | Pooled
+Outcome: TypeAlias = SampledToken | Pooled
 """Result of a chunk that samples."""
 
 

@@ -18,7 +18,7 @@ from share_compute.inference.scheduler.live_sequence import LiveSequence
 
 
 @dataclass(slots=True, eq=False)
-class Owner:
+class OwnerQueue:
     """An owner's sequences and its token counter."""
 
     served_tokens: int = 0
@@ -37,7 +37,7 @@ class FairQueue:
     """All sequences that have not ended, by owner."""
 
     def __init__(self) -> None:
-        self._owners: dict[str, Owner] = {}
+        self._owners: dict[str, OwnerQueue] = {}
         self.num_waiting = 0
         """Number of sequences that never started."""
         self.num_interrupted = 0
@@ -88,14 +88,14 @@ class FairQueue:
         """Add the positions of a sequence sent since the last call to its owner's counter."""
         self._owners[live.owner].served_tokens += live.charge()
 
-    def in_turn(self) -> list[Owner]:
+    def in_turn(self) -> list[OwnerQueue]:
         """Return the owners with a sequence to start or to prefill, the next owner first."""
         return sorted(
             (owner for owner in self._owners.values() if owner.prefilling or self.candidates(owner)),
             key=lambda owner: (owner.served_tokens, self._oldest(owner)),
         )
 
-    def candidates(self, owner: Owner) -> deque[LiveSequence]:
+    def candidates(self, owner: OwnerQueue) -> deque[LiveSequence]:
         """Return the sequences of an owner that may start: no new ones while any owner has interrupted ones."""
         return owner.interrupted if self.num_interrupted else owner.waiting
 
@@ -112,11 +112,11 @@ class FairQueue:
         """Number of owners with a sequence that has not ended."""
         return sum(owner.num_live > 0 for owner in self._owners.values())
 
-    def _oldest(self, owner: Owner) -> int:
+    def _oldest(self, owner: OwnerQueue) -> int:
         first = next(iter(owner.prefilling.values()), None) or self.candidates(owner)[0]
         return first.order
 
-    def _take_out(self, owner: Owner, live: LiveSequence) -> None:
+    def _take_out(self, owner: OwnerQueue, live: LiveSequence) -> None:
         if live in owner.interrupted:
             owner.interrupted.remove(live)
             self.num_interrupted -= 1
@@ -124,8 +124,8 @@ class FairQueue:
             owner.waiting.remove(live)
             self.num_waiting -= 1
 
-    def _arrived(self, name: str) -> Owner:
-        owner = self._owners.setdefault(name, Owner())
+    def _arrived(self, name: str) -> OwnerQueue:
+        owner = self._owners.setdefault(name, OwnerQueue())
         if not owner.num_live:
             there = [one.served_tokens for one in self._owners.values() if one.num_live]
             least = min(there, default=0)

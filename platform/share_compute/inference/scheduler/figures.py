@@ -27,7 +27,7 @@ class Latency:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class RecentFigures:
     """Recent measurements."""
 
     tokens_per_s: float
@@ -40,7 +40,7 @@ class Measured:
     """Mean number of sequences in the last engine steps; None before there were any."""
 
 
-class Figures:
+class LatencyMeter:
     """Measure latency and throughput from the times that callers pass."""
 
     def __init__(self) -> None:
@@ -101,10 +101,10 @@ class Figures:
         busy_s = sum(min(after - before, 1.0) for (before, _), (after, _) in pairwise(self._emitted))
         return sum(tokens for _, tokens in self._emitted) / max(busy_s, 1e-3)
 
-    def measured(self, now_s: float) -> Measured:
+    def measured(self, now_s: float) -> RecentFigures:
         """Return all measurements."""
         batch_size = sum(self._batches) / len(self._batches) if self._batches else None
-        return Measured(
+        return RecentFigures(
             self.tokens_per_s(now_s), _latency(self._first_s), _latency(self._between_s), batch_size
         )
 

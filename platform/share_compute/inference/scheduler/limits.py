@@ -19,7 +19,7 @@ _LEAST = {
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class SchedulerLimits:
     """Capacity of the stages of one epoch, and the scheduler's limits for them."""
 
     window_tokens: int

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from share_compute.inference.scheduler.engine_steps import Chunk, Growth, Opening
+from share_compute.inference.scheduler.engine_steps import Chunk, Opening, SlotGrowth
 from share_compute.inference.scheduler.options import Generation
 from share_compute.inference.scheduler.prefixes import add_keys
 
@@ -137,10 +137,10 @@ class LiveSequence:
             copy_tokens,
         )
 
-    def grow(self) -> Growth:
+    def grow(self) -> SlotGrowth:
         """Grow its KV slot to `wanted_tokens`; return the growth."""
         self.room_tokens = self.wanted_tokens
-        return Growth(self.id, self.room_tokens)
+        return SlotGrowth(self.id, self.room_tokens)
 
     def shorten(self, longest_tokens: int) -> bool:
         """Cap prompt and answer together at ``longest_tokens``; return whether any tokens are left to generate."""

@@ -52,10 +52,10 @@ from share_compute.inference.scheduler.batches import Batches
 from share_compute.inference.scheduler.engine_steps import (
     Chunk,
     EngineStep,
-    Growth,
     Opening,
     Outcome,
     Pooled,
+    SlotGrowth,
     StepResult,
 )
 from share_compute.inference.scheduler.events import (
@@ -69,7 +69,7 @@ from share_compute.inference.scheduler.events import (
     Totals,
 )
 from share_compute.inference.scheduler.fair_queue import FairQueue
-from share_compute.inference.scheduler.limits import Limits
+from share_compute.inference.scheduler.limits import SchedulerLimits
 from share_compute.inference.scheduler.live_sequence import LiveSequence
 from share_compute.inference.scheduler.options import Generation
 from share_compute.inference.scheduler.slot_ledger import SlotLedger
@@ -89,7 +89,7 @@ class Scheduler:
         epoch: epoch of these stages.
     """
 
-    def __init__(self, limits: Limits, epoch: int = 0) -> None:
+    def __init__(self, limits: SchedulerLimits, epoch: int = 0) -> None:
         self.limits = limits
         self.epoch = epoch
         self._queue = FairQueue()
@@ -237,7 +237,7 @@ class Scheduler:
                 events += self._sampled(sampled, first)
         return events
 
-    def reform(self, epoch: int, limits: Limits) -> list[SequenceEvent]:
+    def reform(self, epoch: int, limits: SchedulerLimits) -> list[SequenceEvent]:
         """Continue on new stages, which have no KV slots yet; sequences that are too long for them end earlier.
 
         Args:
@@ -287,7 +287,7 @@ class Scheduler:
     def _step(self, batch: int) -> EngineStep | None:
         """Return the next engine step of a batch; None if it has nothing to do."""
         room = self.limits.step_tokens
-        grows: list[Growth] = []
+        grows: list[SlotGrowth] = []
         # Slots grow before others are opened, because sequences that start now may copy from the grown slots.
         decoding = [live for live in self._batches.members(batch) if self._has_room(live, grows)]
         for_prompts = max(1, room // 4) if self._admission.has_prompts else 0
@@ -318,7 +318,7 @@ class Scheduler:
         self._totals.computed_tokens += step.num_tokens
         return step
 
-    def _has_room(self, live: LiveSequence, grows: list[Growth]) -> bool:
+    def _has_room(self, live: LiveSequence, grows: list[SlotGrowth]) -> bool:
         """Return whether a sequence can decode; preempt it if its KV slot is full and cannot grow."""
         if not live.is_full:
             return True

@@ -69,7 +69,7 @@ class PassThrough(nn.Module):
             ) from failure
 
 
-class Outline:
+class PartNames:
     """Names of a model's parts, from its pipeline plan."""
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -205,7 +205,7 @@ def tied_names(model: PreTrainedModel) -> dict[str, str]:
 
 def trained_sketch(
     blueprint: Blueprint, dtype: torch.dtype = torch.float32
-) -> tuple[PreTrainedModel, Outline]:
+) -> tuple[PreTrainedModel, PartNames]:
     """Return the sketch of a whole model with its adapters, and its outline; frozen parameters take no gradient.
 
     Args:
@@ -217,7 +217,7 @@ def trained_sketch(
             does not exist.
     """
     model = sketch(blueprint.config or {}, dtype)
-    outline = Outline(model)
+    outline = PartNames(model)
     if blueprint.lora is not None:
         from share_compute.models.adapters import adapt  # noqa: PLC0415 - slow to import, and only for adapters
 
@@ -280,7 +280,7 @@ class HuggingFaceStage(Stage):
         else:
             model.requires_grad_(requires_grad=False).eval()
 
-    def _follow_cells(self, blueprint: Blueprint, outline: Outline) -> None:
+    def _follow_cells(self, blueprint: Blueprint, outline: PartNames) -> None:
         draws = any(
             "drop" in name and isinstance(value, float) and value > 0
             for name, value in vars(self._model.config).items()
@@ -292,7 +292,7 @@ class HuggingFaceStage(Stage):
         if draws and self.shard.is_first:
             self._seed_opening(outline)
 
-    def _keep(self, model: PreTrainedModel, outline: Outline) -> None:
+    def _keep(self, model: PreTrainedModel, outline: PartNames) -> None:
         layers = getattr(outline.base, outline.layers)
         for index in range(len(layers)):
             if not self.shard.start <= index < self.shard.stop:
@@ -309,7 +309,7 @@ class HuggingFaceStage(Stage):
             for name in outline.heads:
                 setattr(model, name, PassThrough())
 
-    def _seed_opening(self, outline: Outline) -> None:
+    def _seed_opening(self, outline: PartNames) -> None:
         def seed(module: nn.Module, _args: Any, _kwargs: Any) -> None:
             if module.training:
                 torch.manual_seed(derive_seed(*self._cell, BEFORE))

@@ -21,13 +21,13 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
 from share_compute.models.blueprint import Blueprint
-from share_compute.models.huggingface.decoder import Outline, PassThrough, tied_names, trained_sketch
-from share_compute.models.profiles.profile import Growth, ModelProfile, forward_only_before_training
+from share_compute.models.huggingface.decoder import PartNames, PassThrough, tied_names, trained_sketch
+from share_compute.models.profiles.profile import ModelProfile, QuadraticGrowth, forward_only_before_training
 from share_compute.models.profiles.profiling import (
     LOSS_COPIES,
     UNCOUNTABLE,
     Count,
-    Misfit,
+    NotQuadratic,
     count,
     empty_module,
     empty_tensors,
@@ -44,7 +44,7 @@ _LONGER = (1280, 2048, 3072, 2560)
 _Call = tuple[tuple[Any, ...], dict[str, Any]]
 """Positional and named arguments."""
 _Lengths = tuple[int, ...]
-_Found = dict[str, Growth | int]
+_Found = dict[str, QuadraticGrowth | int]
 """Fields of a `LayerProfile` that could be counted."""
 
 
@@ -102,7 +102,7 @@ class _Parts:
         outline: names of its parts.
     """
 
-    def __init__(self, model: PreTrainedModel, outline: Outline) -> None:
+    def __init__(self, model: PreTrainedModel, outline: PartNames) -> None:
         self._model, self._base = model.train(), outline.base
         text = model.config.get_text_config()
         self._hidden_size = int(text.hidden_size)
@@ -166,8 +166,8 @@ class _Parts:
             numbers.append(_numbers(kept) - before)
         try:
             return {"cache_numbers": fit(lengths, numbers)}
-        except Misfit:  # an attention window is within these lengths, and bounds the cache
-            return {"cache_numbers": Growth(float(max(numbers)))}
+        except NotQuadratic:  # an attention window is within these lengths, and bounds the cache
+            return {"cache_numbers": QuadraticGrowth(float(max(numbers)))}
 
     def _lose(self, lengths: _Lengths) -> _Found:
         return _growths(lengths, [self._follow(length) for length in lengths])
@@ -236,7 +236,7 @@ def _tried(counting: Callable[..., _Found], *arguments: int) -> _Found:
     try:
         try:
             return counting(_LENGTHS, *arguments)
-        except Misfit:
+        except NotQuadratic:
             return counting(_LONGER, *arguments)
     except UNCOUNTABLE:
         return {}

@@ -12,7 +12,7 @@ from share_compute.shard import Shard
 FLOAT_BYTES = 4
 
 
-class Growth(NamedTuple):
+class QuadraticGrowth(NamedTuple):
     """A quantity of one sample that grows with its tokens s: ``constant + linear * s + quadratic * s * s``."""
 
     constant: float = 0.0
@@ -24,7 +24,7 @@ class Growth(NamedTuple):
         return self.constant + (self.linear + self.quadratic * tokens) * tokens
 
 
-NOTHING = Growth()
+NOTHING = QuadraticGrowth()
 
 
 class LayerProfile(StrictModel):
@@ -36,33 +36,35 @@ class LayerProfile(StrictModel):
     """Number of parameters that are not trained: these have no gradient and no optimizer state."""
     largest: int = 0
     """Size, in numbers, of the largest trained parameter."""
-    forward_flops: Growth = NOTHING
+    forward_flops: QuadraticGrowth = NOTHING
     """Floating point operations of one sample's forward pass; a multiply and an add are two."""
-    backward_flops: Growth = NOTHING
+    backward_flops: QuadraticGrowth = NOTHING
     """Floating point operations of one sample's backward pass, for gradients of inputs and of parameters."""
     forward_operations: int = 0
     """Kernel calls in a forward pass of any size. Operations that only create a view are not counted."""
     backward_operations: int = 0
     """Kernel calls in a backward pass, counted as in ``forward_operations``."""
-    activation_bytes: Growth = NOTHING
+    activation_bytes: QuadraticGrowth = NOTHING
     """Bytes that one sample's forward keeps for its backward, in float32.
 
     They include the output, but not the input and the parameters. In the head they include the logits and two gradients
     of the same size, which exist at the same time in the backward of the loss.
     """
-    boundary_numbers: Growth = NOTHING
+    boundary_numbers: QuadraticGrowth = NOTHING
     """Numbers that one sample passes to the next layer."""
-    cache_numbers: Growth = NOTHING
+    cache_numbers: QuadraticGrowth = NOTHING
     """Numbers in the key-value cache of one sequence in generation."""
 
 
 def joined(layers: Sequence[LayerProfile]) -> LayerProfile:
     """Return several layers as one: their costs are added, except ``largest`` and the last layer's boundary."""
-    added: dict[str, int | Growth] = {}
+    added: dict[str, int | QuadraticGrowth] = {}
     for name in LayerProfile.model_fields:
         values = [getattr(layer, name) for layer in layers]
         added[name] = (
-            Growth(*map(sum, zip(*values, strict=True))) if isinstance(values[0], Growth) else sum(values)
+            QuadraticGrowth(*map(sum, zip(*values, strict=True)))
+            if isinstance(values[0], QuadraticGrowth)
+            else sum(values)
         )
     added["largest"] = max(layer.largest for layer in layers)
     return LayerProfile.model_validate({**added, "boundary_numbers": layers[-1].boundary_numbers})
@@ -79,7 +81,7 @@ def forward_only_before_training(pieces: Sequence[LayerProfile]) -> tuple[LayerP
     found = list(pieces)
     for place, piece in enumerate(pieces[:first]):
         entering = piece.boundary_numbers if place == first - 1 else NOTHING
-        kept = Growth(*(FLOAT_BYTES * number for number in entering))
+        kept = QuadraticGrowth(*(FLOAT_BYTES * number for number in entering))
         found[place] = piece.model_copy(
             update={"backward_flops": NOTHING, "backward_operations": 0, "activation_bytes": kept}
         )

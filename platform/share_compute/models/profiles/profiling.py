@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter, tree_map_only
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
-from share_compute.models.profiles.profile import Growth
+from share_compute.models.profiles.profile import QuadraticGrowth
 
 UNCOUNTABLE = (
     RuntimeError, ValueError, TypeError, AttributeError, LookupError, AssertionError, ArithmeticError
@@ -35,7 +35,7 @@ _TOLERANCE = 0.01
 """Largest relative deviation of a quantity from its fitted growth."""
 
 
-class Misfit(ValueError):
+class NotQuadratic(ValueError):
     """Error: a quantity does not grow as a parabola over these lengths."""
 
 
@@ -94,12 +94,12 @@ def count(run: Callable[[], Tensor], inputs: Any, module: nn.Module) -> Count:
         return tensor
 
     saving = torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor)
-    with torch.enable_grad(), flop_counter() as forward, Operations() as forward_operations, saving:
+    with torch.enable_grad(), flop_counter() as forward, OperationCounter() as forward_operations, saving:
         output = run()
     for parameter in module.parameters():
         parameter.grad = torch.zeros_like(parameter)  # as in training, where gradients are accumulated
     gradient = torch.ones_like(output)
-    with flop_counter() as backward, Operations() as backward_operations:
+    with flop_counter() as backward, OperationCounter() as backward_operations:
         if output.requires_grad:
             output.backward(gradient)  # type: ignore[no-untyped-call]
     for tensor in (*module.parameters(), *module.buffers()):
@@ -120,7 +120,7 @@ def count(run: Callable[[], Tensor], inputs: Any, module: nn.Module) -> Count:
     )
 
 
-class Operations(TorchDispatchMode):
+class OperationCounter(TorchDispatchMode):
     """Count kernel calls; views of a tensor do not count."""
 
     def __init__(self) -> None:
@@ -142,20 +142,20 @@ def storage_of(tensor: Tensor) -> StorageWeakRef:
     return StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
 
 
-def fit(lengths: Sequence[int], values: Sequence[int]) -> Growth:
+def fit(lengths: Sequence[int], values: Sequence[int]) -> QuadraticGrowth:
     """Return the parabola through the first three points.
 
     Raises:
-        Misfit: a further point is not on the parabola.
+        NotQuadratic: a further point is not on the parabola.
     """
     (a, b, c), (at_a, at_b, at_c) = lengths[:3], values[:3]
     rise = Fraction(at_b - at_a, b - a)
     quadratic = (Fraction(at_c - at_b, c - b) - rise) / (c - a)
     linear = rise - quadratic * (a + b)
-    growth = Growth(float(at_a - linear * a - quadratic * a * a), float(linear), float(quadratic))
+    growth = QuadraticGrowth(float(at_a - linear * a - quadratic * a * a), float(linear), float(quadratic))
     for length, value in zip(lengths[3:], values[3:], strict=True):
         if abs(growth.at(length) - value) > _TOLERANCE * max(abs(value), 1):
-            raise Misfit(f"{value} at {length} tokens, not {growth.at(length):.0f} as {growth} says")
+            raise NotQuadratic(f"{value} at {length} tokens, not {growth.at(length):.0f} as {growth} says")
     return growth
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import nn
 
-from share_compute.models.profiles.profile import FLOAT_BYTES, Growth, LayerProfile
+from share_compute.models.profiles.profile import FLOAT_BYTES, LayerProfile, QuadraticGrowth
 
 _EXPERTS_OF_A_TOKEN = (
     "num_experts_per_tok",
@@ -74,11 +74,11 @@ class ShapeEstimate:
             parameters=parameters_of(module),
             frozen=frozen_parameters_of(module),
             largest=largest_trained_of(module),
-            forward_flops=Growth(0.0, products, scores),
-            backward_flops=Growth(0.0, 2 * products, 2.5 * scores),
-            activation_bytes=Growth(0.0, float(FLOAT_BYTES * kept)),
-            boundary_numbers=Growth(0.0, float(self._hidden)),
-            cache_numbers=Growth(0.0, 2.0 * self._keys),
+            forward_flops=QuadraticGrowth(0.0, products, scores),
+            backward_flops=QuadraticGrowth(0.0, 2 * products, 2.5 * scores),
+            activation_bytes=QuadraticGrowth(0.0, float(FLOAT_BYTES * kept)),
+            boundary_numbers=QuadraticGrowth(0.0, float(self._hidden)),
+            cache_numbers=QuadraticGrowth(0.0, 2.0 * self._keys),
             forward_operations=_FORWARD_OPERATIONS * parts,
             backward_operations=_BACKWARD_OPERATIONS * parts,
         )
@@ -91,8 +91,8 @@ class ShapeEstimate:
             largest=largest_trained_of(module),
             forward_operations=1,
             backward_operations=2,
-            activation_bytes=Growth(0.0, float(FLOAT_BYTES * self._hidden)),
-            boundary_numbers=Growth(0.0, float(self._hidden)),
+            activation_bytes=QuadraticGrowth(0.0, float(FLOAT_BYTES * self._hidden)),
+            boundary_numbers=QuadraticGrowth(0.0, float(self._hidden)),
         )
 
     def head(self, parameters: int, tied: int, frozen: int = 0, largest: int = 0) -> LayerProfile:
@@ -109,11 +109,11 @@ class ShapeEstimate:
             parameters=parameters,
             frozen=frozen,
             largest=largest,
-            forward_flops=Growth(0.0, products),
-            backward_flops=Growth(0.0, 2 * products),
+            forward_flops=QuadraticGrowth(0.0, products),
+            backward_flops=QuadraticGrowth(0.0, 2 * products),
             forward_operations=_HEAD_PARTS * _FORWARD_OPERATIONS,
             backward_operations=_HEAD_PARTS * _BACKWARD_OPERATIONS,
-            activation_bytes=Growth(0.0, float(FLOAT_BYTES * _LOSS_NUMBERS * self._vocabulary)),
+            activation_bytes=QuadraticGrowth(0.0, float(FLOAT_BYTES * _LOSS_NUMBERS * self._vocabulary)),
         )
 
     def _active_parameters(self, module: nn.Module) -> float:

@@ -13,7 +13,7 @@ from share_compute.planning.explain.cause_words import blamed, speed_text, worde
 from share_compute.planning.explain.causes import Cause, causes
 from share_compute.planning.plan import Bottleneck, layer_span
 from share_compute.planning.search.additions import Addition, Additions, worth_trying
-from share_compute.planning.search.problem import Problem
+from share_compute.planning.search.problem import SearchProblem
 from share_compute.quantities import bytes_text, listed, percent_text, seconds_text
 
 _SIMPLE = {
@@ -218,7 +218,7 @@ class Explanation:
         return min(self._cost.network.transfer_s(machine, other, size) for other in others)
 
     def _why_out(self, machine: int) -> str:
-        problem = Problem(self._cost, self._stages, self._members)
+        problem = SearchProblem(self._cost, self._stages, self._members)
         with_it = self._additions.of(problem, self._layout)[machine]
         return self._no_room(machine) if with_it is None else self._not_worth_it(machine, with_it)
 

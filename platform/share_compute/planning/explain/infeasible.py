@@ -12,7 +12,7 @@ from share_compute.planning.cost.layout import Layout, solo
 from share_compute.planning.explain.remedies import cut_off_text, more_machines, more_memory, to_lend
 from share_compute.planning.network.network import Network
 from share_compute.planning.search.partitioning import PartitioningStrategy
-from share_compute.planning.search.problem import Problem
+from share_compute.planning.search.problem import SearchProblem
 from share_compute.planning.search.strategies import AutoPartitioning, RecursivePartitioning
 from share_compute.quantities import bytes_text, exact_bytes_text, listed
 
@@ -23,7 +23,9 @@ With more machines, remedies are tried with recursive bisection, whose placement
 """
 
 
-def infeasible(strategy: PartitioningStrategy, problem: Problem, tried: Layout | None) -> PlanInfeasible:
+def infeasible(
+    strategy: PartitioningStrategy, problem: SearchProblem, tried: Layout | None
+) -> PlanInfeasible:
     """Return the error that explains why ``strategy`` has no plan.
 
     Args:
@@ -74,7 +76,7 @@ def infeasible(strategy: PartitioningStrategy, problem: Problem, tried: Layout |
     return PlanInfeasible(message, hint=hint, details=details)
 
 
-def _unreachable(strategy: PartitioningStrategy, problem: Problem, tried: Layout) -> PlanInfeasible:
+def _unreachable(strategy: PartitioningStrategy, problem: SearchProblem, tried: Layout) -> PlanInfeasible:
     """Return the error for a layout that fits into memory but needs links that carry nothing."""
     machines, network = problem.cost.topology.contributors, problem.cost.network
     between = chain.from_iterable(
@@ -96,7 +98,7 @@ def _unreachable(strategy: PartitioningStrategy, problem: Problem, tried: Layout
     )
 
 
-def _needed(problem: Problem, tried: Layout) -> int:
+def _needed(problem: SearchProblem, tried: Layout) -> int:
     """Return the bytes that the machines of a layout would have to lend together."""
     return sum(
         to_lend(problem.cost.member_bytes(tried, place, seat))
@@ -105,7 +107,7 @@ def _needed(problem: Problem, tried: Layout) -> int:
     )
 
 
-def _missing(problem: Problem, tried: Layout) -> dict[str, int]:
+def _missing(problem: SearchProblem, tried: Layout) -> dict[str, int]:
     """Return the bytes that machines would have to lend in addition, by name; only machines that lack memory."""
     cost, machines = problem.cost, problem.cost.topology.contributors
     short = {
@@ -117,12 +119,12 @@ def _missing(problem: Problem, tried: Layout) -> dict[str, int]:
     return {name: size for name, size in short.items() if size > 0}
 
 
-def _largest_layer(problem: Problem) -> int:
+def _largest_layer(problem: SearchProblem) -> int:
     cost = problem.cost
     return to_lend(max(cost.bytes_needed(layer, layer + 1, 1, 0) for layer in range(cost.num_layers)))
 
 
-def _remedies(strategy: PartitioningStrategy, problem: Problem) -> Iterator[str]:
+def _remedies(strategy: PartitioningStrategy, problem: SearchProblem) -> Iterator[str]:
     """Yield changes by the submitter or the operator that make the job fit, the smallest change first."""
     workload = problem.cost.workload
     if (problem.stages, problem.members_per_stage) != (None, None) and _feasible(
@@ -154,7 +156,7 @@ def _remedies(strategy: PartitioningStrategy, problem: Problem) -> Iterator[str]
     )
 
 
-def _feasible(strategy: PartitioningStrategy, problem: Problem) -> bool:
+def _feasible(strategy: PartitioningStrategy, problem: SearchProblem) -> bool:
     if isinstance(strategy, AutoPartitioning) and problem.cost.num_machines > _SMALL:
         strategy = RecursivePartitioning()
     try:
@@ -167,10 +169,10 @@ def _feasible(strategy: PartitioningStrategy, problem: Problem) -> bool:
     )
 
 
-def _changed(problem: Problem, **changes: object) -> Problem:
+def _changed(problem: SearchProblem, **changes: object) -> SearchProblem:
     return replace(problem, cost=replace(problem.cost, **changes))  # type: ignore[arg-type]
 
 
-def _with_links(problem: Problem) -> Problem:
+def _with_links(problem: SearchProblem) -> SearchProblem:
     """Return the problem with all machines on one fast network."""
     return _changed(problem, network=Network.alike(problem.cost.num_machines))

@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 from share_compute.planning.cost.cost import TrainingCost
 from share_compute.planning.cost.layout import Layout, StageLayout
 from share_compute.planning.cost.schedule_simulator import simulate_step
-from share_compute.planning.search.problem import Problem
+from share_compute.planning.search.problem import SearchProblem
 
 _MOST_TRIED: Final = 12
 
@@ -27,7 +27,7 @@ class Additions:
     def __init__(self) -> None:
         self._known: dict[tuple[int, Layout], dict[int, Addition | None]] = {}
 
-    def of(self, problem: Problem, layout: Layout) -> dict[int, Addition | None]:
+    def of(self, problem: SearchProblem, layout: Layout) -> dict[int, Addition | None]:
         """Return for each of the fastest idle machines the best layout with it by the formula; None if none fits."""
         key = problem.cost.workload.microbatches, layout
         if key not in self._known:
@@ -46,7 +46,7 @@ def worth_trying(cost: TrainingCost, layout: Layout) -> list[int]:
     return sorted(idle, key=lambda machine: (-speeds[machine], machine))[:_MOST_TRIED]
 
 
-def _best_with(problem: Problem, layout: Layout, machine: int) -> Addition | None:
+def _best_with(problem: SearchProblem, layout: Layout, machine: int) -> Addition | None:
     layouts = [each for each in _with(problem, layout.stages, machine) if problem.cost.fits(each)]
     if not layouts:
         return None
@@ -54,7 +54,7 @@ def _best_with(problem: Problem, layout: Layout, machine: int) -> Addition | Non
     return Addition(best, simulate_step(problem.cost, best).step_s)
 
 
-def _with(problem: Problem, stages: Sequence[StageLayout], machine: int) -> Iterator[Layout]:
+def _with(problem: SearchProblem, stages: Sequence[StageLayout], machine: int) -> Iterator[Layout]:
     cost = problem.cost
     for place, stage in enumerate(stages):
         members = (*stage.members, machine)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from share_compute.planning.cost.layout import solo
 from share_compute.planning.search.choice import rounded
-from share_compute.planning.search.problem import Problem
+from share_compute.planning.search.problem import SearchProblem
 from share_compute.planning.search.strategies import RecursivePartitioning
 
 _MOST = 6
@@ -16,7 +16,7 @@ _SMALL = 8
 """Maximum number of machines for several full searches; with more machines, only the best problem gets one."""
 
 
-def worth_searching(problems: Sequence[Problem]) -> list[Problem]:
+def worth_searching(problems: Sequence[SearchProblem]) -> list[SearchProblem]:
     """Return the problems that get a full search: all if they are few, otherwise the best ones of a quick search.
 
     If the quick search finds no plan for any problem, return problems at even intervals of the list.
@@ -37,7 +37,7 @@ def worth_searching(problems: Sequence[Problem]) -> list[Problem]:
     return [problems[place] for place in sorted(set(able[:most]))]
 
 
-def _quick_s(problem: Problem) -> float:
+def _quick_s(problem: SearchProblem) -> float:
     """Return the step time of a plan that a quick search finds; infinite if no plan fits."""
     cost = problem.cost
     layouts = [candidate.layout for candidate in RecursivePartitioning().place(problem)]

@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 from share_compute.planning.cost.cost import TrainingCost
 
 
-class Limits(NamedTuple):
+class SearchLimits(NamedTuple):
     """Limits of a search that cannot go through all orders of machines."""
 
     width: int
@@ -34,14 +34,14 @@ class Limits(NamedTuple):
 MANY: Final = 64
 SOME: Final = 24
 LIMITS: Final = {
-    SOME: Limits(width=24, exact_order=800, orders=7, beam=100, beam_machines=24, starts=3),
-    MANY: Limits(width=24, exact_order=800, orders=7, beam=30, beam_machines=48, starts=3),
+    SOME: SearchLimits(width=24, exact_order=800, orders=7, beam=100, beam_machines=24, starts=3),
+    MANY: SearchLimits(width=24, exact_order=800, orders=7, beam=30, beam_machines=48, starts=3),
 }
 """Limits, by the maximum number of machines that they apply to."""
-LIMITS_BEYOND: Final = Limits(width=6, exact_order=800, orders=4, beam=6, beam_machines=16, starts=1)
+LIMITS_BEYOND: Final = SearchLimits(width=6, exact_order=800, orders=4, beam=6, beam_machines=16, starts=1)
 """Limits for more than `MANY` machines."""
 
 
-def limits_for(machines: int) -> Limits:
+def limits_for(machines: int) -> SearchLimits:
     """Return the limits for a cluster, or an order, of ``machines`` machines."""
     return next((limits for most, limits in LIMITS.items() if machines <= most), LIMITS_BEYOND)

@@ -10,7 +10,7 @@ from share_compute.planning.cost.layout import Layout
 from share_compute.planning.cost.options import Options
 from share_compute.planning.search.fixed_order import best_in_order
 from share_compute.planning.search.labels import Suffixes
-from share_compute.planning.search.limits import Limits, limits_for
+from share_compute.planning.search.limits import SearchLimits, limits_for
 
 _BUDGET: Final = 30_000_000
 """Maximum number of candidates that are examined, over all moves."""
@@ -26,7 +26,7 @@ def improve(
     layout: Layout,
     sizes: Sequence[int],
     stages: int | None,
-    limits: Limits | None = None,
+    limits: SearchLimits | None = None,
 ) -> Iterator[Layout]:
     """Yield layouts, each faster than the one before, starting from a good layout.
 

@@ -7,7 +7,7 @@ from itertools import combinations, pairwise
 
 from share_compute.planning.cost.cost import TrainingCost
 from share_compute.planning.cost.layout import Layout, StageLayout
-from share_compute.planning.search.problem import Problem
+from share_compute.planning.search.problem import SearchProblem
 
 _MOST_EXCHANGED = 12
 """Maximum number of stages for which all pairs are exchanged; with more stages, only neighbouring pairs are."""
@@ -16,7 +16,7 @@ Stages = tuple[tuple[int, tuple[int, ...]], ...]
 """(number of layers, members) of each stage."""
 
 
-def nearby(problem: Problem, layout: Layout) -> Iterator[Layout]:
+def nearby(problem: SearchProblem, layout: Layout) -> Iterator[Layout]:
     """Yield layouts that differ little from ``layout`` and have the requested number of stages and members."""
     stages = tuple((stage.stop - stage.start, stage.members) for stage in layout.stages)
     for changed in _changed(problem, stages):
@@ -25,7 +25,7 @@ def nearby(problem: Problem, layout: Layout) -> Iterator[Layout]:
             yield shared
 
 
-def _changed(problem: Problem, stages: Stages) -> Iterator[Stages]:
+def _changed(problem: SearchProblem, stages: Stages) -> Iterator[Stages]:
     yield from _cuts(stages)
     yield from _exchanged(stages)
     if problem.members_per_stage is None:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from share_compute.errors import PlanInfeasible, UserError
 from share_compute.files.strict import nearest
 from share_compute.planning.cost.layout import Layout, StageLayout
-from share_compute.planning.search.problem import Problem
+from share_compute.planning.search.problem import SearchProblem
 from share_compute.protocol.schedule import even_shares
 from share_compute.shard import Shard
 from share_compute.topology import Contributor, Device, Topology
@@ -50,7 +50,7 @@ class PartitioningStrategy(ABC):
         Without contributors the list is empty.
         """
 
-    def place(self, problem: Problem) -> list[Candidate]:
+    def place(self, problem: SearchProblem) -> list[Candidate]:
         """Return candidate layouts, the most promising first; an empty list if nothing fits.
 
         The default returns one layout, cut as `partition` says. It uses all machines, or the fastest ones if the job
@@ -78,7 +78,7 @@ class PartitioningStrategy(ABC):
         return [Candidate(Layout(tuple(layouts)))]
 
 
-def _form_stages(problem: Problem) -> list[list[int]]:
+def _form_stages(problem: SearchProblem) -> list[list[int]]:
     """Return the indices of each stage's machines: the fastest machines, similar ones in the same stage."""
     cost = problem.cost
     size = problem.members_per_stage or 1

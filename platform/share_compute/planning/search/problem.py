@@ -8,7 +8,7 @@ from share_compute.planning.cost.cost import TrainingCost
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class SearchProblem:
     """One job on one topology, with the numbers of stages and members that the submitter requires.
 
     Args:

@@ -15,7 +15,7 @@ from share_compute.planning.search.fixed_order import best_in_order
 from share_compute.planning.search.grouping import MOST_LAYERS, group
 from share_compute.planning.search.halving import halve
 from share_compute.planning.search.labels import BETTER, Suffixes
-from share_compute.planning.search.limits import MANY, Limits, limits_for
+from share_compute.planning.search.limits import MANY, SearchLimits, limits_for
 from share_compute.planning.search.moves import improve
 from share_compute.planning.search.orders import orders, shortlist, simple_layouts
 
@@ -50,7 +50,7 @@ def search(
     members_per_stage: int | None = None,
     method: Method = "auto",
     finalists: int = 8,
-    limits: Limits | None = None,
+    limits: SearchLimits | None = None,
 ) -> list[Found]:
     """Find different layouts with a short predicted step, in which each stage by itself fits into memory.
 
@@ -134,7 +134,7 @@ class _Search:
         cost: TrainingCost,
         stages: int | None,
         members_per_stage: int | None,
-        limits: Limits | None = None,
+        limits: SearchLimits | None = None,
     ) -> None:
         self.cost, self.stages, self.members_per_stage = cost, stages, members_per_stage
         self.options = Options(cost)
@@ -179,7 +179,7 @@ class _Search:
         self.looked_at += self._search(order, self.best_s, self.stages, width)
 
     @property
-    def _limits(self) -> Limits:
+    def _limits(self) -> SearchLimits:
         return self._forced or limits_for(len(self.candidates))
 
     def _search(self, order: Sequence[int], ceiling_s: float, stages: int | None, width: int | None) -> int:

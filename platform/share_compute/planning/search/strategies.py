@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import ClassVar, Literal
 
 from share_compute.errors import PlanInfeasible
-from share_compute.models.profiles.profile import Growth, LayerProfile, ModelProfile
+from share_compute.models.profiles.profile import LayerProfile, ModelProfile, QuadraticGrowth
 from share_compute.planning.cost.cost import TrainingCost
 from share_compute.planning.cost.layout import Layout
 from share_compute.planning.network.regions import complete
@@ -20,7 +20,7 @@ from share_compute.planning.search.partitioning import (
     UniformPartitioning,
     check_counts,
 )
-from share_compute.planning.search.problem import Problem
+from share_compute.planning.search.problem import SearchProblem
 from share_compute.planning.search.search import search
 from share_compute.specification.workload import TrainingWorkload
 from share_compute.topology import MOST_BYTES, Contributor, Topology
@@ -31,9 +31,9 @@ _FINALISTS = 16
 _NAMELESS_LAYERS = 64
 _NAMELESS = LayerProfile(
     parameters=0,
-    forward_flops=Growth(linear=1e8),
-    backward_flops=Growth(linear=2e8),
-    boundary_numbers=Growth(linear=4096),
+    forward_flops=QuadraticGrowth(linear=1e8),
+    backward_flops=QuadraticGrowth(linear=2e8),
+    boundary_numbers=QuadraticGrowth(linear=4096),
 )
 """Generic layer with the FLOPs of a 3-billion-parameter model, but without parameters: memory does not limit cuts."""
 
@@ -43,7 +43,7 @@ class SearchingStrategy(PartitioningStrategy):
 
     method: ClassVar[Literal["auto", "dynamic_programming", "recursive"]]
 
-    def place(self, problem: Problem) -> list[Candidate]:
+    def place(self, problem: SearchProblem) -> list[Candidate]:
         """Return the best layouts of the search, best by the formula first; an empty list if nothing fits."""
         cost = problem.cost
         check_counts(
@@ -102,17 +102,17 @@ class AutoPartitioning(SearchingStrategy):
 
     method = "auto"
 
-    def place(self, problem: Problem) -> list[Candidate]:
+    def place(self, problem: SearchProblem) -> list[Candidate]:
         """Return the layouts of the search, followed by further layouts that the other strategies propose."""
         candidates = self.search(problem)
         known = {candidate.layout for candidate in candidates}
         return candidates + [each for each in self.simpler(problem) if each.layout not in known]
 
-    def search(self, problem: Problem) -> list[Candidate]:
+    def search(self, problem: SearchProblem) -> list[Candidate]:
         """Return the layouts of the search, without those of other strategies."""
         return super().place(problem)
 
-    def simpler(self, problem: Problem, *, in_order: bool = True) -> list[Candidate]:
+    def simpler(self, problem: SearchProblem, *, in_order: bool = True) -> list[Candidate]:
         """Return the layouts that the other strategies propose, each layout once.
 
         Args:
@@ -128,7 +128,7 @@ class AutoPartitioning(SearchingStrategy):
         return [Candidate(layout) for layout in layouts]
 
 
-def _proposed(rival: PartitioningStrategy, problem: Problem) -> list[Layout]:
+def _proposed(rival: PartitioningStrategy, problem: SearchProblem) -> list[Layout]:
     """Return a strategy's proposals that fit into memory and need no dead link."""
     cost = problem.cost
     try:

@@ -25,7 +25,7 @@ from share_compute.planning.search.counts import worth_searching
 from share_compute.planning.search.limits import MANY
 from share_compute.planning.search.nearby import nearby
 from share_compute.planning.search.partitioning import Candidate
-from share_compute.planning.search.problem import Problem
+from share_compute.planning.search.problem import SearchProblem
 from share_compute.planning.search.search import all_below
 from share_compute.planning.search.strategies import AutoPartitioning
 
@@ -37,7 +37,7 @@ _PATIENCE = 8
 """Number of consecutive layouts without a faster neighbour after which the local search stops."""
 
 
-def thorough(problems: Sequence[Problem], additions: Additions) -> Choice:
+def thorough(problems: Sequence[SearchProblem], additions: Additions) -> Choice:
     """Return the choice among all layouts that `auto` considers; empty if nothing fits.
 
     Args:
@@ -62,7 +62,7 @@ def thorough(problems: Sequence[Problem], additions: Additions) -> Choice:
     return choice
 
 
-def proposed(problem: Problem, candidates: Iterable[Candidate]) -> list[Proposal]:
+def proposed(problem: SearchProblem, candidates: Iterable[Candidate]) -> list[Proposal]:
     """Return the candidates that fit into memory and need no dead link, with their step time by the formula."""
     cost = problem.cost
     found = []
@@ -73,7 +73,9 @@ def proposed(problem: Problem, candidates: Iterable[Candidate]) -> list[Proposal
     return found
 
 
-def _promising(problems: Sequence[Problem], quickly: Sequence[Problem], choice: Choice) -> list[Problem]:
+def _promising(
+    problems: Sequence[SearchProblem], quickly: Sequence[SearchProblem], choice: Choice
+) -> list[SearchProblem]:
     """Return the problems with the best layouts so far, as many as there are in ``quickly``.
 
     If no layout was found so far, return ``quickly``.
@@ -89,7 +91,7 @@ def _promising(problems: Sequence[Problem], quickly: Sequence[Problem], choice: 
     return [problem for problem in problems if problem.cost.workload.microbatches in order]
 
 
-def _all_that_is_left(problems: Sequence[Problem], choice: Choice) -> None:
+def _all_that_is_left(problems: Sequence[SearchProblem], choice: Choice) -> None:
     """Simulate all layouts that the formula does not rule out, the most promising numbers of microbatches first."""
     if problems[0].cost.num_machines > MOST_MACHINES:
         return
@@ -111,7 +113,9 @@ def _all_that_is_left(problems: Sequence[Problem], choice: Choice) -> None:
         left, cells = left - looked_at, cells - (choice.cells - before)
 
 
-def _polish(problems: Sequence[Problem], choice: Choice, additions: Additions, seen: set[Layout]) -> None:
+def _polish(
+    problems: Sequence[SearchProblem], choice: Choice, additions: Additions, seen: set[Layout]
+) -> None:
     """Simulate layouts near the best ones until `_PATIENCE` layouts in a row have no faster neighbour.
 
     Args:

@@ -40,7 +40,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from share_compute.models.profiles.profile import FLOAT_BYTES, Growth, LayerProfile
+from share_compute.models.profiles.profile import FLOAT_BYTES, LayerProfile, QuadraticGrowth
 from share_compute.planning.cost.layout import Layout, StageLayout
 from share_compute.planning.cost.tables import CostTables, sums
 from share_compute.planning.network.network import Floats, transfer_s
@@ -141,7 +141,7 @@ class ServingCost(CostTables):
         operations[-1] += self.profile.head.forward_operations
         return operations
 
-    def _flops(self, of: Callable[[Growth], float]) -> Floats:
+    def _flops(self, of: Callable[[QuadraticGrowth], float]) -> Floats:
         flops = self._of_layers(lambda layer: of(layer.forward_flops))
         flops[0] += of(self.profile.embedding.forward_flops)
         flops[-1] += self.profile.head.forward_flops.at(1)

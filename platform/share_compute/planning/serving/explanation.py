@@ -14,7 +14,7 @@ from share_compute.planning.network.network import Floats
 from share_compute.planning.plan import Bottleneck, CauseKind
 from share_compute.planning.serving.bound import objective_s
 from share_compute.planning.serving.cost import ServingCost
-from share_compute.planning.serving.parts import Part, step_parts, trip_parts
+from share_compute.planning.serving.parts import TimePart, step_parts, trip_parts
 from share_compute.quantities import bytes_text, seconds_text
 
 _MOST_TRIED = 12
@@ -57,10 +57,10 @@ class ServingExplanation:
         return Bottleneck(kind=kind, where=where, sentence=f"{what}: {told}")
 
     @staticmethod
-    def _largest(parts: Sequence[Part]) -> Part:
+    def _largest(parts: Sequence[TimePart]) -> TimePart:
         return max(parts, key=lambda part: part.seconds)
 
-    def _kind(self, part: Part, layout: Layout) -> CauseKind:
+    def _kind(self, part: TimePart, layout: Layout) -> CauseKind:
         """Return the kind of a part; memory if the machine takes less than half the time without waiting for memory."""
         if part.kind != "compute":
             return part.kind
@@ -194,7 +194,7 @@ class ServingExplanation:
         best = min(self._layout.machines, key=lambda other: float(self._whole_s[other]))
         return _ALIKE * speeds[machine] < speeds[best]
 
-    def _fault(self, machine: int, layout: Layout) -> Part | None:
+    def _fault(self, machine: int, layout: Layout) -> TimePart | None:
         """Return the largest part that involves the machine; not its computing if no machine of the plan is faster."""
         parts = trip_parts(self._cost, layout)
         steps = [] if self._alone else step_parts(self._cost, layout)

@@ -14,7 +14,7 @@ from share_compute.planning.serving.cost import TOKEN_ID_BYTES, ServingCost
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class TimePart:
     """A part of the time that the objective minimises."""
 
     kind: CauseKind
@@ -24,7 +24,7 @@ class Part:
     seconds: float
 
 
-def trip_parts(cost: ServingCost, layout: Layout) -> list[Part]:
+def trip_parts(cost: ServingCost, layout: Layout) -> list[TimePart]:
     """Return the parts of the time of a request alone, or for objective throughput those of a token's round trip."""
     batch = cost.batches(len(layout.stages))[1]
     if cost.workload.objective == "latency":
@@ -43,9 +43,9 @@ def _trip(
     size: Floats,
     messages: tuple[int, int],
     back_bytes: float,
-) -> Iterator[Part]:
+) -> Iterator[TimePart]:
     for stage in layout.stages:
-        yield Part("compute", stage.members, _through(times, stage))
+        yield TimePart("compute", stage.members, _through(times, stage))
     if len(layout.stages) == 1:
         return
     links = [
@@ -55,22 +55,22 @@ def _trip(
     ends = layout.stages[-1].members + layout.stages[0].members
     for machines, count, carried in (*links, (ends, messages[1], back_bytes)):
         latency_s, rate = cost.network.link(machines[0], machines[1])
-        yield Part("latency", machines, count * latency_s)
-        yield Part("link", machines, float(carried) / rate if rate > 0 else math.inf)
+        yield TimePart("latency", machines, count * latency_s)
+        yield TimePart("link", machines, float(carried) / rate if rate > 0 else math.inf)
 
 
-def step_parts(cost: ServingCost, layout: Layout) -> list[Part]:
+def step_parts(cost: ServingCost, layout: Layout) -> list[TimePart]:
     """Return the busy time of each machine and each link from token to token, with all sequences in flight."""
     count, batch = cost.batches(len(layout.stages))
     each = batch / cost.workload.new_tokens
     times = cost.token_s(batch) + each * cost.prompt_s
     size = cost.boundary_bytes(batch + each * cost.workload.prompt_tokens)
-    parts = [Part("compute", stage.members, count * _through(times, stage)) for stage in layout.stages]
+    parts = [TimePart("compute", stage.members, count * _through(times, stage)) for stage in layout.stages]
     for one, other in pairwise(layout.stages):
         machines = one.members + other.members
         rate = cost.network.link(machines[0], machines[1])[1]
         carry_s = float(size[other.start]) / rate if rate > 0 else math.inf
-        parts.append(Part("link", machines, count * carry_s))
+        parts.append(TimePart("link", machines, count * carry_s))
     return parts
 
 

@@ -14,9 +14,9 @@ from secrets import token_hex
 from sqlalchemy import Connection, select, update
 
 from share_compute.errors import Fenced
-from share_compute.store.database.tables import ServerEpoch
+from share_compute.store.database.tables import ServerEpochRow
 
-_SELECT = select(ServerEpoch.epoch, ServerEpoch.holder).where(ServerEpoch.id == 1)
+_SELECT = select(ServerEpochRow.epoch, ServerEpochRow.holder).where(ServerEpochRow.id == 1)
 _LOCK = _SELECT.with_for_update()
 """Query that locks the row. SQLite has no row locks and ignores FOR UPDATE; its writers use BEGIN IMMEDIATE."""
 
@@ -53,7 +53,7 @@ def take_turn(connection: Connection) -> Claim:
 def claim(connection: Connection, holder: str, now: datetime) -> Claim:
     """Claim the database, in a write transaction; the server that held it before cannot write any more."""
     claimed = Claim(take_turn(connection).epoch + 1, holder)
-    row = update(ServerEpoch).where(ServerEpoch.id == 1)
+    row = update(ServerEpochRow).where(ServerEpochRow.id == 1)
     connection.execute(row.values(epoch=claimed.epoch, holder=holder, claimed_at=now))
     return claimed
 

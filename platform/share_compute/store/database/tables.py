@@ -64,7 +64,7 @@ class Base(DeclarativeBase):
     type_annotation_map = {datetime: UtcDateTime, dict[str, Any]: Json, list[Any]: Json, str: Text}  # noqa: RUF012
 
 
-class ServerEpoch(Base):
+class ServerEpochRow(Base):
     """Fencing token: one row that names the server that may write. Write transactions lock it one by one."""
 
     __tablename__ = "server_epoch"
@@ -74,7 +74,7 @@ class ServerEpoch(Base):
     claimed_at: Mapped[datetime | None]
 
 
-class Removal(Base):
+class RemovalRow(Base):
     """A folder that is still to be removed; the rows that referred to it are already deleted."""
 
     __tablename__ = "removals"
@@ -82,7 +82,7 @@ class Removal(Base):
     asked_at: Mapped[datetime]
 
 
-class ApiKey(Base):
+class ApiKeyRow(Base):
     """An API key of the REST API."""
 
     __tablename__ = "api_keys"
@@ -94,7 +94,7 @@ class ApiKey(Base):
     revoked_at: Mapped[datetime | None]
 
 
-class Invite(Base):
+class InviteRow(Base):
     """A code that lets machines join."""
 
     __tablename__ = "invites"
@@ -108,7 +108,7 @@ class Invite(Base):
     revoked_at: Mapped[datetime | None]
 
 
-class Job(Base):
+class JobRow(Base):
     """A job: its specification and its progress."""
 
     __tablename__ = "jobs"
@@ -143,7 +143,7 @@ class Job(Base):
     __table_args__ = (Index("ix_jobs_created_at_id", "created_at", "id"),)
 
 
-class Deployment(Base):
+class DeploymentRow(Base):
     """A model that is or was served. A name is unique among live deployments."""
 
     __tablename__ = "deployments"
@@ -161,7 +161,7 @@ class Deployment(Base):
     __table_args__ = (Index("ix_deployments_created_at_id", "created_at", "id"),)
 
 
-class Contributor(Base):
+class ContributorRow(Base):
     """A machine that joined."""
 
     __tablename__ = "contributors"
@@ -191,7 +191,7 @@ class Contributor(Base):
     invite_id: Mapped[str | None] = mapped_column(index=True)
 
 
-class Event(Base):
+class EventRow(Base):
     """An event; numbers (``seq``) follow the order of commits."""
 
     __tablename__ = "events"
@@ -209,7 +209,7 @@ class Event(Base):
     )
 
 
-class Metric(Base):
+class MetricRow(Base):
     """Metrics of one step. A resumed attempt overwrites the steps that it repeats."""
 
     __tablename__ = "metrics"
@@ -219,7 +219,7 @@ class Metric(Base):
     data: Mapped[dict[str, Any]]
 
 
-class Artifact(Base):
+class ArtifactRow(Base):
     """A finished result. Its row is written only after all of its files are on disk."""
 
     __tablename__ = "artifacts"

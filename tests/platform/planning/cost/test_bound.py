@@ -10,7 +10,7 @@ import pytest
 from tests.platform.planning.instances import instance, sparing, with_overhead
 from tests.thoroughly import thoroughly
 
-from share_compute.models.profiles.profile import Growth, LayerProfile, ModelProfile
+from share_compute.models.profiles.profile import LayerProfile, ModelProfile, QuadraticGrowth
 from share_compute.planning.cost.bound import lower_bound_s
 from share_compute.planning.cost.layout import solo
 from share_compute.planning.network.network import Network
@@ -45,7 +45,12 @@ def test_equal_to_the_best_plan_where_work_can_be_shared_perfectly() -> None:
     cost = dataclasses.replace(
         base,
         profile=ModelProfile(
-            layers=(LayerProfile(parameters=0, forward_flops=Growth(1.0), backward_flops=Growth(2.0)),) * 4
+            layers=(
+                LayerProfile(
+                    parameters=0, forward_flops=QuadraticGrowth(1.0), backward_flops=QuadraticGrowth(2.0)
+                ),
+            )
+            * 4
         ),
         topology=type(base.topology)(
             tuple(dataclasses.replace(machine, id=f"c{index}", devices=(device,)) for index in range(4))

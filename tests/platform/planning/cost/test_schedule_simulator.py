@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from share_compute.models.profiles.profile import Growth, LayerProfile, ModelProfile
+from share_compute.models.profiles.profile import LayerProfile, ModelProfile, QuadraticGrowth
 from share_compute.planning.cost.cost import TrainingCost
 from share_compute.planning.cost.layout import Layout, StageLayout, solo
 from share_compute.planning.cost.schedule_simulator import StepTimeline, simulate_step
@@ -49,9 +49,9 @@ def plain_cost(
         layers=tuple(
             LayerProfile(
                 parameters=parameters,
-                forward_flops=Growth(forward),
-                backward_flops=Growth(backward),
-                boundary_numbers=Growth(250.0),
+                forward_flops=QuadraticGrowth(forward),
+                backward_flops=QuadraticGrowth(backward),
+                boundary_numbers=QuadraticGrowth(250.0),
             )
             for forward, backward in layers
         ),
@@ -182,9 +182,9 @@ def random_cost(draw: random.Random) -> TrainingCost:
     layers = tuple(
         LayerProfile(
             parameters=draw.randrange(1000, 10_000_000),
-            forward_flops=Growth(draw.uniform(1, 2)),
-            backward_flops=Growth(draw.uniform(1, 4)),
-            boundary_numbers=Growth(draw.uniform(1, 1e4)),
+            forward_flops=QuadraticGrowth(draw.uniform(1, 2)),
+            backward_flops=QuadraticGrowth(draw.uniform(1, 4)),
+            boundary_numbers=QuadraticGrowth(draw.uniform(1, 1e4)),
         )
         for _ in range(draw.randrange(1, 9))
     )

@@ -11,7 +11,7 @@ import pytest
 from tests.platform.planning.models import GIB, LAYER, PROFILE, job, lan, machine, make_plan
 
 from share_compute.errors import PlanInfeasible
-from share_compute.models.profiles.profile import Growth, ModelProfile
+from share_compute.models.profiles.profile import ModelProfile, QuadraticGrowth
 from share_compute.planning.cost.tables import MEMORY_SHARE
 from share_compute.planning.dry_run import dry_run
 from share_compute.planning.explain.remedies import to_lend
@@ -19,7 +19,7 @@ from share_compute.planning.plan import Plan
 from share_compute.specification.workload import ServingWorkload
 from share_compute.topology import Contributor, Link, Topology
 
-_CACHED = LAYER.model_copy(update={"cache_numbers": Growth(linear=2048)})
+_CACHED = LAYER.model_copy(update={"cache_numbers": QuadraticGrowth(linear=2048)})
 CACHING = PROFILE.model_copy(update={"layers": (_CACHED,) * 12})
 SERVED = ServingWorkload(prompt_tokens=64, new_tokens=16, concurrent=200)
 

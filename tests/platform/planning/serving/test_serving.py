@@ -12,7 +12,7 @@ from typing import Literal
 import numpy as np
 import pytest
 
-from share_compute.models.profiles.profile import Growth, LayerProfile, ModelProfile
+from share_compute.models.profiles.profile import LayerProfile, ModelProfile, QuadraticGrowth
 from share_compute.planning.cost.layout import Layout, StageLayout, solo
 from share_compute.planning.cost.timings import LayerTiming
 from share_compute.planning.network.network import Network
@@ -45,9 +45,9 @@ def row(*stages: tuple[int, int, int]) -> Layout:
 
 LAYER = LayerProfile(
     parameters=250,
-    forward_flops=Growth(linear=1.0),
-    boundary_numbers=Growth(linear=25.0),
-    cache_numbers=Growth(linear=5.0),
+    forward_flops=QuadraticGrowth(linear=1.0),
+    boundary_numbers=QuadraticGrowth(linear=25.0),
+    cache_numbers=QuadraticGrowth(linear=5.0),
 )
 TWO = ServingCost(
     ModelProfile(layers=(LAYER, LAYER)),
@@ -72,7 +72,7 @@ def test_the_formula_by_hand() -> None:
 
 
 def test_memory_is_weights_cache_and_the_widest_layer() -> None:
-    wide = LAYER.model_copy(update={"activation_bytes": Growth(linear=7.0)})
+    wide = LAYER.model_copy(update={"activation_bytes": QuadraticGrowth(linear=7.0)})
     profile = ModelProfile(
         layers=(wide, LAYER),
         embedding=LayerProfile(parameters=1000),
@@ -149,10 +149,10 @@ def random_cost(draw: random.Random, objective: Objective, machines: int, layers
         layers=tuple(
             LayerProfile(
                 parameters=draw.randrange(100, 1000),
-                forward_flops=Growth(0.0, draw.uniform(1, 3), 0.01),
-                activation_bytes=Growth(0.0, draw.uniform(1, 10)),
-                boundary_numbers=Growth(0.0, draw.uniform(1, 20)),
-                cache_numbers=Growth(0.0, draw.uniform(0, 5)),
+                forward_flops=QuadraticGrowth(0.0, draw.uniform(1, 3), 0.01),
+                activation_bytes=QuadraticGrowth(0.0, draw.uniform(1, 10)),
+                boundary_numbers=QuadraticGrowth(0.0, draw.uniform(1, 20)),
+                cache_numbers=QuadraticGrowth(0.0, draw.uniform(0, 5)),
             )
             for _ in range(layers)
         ),

@@ -9,7 +9,7 @@ import pytest
 from tests.platform.planning.models import GIB, LAYER, PROFILE, job, lan, machine
 from tests.platform.planning.serving.test_serving import all_layouts, random_cost
 
-from share_compute.models.profiles.profile import Growth
+from share_compute.models.profiles.profile import QuadraticGrowth
 from share_compute.planning.dry_run import dry_run
 from share_compute.planning.plan import NOT_MEASURED
 from share_compute.planning.report import PlanReport, ServingPrediction
@@ -22,7 +22,7 @@ from share_compute.topology import Link, Topology
 
 Objective = Literal["latency", "throughput"]
 OBJECTIVES: list[Objective] = ["latency", "throughput"]
-_CACHED = LAYER.model_copy(update={"cache_numbers": Growth(linear=2048)})
+_CACHED = LAYER.model_copy(update={"cache_numbers": QuadraticGrowth(linear=2048)})
 CACHING = PROFILE.model_copy(update={"layers": (_CACHED,) * 12})
 
 
