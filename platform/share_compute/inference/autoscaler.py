@@ -106,8 +106,8 @@ class Autoscaler:
         """Return the change that is due, or None.
 
         Args:
-            demand: present load.
-            now_s: present time in seconds; never decreases.
+            demand: current load.
+            now_s: current time in seconds; never decreases.
         """
         limits, sequences = self.limits, demand.sequences
         if not self.wanted:

@@ -265,7 +265,7 @@ def _limits_of_texts(window_tokens: int, stages: int, share: float = 1.0) -> Lim
 
 
 def _text_step_tokens(window_tokens: int) -> int:
-    """Return the positions that one engine step of an encoder computes: the longest text, or several shorter ones."""
+    """Return the maximum number of positions in an engine step of an encoder; the longest text must fit into it."""
     return max(window_tokens, _MOST_STEP_TOKENS)
 
 

@@ -98,7 +98,7 @@ def read_events(text: str) -> list[SequenceEvent]:
     """Return the events that `write_events` wrote.
 
     Raises:
-        ValueError: the text is no valid list of events.
+        ValueError: the text is not a valid list of events.
     """
     try:
         return [_KINDS[kind].validate_python(fields) for kind, fields in json.loads(text)]

@@ -28,13 +28,13 @@ class Owner:
     interrupted: deque[LiveSequence] = field(default_factory=deque)
     """Sequences that started, but whose KV slots were lost or given up; they go first."""
     prefilling: dict[int, LiveSequence] = field(default_factory=dict)
-    """Open sequences with known tokens that were not sent yet."""
+    """Sequences with an open KV slot, some of whose known tokens were not sent yet."""
     num_live: int = 0
     """Number of sequences that have not ended."""
 
 
 class FairQueue:
-    """All sequences that have not ended, by owner."""
+    """Queue of all sequences that have not ended; owners get equal numbers of tokens."""
 
     def __init__(self) -> None:
         self._owners: dict[str, Owner] = {}
@@ -96,7 +96,7 @@ class FairQueue:
         )
 
     def candidates(self, owner: Owner) -> deque[LiveSequence]:
-        """Return the sequences of an owner that may start: no new ones while any owner has interrupted ones."""
+        """Return the sequences of an owner that may start: interrupted ones while any owner has some, else new ones."""
         return owner.interrupted if self.num_interrupted else owner.waiting
 
     def queued(self) -> Iterator[LiveSequence]:

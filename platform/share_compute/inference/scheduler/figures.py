@@ -20,7 +20,7 @@ _RATE_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """Latency percentiles over the last tokens; None before there were any."""
+    """Latency percentiles over the last tokens; None before the first token."""
 
     p50_s: float | None
     p95_s: float | None

@@ -181,7 +181,7 @@ class Explanation:
         return self._others(machine)
 
     def _others(self, machine: int) -> str:
-        """Return text that says that other machines have the work, and in which figures all of them are better."""
+        """Return text that says in which figures (speed, memory, links) all machines with work are better."""
         count = len(self._layout.machines)
         behind = [f"{_machines(count)} make{'s' if count == 1 else ''} the shortest step that was found"]
         if self._is_slower(machine, self._slowest):

@@ -234,7 +234,7 @@ def _time_kept(cost: ServingCost, layout: Layout) -> float:
 
 
 def _kept(cost: ServingCost, stages: int, aim_s: float) -> Sums:
-    """Return the costs of a token's round trip, infinite for stages and links that take longer than ``aim_s`` allows.
+    """Return the costs of a token's round trip; infinite for stages and links that need more time than ``aim_s``.
 
     With a limit on the first token, the time to the first token is added with weight ``aim_s`` / limit.
     """
