@@ -78,7 +78,7 @@ class FailureDetector:
         self._are_loading = are_loading
 
     def shorten_limit(self) -> None:
-        """Ask all members at once, and apply a shorter limit for 5 s or until `reset_limit`; call it after errors."""
+        """Ask all members at once, and apply a shorter limit for 5 s or until `reset_limit`; call this after errors."""
         now_s = time.monotonic()
         if now_s > self._shortened_until_s:
             self._shortened_until_s = now_s + _SHORTENED_S

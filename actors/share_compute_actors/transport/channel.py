@@ -78,7 +78,7 @@ _DTYPES: Mapping[str, torch.dtype] = {
 
 
 class Rejected(NamedTuple):
-    """A message that arrived undamaged, but is no valid tensor or names another sender: its sender is defective."""
+    """A message that arrived undamaged, but is not a valid tensor or names another sender: its sender is defective."""
 
     label: Label
     source: Worker
@@ -245,7 +245,7 @@ class Channel:
         return bool(self.damaged) or any(arrivals.lack(now_s) for arrivals in self._came.values())
 
     def deliver(self, source: Worker, key: bytes, envelope: bytes, content: np.ndarray) -> None:
-        """Take in a message that ``source`` sent by a Ray call; may be called from any thread.
+        """Receive a message that ``source`` sent by a Ray call; may be called from any thread.
 
         A call that does not show the key of its source in this epoch is dropped, because its sender is unknown.
         """

@@ -135,7 +135,7 @@ class Copies:
         """Total number of messages of a gradient, by stage and step; known once the gradient's head has arrived."""
 
     def outlines(self, committed: int, followed: Mapping[int, Followed]) -> dict[ShardRange, Outline]:
-        """Ask primaries for the outlines of shards whose copies can start from local data; call it on another thread.
+        """Ask primaries for the outlines of shards whose copies can start from local data; call this on another thread.
 
         Args:
             committed: last committed step.
