@@ -344,7 +344,7 @@ def main(arguments: Sequence[str]) -> None:
     user = User(**fields.pop("user")) if fields["user"] else fields.pop("user")
     policy = Policy(read=tuple(fields["read"]), write=tuple(fields["write"]), home=fields["home"], user=user)
     guard, before = os.getpid(), signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-    # Replaces the signal that `tied` chose, because the guard must kill descendants when its parent ends.
+    # This replaces the signal that `tied` chose, because the guard must kill descendants when its parent ends.
     _prctl(_SET_PDEATHSIG, END_NOW)
     _prctl(_SET_CHILD_SUBREAPER, 1)
     _prctl(_SET_NO_NEW_PRIVS, 1)

@@ -100,7 +100,7 @@ class Placement:
 
     @property
     def sentence(self) -> str:
-        """Layers that each machine holds, as a sentence for people."""
+        """Sentence for users that names the layers of each machine."""
         stages = [
             f"{stage.members[0].name} holds {layer_span(stage.start, stage.stop)}"
             for stage in self.plan.stages

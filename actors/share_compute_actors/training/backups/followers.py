@@ -243,7 +243,7 @@ class Follower:
         return self._own.submit(self._bring_to, step, scales).result()
 
     def spoil(self) -> None:
-        """Mark the copy as unusable; the next epoch begins another. The next call of `take` releases its space."""
+        """Mark the copy as unusable; the next epoch begins another copy. The next call of `take` releases the space."""
         self.is_spoilt = True
         self._stopping.set()
 

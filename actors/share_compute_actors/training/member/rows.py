@@ -74,7 +74,7 @@ class Rows:
         if self._tell_lost is None:
             raise shard_store_lost() from failure
         with self._changed:
-            # Checked under the lock, so that the loss is not reported after `use` set another shard store.
+            # The check needs the lock, so that the loss is not reported after `use` set another shard store.
             if self._shard_store is lost:
                 self._tell_lost(shard_store_lost())
             self._changed.wait_for(lambda: self._shard_store is not lost)

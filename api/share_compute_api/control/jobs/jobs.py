@@ -182,7 +182,7 @@ class JobSupervisor:
         return [job for job in active if job.id in self._attempts]
 
     def _is_time_to_allot(self) -> bool:
-        """Return whether `LOOK_S` has passed since the last allotting; every committed step asks for one."""
+        """Return whether `LOOK_S` has passed since machines were last allotted; each committed step starts a pass."""
         return asyncio.get_running_loop().time() >= self._next_allotting_s
 
     def _allot(

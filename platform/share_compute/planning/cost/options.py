@@ -1,4 +1,4 @@
-"""Tables of a stage's times and memory limits for all ranges of layers, which spare the search the formula."""
+"""Tables of a stage's times and memory limits for all ranges of layers, so that the search need not compute them."""
 
 from __future__ import annotations
 

@@ -106,7 +106,7 @@ def _ranked(cost: ServingCost, layouts: Iterable[Layout], *, exact: bool) -> lis
         request_s = one.first_token_s + new * one.next_token_s
         if cost.workload.objective == "throughput":
             return not one.within_limits, -one.tokens_per_s, request_s, one.layout
-        # Rounded: sums of the same times in a different order differ slightly.
+        # The sum is rounded, because sums of the same times in a different order differ slightly.
         return not one.within_limits, float(f"{request_s:.12g}"), _longest_s(cost, one.layout), one.layout
 
     found.sort(key=rank)
