@@ -169,7 +169,7 @@ class Channel:
         self._sources: dict[Label, Worker] = {}
         """Sender of each tensor that has arrived and was not taken yet."""
         self.rejected: deque[Rejected] = deque()
-        """Messages of this epoch that are no valid tensors, until the member handles them."""
+        """Messages of this epoch that are not valid tensors, until the member handles them."""
         self._taken: set[Label] = set()
         self._sent: Counter[Worker] = Counter()
         self._came: defaultdict[Worker, Arrivals] = defaultdict(Arrivals)

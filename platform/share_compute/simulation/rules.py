@@ -1,7 +1,7 @@
 """Effect of a death on the step protocol, at the level of steps and epochs.
 
-`EpochRules` state what the state machines of `share_compute.protocol` do, and tests compare them with a simulated
-world that runs these machines. Every change of members ends the epoch. Committed steps stay. In the step in progress,
+`EpochRules` describe the effects of the state machines of `share_compute.protocol`. Tests compare them with a simulated
+world that runs these machines. Every membership change ends the epoch. Committed steps stay. In the step in progress,
 the cells of members that died or changed their stage are computed again, and all cells if the stages get other
 layers. The state of the dead machine is fetched again. One cost is left out: a stage that is interrupted while it
 sums its gradients computes them again.

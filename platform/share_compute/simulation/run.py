@@ -102,9 +102,9 @@ class _Run:
         self._counts: Counter[str] = Counter(searches=1)
         self._alive = np.ones(len(topology.contributors), dtype=bool)
         self._is_running = True
-        # The current layout. While no plan is possible: the last layout.
+        # This is the current layout, or the last one while no plan is possible.
         self._layout = self._crew.first_plan()
-        # The last layout whose members had all their state, and the machines that died since then.
+        # These are the last layout whose members had all their state, and the machines that died since then.
         self._holders, self._gone = self._layout, set[int]()
         self._switch: tuple[float, Layout] | None = None
         self._looked_s, self._has_returned = 0.0, False

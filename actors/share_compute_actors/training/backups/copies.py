@@ -105,7 +105,8 @@ class Copies:
         device: device that computes updates.
         tell: receives errors, from any thread.
         room: space for all copies.
-        reach: returns the interface to a primary, from its actor, the keeper, and an event that ends waits.
+        reach: returns the interface to a primary. Its arguments are the primary's actor, the keeper, and an event that
+            ends waits.
     """
 
     def __init__(

@@ -484,5 +484,6 @@ def _be_modest() -> None:
     torch.set_num_threads(1)
     if sys.platform == "linux":
         thread = threading.get_native_id()
-        # Relative to the current value: Ray's workers have a niceness of 15, which only privileged processes may lower.
+        # The value is added to the current one: Ray's workers have a niceness of 15, and only privileged processes may
+        # lower it.
         os.setpriority(os.PRIO_PROCESS, thread, min(19, os.getpriority(os.PRIO_PROCESS, thread) + 10))

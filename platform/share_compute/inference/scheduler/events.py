@@ -45,7 +45,7 @@ class Emitted:
     index: int
     """Index among the generated tokens, from 0. Tokens in `Generation.emitted` count but are not reported again."""
     token: int
-    """Token id. It may be a stop token, which is no text; then `Finished` follows."""
+    """Token id. It may be a stop token, which is not part of the text; then `Finished` follows."""
     logprob: float | None
     top: tuple[tuple[int, float], ...]
     cached_tokens: int = 0

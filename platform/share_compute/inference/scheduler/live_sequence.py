@@ -80,7 +80,7 @@ class LiveSequence:
 
     @property
     def most_tokens(self) -> int:
-        """Maximum number of positions ever written to its KV slot; the last token is no input, so it has none."""
+        """Maximum number of positions ever written to its KV slot; the last token is not an input, so it needs none."""
         return self.prompt_tokens + self.new_tokens - 1
 
     @property

@@ -61,7 +61,7 @@ class SlotLedger:
         self._cached: dict[int, None] = {}
         """Ended sequences with a slot, the least recently used first."""
         self._copied: set[int] = set()
-        """Ended sequences that the step being built copies from. It cannot close their slots, as it closes first."""
+        """Ended sequences that this step copies from. Their slots stay, since a step closes slots before it copies."""
         self._closing: list[int] = []
         self._index = PrefixIndex()
 

@@ -147,7 +147,8 @@ def materialize(model: nn.Module, device: torch.device, *, is_filled_later: bool
         model: sketch of a model.
         device: target device.
         is_filled_later: whether everything will be overwritten; then the memory stays uninitialized. Otherwise it is
-            zeroed, as constructors do with large parameters that no initialization rule covers (some expert routers).
+            zeroed. Constructors do the same with large parameters that no initialization rule covers (some expert
+            routers).
     """
     fresh = torch.empty_like if is_filled_later else torch.zeros_like
     for module in model.modules():

@@ -132,7 +132,7 @@ def _mode(config: Mapping[str, Any]) -> Literal["mean", "cls"]:
 
 
 def _read(file: Path, kind: type = dict) -> Any:
-    """Return the content of a JSON file; an empty ``kind`` if there is no file."""
+    """Return the content of a JSON file; an empty object of type ``kind`` if there is no file."""
     if not file.is_file():
         return kind()
     try:

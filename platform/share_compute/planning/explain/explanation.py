@@ -202,7 +202,7 @@ class Explanation:
 
     @cached_property
     def _least_bytes(self) -> float:
-        """Least memory of any machine of the plan, in bytes that a plan may fill."""
+        """Smallest memory of all machines in the plan, in bytes that a plan may fill."""
         return min(float(self._cost.memory_bytes[machine]) for machine in self._layout.machines)
 
     @cached_property

@@ -61,7 +61,7 @@ class ServingExplanation:
         return max(parts, key=lambda part: part.seconds)
 
     def _kind(self, part: Part, layout: Layout) -> CauseKind:
-        """Return the kind of a part; memory if waits for memory make up more than half of the machine's time."""
+        """Return the kind of a part: memory if the machine spends more than half of its time on waits for memory."""
         if part.kind != "compute":
             return part.kind
         (machine,) = part.machines
