@@ -130,7 +130,7 @@ class FairQueue:
             there = [one.served_tokens for one in self._owners.values() if one.num_live]
             least = min(there, default=0)
             owner.served_tokens = max(owner.served_tokens, least)
-            # Absent owners whose counter is at most the lowest would restart at the lowest anyway: forget them.
+            # Forget absent owners whose counter is not above the lowest: they would restart at the lowest anyway.
             self._owners = {
                 key: one
                 for key, one in self._owners.items()
