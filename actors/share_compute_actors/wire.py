@@ -308,7 +308,7 @@ def unpack_answer(schema: Packs[T], data: Any, sender: str) -> T:
         sender: name of the machine or the actor that answered.
 
     Raises:
-        Undeclared: the data is no answer of this kind.
+        Undeclared: the data is not an answer of this kind.
         ShareComputeError: the method raised this error.
     """
     if isinstance(data, bytes) and data[:1] == _GOOD:

@@ -355,7 +355,7 @@ class Fenced(Unavailable):
 
 
 class TooManyAttempts(Busy):
-    """Too many wrong keys or invites came from an address; ``details`` has the time after which to try again."""
+    """An address sent too many wrong keys or invites; ``details`` says after how many seconds it may try again."""
 
     code = "too-many-attempts"
 

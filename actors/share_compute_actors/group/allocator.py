@@ -25,10 +25,10 @@ _LARGEST_MMAP_THRESHOLD = 32 * 2**20
 
 @contextmanager
 def passing_through() -> Iterator[None]:
-    """Return every large block to the system as soon as it is freed, while a shard is loaded or sent.
+    """Make the C library return large freed memory to the system at once, in a block that loads or sends a shard.
 
-    Otherwise blocks that were used briefly stay in the heap between the tensors that remain. A member's memory then
-    grows to one and a half times its shard (seen with glibc 2.36). Training reuses freed blocks, so afterwards the
+    Otherwise memory that was used briefly stays in the heap between the tensors that remain. A member's memory then
+    grows to one and a half times its shard (seen with glibc 2.36). Training reuses freed memory, so afterwards the
     thresholds are set to the values that glibc's own adjustment reaches.
     """
     library = ctypes.CDLL(None) if sys.platform == "linux" else None

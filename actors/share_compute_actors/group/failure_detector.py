@@ -74,16 +74,16 @@ class FailureDetector:
     @are_loading.setter
     def are_loading(self, are_loading: bool) -> None:
         if self._are_loading and not are_loading:
-            self._asked_s = time.monotonic()  # owed heartbeats get the full normal limit
+            self._asked_s = time.monotonic()  # the normal limit of pending heartbeats begins now
         self._are_loading = are_loading
 
     def shorten_limit(self) -> None:
-        """Ask all members at once, and apply a shorter limit for 5 s or until `reset_limit`; call it after errors."""
+        """Ask all members at once, and apply a shorter limit for 5 s or until `reset_limit`; call this after errors."""
         now_s = time.monotonic()
         if now_s > self._shortened_until_s:
             self._shortened_until_s = now_s + _SHORTENED_S
             self._asks_at_once = True
-            self._asked_s = now_s  # members that owe a heartbeat already get the full shorter limit
+            self._asked_s = now_s  # the shorter limit of pending heartbeats begins now
 
     def accuse(self, worker: Worker, failure: Exception) -> None:
         """Count a member as lost from the next call of `poll` on, because it sent invalid data."""
@@ -100,7 +100,7 @@ class FailureDetector:
         return new
 
     def restart(self, workers: Collection[Worker]) -> None:
-        """Restart after a network cut: forget owed heartbeats; apply a longer limit until these members answer."""
+        """Restart after a network cut: forget pending heartbeats; apply a longer limit until these members answer."""
         self.returning = frozenset(workers)
         self._owed.clear()
         self._asks_at_once = True

@@ -25,7 +25,7 @@ from share_compute_actors.messages import Extent, Source, Sources, pack_extents
 from share_compute_actors.transport.pieces import Piece, whole
 
 _CALLS_AHEAD = 2
-"""Number of calls in flight: one answer is transferred while the last one is copied. More would use more memory."""
+"""Number of calls in flight: one answer is transferred while the previous one is copied. More need more memory."""
 _CALL_BYTES = 3 * CHUNK_BYTES
 """Size limit of the data of one call, in bytes. With its overhead an answer stays below `INLINE_LIMIT_BYTES`, so Ray
 sends it inside the reply, in one transfer."""

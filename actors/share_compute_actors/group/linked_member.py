@@ -85,7 +85,7 @@ class LinkedMember:
 
     @ray.method(concurrency_group="mail")
     def deliver(self, source: Worker, key: bytes, envelope: bytes, content: NDArray[np.uint8]) -> None:
-        """Take in a tensor that arrived by a Ray call."""
+        """Receive a tensor that another member sent by a Ray call."""
         self._open_channel().deliver(source, key, envelope, content)
 
     def _open_channel(self) -> Channel:

@@ -26,7 +26,7 @@ def member_options(job_id: str, worker: Worker, attempt: int) -> dict[str, Any]:
         attempt: number of the attempt that starts the member.
     """
     return {
-        # The suffix is random, because a member that was just killed may still have its name.
+        # The suffix is random, because Ray may not have freed the name of a member that was just killed.
         "name": f"{worker}/{attempt}/{uuid4().hex[:8]}",
         "namespace": f"{_PREFIX}{job_id}",
         "lifetime": "detached",

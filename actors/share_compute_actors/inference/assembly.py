@@ -272,7 +272,7 @@ class Assembly:
             self._formed(placement.at(self.epoch))
 
     def _give_up(self, workers: Collection[Worker], failure: ShareComputeError) -> None:
-        """Remove the member whose machine the error names, or all of ``workers`` if it names no machine of theirs."""
+        """Remove the member whose machine the error names; if it names none of ``workers``, remove all of them."""
         self._lacking = failure.message
         self._failed([worker for worker in workers if self.name(worker) == failure.machine] or workers)
 

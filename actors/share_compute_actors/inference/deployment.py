@@ -1,4 +1,4 @@
-"""Main loop of one replica: sends engine steps, takes in their results, and changes stages when necessary.
+"""Main loop of one replica: sends engine steps, processes their results, and changes stages when necessary.
 
 One thread runs the loop. Other threads submit sequences through the `SchedulerService`, even while there are no stages.
 """
@@ -118,7 +118,7 @@ class ReplicaRunner:
             self._assembly.break_up("nothing was computed of what was sent")
 
     def _hear(self) -> None:
-        """Wait for a message, and take in all that have arrived."""
+        """Wait for a message, and process all messages that have arrived."""
         try:
             heard = self._inbox.get(timeout=_POLL_S)
             while True:
@@ -134,7 +134,7 @@ class ReplicaRunner:
             self._open(*heard)
 
     def _open(self, worker: Any, key: Any, messages: Any) -> None:
-        """Take in messages that claim to come from a member; after an undeclared message the member counts as lost."""
+        """Process messages that claim to come from a member; after an undeclared message the member counts as lost."""
         if not self._assembly.is_from(worker, key) or not isinstance(messages, list):
             return
         name = self._assembly.name(worker)

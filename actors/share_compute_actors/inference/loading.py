@@ -26,7 +26,7 @@ from share_compute_actors.messages import Sources, server_source
 def build_shard(
     setup: ServingSetup, weights: Any, shard: Shard, before: EngineStage | None
 ) -> tuple[EngineStage, dict[str, Tensor]]:
-    """Return a shard's module, and the tensors to load into it by stored name; call it on the compute thread.
+    """Return a shard's module, and the tensors to load into it by stored name; call this on the compute thread.
 
     Args:
         setup: parameters of the member.

@@ -81,7 +81,7 @@ class Planner:
             self._answer = self._executor.submit(self.at_once, topology, epoch)
 
     def answer(self) -> Placement | None:
-        """Return the placement that `begin` started to plan, once; None if there is none, or while it is being planned.
+        """Return the result of the plan that `begin` started, and forget it; None if there is no finished plan.
 
         Raises:
             PlanInfeasible: the machines cannot hold the model.

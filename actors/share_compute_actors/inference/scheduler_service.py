@@ -77,7 +77,7 @@ class SchedulerService:
             return steps
 
     def completed(self, result: StepResult) -> None:
-        """Take in the result of an engine step.
+        """Process the result of an engine step.
 
         Raises:
             VerificationFailed: the result does not fit the sequences that the engine step samples.

@@ -90,7 +90,7 @@ class StepEngine(ComputeThread):
     # -- orders ------------------------------------------------------------------------------------------------------
 
     def begin(self, row: Row, place: int) -> None:
-        """Start to execute the engine steps of an epoch, with empty KV caches; call it through `order`."""
+        """Start to execute the engine steps of an epoch, with empty KV caches; call this through `order`."""
         assert self.stage is not None
         self.stage.clear()
         self._open.clear()

@@ -1,4 +1,4 @@
-"""Actor on the head that sends weights to the members of a deployment, which may not see the server's disk."""
+"""Actor on the head that sends weights to a deployment's members, which may have no access to the server's disk."""
 
 from __future__ import annotations
 

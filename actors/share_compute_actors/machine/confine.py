@@ -5,8 +5,8 @@ which the control plane talks to Ray, starts as ``python -m share_compute_actors
 Three measures confine it:
 
 1. Another user if a privileged process starts it (`Policy.user`), else the same user without capabilities.
-2. Landlock (Linux 5.13 or newer): only the files and folders that the policy lists; no tracing of and, since
-   Linux 6.12, no signals to processes outside.
+2. Landlock (Linux 5.13 or newer): only the files and folders that the policy lists. Processes outside cannot be traced
+   and, since Linux 6.12, cannot be signalled.
 3. ``no_new_privs``: programs with the setuid bit give no privileges back.
 
 If the kernel has no Landlock, `landlock_version` returns 0, and the other two measures still hold. Sources: the
@@ -160,7 +160,7 @@ def installation() -> tuple[str, ...]:
 def unprivileged_user(name: str | None, paths: Iterable[str]) -> tuple[User | None, str]:
     """Return the user that confined programs run as, and the reason if there is none.
 
-    If this process is not root, the result is None and an empty reason: programs run as the present user.
+    If this process is not root, the result is None and an empty reason: programs run as the current user.
 
     Args:
         name: name of the user. Default: ``share-compute`` if that user exists, else ``nobody``.
@@ -344,7 +344,7 @@ def main(arguments: Sequence[str]) -> None:
     user = User(**fields.pop("user")) if fields["user"] else fields.pop("user")
     policy = Policy(read=tuple(fields["read"]), write=tuple(fields["write"]), home=fields["home"], user=user)
     guard, before = os.getpid(), signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-    # Replaces the signal that `tied` chose, because the guard must kill descendants when its parent ends.
+    # This replaces the signal that `tied` chose, because the guard must kill descendants when its parent ends.
     _prctl(_SET_PDEATHSIG, END_NOW)
     _prctl(_SET_CHILD_SUBREAPER, 1)
     _prctl(_SET_NO_NEW_PRIVS, 1)

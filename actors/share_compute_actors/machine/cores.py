@@ -21,7 +21,7 @@ _PLACE = ("physical_package_id", "core_id")
 def share_cores(count: int) -> tuple[tuple[int, ...], ...]:
     """Return ``count`` disjoint sets of the cores that this process may use; empty sets if there are too few cores.
 
-    The threads of a core stay together as far as possible, then the cores of a socket.
+    Cores are numbered by socket and physical core. So most sets hold all threads of their cores, on one socket.
     """
     if sys.platform != "linux" or len(os.sched_getaffinity(0)) < count:
         return ((),) * count
@@ -31,7 +31,7 @@ def share_cores(count: int) -> tuple[tuple[int, ...], ...]:
 
 
 def on_cores(command: Sequence[str], cores: Sequence[int]) -> list[str]:
-    """Return the command that runs ``command`` and its children on these cores only; on all cores if there are none."""
+    """Return a command that runs ``command`` and its children only on these cores; if none are given, on all."""
     if not cores:
         return list(command)
     return [sys.executable, "-I", "-S", "-c", _PIN, ",".join(map(str, cores)), *command]

@@ -81,7 +81,7 @@ def start_head(settings: Settings, children: ChildProcesses, advertise_address: 
     Args:
         settings: settings of the server; the token and Ray's tables are kept in its data folder.
         children: list of child processes that records the child; its folder must have a short path.
-        advertise_address: IP address that contributors reach this machine at.
+        advertise_address: IP address at which contributors reach this machine.
 
     Raises:
         Conflict: the port is taken, or the range has too few free ports.
@@ -141,7 +141,7 @@ def invalidate_token(data_folder: Path) -> None:
 
 
 def has_stale_token(data_folder: Path) -> bool:
-    """Whether a machine that has left the cluster knows the present token."""
+    """Whether a machine that has left the cluster knows the current token."""
     return (data_folder / _STALE).exists()
 
 
@@ -171,7 +171,7 @@ def hand_over(policy: Policy, paths: Iterable[Path]) -> None:
 
 
 def show(policy: Policy, paths: Iterable[Path], below: Path) -> None:
-    """Allow the user that the head runs as to read files without owning them, and to pass the folders above them.
+    """Allow the user that the head runs as to read files that it does not own, and to enter the folders above them.
 
     Like `hand_over`, it does nothing if that is this process's user, and it follows no links.
 

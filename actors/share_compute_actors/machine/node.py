@@ -55,7 +55,7 @@ def start_node(
         access: address of the head, the cluster's token, and settings of the node.
         limits: resources that are lent.
         ports: ports that the node may listen on.
-        address: IP address that other members reach this machine at. Default: the address of the route to the head.
+        address: IP address at which other members reach this machine. Default: the address of the route to the head.
 
     Raises:
         Unavailable, NotAuthorized, VersionMismatch: see `launch`.

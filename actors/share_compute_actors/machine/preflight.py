@@ -1,4 +1,7 @@
-"""Checks of this machine before it starts: each returns one finding with a hint. Imports neither Ray nor torch."""
+"""Checks of this machine before it starts: each returns one finding with a hint.
+
+This module imports neither Ray nor torch.
+"""
 
 from __future__ import annotations
 

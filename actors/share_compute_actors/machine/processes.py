@@ -89,7 +89,7 @@ class ProcessIdentity:
 def _start_of(process: psutil.Process) -> str:
     if sys.platform != "linux":
         return repr(process.create_time())
-    # Ticks since boot instead of seconds since the epoch, which depend on a clock that may be set at any time.
+    # These are ticks since boot. Seconds since the epoch would depend on a clock that may be set at any time.
     try:
         facts = Path(f"/proc/{process.pid}/stat").read_text(encoding="utf-8", errors="replace")
     except (FileNotFoundError, ProcessLookupError) as failure:

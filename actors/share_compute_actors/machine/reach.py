@@ -1,4 +1,7 @@
-"""Tests whether other hosts can be reached over the network from this one. Imports neither Ray nor torch."""
+"""Tests whether other hosts can be reached over the network from this one.
+
+This module imports neither Ray nor torch.
+"""
 
 from __future__ import annotations
 

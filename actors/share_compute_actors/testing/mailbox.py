@@ -1,4 +1,4 @@
-"""A mailbox for tests and benchmarks, which lead members from a process that is not a Ray actor."""
+"""A mailbox for messages of members, for tests and benchmarks that lead members without being a Ray actor."""
 
 from __future__ import annotations
 

@@ -319,7 +319,7 @@ class ShardStore:
     def save(
         self, folder: str, kind: FolderKind, state: bytes, machines: Sequence[str], *members: Any
     ) -> Saved:
-        """Fetch the members' snapshots and write them to a folder, which becomes visible only when it is whole.
+        """Fetch the members' snapshots and write them to a folder, which becomes visible only when it is complete.
 
         Args:
             folder: path of the folder, relative to the job's own.

@@ -78,7 +78,7 @@ _DTYPES: Mapping[str, torch.dtype] = {
 
 
 class RejectedTensor(NamedTuple):
-    """A message that arrived undamaged, but is no valid tensor or names another sender: its sender is defective."""
+    """A message that arrived undamaged, but is not a valid tensor or names another sender: its sender is defective."""
 
     label: WireLabel
     source: Worker
@@ -169,7 +169,7 @@ class Channel:
         self._sources: dict[WireLabel, Worker] = {}
         """Sender of each tensor that has arrived and was not taken yet."""
         self.rejected: deque[RejectedTensor] = deque()
-        """Messages of this epoch that are no valid tensors, until the member handles them."""
+        """Messages of this epoch that are not valid tensors, until the member handles them."""
         self._taken: set[WireLabel] = set()
         self._sent: Counter[Worker] = Counter()
         self._came: defaultdict[Worker, Arrivals] = defaultdict(Arrivals)
@@ -245,7 +245,7 @@ class Channel:
         return bool(self.damaged) or any(arrivals.lack(now_s) for arrivals in self._came.values())
 
     def deliver(self, source: Worker, key: bytes, envelope: bytes, content: np.ndarray) -> None:
-        """Take in a message that ``source`` sent by a Ray call; may be called from any thread.
+        """Receive a message that ``source`` sent by a Ray call; may be called from any thread.
 
         A call that does not show the key of its source in this epoch is dropped, because its sender is unknown.
         """

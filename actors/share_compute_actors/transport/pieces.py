@@ -89,7 +89,7 @@ class Pieces:
         """Return a piece, or None after the last one.
 
         Args:
-            number: index of the piece, from 0. It must be that of the next piece, or of the last returned one again.
+            number: index of the piece, from 0: either the next piece, or the last returned piece again.
         """
         if number != self._given:
             assert number == self._given + 1, f"piece {number} was asked for after {self._given}"

@@ -370,8 +370,8 @@ class Agent:
             self._show(f"left without a word to the server: {failure.message}")
         else:
             if state is ContributorState.draining:
-                # The job has used its time. While the node drained, it would continue to run the job for the node's own
-                # grace period.
+                # The job did not release the machine in time. Without this limit, the node would keep running the job
+                # for its whole grace period.
                 self._grace_s = _LEAVE_GRACE_S
                 self._show("leaving; a job still holds it, and loses it")
             self._stop_node()

@@ -94,7 +94,7 @@ class Cluster:
         self._began_s = 0.0
         self._head_backoff = _backoff()
         self._hang: str | None = None
-        """Reason why the present head runs but does not answer; None while it answers."""
+        """Reason why the current head runs but does not answer; None while it answers."""
         self._gateway: Gateway | None = None
         self._is_connected = asyncio.Event()
         self._rotated: asyncio.Future[None] | None = None
@@ -108,7 +108,7 @@ class Cluster:
 
     @property
     def is_rotating(self) -> bool:
-        """Whether the present token is being replaced."""
+        """Whether the current token is being replaced."""
         return self._rotated is not None
 
     @property
@@ -225,7 +225,7 @@ class Cluster:
             await self._replace_head()
 
     async def _use_head(self) -> None:
-        """Keep a gateway connected to the present head until the head has ended or must be replaced."""
+        """Keep a gateway connected to the current head until the head has ended or must be replaced."""
         backoff = _backoff()
         while not self._is_over:
             began_s = time.monotonic()
@@ -299,16 +299,16 @@ class Cluster:
 
     @property
     def _is_over(self) -> bool:
-        """Whether the present head has ended or must be replaced."""
+        """Whether the current head has ended or must be replaced."""
         return self._rotated is not None or self._why_over is not None
 
     @property
     def _why_over(self) -> str | None:
-        """Reason why the present head must be replaced; None while it can be used."""
+        """Reason why the current head must be replaced; None while it can be used."""
         return self._head.node.end or self._hang
 
     async def _is_over_within(self, timeout_s: float) -> bool:
-        """Wait until the present head has ended or must be replaced; return False after ``timeout_s``."""
+        """Wait until the current head has ended or must be replaced; return False after ``timeout_s``."""
         deadline = time.monotonic() + timeout_s
         while not self._is_over and time.monotonic() < deadline:  # noqa: ASYNC110 - a child is polled
             await asyncio.sleep(_POLL_S)

@@ -48,7 +48,7 @@ def server_certificate(
     Args:
         settings: the choice of the certificate, and the data folder for a self-signed one.
         address: host name or IP address at which others reach the server.
-        now: the present time; default: the clock.
+        now: the current time; default: the clock.
 
     Raises:
         UserError: the settings contradict each other, or the operator's files are not a certificate and its key.

@@ -1,4 +1,4 @@
-"""Table of the open connections. Closes idle and incomplete connections to make room for new ones."""
+"""Table of the open connections, which closes idle and incomplete ones to make room for new connections."""
 
 from __future__ import annotations
 

@@ -211,9 +211,9 @@ class _Phase(Enum):
 class _Guarded(H11Protocol):
     """uvicorn's HTTP/1.1 protocol with deadlines.
 
-    - The head of a request must arrive within `head_s` of the connection, or of its first byte on a connection that
-      was kept alive.
-    - A body must arrive, and an answer must be read, with a mean of at least `least_bytes_per_s` over each period of
+    - The head of a request must be complete within `head_s`. The time begins with the connection. On a connection that
+      was kept alive, it begins with the first byte of the request.
+    - A client must send a body, and read an answer, at `least_bytes_per_s` or more on average over each period of
       `stall_s`. Time in which the server itself does not read or has nothing to send (an event stream) does not count.
     """
 

@@ -130,17 +130,20 @@ class TextRequest(ApiRequest):
 
     @property
     def most_tokens(self) -> int | None:
-        """Most tokens of an answer that the client asks for; None: all that fit into the window."""
+        """Requested maximum number of tokens in an answer; None for as many as fit into the window."""
         return self.max_tokens
 
     @property
     def default_tokens(self) -> int | None:
-        """Most tokens of an answer if the client names no limit; None: all that fit into the window."""
+        """Maximum number of tokens in an answer if the request names none; None for as many as fit into the window."""
         return None
 
     @property
     def top_tokens(self) -> int | None:
-        """Number of tokens to report log-probabilities of; 0: of the sampled one alone; None: of none."""
+        """Number of most likely tokens whose log-probabilities are reported at each position, beside the sampled one.
+
+        None if no log-probabilities are reported.
+        """
         return None
 
 
@@ -168,7 +171,7 @@ class Message(StrictModel):
         return self
 
     def for_template(self) -> dict[str, str]:
-        """Return the message as chat templates know it; they are older than the role developer."""
+        """Return the message for a chat template; the role developer, which templates do not know, becomes system."""
         role = "system" if self.role == "developer" else self.role
         named = {} if self.name is None else {"name": self.name}
         return {"role": role, "content": self.content, **named}
@@ -203,7 +206,7 @@ class ChatRequest(TextRequest):
 
     @property
     def most_tokens(self) -> int | None:
-        """Most tokens of an answer."""
+        """Requested maximum number of tokens in an answer."""
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
     @property
@@ -246,7 +249,7 @@ class CompletionRequest(TextRequest):
 
     @property
     def default_tokens(self) -> int | None:
-        """Most tokens of an answer if the client names no limit."""
+        """Maximum number of tokens in an answer if the request has no limit."""
         return _DEFAULT_COMPLETION_TOKENS
 
     @property

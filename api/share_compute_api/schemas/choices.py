@@ -1,4 +1,7 @@
-"""Types that bodies of the REST API and options of the command line share. Imports nothing heavy."""
+"""Types that bodies of the REST API and options of the command line share.
+
+The command line imports this module at start, so it must not import heavy packages.
+"""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ def of_machines(
     Args:
         machines: present machines, and machines that left within `REMEMBERED`.
         server: versions of the server.
-        now: the present time.
+        now: the current time.
         started_at: time at which the server began to listen, before which no heartbeat could arrive.
     """
     machines = list(machines)

@@ -60,7 +60,7 @@ class Guesses:
         self._minute, self._in_minute = 0, 0
 
     def check(self, request: Request, secret: str, verify: Callable[[], Found | None]) -> Found | None:
-        """Return the result of ``verify``; raise an error without a call if the request's address must still wait.
+        """Return the result of ``verify``. If the request's address must still wait, raise an error without verifying.
 
         Args:
             request: the request that makes the attempt.

@@ -30,7 +30,7 @@ def offered(settings: Settings, working_folder: Path) -> Settings:
     is_given = "data_roots" in settings.model_fields_set
     if is_given or not _is_loopback(settings.host):
         return settings
-    # A folder as wide as a home directory contains the server's own data, which the Ray head must not be able to read.
+    # A folder that contains the data folder, such as a home directory, would let the Ray head read the server's data.
     if settings.data_folder.resolve().is_relative_to(working_folder.resolve()):
         return settings
     return settings.model_copy(update={"data_roots": (working_folder,)})

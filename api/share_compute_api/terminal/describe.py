@@ -221,7 +221,10 @@ def bound_text(prediction: Bounded, what: str = "plan takes") -> str:
 
 
 def idle_lines(idle: Sequence[IdleMachine]) -> list[tuple[str, str]]:
-    """Return lines of (names, reason) for idle machines, grouped by reason; a line without names counts the rest."""
+    """Return pairs (names of idle machines, reason), one for each reason.
+
+    If there are too many, the last pair has no names, and its text counts the reasons that were left out.
+    """
     by_reason: dict[str, list[str]] = {}
     for machine in idle:
         by_reason.setdefault(machine.reason, []).append(machine.name)

@@ -167,7 +167,7 @@ def _load(
     import datasets  # noqa: PLC0415 - heavy
 
     try:
-        # Not load_dataset: it reports each use to a server, even for local files.
+        # load_dataset is not used, because it reports each use to a server, even for local files.
         read = getattr(datasets.IterableDataset, f"from_{kind}")
         with open_unlinked(file) as opened:
             # The library opens the file by name while it reads. This name always means the file that is open here.

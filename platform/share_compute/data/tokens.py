@@ -89,7 +89,7 @@ def write_tokens(folder: Path, pieces: Iterable[TextPiece], tokenizer: Any, dtyp
                     )["input_ids"]
                     for piece, ids in zip(batch, encoded, strict=True):
                         row = np.asarray([*ids, *ending] if piece.ends_document else ids, dtype=dtype)
-                        # Not `tofile`, which hides the reason for which a write failed.
+                        # `tofile` is not used, because it hides the reason for which a write failed.
                         file.write(row.data)
                         num_tokens += len(row)
                         documents += piece.ends_document

@@ -16,7 +16,7 @@ def sync(path: Path) -> None:
 
 
 def write_private(file: Path, text: str) -> None:
-    """Write a file that only its owner may read, atomically: it is whole or unchanged, also after a power failure."""
+    """Write a file that only its owner may read. After a power failure it has either the old or the new content."""
     file.parent.mkdir(parents=True, exist_ok=True)
     partial = file.with_suffix(".partial")
     partial.unlink(missing_ok=True)

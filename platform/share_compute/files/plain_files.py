@@ -28,7 +28,7 @@ def open_unlinked(path: Path) -> BufferedReader:
         OSError: the file cannot be opened, is not a regular file, or a part of its path is a link.
     """
     with opened_parent(path) as folder:
-        # Opened non-blocking, because opening a pipe would wait for its other end.
+        # The file is opened non-blocking, because opening a pipe would wait for its other end.
         file = _opened(path.name, _FILE, folder)
     if not stat.S_ISREG(os.fstat(file).st_mode):
         os.close(file)

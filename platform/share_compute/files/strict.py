@@ -67,7 +67,7 @@ def _names(model: type[BaseModel]) -> list[str]:
 
 
 def _is_unknown_key(error: Any) -> bool:
-    # Nested models have explained their own keys already.
+    # Errors with a longer location are of nested models, which have already explained them.
     return error["type"] == "extra_forbidden" and len(error["loc"]) == 1
 
 

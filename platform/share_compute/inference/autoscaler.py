@@ -78,7 +78,8 @@ class Autoscaler:
 
     Args:
         limits: range, target and delays.
-        concurrent: maximum number of sequences that a replica runs at a time; the target load if the limits have none.
+        concurrent: maximum number of sequences that a replica runs at a time. If ``limits`` sets no target load, this
+            number is the target.
         wanted: initial number of replicas, clamped to the range.
     """
 
@@ -106,8 +107,8 @@ class Autoscaler:
         """Return the change that is due, or None.
 
         Args:
-            demand: present load.
-            now_s: present time in seconds; never decreases.
+            demand: current load.
+            now_s: current time in seconds; never decreases.
         """
         limits, sequences = self.limits, demand.sequences
         if not self.wanted:

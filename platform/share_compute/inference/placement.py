@@ -100,7 +100,7 @@ class Placement:
 
     @property
     def sentence(self) -> str:
-        """Layers that each machine holds, as a sentence for people."""
+        """Sentence for users that names the layers of each machine."""
         stages = [
             f"{stage.members[0].name} holds {layer_span(stage.start, stage.stop)}"
             for stage in self.plan.stages
@@ -265,7 +265,7 @@ def _limits_of_texts(window_tokens: int, stages: int, share: float = 1.0) -> Sch
 
 
 def _text_step_tokens(window_tokens: int) -> int:
-    """Return the positions that one engine step of an encoder computes: the longest text, or several shorter ones."""
+    """Return the maximum number of positions in an engine step of an encoder; the longest text must fit into it."""
     return max(window_tokens, _MOST_STEP_TOKENS)
 
 

@@ -41,7 +41,7 @@ class Assignment(StrictModel):
 
     @property
     def timed_checkpoints_s(self) -> float | None:
-        """Return the seconds between checkpoints; None if the job sets an interval in steps, or the cluster none."""
+        """Return the cluster's seconds between checkpoints, if any; None if the job sets an interval in steps."""
         return self.checkpoint_every_s if self.spec.training.checkpoint_every is None else None
 
 
@@ -198,7 +198,7 @@ class ReplanAbandoned(StrictModel):
 
 
 class Offended(StrictModel):
-    """Report that a machine made wrong numbers, which were not used."""
+    """Report that a machine computed wrong numbers. The numbers were not used."""
 
     type: Literal["offended"] = "offended"
     machine: str

@@ -34,7 +34,7 @@ LIVE = tuple(state for state in DeploymentState if not state.is_final)
 _ENDS = frozenset({DeploymentState.stopped, DeploymentState.failed})
 _NEXT: dict[DeploymentState, frozenset[DeploymentState]] = {
     DeploymentState.pending: _ENDS | {DeploymentState.loading},
-    # Back to pending: the machines went away, or the server was stopped.
+    # A deployment goes back to pending if its machines went away, or if the server was stopped.
     DeploymentState.loading: _ENDS
     | {DeploymentState.ready, DeploymentState.degraded, DeploymentState.pending},
     DeploymentState.ready: _ENDS

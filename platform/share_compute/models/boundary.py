@@ -101,8 +101,8 @@ class Boundaries:
             blueprint: blueprint of the whole model.
             batch: number of samples in a microbatch.
             length: tokens of a sample.
-            gradients_are_finite: whether a gradient that is not finite is a fault. It is no fault in float16, since the
-                loss scale adapts to it.
+            gradients_are_finite: whether a gradient that is not finite is a fault. It is not a fault in float16, since
+                the loss scale adapts to it.
         """
         shard, dtypes = stage.shard, numbers_in(blueprint.precision)
         shape: Callable[[int], Shape | None] = lambda layer: boundary_shape(blueprint, layer, batch, length)  # noqa: E731

@@ -41,7 +41,7 @@ def model_vocab_size(model: ModelSpec) -> int | None:
     """Return the number of tokens with an embedding in the model; None if its configuration has no such number.
 
     Raises:
-        UserError: the model's folder or its config.json cannot be read, or the number is no positive integer.
+        UserError: the model's folder or its config.json cannot be read, or the number is not a positive integer.
     """
     config = declared_config(model)
     inner = config.get("text_config")

@@ -19,7 +19,7 @@ _LAYERS = re.compile(r"layers\[(-?\d*):(-?\d*)\]")
 
 
 class Places(NamedTuple):
-    """Map from the stored name of a parameter to its place in the whole model."""
+    """Naming scheme of a model, which gives the layer of each parameter by its stored name."""
 
     stack: str
     """Prefix of names in layers, up to the layer's number, e.g. ``model.layers.``."""

@@ -142,7 +142,7 @@ def _stages(spec: TrainJob, usable: Topology, profile: ModelProfile, *, measured
 
 
 def _choose(strategy: PartitioningStrategy, problems: list[SearchProblem], additions: Additions) -> Choice:
-    """Return the choice among a strategy's layouts, for machines with measured speeds; it has at least one layout."""
+    """Return the choice, with at least one layout, among a strategy's layouts for machines with measured speeds."""
     if isinstance(strategy, AutoPartitioning):
         choice = thorough(problems, additions)
         if not choice:

@@ -15,8 +15,7 @@ class Agreement:
 
     Args:
         deviating: members whose gradient is wrong.
-        disputed: members of the stage, if some of them hold a wrong gradient and the digests do not show which; else
-            empty.
+        disputed: all members of the stage, if some gradient is wrong and the digests do not show whose; else empty.
     """
 
     deviating: frozenset[Worker] = frozenset()
@@ -24,7 +23,7 @@ class Agreement:
 
 
 def compare(digests: Mapping[Worker, str], before: Mapping[Worker, str]) -> Agreement:
-    """Return the members of a stage whose gradient is wrong or disputed, from its digests.
+    """Return the members of a stage whose gradient is wrong or disputed, by the digests of their gradients.
 
     More than half of the members outvote the others. Without such a majority, the step is computed again, and each
     member's new digest is compared with its first one. The same inputs give the same bits, so a member whose digest

@@ -187,7 +187,7 @@ class Expel:
 
 @dataclass(frozen=True, slots=True)
 class StartOver:
-    """All of the open step is computed again, since its numbers are in doubt."""
+    """Compute the whole open step again, since its numbers are in doubt."""
 
     step: int
     workers: frozenset[Worker] = frozenset()
@@ -460,7 +460,7 @@ class CoordinatorMachine:
                 return []
 
     def _rest(self) -> list[Effect]:
-        """Enter the pause, since all members have paused; start the next step instead if it is requested."""
+        """Enter the pause after all members have paused; if the next step was requested meanwhile, start it instead."""
         if self.until <= self.committed:
             self._phase = "paused"
             return [Pause(self.committed)]

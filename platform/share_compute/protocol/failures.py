@@ -58,7 +58,7 @@ class FailureKind(Enum):
 
     @property
     def is_wrong_number(self) -> bool:
-        """Whether the failure gives a tensor or a digest a wrong shape, dtype, size or value."""
+        """Whether the failure changes the shape, dtype, size or value of a tensor or digest."""
         return self in _MISFITS or self in _MADE
 
     @property
@@ -88,7 +88,7 @@ class InjectedFailure:
         worker: member at which it happens; None: the first member that passes the point. None for points of the
             coordinator.
         step: open step in which it happens; None: any step.
-        occurrence: number of the passing at which it happens, counted from 1 over passings with this worker and step.
+        occurrence: how many times this worker must pass the point in this step until the failure happens, from 1.
         duration_s: duration in seconds, for a kind that has one.
         peers: members that a partition cuts off; empty: everybody.
 

@@ -132,7 +132,7 @@ class MemberMachine:
     def _on_word(  # noqa: PLR0911 - a return for each event
         self, event: Commit | Proceed | Arrived | Misfit | Missed | Logged | RetransmissionTimeout
     ) -> list[Effect]:
-        """Process an event that needs a membership. A halted member only notes early tensors and reports misfits."""
+        """Process an event that needs a membership. A halted member only stores early tensors and reports misfits."""
         if isinstance(event, Arrived) and event.epoch == self.epoch and self.membership is None:
             self._early.append(event.label)
         if isinstance(event, Misfit) and event.epoch == self.epoch and self.membership is None:
@@ -220,8 +220,7 @@ class MemberMachine:
         if is_stale or not form.keeps_step or self.worker in form.membership.forgets:
             effects.append(Discard())
             self._step = _Step(form.membership.step, form.generation)
-        # Among tensors of earlier epochs only the sum of the shared parameter counts. Other needed tensors are sent
-        # again.
+        # Only the sum of the shared parameter is kept from earlier epochs; other needed tensors are sent again.
         self._step.arrived = {label for label in self._step.arrived if label.cargo == "tied"}
         self._take_early()
         for resend in form.membership.resends:
@@ -301,7 +300,7 @@ class MemberMachine:
         return self._deliver(computed.action) + self._next()
 
     def _on_unusable(self, action: Action) -> list[Effect]:
-        """Discard the open step, and report this member's own result: it is not finite, and may already be in sums."""
+        """Discard the open step and report this member's result, which is not finite and may already be in sums."""
         self._step = _Step(self._step.number, self._step.generation, arrived=self._step.arrived)
         if self.membership is None:
             return [Discard(), *self._settle()]

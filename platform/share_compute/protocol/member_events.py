@@ -163,7 +163,7 @@ class Apply:
 
 @dataclass(frozen=True, slots=True)
 class Discard:
-    """Discard everything of the open step but the weights."""
+    """Discard all results of the open step; the weights stay."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,7 +52,8 @@ class Membership:
         tasks: cells of that step.
         resends: kept tensors that the cells of that step need.
         forgets: members that drop their work on that step, since others have added the same microbatches.
-        reduced: members that hold the reduced gradient of that step, by stage; the others copy it from the first.
+        reduced: members that hold the reduced gradient of that step, by stage; the other members copy it from the first
+            of these.
         backups: backup member by primary, for each primary that is alone in its stage.
         followers: catch-up replicas by member. They copy the member's state until a plan assigns some of its layers to
             them.
@@ -107,10 +108,10 @@ class Membership:
 
     @cached_property
     def _fresh(self) -> Tasks:
-        """Cells of every step but the first. Cached, since they are read at each cell."""
+        """Cells of every step but the first; cached, since they are read often."""
         return fresh(self.owners)
 
 
 def fresh(owners: Sequence[Sequence[Worker]]) -> Tasks:
-    """Return the cells of a step of which nothing is done."""
+    """Return all cells of a step, as tasks that are not done yet."""
     return tuple(tuple(Task(worker) for worker in stage) for stage in owners)

@@ -92,7 +92,7 @@ class _Held:
 
 
 def _backwards(held: _Held, adds: Sequence[Sequence[bool]]) -> list[list[bool]]:
-    """Return whether each backward is run, ``[stages][microbatches]``.
+    """Return whether each backward must run, ``[stages][microbatches]``.
 
     A backward needs the gradient of the next stage, so stages are visited from the first to the last.
     """

@@ -27,12 +27,12 @@ class Ledger:
         self._curve = np.zeros(_CURVE_POINTS)
         self._since_s, self._pause, self._carried = 0.0, Downtime(), 0.0
         self.step_s = math.inf
-        """Step time of the present epoch, in seconds; infinite while there is no plan."""
+        """Step time of the current epoch, in seconds; infinite while there is no plan."""
         self.committed = self.lost = 0
 
     @property
     def begun_s(self) -> float:
-        """Time at which the present epoch starts to compute."""
+        """Time at which the current epoch starts to compute."""
         return self._since_s + self._pause.total_s
 
     @property
@@ -79,7 +79,7 @@ class Ledger:
         return max(0.0, done - whole)
 
     def lose(self, redone: float) -> None:
-        """Mark a share of a step in the last closed epoch as work that is done again."""
+        """Record that a share of a step of the last closed epoch is computed again."""
         if redone > 0:
             self.lost += 1
             self._hours["computing_s"] -= redone * self.step_s

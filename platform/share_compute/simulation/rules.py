@@ -1,7 +1,7 @@
 """Effect of a death on the step protocol, at the level of steps and epochs.
 
-`EpochRules` state what the state machines of `share_compute.protocol` do, and tests compare them with a simulated
-world that runs these machines. Every change of members ends the epoch. Committed steps stay. In the step in progress,
+`EpochRules` describe the effects of the state machines of `share_compute.protocol`. Tests compare them with a simulated
+world that runs these machines. Every membership change ends the epoch. Committed steps stay. In the step in progress,
 the cells of members that died or changed their stage are computed again, and all cells if the stages get other
 layers. The state of the dead machine is fetched again. One cost is left out: a stage that is interrupted while it
 sums its gradients computes them again.
@@ -45,17 +45,17 @@ class Change:
     is_death: bool = False
     """Whether the change follows a death that had to be detected first."""
     is_search: bool = True
-    """Whether the planner searched, instead of putting a spare in the place of the dead member."""
+    """Whether the planner searched for a plan; otherwise a spare machine replaces the dead member."""
 
 
 class Rules(Protocol):
-    """Cost of a change of members."""
+    """Cost of a membership change."""
 
     def redone(self, in_progress: float, old: Layout, new: Layout | None) -> float:
-        """Return the share of the step in progress that is computed again after a death.
+        """Return the share of the step that is computed again after a death.
 
         Args:
-            in_progress: share of the step that was done (0 to 1).
+            in_progress: share of the step that was computed before the death (0 to 1).
             old: layout until the death.
             new: layout after it; None if no machines can hold the job now.
         """
@@ -66,7 +66,7 @@ class Rules(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class EpochRules:
-    """Every change of members starts a new epoch."""
+    """Costs if every membership change starts a new epoch."""
 
     noticing_s: float = 2.0
     """Time after which an unresponsive machine counts as lost."""
@@ -78,7 +78,7 @@ class EpochRules:
     """Time in which members connect and build their shards."""
 
     def redone(self, in_progress: float, old: Layout, new: Layout | None) -> float:
-        """Return the share of the step that members which left their stage computed, in the stage that lost most.
+        """Return the share of the step that is lost: the largest share, of any stage, that departed members computed.
 
         If a stage gets other layers, or there is no new layout, all work on the step is lost.
         """

@@ -91,7 +91,7 @@ def simulate(
 
 
 class _Run:
-    """State of one simulation: the present machines and the present epoch."""
+    """State of one simulation: the present machines and the current epoch."""
 
     def __init__(
         self, spec: TrainJob, topology: Topology, profile: ModelProfile, scenario: Scenario, rules: Rules
@@ -102,9 +102,9 @@ class _Run:
         self._counts: Counter[str] = Counter(searches=1)
         self._alive = np.ones(len(topology.contributors), dtype=bool)
         self._is_running = True
-        # The present layout. While no plan is possible: the last layout.
+        # This is the current layout, or the last one while no plan is possible.
         self._layout = self._crew.first_plan()
-        # The last layout whose members had all their state, and the machines that died since then.
+        # These are the last layout whose members had all their state, and the machines that died since then.
         self._holders, self._gone = self._layout, set[int]()
         self._switch: tuple[float, Layout] | None = None
         self._looked_s, self._has_returned = 0.0, False
@@ -173,7 +173,7 @@ class _Run:
             self._change(now_s, layout, self._ledger.close(now_s), is_death=False, is_search=True)
 
     def _look(self, now_s: float) -> None:
-        """Search for a better plan, and schedule the move to it at the end of the step if that pays."""
+        """Search for a better plan; if moving to it saves time, schedule the move for the end of the step."""
         is_due = self._has_returned and now_s >= self._looked_s + _LOOK_EVERY_S and self._switch is None
         is_slow = self._ledger.step_s > _WORTH * self._best_step_s
         if not is_due or not is_slow or now_s < self._ledger.begun_s:

@@ -91,7 +91,7 @@ class TrainJob(SpecModel):
 
 
 Job = Annotated[TrainJob | GenerateJob | EmbedJob, Field(discriminator="kind")]
-"""A job, which is queued; a `ServeJob` is a deployment and no job."""
+"""A job, which is queued; a `ServeJob` is a deployment and not a job."""
 Kind = Literal["train", "generate", "embed", "serve"]
 _KINDS: dict[str, type[TrainJob | GenerateJob | EmbedJob | ServeJob]] = {
     "train": TrainJob,

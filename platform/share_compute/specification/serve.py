@@ -38,7 +38,7 @@ class ServedModelSpec(SpecModel):
 
     @property
     def label(self) -> str:
-        """Short name for people: that of the folder, or the job with its result."""
+        """Short name for display: the name of the folder, or the job and the name of its result."""
         return f"{self.job}/{self.artifact}" if self.path is None else PurePath(self.path).name
 
 

@@ -319,7 +319,7 @@ class Contributors:
             return ContributorRecord.model_validate(row)
 
     def leave(self, contributor_id: str) -> ContributorRecord:
-        """Start a contributor's departure for its owner: it drains, or counts as left at once if it has no Ray node."""
+        """Begin to drain a contributor, for its owner. Without a Ray node it counts as left at once."""
         with self._database.write() as session:
             row = _row(session, contributor_id)
             _drain(session, row, "its owner takes it back", self._clock())

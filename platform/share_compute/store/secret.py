@@ -25,9 +25,9 @@ def new_invite_code() -> str:
 
 
 def plain_invite_code(code: str) -> str:
-    """Return an invite code in its normal form: case, spaces and dashes, which people change in copying, do not matter.
+    """Return an invite code in its normal form: upper and lower case, spaces and dashes do not matter.
 
-    A fingerprint of the server after a dot is removed.
+    If a dot and the server's fingerprint follow the code, they are removed.
     """
     return "".join(letter for letter in code.partition(".")[0].lower() if letter.isalnum())
 

@@ -82,7 +82,7 @@ class Store:
             self._lock = self._database.lock()
 
     def hold(self, *, look_s: float = 1.0) -> None:
-        """Keep the database for this server alone until `close`.
+        """Reserve the database for this server until `close`.
 
         Two servers on one database would each consider the other's jobs lost and run them again. If another server
         takes over nevertheless, write transactions of this one fail, and the listeners of `on_fenced` are called.
@@ -101,7 +101,7 @@ class Store:
             self._watchdog = Watchdog(self._lock, claimed, self._lose, look_s)
 
     def on_fenced(self, listener: Callable[[Fenced], None]) -> None:
-        """Call ``listener`` once, in the watchdog's thread, when another server takes over, or now if one has."""
+        """Call ``listener`` once in the watchdog's thread when another server takes over; call it now if one did."""
         self._fence_listeners.append(listener)
         if self.fenced is not None:
             listener(self.fenced)

@@ -1,4 +1,4 @@
-"""Decide when a job that names no interval writes its next checkpoint: by time, at a bounded cost."""
+"""Decide when a job without an interval in steps writes its next checkpoint: by time, at a bounded cost."""
 
 from __future__ import annotations
 

@@ -141,8 +141,8 @@ class GradientBuckets:
     def watch(self, on_bucket: Callable[[int], None]) -> None:
         """Call ``on_bucket(bucket)`` as soon as the `parts` of a bucket are complete, for one bucket after the other.
 
-        To be called before the last backward, or when none is left. The order is fixed, since members that reduce in
-        different orders would sum different buckets. `finish` calls ``on_bucket`` for the remaining buckets.
+        Call this method before the last backward, or when none is left. The order of buckets is fixed, since members
+        that reduce in different orders would sum different buckets. `finish` calls ``on_bucket`` for the other buckets.
         """
         self._missing = [len(group) for group in self._layout]
         self._next = 0

@@ -81,7 +81,7 @@ export interface paths {
         put?: never;
         /**
          * Join
-         * @description Let a machine join. The invite is used only if every check passes.
+         * @description Let a machine join. The invite counts as used only if every check passes.
          */
         post: operations["join"];
         delete?: never;

@@ -105,7 +105,8 @@ class Copies:
         device: device that computes updates.
         tell: receives errors, from any thread.
         room: space for all copies.
-        reach: returns the interface to a primary, from its actor, the keeper, and an event that ends waits.
+        reach: returns the interface to a primary. Its arguments are the primary's actor, the keeper, and an event that
+            ends waits.
     """
 
     def __init__(
@@ -135,7 +136,7 @@ class Copies:
         """Total number of messages of a gradient, by stage and step; known once the gradient's head has arrived."""
 
     def outlines(self, committed: int, followed: Mapping[int, Followed]) -> dict[ShardRange, ShardOutline]:
-        """Ask primaries for the outlines of shards whose copies can start from local data; call it on another thread.
+        """Ask primaries for the outlines of shards whose copies can start from local data; call this on another thread.
 
         Args:
             committed: last committed step.

@@ -249,7 +249,7 @@ class Follower:
         return self._own.submit(self._bring_to, step, scales).result()
 
     def spoil(self) -> None:
-        """Mark the copy as unusable; the next epoch begins another. The next call of `take` releases its space."""
+        """Mark the copy as unusable; the next epoch begins another copy. The next call of `take` releases the space."""
         self.is_spoilt = True
         self._stopping.set()
 
@@ -490,5 +490,6 @@ def _be_modest() -> None:
     torch.set_num_threads(1)
     if sys.platform == "linux":
         thread = threading.get_native_id()
-        # Relative to the present value: Ray's workers have a niceness of 15, which only privileged processes may lower.
+        # The value is added to the current one: Ray's workers have a niceness of 15, and only privileged processes may
+        # lower it.
         os.setpriority(os.PRIO_PROCESS, thread, min(19, os.getpriority(os.PRIO_PROCESS, thread) + 10))

@@ -95,11 +95,11 @@ class CheckpointManager:
         return pace is not None and is_free and pace.is_due(time.monotonic())
 
     def checkpoint(self, state: TrainingState, *, waits: bool) -> None:
-        """Save a checkpoint; call it only at a pause.
+        """Save a checkpoint; call this only at a pause.
 
         Args:
             state: training state after the last committed step.
-            waits: whether to wait until the checkpoint is whole. If false, the call returns once snapshots are taken,
+            waits: whether to wait until the checkpoint is complete. If false, the call returns after the snapshots,
                 provided that all members have memory for a copy of their shards.
 
         Raises:
@@ -115,10 +115,10 @@ class CheckpointManager:
             self._pace = self._pace.paused(time.monotonic() - began_s)
 
     def checkpoint_if_due(self, state: TrainingState) -> None:
-        """Save a checkpoint if a timed one is due or the attempt is to be suspended; call it only at a pause.
+        """Save a checkpoint if a timed one is due or the attempt is to be suspended; call this only at a pause.
 
         Raises:
-            ContributorLost: the attempt is to be suspended, and its checkpoint is whole.
+            ContributorLost: the attempt is to be suspended, and its checkpoint is complete.
             ShareComputeError: as `checkpoint` does.
         """
         if self._requests.suspended.is_set():
@@ -128,7 +128,7 @@ class CheckpointManager:
             self.checkpoint(state, waits=False)
 
     def result(self, state: TrainingState) -> None:
-        """Save the trained model, and wait until it is whole; raises the same errors as `checkpoint`."""
+        """Save the trained model, and wait until it is complete; raises the same errors as `checkpoint`."""
         self._save(f"artifacts/{_RESULT}", "artifact", state, waits=True)
 
     def look(self) -> None:
@@ -143,7 +143,7 @@ class CheckpointManager:
             self._conductor.pause_early()
 
     def release(self, workers: Collection[Worker]) -> None:
-        """Wait until no snapshot is fetched from members that are to leave; call it only at a pause."""
+        """Wait until no snapshot is fetched from members that are to leave; call this only at a pause."""
         if self._under_way is not None and not set(workers).isdisjoint(self._under_way.holders):
             self._conductor.at_pause(self._finish)
 

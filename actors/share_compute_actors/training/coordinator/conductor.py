@@ -190,7 +190,7 @@ class Conductor:
             self._run()
 
     def change(self) -> None:
-        """Carry out the changes that are due, unless an epoch that began meanwhile did so; call it only at a pause.
+        """Carry out the changes that are due, unless an epoch that began meanwhile did so; call this only at a pause.
 
         Raises:
             ContributorLost: no other member can hold the shard of a member that leaves.
@@ -352,7 +352,7 @@ class Conductor:
     def _tell_reformed(self) -> None:
         """Report that the members of a new epoch compute, unless it is the first epoch."""
         before, self._formed = self._formed, self._membership
-        # Before the report: after it, other jobs may use the machines of these members.
+        # End members before the report, because other jobs may use their machines after it.
         self._changes.end_others(self.membership)
         if before is not None:
             stopped_s = time.monotonic() - (self._stopped_s or time.monotonic())
@@ -399,7 +399,7 @@ class Conductor:
         return []
 
     def _on_doubt(self, effect: Effect) -> list[Event]:
-        """Carry out an effect of wrong, disputed or non-finite numbers."""
+        """Handle an effect that concerns wrong, disputed or non-finite numbers."""
         match effect:
             case Suspect():
                 self._suspect(effect)
@@ -538,7 +538,7 @@ class Conductor:
         return [Assemble(self._group.workers)]
 
     def _count_epochs(self) -> None:
-        """Count a new epoch; after the first in vain, double the time without news that an epoch is allowed.
+        """Count a new epoch. From the second epoch without a commit on, double the allowed time without news.
 
         The time doubles because a long step may be the only reason for the silence.
 
@@ -556,7 +556,7 @@ class Conductor:
             )
 
     def _expect_the_next(self) -> None:
-        """Set the longest time without news of the next step, from the duration of the step that is committed."""
+        """Set the allowed time without news in the next step, from the duration of the committed step."""
         now = time.monotonic()
         self._quiet_s = max(self._quiet_s, _QUIET_STEPS * (now - self._committed_s))
         self._machine.patience = math.ceil(self._quiet_s / _TICK_S)

@@ -87,7 +87,7 @@ class Coordinator:
 
     @ray.method(concurrency_group="control")
     def suspend(self) -> None:
-        """Ask the attempt to write a checkpoint after its present step, and then to end."""
+        """Ask the attempt to write a checkpoint after its current step, and then to end."""
         self._requests.suspended.set()
 
     @ray.method(concurrency_group="control")

@@ -144,13 +144,13 @@ class TrainingEngine(ComputeThread):
     # -- orders ------------------------------------------------------------------------------------------------------
 
     def open(self, channel: Channel | None) -> None:
-        """Use this channel from now on; call it through `order`."""
+        """Use this channel from now on; call this through `order`."""
         super().open(channel)
         # Members send tensors again that are still needed, except the sum of a parameter that two stages share.
         self._arrived = {key: tensor for key, tensor in self._arrived.items() if key[0] == "tied"}
 
     def equip(self, runner: Runner, inputs: Rows, targets: Rows, loaded: Loaded) -> None:
-        """Compute with this runner from now on; call it through `order`.
+        """Compute with this runner from now on; call this through `order`.
 
         Args:
             runner: runner with the weights.
@@ -166,7 +166,7 @@ class TrainingEngine(ComputeThread):
         self._handle(loaded)
 
     def join(self, group: EpochGroup | None, rank: int, epoch: int) -> None:
-        """Sum gradients with this group from now on; call it through `order`."""
+        """Sum gradients with this group from now on; call this through `order`."""
         assert self.runner is not None
         with self._news:
             old, self.group = self.group, group
@@ -176,7 +176,7 @@ class TrainingEngine(ComputeThread):
         self.runner.join(group, rank)
 
     def arrived(self, step: int, microbatch: int) -> tuple[Tensor | None, Tensor | None]:
-        """Return activation and gradient that arrived for a microbatch of the open step; call it through `order`."""
+        """Return activation and gradient that arrived for a microbatch of the open step; call this through `order`."""
         come = self._arrived
         return come.get(("activation", step, microbatch)), come.get(("gradient", step, microbatch))
 

@@ -80,7 +80,7 @@ class FaultyEngine(TrainingEngine):
         self._faults.wait_while_cut()
 
     def open(self, channel: Channel | None) -> None:
-        """Use this channel from now on; call it through `order`."""
+        """Use this channel from now on; call this through `order`."""
         if channel is not None:
             channel.is_cut = self._faults.is_cut
         self._faults.forget()

@@ -22,7 +22,7 @@ from share_compute_actors.wire import NAMES, Undeclared, unpack_answer
 
 
 def build_runner(setup: MemberSetup, tree: SummationTree, shard: Shard) -> Runner:
-    """Return a runner whose weights are not filled yet; call it on the thread that will compute.
+    """Return a runner whose weights are not filled yet; call this on the thread that will compute.
 
     Args:
         setup: parameters of the member.

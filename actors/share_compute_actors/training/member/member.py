@@ -117,7 +117,7 @@ class Member(GivesState, KeepsCopies, LinkedMember):
         The current shard stays until `adopt`, because other members may want to read it.
 
         Args:
-            shard_store: the shard store, which gives samples.
+            shard_store: the shard store, from which the member gets samples.
             shard: layers of the model.
             sources: source of each parameter and buffer, by stored name: the shard store, or members of the previous
                 epoch. If None, weights are initialized from the seed.

@@ -289,7 +289,7 @@ class Runner:
     def _finish_on_device(self) -> None:
         """Wait until all sums on a GPU are complete, and check that none was aborted.
 
-        On a GPU, the wait of a single sum only shows that the sum has begun.
+        The `wait` of a sum on a GPU returns when the sum is enqueued, so it does not show that the sum has succeeded.
         """
         if self._device.type == "cuda" and self._group is not None:
             torch.cuda.synchronize(self._device)

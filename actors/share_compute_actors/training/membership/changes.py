@@ -208,7 +208,7 @@ class Changes:
         self._quarantined.add(worker)
 
     def shrink(self, worker: Worker, room_bytes: int) -> None:
-        """Limit the memory that is used of a machine from now on."""
+        """Limit the memory that the job uses on a machine from now on."""
         self._room[worker] = min(room_bytes, self._room.get(worker, room_bytes))
 
     def _as_it_is(self, machine: Contributor) -> Contributor:

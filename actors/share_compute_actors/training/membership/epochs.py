@@ -187,7 +187,7 @@ def shared(stage: Sequence[Worker], shard: tuple[int, int], cost: TrainingCost) 
 
 
 def plan_of(membership: Membership, plan: Plan) -> Plan:
-    """Return a plan as an epoch carries it out, for the user: the remaining members, and the microbatches of each."""
+    """Return, for the user, the part of a plan that an epoch carries out: remaining members and their microbatches."""
     stages = []
     for stage, workers, owners in zip(plan.stages, membership.stages, membership.owners, strict=True):
         known = {member.contributor_id: member for member in stage.members}

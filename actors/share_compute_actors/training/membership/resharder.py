@@ -51,7 +51,7 @@ class Resharder:
             plan: the plan that is carried out from now on.
             asked: the request for the epoch, with the members' reports.
             scales: factor of each committed step's gradient, by step.
-            heirs: backup copies that members will keep. Present copies that overlap with them are brought to the
+            heirs: backup copies that members will keep. Existing copies that overlap with them are brought to the
                 committed step, too.
 
         Raises:
@@ -157,7 +157,7 @@ class Resharder:
         """Return the source of each parameter in the state after the last committed step; None stands for the seed.
 
         The source of a layer is a living member that holds it, otherwise a member that keeps a copy of it. If a layer
-        has neither, and the attempt has committed no step, all layers come from where the attempt began.
+        has neither, and the attempt has committed no step, all layers come from the attempt's first sources.
         """
         found: list[Source] = []
         covered: set[int] = set()

@@ -75,7 +75,7 @@ def install_service(  # noqa: PLR0917  # typer passes each by its name
         return
     systemd.systemctl(
         "daemon-reload"
-    )  # Raises an error if systemd is not usable, before the invite is used up.
+    )  # raises an error if systemd is not usable, before the invite is used up
     identities = own_identities()
     code = read_invite(invite, invite_file, is_known=identities.of_host(url, name) is not None)
     if code is not None:

@@ -92,7 +92,7 @@ def simulate(
 
 
 def parse_time(text: str, option: str) -> float:
-    """Return a duration such as ``90s``, ``30m``, ``4h`` or ``2d`` in seconds.
+    """Parse a duration such as ``90s``, ``30m``, ``4h`` or ``2d``, and return it in seconds.
 
     Raises:
         UserError: the text is not a duration.

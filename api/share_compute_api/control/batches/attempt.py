@@ -199,7 +199,7 @@ class BatchAttempt:
             await asyncio.to_thread(parts.keep, part.number, columns)
 
     async def _answer(self, row: InputRow) -> RowAnswer:
-        """Send a row until it is answered; return the answer. An error that the row itself causes counts as one."""
+        """Send a row until it is answered; return the answer, or an error that the row itself causes."""
         mistakes = 0
         while row.problem is None:
             engine = await self._found()

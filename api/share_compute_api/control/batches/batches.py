@@ -181,7 +181,7 @@ class BatchSupervisor:
     # -- afterwards --------------------------------------------------------------------------------------------------
 
     async def _take_down(self) -> None:
-        """Take down the own deployments of finished batches, whatever their outcome."""
+        """Take down the deployments that finished batches created for themselves, whatever their outcome."""
         for record in await asyncio.to_thread(self._store.deployments.list):
             if await asyncio.to_thread(self._is_left, record):
                 await asyncio.to_thread(self._store.deployments.stop, record.id, "its batch is over")

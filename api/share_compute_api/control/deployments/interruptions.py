@@ -23,7 +23,7 @@ class Interruptions:
         self._was_ready = False
 
     def news(self, status: ServingStatus, now_s: float) -> list[Interruption]:
-        """Return what a status adds: interruptions that began, without ``seconds``, and interruptions that ended."""
+        """Return the interruptions that began or ended since the last status; the former have no ``seconds`` yet."""
         found = []
         if status.state is DeploymentState.ready:
             self._was_ready = True

@@ -138,13 +138,13 @@ class JobSupervisor:
         seen = {job.id for job in await self._queued()}
         if not seen and not (running and self._is_time_to_allot()):
             return
-        # Read before the machines: a job that ends later may free more of them.
+        # This is read before the machines, because a job that ends in between may free more of them.
         anything_runs = bool(self._attempts)
         present = await asyncio.to_thread(self._store.contributors.list, self._waiting.states())
-        # Read again after the machines, so that the list has each job whose return to the queue freed a machine.
+        # Read the queue again after the machines: a job that returned to the queue meanwhile has freed machines.
         queued = await self._queued()
-        # The machines of a job that came meanwhile may still be listed as leased to it. Only when its attempt has ended
-        # here is it known whether the job rests. Its machines are reserved, and the next pass decides.
+        # Jobs that entered the queue during this pass are left to the next one, and their machines are reserved. The
+        # list of machines may still show them as leased, and the pause of a job is only set when its attempt has ended.
         next_time = {job.id for job in queued if job.id not in seen or job.id in self._attempts}
         # The store is read before the members, so that no member is missed on a machine that the store lists as free.
         members = await self._members()
@@ -159,7 +159,7 @@ class JobSupervisor:
                 if not await self._start(job, machines):
                     return  # the store changed, so the notifier triggers another pass
             elif self._waiting.rests(job):
-                # Reserved: a later job in the queue would otherwise get these machines during the pause.
+                # Reserve the machines, because a later job in the queue would otherwise get them during the pause.
                 supply.take(job)
             elif reason != job.reason:
                 await asyncio.to_thread(self._store.jobs.explain, job.id, reason)
@@ -182,7 +182,7 @@ class JobSupervisor:
         return [job for job in active if job.id in self._attempts]
 
     def _is_time_to_allot(self) -> bool:
-        """Return whether `LOOK_S` has passed since the last allotting; every committed step asks for one."""
+        """Return whether `LOOK_S` has passed since machines were last allotted; each committed step starts a pass."""
         return asyncio.get_running_loop().time() >= self._next_allotting_s
 
     def _allot(

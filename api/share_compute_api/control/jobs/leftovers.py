@@ -43,8 +43,7 @@ class Leftovers:
 
     async def look(self) -> None:
         """List the members once, and end those of finished jobs."""
-        # Members are read before jobs: a job with members at the first read that is inactive at the second was finished
-        # at both.
+        # Members are read before jobs. Otherwise a job that starts in between would have members, but look inactive.
         present = {job for jobs in (await self._members()).values() for job in jobs}
         if not present:
             return

@@ -94,7 +94,7 @@ def sequel(job: JobRecord, failure: AttemptFailure, *, has_committed: bool, othe
 
 
 def _lacking(failure: AttemptFailure, *, others_run: bool) -> str:
-    """Return the reason that is shown while a job that does not fit waits."""
+    """Return the reason for the wait of a job that does not fit on the machines, for the user."""
     missing = failure.error.get("details", {}).get("missing_bytes")
     needs = f"needs about {bytes_text(missing)} more memory" if missing else failure.reason
     hint = failure.error.get("hint", _MISSING_MACHINES)

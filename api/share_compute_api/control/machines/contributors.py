@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 
 
 def disagrees(job: JobRecord, contributor_id: str) -> bool:
-    """Return whether a machine's time in a job's last steps is a factor `DISAGREEMENT` from the predicted time."""
+    """Return whether measured and predicted time of a machine per step differ by a factor of `DISAGREEMENT` or more."""
     if job.measured is None or job.plan is None or job.plan.prediction is None:
         return False
     measured_s = job.measured.machines.get(contributor_id, 0.0)
@@ -186,7 +186,7 @@ class ContributorSupervisor:
         return (ContributorState.lost, why_lost) if why_lost else None
 
     async def _change(self, seen: ContributorRecord, state: ContributorState, reason: str) -> None:
-        # Taken now, because the contributor may reconnect before the store has answered.
+        # Get the function now: the contributor may reconnect, with a new actor, before the store has answered.
         forget = self._measurements.forgetting(seen.id)
         try:
             changed = await asyncio.to_thread(self._store.contributors.set_state, seen, state, reason)

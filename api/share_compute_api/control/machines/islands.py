@@ -51,7 +51,7 @@ class IslandMap:
         is_rested = len(found) <= _AT_ONCE or time.monotonic() >= self._rests_until
         if is_rested and (self._working is None or self._working.done()):
             self._working = asyncio.ensure_future(run_in_threadpool(self._work_out, found))
-            # Before the first result there is no cached one to return.
+            # The first call has to wait, because there is no cached result to return.
             if len(found) <= _AT_ONCE or not self._known.islands:
                 await asyncio.shield(self._working)
                 return self._known

@@ -1,4 +1,4 @@
-"""Builds the topology of the present machines. Drops impossible figures, which would break planning for all jobs."""
+"""Builds the topology of the present machines, without impossible figures, which would break planning for all jobs."""
 
 from __future__ import annotations
 

@@ -290,7 +290,7 @@ class Measurements:
         )
 
     async def _wait_for_siblings(self, record: ContributorRecord) -> None:
-        """Wait, for a limited time, until other contributors of the host have started: they distort the figures."""
+        """Wait, for a limited time, until other contributors of the host have started, which distorts the figures."""
         deadline = asyncio.get_running_loop().time() + _SIBLINGS_S
         while asyncio.get_running_loop().time() < deadline:
             starting = await asyncio.to_thread(self._store.contributors.list, [ContributorState.joining])

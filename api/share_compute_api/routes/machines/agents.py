@@ -63,7 +63,7 @@ def preflight(wanted: PreflightRequest, context: InContext, request: Request) ->
 
 @router.post("", status_code=201, operation_id="join", responses=documented(401, 403, 409, 410, 429, 503))
 def join(wanted: JoinRequest, context: InContext, request: Request) -> Joined:
-    """Let a machine join. The invite is used only if every check passes."""
+    """Let a machine join. The invite counts as used only if every check passes."""
     require_private(request, context.settings)
     cluster = _cluster(context)
     context.guesses.check(request, wanted.invite, lambda: context.store.invites.check(wanted.invite))

@@ -139,7 +139,7 @@ async def remove_contributor(
     await run_in_threadpool(store.get, contributor_id)
     if context.rotation is None or keep_token:
         return await run_in_threadpool(store.send_away, contributor_id)
-    # Done first, so that a server that is killed after this line replaces the token at its next start.
+    # The token is invalidated first, so that a server that is killed after this line replaces it at its next start.
     await run_in_threadpool(invalidate_token, context.settings.data_folder)
     record = await run_in_threadpool(store.send_away, contributor_id)
     context.rotation.begin()

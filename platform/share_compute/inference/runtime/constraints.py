@@ -30,7 +30,7 @@ def check_schema(schema: str) -> None:
         schema: JSON text of the schema; "" allows any object.
 
     Raises:
-        UserError: the text is no JSON schema, or uses a keyword that is not supported.
+        UserError: the text is not a JSON schema, or uses a keyword that is not supported.
     """
     try:
         grammar = _grammar(schema)
@@ -56,10 +56,10 @@ def _tried(grammar: str) -> str:
 
 
 def _grammar(schema: str) -> str:
-    """Return a schema as llguidance's grammar.
+    """Convert a JSON schema to a grammar of llguidance.
 
     Raises:
-        ValueError: the schema is no JSON object.
+        ValueError: the schema is not a JSON object.
     """
     given = json.loads(schema or _ANY_OBJECT)
     if given is True or given == {}:

@@ -37,7 +37,7 @@ class PackedLinear(nn.Module):
         self.bias = layer.bias
         self._shared = (layer,) if is_shared else None
         packed = torch.ops.mkldnn._reorder_linear_weight(layer.weight.detach(), _ROWS)  # noqa: SLF001
-        # In one plain attribute, because it is read a hundred times a token, and module parameters are slow to look up.
+        # One plain attribute holds them: they are read a hundred times a token, and parameters are slow to look up.
         self._weights: tuple[Tensor | None, Tensor, Tensor | None] = (plain, packed, layer.bias)
         self._few = _PLAIN_ROWS * layer.in_features if plain is not None else -1
         self._multiply = torch.ops.mkldnn._linear_pointwise.default  # noqa: SLF001

@@ -306,7 +306,7 @@ def cannot_serve(model_type: str, reason: str) -> UserError:
 
 
 class _Now(threading.local):
-    """Attention state of the engine step that this thread computes."""
+    """Attention state of the engine step that this thread computes now."""
 
     attention: Attention | None = None
 

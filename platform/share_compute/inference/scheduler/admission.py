@@ -15,9 +15,9 @@ from share_compute.inference.scheduler.live_sequence import LiveSequence
 from share_compute.inference.scheduler.slot_ledger import Prefix, SlotLedger
 
 _MOST_PASSES = 16
-"""Maximum number of sequences that may overtake another owner's one that lacks KV capacity; then all wait for it."""
+"""Maximum number of sequences that may overtake a sequence of another owner that lacks KV capacity."""
 _MOST_LOOKED_AT = 64
-"""Maximum number of waiting sequences of one owner to examine, in case the first ones wait for another's prompt."""
+"""Maximum number of waiting sequences of one owner that are examined; the first may wait for another one's prompt."""
 
 
 class Admission:

@@ -50,7 +50,7 @@ class Batches:
         return sorted(self._members[batch].values(), key=lambda live: (live.last_step, live.order))
 
     def join(self, live: LiveSequence, batch: int) -> None:
-        """Let a sequence decode from now on, in ``batch``, whose step has the end of its prompt.
+        """Add a sequence to ``batch``, whose engine step computes the end of the sequence's prompt.
 
         If this batch has its share of the sequences already, `balance` puts the sequence into the smallest batch.
         """

@@ -38,7 +38,7 @@ class Opening:
 
     sequence: int
     capacity_tokens: int
-    """Positions that can be written before it grows. The last sampled token is no input, so it needs no position."""
+    """Positions that can be written before it grows. The last sampled token is not an input and needs none."""
     options: SamplingOptions
     history: tuple[int, ...]
     """Prompt, then tokens emitted so far: for the sampler's penalties and grammar."""

@@ -45,7 +45,7 @@ class Emitted:
     index: int
     """Index among the generated tokens, from 0. Tokens in `Generation.emitted` count but are not reported again."""
     token: int
-    """Token id. It may be a stop token, which is no text; then `Finished` follows."""
+    """Token id. It may be a stop token, which is not part of the text; then `Finished` follows."""
     logprob: float | None
     top: tuple[tuple[int, float], ...]
     cached_tokens: int = 0
@@ -98,7 +98,7 @@ def read_events(text: str) -> list[SequenceEvent]:
     """Return the events that `write_events` wrote.
 
     Raises:
-        ValueError: the text is no valid list of events.
+        ValueError: the text is not a valid list of events.
     """
     try:
         return [_KINDS[kind].validate_python(fields) for kind, fields in json.loads(text)]

@@ -28,13 +28,13 @@ class OwnerQueue:
     interrupted: deque[LiveSequence] = field(default_factory=deque)
     """Sequences that started, but whose KV slots were lost or given up; they go first."""
     prefilling: dict[int, LiveSequence] = field(default_factory=dict)
-    """Open sequences with known tokens that were not sent yet."""
+    """Sequences with an open KV slot, some of whose known tokens were not sent yet."""
     num_live: int = 0
     """Number of sequences that have not ended."""
 
 
 class FairQueue:
-    """All sequences that have not ended, by owner."""
+    """Queue of all sequences that have not ended; owners get equal numbers of tokens."""
 
     def __init__(self) -> None:
         self._owners: dict[str, OwnerQueue] = {}
@@ -96,7 +96,7 @@ class FairQueue:
         )
 
     def candidates(self, owner: OwnerQueue) -> deque[LiveSequence]:
-        """Return the sequences of an owner that may start: no new ones while any owner has interrupted ones."""
+        """Return the sequences of an owner that may start: interrupted ones while any owner has some, else new ones."""
         return owner.interrupted if self.num_interrupted else owner.waiting
 
     def queued(self) -> Iterator[LiveSequence]:
@@ -130,7 +130,7 @@ class FairQueue:
             there = [one.served_tokens for one in self._owners.values() if one.num_live]
             least = min(there, default=0)
             owner.served_tokens = max(owner.served_tokens, least)
-            # Absent owners whose counter is at most the lowest would restart at the lowest anyway: forget them.
+            # Forget absent owners whose counter is not above the lowest: they would restart at the lowest anyway.
             self._owners = {
                 key: one
                 for key, one in self._owners.items()

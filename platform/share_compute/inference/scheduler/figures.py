@@ -20,7 +20,7 @@ _RATE_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """Latency percentiles over the last tokens; None before there were any."""
+    """Latency percentiles over the last tokens; None before the first token."""
 
     p50_s: float | None
     p95_s: float | None
@@ -31,13 +31,13 @@ class RecentFigures:
     """Recent measurements."""
 
     tokens_per_s: float
-    """Rate of generated tokens, or of tokens of embedded texts, over the last seconds with any."""
+    """Rate of generated tokens, or of tokens of embedded texts, over the last seconds in which any were computed."""
     first_token: Latency
     """Seconds from a sequence's arrival to its first token, or its vector."""
     next_token: Latency
     """Seconds between consecutive tokens of a sequence."""
     batch_size: float | None
-    """Mean number of sequences in the last engine steps; None before there were any."""
+    """Mean number of sequences in the last engine steps; None before the first step."""
 
 
 class LatencyMeter:

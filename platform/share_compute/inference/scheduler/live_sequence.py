@@ -17,8 +17,8 @@ class LiveSequence:
         generation: the request.
         order: arrival number.
         new_tokens: maximum number of tokens to generate: as requested, or as fits after the prompt.
-        answer_tokens: length of a typical answer. The KV slot has capacity for this number, or twice, four times, ...
-            as many.
+        answer_tokens: length of a typical answer. The KV slot begins with capacity for the prompt and this number of
+            tokens. The capacity for the answer is doubled each time the slot is full.
     """
 
     generation: Generation
@@ -80,7 +80,7 @@ class LiveSequence:
 
     @property
     def most_tokens(self) -> int:
-        """Maximum number of positions ever written to its KV slot; the last token is no input, so it has none."""
+        """Maximum number of positions ever written to its KV slot; the last token is not an input, so it needs none."""
         return self.prompt_tokens + self.new_tokens - 1
 
     @property
@@ -106,7 +106,7 @@ class LiveSequence:
 
     @property
     def is_sent_whole(self) -> bool:
-        """Whether the engine step that brings its last token was sent: no later step is needed."""
+        """Whether the engine step that samples its last token was sent, so that no further step is needed."""
         return self.planned == self.new_tokens
 
     @property
@@ -120,7 +120,12 @@ class LiveSequence:
         return len(self.tokens) + self.new_tokens - self.num_emitted
 
     def open(self, copy_from: int | None, copy_tokens: int) -> Opening:
-        """Start, with ``copy_tokens`` positions copied from sequence ``copy_from``; return the opening of its slot."""
+        """Start the sequence; return the message that opens its KV slot.
+
+        Args:
+            copy_from: sequence whose first positions are copied; None if there is none.
+            copy_tokens: number of positions that are copied.
+        """
         self.is_open = True
         self.prefill_tokens = len(self.tokens)
         self.room_tokens, self.sent = self.wanted_tokens, copy_tokens
@@ -138,17 +143,17 @@ class LiveSequence:
         )
 
     def grow(self) -> SlotGrowth:
-        """Grow its KV slot to `wanted_tokens`; return the growth."""
+        """Grow the sequence's KV slot to `wanted_tokens`; return the message that grows it."""
         self.room_tokens = self.wanted_tokens
         return SlotGrowth(self.id, self.room_tokens)
 
     def shorten(self, longest_tokens: int) -> bool:
-        """Cap prompt and answer together at ``longest_tokens``; return whether any tokens are left to generate."""
+        """Limit prompt and answer together to ``longest_tokens``; return whether any tokens are left to generate."""
         self.new_tokens = min(self.new_tokens, longest_tokens - self.prompt_tokens)
         return self.new_tokens > self.num_emitted
 
     def close(self) -> None:
-        """Record that its KV slot is lost. Tokens emitted, or still to come from engine steps in flight, are kept."""
+        """Record that the KV slot is lost. Emitted tokens are kept, and so are tokens of engine steps in flight."""
         self.is_open, self.batch = False, None
         self.room_tokens = self.sent = self.passes = 0
 
@@ -157,7 +162,7 @@ class LiveSequence:
         self.planned = self.num_emitted
 
     def prefill(self, most: int) -> Chunk:
-        """Return a chunk of the next ``most`` known tokens or fewer; the chunk with the last known token samples."""
+        """Return a chunk of at most ``most`` known tokens. The chunk with the last known token samples a new one."""
         start = self.sent
         self.sent = min(start + most, self.prefill_tokens)
         samples = self.sent == self.prefill_tokens
@@ -166,7 +171,10 @@ class LiveSequence:
         return Chunk(self.id, start, len(inputs), inputs, samples)
 
     def decode(self, step: int) -> Chunk:
-        """Return the chunk of the token that the last stage feeds back; it samples the next one."""
+        """Return a chunk of one token, which samples the next token.
+
+        The scheduler does not know the token: the last stage sampled it and passes it to the first stage.
+        """
         self.last_step = step
         self.sent += 1
         self.planned += 1

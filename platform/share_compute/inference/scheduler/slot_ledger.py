@@ -34,7 +34,7 @@ class _Entry:
 
 @dataclass(frozen=True, slots=True)
 class Prefix:
-    """A common prefix that another KV slot has, or will have after steps that follow."""
+    """A common prefix that another KV slot has now, or will have after later engine steps."""
 
     sequence: int
     """Sequence of that KV slot."""
@@ -61,7 +61,7 @@ class SlotLedger:
         self._cached: dict[int, None] = {}
         """Ended sequences with a slot, the least recently used first."""
         self._copied: set[int] = set()
-        """Ended sequences that the step being built copies from. It cannot close their slots, as it closes first."""
+        """Ended sequences that this step copies from. Their slots stay, since a step closes slots before it copies."""
         self._closing: list[int] = []
         self._index = PrefixIndex()
 
@@ -169,7 +169,7 @@ class SlotLedger:
         return bool(self._closing)
 
     def take_closes(self) -> tuple[int, ...]:
-        """Return the sequences whose slots the step being built closes; the last call for that step."""
+        """Return the sequences whose slots the engine step closes; call this last when a step is built."""
         self._copied.clear()
         closes, self._closing = tuple(self._closing), []
         return closes

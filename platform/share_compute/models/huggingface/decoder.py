@@ -119,8 +119,8 @@ def _sketching() -> Iterator[None]:
     """Return a context in which models are built with large parameters on the meta device, where they take no memory.
 
     Buffers and small parameters get real values. Constructors compute some of them (rotary frequencies, coefficients of
-    an activation), and possibly no initialization rule and no checkpoint has these values. Random values are the same
-    on every machine.
+    an activation), and these may be missing in checkpoints and in initialization rules. Random values are the same on
+    every machine.
     """
     register = nn.Module.register_parameter
 
@@ -147,7 +147,8 @@ def materialize(model: nn.Module, device: torch.device, *, is_filled_later: bool
         model: sketch of a model.
         device: target device.
         is_filled_later: whether everything will be overwritten; then the memory stays uninitialized. Otherwise it is
-            zeroed, as constructors do with large parameters that no initialization rule covers (some expert routers).
+            zeroed. Constructors do the same with large parameters that no initialization rule covers (some expert
+            routers).
     """
     fresh = torch.empty_like if is_filled_later else torch.zeros_like
     for module in model.modules():
@@ -169,7 +170,7 @@ def sketch(
         kind: auto class of transformers that builds models from configurations.
 
     Raises:
-        UserError: the configuration makes no such model.
+        UserError: the configuration does not describe such a model.
     """
     try:
         with _sketching():
@@ -206,15 +207,15 @@ def tied_names(model: PreTrainedModel) -> dict[str, str]:
 def trained_sketch(
     blueprint: Blueprint, dtype: torch.dtype = torch.float32
 ) -> tuple[PreTrainedModel, PartNames]:
-    """Return the sketch of a whole model with its adapters, and its outline; frozen parameters take no gradient.
+    """Return the sketch of a whole model with its adapters, and its outline; frozen parameters get no gradient.
 
     Args:
         blueprint: blueprint of the model.
         dtype: type of its weights.
 
     Raises:
-        UserError: the configuration makes no causal language model that can be split, or a frozen or adapted parameter
-            does not exist.
+        UserError: the configuration does not describe a causal language model that can be split, or a frozen or adapted
+            parameter does not exist.
     """
     model = sketch(blueprint.config or {}, dtype)
     outline = PartNames(model)

@@ -1,8 +1,9 @@
 """The profile of a Hugging Face causal language model, counted from its own code without memory for its weights.
 
-The code around the layers runs on real tensors, for samples of a few lengths. It makes positions and masks, which are
-small, and some code branches on their values. Layers run on fake tensors, with the arguments that this code passes to
-them; of identical layers only the first runs. `ShapeEstimate` estimates parts whose code does not run without data.
+The code around the layers runs on real tensors, for samples of a few lengths, because some code branches on the values
+of positions and masks, which are small. Layers run on fake tensors, with the arguments that this code passes to them.
+If several layers are identical, only the first runs. `ShapeEstimate` estimates parts whose code does not run without
+data.
 """
 
 from __future__ import annotations
@@ -52,8 +53,8 @@ def profile_config(blueprint: Blueprint) -> ModelProfile:
     """Count the cost of a causal language model, layer by layer; tied weights count once, with the embedding.
 
     Raises:
-        UserError: the configuration makes no causal language model that can be split, or a frozen or adapted parameter
-            does not exist.
+        UserError: the configuration does not describe a causal language model that can be split, or a frozen or adapted
+            parameter does not exist.
     """
     model, outline = trained_sketch(blueprint)
     layers = list(getattr(outline.base, outline.layers))
@@ -166,7 +167,7 @@ class _Parts:
             numbers.append(_numbers(kept) - before)
         try:
             return {"cache_numbers": fit(lengths, numbers)}
-        except NotQuadratic:  # an attention window is within these lengths, and bounds the cache
+        except NotQuadratic:  # the attention window is shorter than the longest length, and limits the cache
             return {"cache_numbers": QuadraticGrowth(float(max(numbers)))}
 
     def _lose(self, lengths: _Lengths) -> _Found:
@@ -270,7 +271,7 @@ def _numbers(kept: Cache) -> int:
 
 
 def _first_alike(layers: Sequence[nn.Module], kinds: Sequence[str] | None) -> list[int]:
-    """Return for each layer the index of the first layer that is alike in all but its index and its weights."""
+    """Return for each layer the index of the first layer that differs only in its index and its weights."""
     seen: dict[Hashable, int] = {}
     kinds = kinds if kinds is not None and len(kinds) == len(layers) else [""] * len(layers)
     return [
@@ -280,7 +281,7 @@ def _first_alike(layers: Sequence[nn.Module], kinds: Sequence[str] | None) -> li
 
 
 def _likeness(layer: nn.Module) -> Hashable:
-    """Return a key of a layer, equal for alike layers: modules, plain attributes, shapes, trained or frozen."""
+    """Return a key that is equal for layers with equal modules, attributes, shapes and trained parameters."""
     return tuple(
         (
             name,

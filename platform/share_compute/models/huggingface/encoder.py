@@ -39,7 +39,7 @@ def encoder_sketch(config: Mapping[str, Any], dtype: torch.dtype = torch.float32
     """Return the whole base model without memory for its weights, and without its pooler, which vectors do not need.
 
     Raises:
-        UserError: the configuration makes no encoder.
+        UserError: the configuration does not describe an encoder.
     """
     model = sketch(config, dtype, AutoModel)
     if hasattr(model, "pooler"):  # which only classifiers use
@@ -57,7 +57,7 @@ class EncoderShard:
         dtype: type of its weights.
 
     Raises:
-        UserError: the configuration makes no encoder.
+        UserError: the configuration does not describe an encoder.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ def profile_encoder(config: Mapping[str, Any]) -> ModelProfile:
     """Estimate the cost profile of an encoder from the shapes of its parts; it has no key-value cache.
 
     Raises:
-        UserError: the configuration makes no encoder.
+        UserError: the configuration does not describe an encoder.
     """
     model = encoder_sketch(config)
     layers = list(model.get_submodule(ENCODERS[config["model_type"]].layers).children())

@@ -75,14 +75,14 @@ def encoder_window(config: Mapping[str, Any]) -> int | None:
 
 
 def pooling_of(folder: Path, config: Mapping[str, Any]) -> Pooling | None:
-    """Return the pooling of a folder's model; None if the model is no encoder, but generates text.
+    """Return the pooling of a folder's model; None if the model generates text and is not an encoder.
 
     Args:
         folder: folder of the model.
         config: content of its config.json.
 
     Raises:
-        UserError: the pooling is not supported, or the folder embeds texts with a model that is no supported encoder.
+        UserError: the pooling is not supported, or the folder embeds texts with an unsupported model.
     """
     steps = _steps(folder)
     if not is_encoder(config):
@@ -132,7 +132,7 @@ def _mode(config: Mapping[str, Any]) -> Literal["mean", "cls"]:
 
 
 def _read(file: Path, kind: type = dict) -> Any:
-    """Return the content of a JSON file; an empty ``kind`` if there is no file."""
+    """Return the content of a JSON file; an empty object of type ``kind`` if there is no file."""
     if not file.is_file():
         return kind()
     try:

@@ -132,7 +132,7 @@ class OperationCounter(TorchDispatchMode):
     ) -> Any:
         """Run an operation, and count it."""
         del types
-        # Operations in ``prim`` are no kernels: fake tensors use them to look up their device.
+        # Operations in ``prim`` are not kernels: fake tensors use them to look up their device.
         self.count += not func.is_view and func.namespace != "prim"
         return func(*args, **(kwargs or {}))
 

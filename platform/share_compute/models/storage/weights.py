@@ -179,10 +179,12 @@ def stream_file(tensors: Mapping[str, Tensor]) -> Iterator[bytes]:
 
 
 class FolderWriter:
-    """Write a folder under a hidden name, and rename it to its own, with checksums, only when it is complete.
+    """Write a folder with checksums, so that it appears under its name only when it is complete.
+
+    Until then it is a hidden folder beside its final place.
 
     Args:
-        target: the finished folder; replaced if it exists.
+        target: path of the complete folder; replaced if it exists.
 
     Raises:
         Unavailable: the disk is full or cannot be written; the incomplete folder is removed.

@@ -57,7 +57,7 @@ class _Relaxation:
         least = cells.min(axis=0)
         with np.errstate(divide="ignore", invalid="ignore"):
             fastest = np.where((cells > 0) & (least > 0), least / cells, 0.0).max(axis=1)
-            # Largest compute time per trained parameter, over all layers.
+            # This is the largest compute time per trained parameter of all layers.
             per_parameter = np.where(least > 0, least / np.diff(cost.trained), 0.0).max()
         self._rates: Floats = np.where(fastest > 0, fastest, 1.0)
         self._smallest_s = cells.min(axis=1)
@@ -112,7 +112,7 @@ class _Relaxation:
         return float(needed_s.min())
 
     def _links_s(self, machines: Ints, group: _Group, most: int) -> Floats:
-        """Return a lower bound on the link time of one microbatch, one way, for 1 to ``most`` stages ``[most]``."""
+        """Return a lower bound on the one-way link time of a microbatch, for 1 to ``most`` stages, shape ``[most]``."""
         regions, counts = np.unique(self._cost.network.region[machines], return_counts=True)
         links = list(group.links_s)
         if counts.max() > 1:
@@ -121,7 +121,7 @@ class _Relaxation:
             # Only the slowest link between regions is certain. All others may be as fast as the fastest link.
             links = sorted([shortest] * (most - 1) + links[-1:])
         crossed = np.concatenate([[0.0], np.cumsum(links)])[:most]
-        # Every layout crosses a link as slow as the slowest link between the group's regions.
+        # The stages span all regions of the group, so every layout uses a link at least as slow as its slowest one.
         times: Floats = np.maximum(crossed, max(group.links_s, default=0.0))
         return times
 

@@ -199,7 +199,7 @@ class TrainingCost(TrainingMemory):
         )
 
     def tail_s(self, stage: StageLayout) -> float:
-        """Return the time after the last backward: gradient sums that do not overlap it, backup, and update."""
+        """Return the time after the last backward: gradient sum (where it does not overlap), backup, and update."""
         return self.log_s(stage) + self.end_s(stage)
 
     def end_s(self, stage: StageLayout) -> float:
@@ -225,7 +225,7 @@ class TrainingCost(TrainingMemory):
         """Return the predicted time of a step, by the formula of this module."""
         stages, count = layout.stages, self.workload.microbatches
         ahead = windows([len(stage.members) for stage in stages])
-        # Goes from the last stage to the first: trip(p) of the formula, and the step time of stage p and all behind it.
+        # At stage p, `trip` is trip(p) of the formula, and `step` is the step time of the stages p, p + 1, ...
         trip, step = 0.0, 0.0
         for place in range(len(stages) - 1, -1, -1):
             stage, carry = stages[place], 0.0

@@ -180,7 +180,7 @@ class TrainingMemory(CostTables):
         """
         held, trained = self.held_parameters(start, stop), self.trained_parameters(start, stop)
         fixed = float(self.state_bytes(held, trained)) + self.for_a_time_bytes(start, stop)
-        # If another stage is wider, one member may have `window + 1` consecutive microbatches of the global order.
+        # If another stage is wider, all `window + 1` microbatches in flight may belong to one member of this stage.
         in_flight = min(share, window + 1)
         inside = float(self.activation_bytes[stop] - self.activation_bytes[start])
         return fixed + in_flight * inside + share * self.kept_bytes(start, stop)
@@ -190,7 +190,10 @@ class TrainingMemory(CostTables):
         return float(self.for_a_time_from(start)[stop - start - 1])
 
     def for_a_time_from(self, start: int) -> Floats:
-        """Return the transient bytes of all layer ranges from ``start`` on ``[layers - start]``, the shortest first."""
+        """Return the transient bytes of the layer ranges that begin at ``start``, shape ``[layers - start]``.
+
+        The shortest range comes first.
+        """
         largest, exchanged = np.maximum.accumulate(self.largest[start:]), np.zeros(self.num_layers - start)
         twin = self.profile.tied if self.profile.tied_trains else 0
         if start == 0:

@@ -1,4 +1,4 @@
-"""Tables of a stage's times and memory limits for all ranges of layers, which spare the search the formula."""
+"""Tables of a stage's times and memory limits for all ranges of layers, so that the search need not compute them."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ ANY_WINDOW: Final = 2**31
 class Option:
     """One possible stage: its members, and tables of its times and memory limits for ranges of layers [start, stop).
 
-    Tables are indexed ``[stop, stop - 1 - start]``, so that short ranges are at the front of each row. The number of
-    columns is at most the maximum number of layers that the search asked for. Times are infinite if there is no such
-    range, or if a member would get no microbatch.
+    Tables are indexed ``[stop, stop - 1 - start]``, so that short ranges are at the front of each row. They have one
+    column for each number of layers that the search considers. Times are infinite for ranges that do not exist, and
+    where a member would get no microbatch.
     """
 
     members: tuple[int, ...]
@@ -42,7 +42,7 @@ class Option:
     """Largest window of the schedule with which every member has enough memory; -1 if no window fits."""
 
     def reach(self, ceiling_s: float) -> int:
-        """Return the length of the longest range that fits into memory and takes less than ``ceiling_s`` in a step."""
+        """Return the maximum number of layers that fit into memory and take less than ``ceiling_s`` in a step."""
         held = np.flatnonzero(((self.own_s < ceiling_s) & (self.window >= 0)).any(axis=0))
         return int(held[-1]) + 1 if len(held) else 0
 
@@ -121,7 +121,7 @@ class Options:
         return times
 
     def _rough_s(self, members: tuple[int, ...], start: Ints, stop: Ints) -> Floats:
-        """Return a lower bound on a stage's time in a step, as if microbatches could be divided ``[ranges]``."""
+        """Return a lower bound on a stage's time in a step, shape ``[ranges]``, as if microbatches could be divided."""
         with np.errstate(divide="ignore"):
             speed = (1 / self._cells_s(np.array(members), start, stop)).sum(axis=0)
         times: Floats = self._cost.workload.microbatches / speed + self._tail_s(members, start, stop)
@@ -137,7 +137,7 @@ class Options:
         return np.where((stop == self._cost.num_layers) & (start > 0), tied, 0)
 
     def _fixed_bytes(self, start: Ints, stop: Ints) -> Floats:
-        """Return the bytes that each range of layers needs regardless of its number of microbatches ``[ranges]``."""
+        """Return the bytes that each range of layers needs for any number of microbatches, shape ``[ranges]``."""
         cost = self._cost
         held = cost.parameters[stop] - cost.parameters[start] + self._copies(start, stop, cost.profile.tied)
         return np.asarray(cost.state_bytes(held, self._trained(start, stop)) + self._for_a_time[start, stop])
@@ -174,7 +174,7 @@ class Options:
         return times
 
     def _log(self, members: tuple[int, ...], trained: Floats, is_part: NDArray[np.bool_]) -> Floats:
-        """Return the time to back up the gradient (`TrainingCost.log_s`) of each range of layers ``[ranges]``."""
+        """Return the time to back up the gradient (`TrainingCost.log_s`) of each layer range, shape ``[ranges]``."""
         cost, none = self._cost, np.zeros(len(trained))
         if len(members) > 1 or not cost.workload.backups:
             return none
@@ -187,7 +187,7 @@ class Options:
         return np.where(is_part, soonest, none)
 
     def _windows(self, rows: Ints, start: Ints, stop: Ints, fixed: Floats, shares: Floats) -> Floats:
-        """Return the largest window with which every member of the stage has enough memory ``[ranges]``."""
+        """Return the largest window with which every member of the stage has enough memory, shape ``[ranges]``."""
         cost = self._cost
         memory = cost.memory_bytes[rows, None]
         most = _after_a_loss(shares)

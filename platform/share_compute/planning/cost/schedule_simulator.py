@@ -188,7 +188,7 @@ class _Pipeline:
         self._count = cost.workload.microbatches
         self.members = [list(_members(cost, layout, index)) for index in range(len(layout.stages))]
         self._starts = [stage.start for stage in layout.stages]
-        # For each stage and microbatch: the member that computes it, and the arrival times of its input and gradient.
+        # Each list is indexed by stage and microbatch: the computing member, and the arrival of input and of gradient.
         self._owners = [
             [member for member, share in zip(members, stage.shares, strict=True) for _ in range(share)]
             for members, stage in zip(self.members, layout.stages, strict=True)

@@ -28,7 +28,7 @@ Timings: TypeAlias = Mapping[str, Mapping[int, LayerTiming]]
 
 
 class MachineTimings(StrictModel):
-    """Timings of one machine, and the conditions they were taken under."""
+    """Timings of one machine, and the conditions under which they were taken."""
 
     microbatch_size: int = Field(ge=1)
     """Samples in the timed microbatch."""
@@ -41,9 +41,10 @@ class MachineTimings(StrictModel):
 def merged(
     kept: Mapping[str, MachineTimings], new: Mapping[str, MachineTimings]
 ) -> dict[str, MachineTimings]:
-    """Return all timings of each machine, by contributor id: new ones, and kept ones of layers without new ones.
+    """Return the kept timings, updated with the new ones, by contributor id.
 
-    Kept timings of a machine are dropped if they were taken with another microbatch size or device condition.
+    A new timing replaces the kept timing of the same layer. All kept timings of a machine are dropped if its new ones
+    were taken with another microbatch size or under other device conditions.
     """
     return {**kept, **{machine: _over(kept.get(machine), timed) for machine, timed in new.items()}}
 

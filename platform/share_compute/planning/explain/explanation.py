@@ -181,7 +181,7 @@ class Explanation:
         return self._others(machine)
 
     def _others(self, machine: int) -> str:
-        """Return text that says that other machines have the work, and in which figures all of them are better."""
+        """Return text that says in which figures (speed, memory, links) all machines with work are better."""
         count = len(self._layout.machines)
         behind = [f"{_machines(count)} make{'s' if count == 1 else ''} the shortest step that was found"]
         if self._is_slower(machine, self._slowest):
@@ -202,7 +202,7 @@ class Explanation:
 
     @cached_property
     def _least_bytes(self) -> float:
-        """Least memory of any machine of the plan, in bytes that a plan may fill."""
+        """Smallest memory of all machines in the plan, in bytes that a plan may fill."""
         return min(float(self._cost.memory_bytes[machine]) for machine in self._layout.machines)
 
     @cached_property

@@ -32,11 +32,11 @@ def fit(
     the smallest first, is dissolved if every member fits into another group as well.
 
     Args:
-        groups: hosts that good links joined, the larger groups first.
+        groups: groups of hosts with good links between them, the largest group first.
         links: (latency in s, bytes/s, one host, other host), each pair once. An end that is in no group is compared as
             a group of its own.
-        factor: maximum average ratio between links that count as alike.
-        least_evidence: minimum number of a host's links that must support a group.
+        factor: maximum ratio (geometric mean) between two links that count as similar.
+        least_evidence: minimum number of known links between a host and a group that the host may join.
         most: maximum number of groups that are considered.
     """
     blocks = _Blocks(groups, links, factor, least_evidence, most)
@@ -46,7 +46,7 @@ def fit(
 
 
 class _Blocks:
-    """Labels of all hosts, and their links. All links between two labels form one block, which has a mean link."""
+    """Labels of all hosts, and their links. The links between two labels form one block with mean values."""
 
     def __init__(
         self,
@@ -110,7 +110,10 @@ class _Blocks:
                 self._label[members] = best
 
     def _best(self, members: Labels, without: int | None) -> Labels:
-        """Return the label that fits each member best, except label ``without``; -1 if no label fits ``[members]``."""
+        """Return the label that fits each member best, shape ``[members]``; -1 where none fits.
+
+        Label ``without`` is left out.
+        """
         means, counts = self._means()
         found = np.full(len(members), -1, dtype=np.int64)
         if not self._groups:

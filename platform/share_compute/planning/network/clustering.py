@@ -37,7 +37,7 @@ class Clusters:
     Args:
         hosts: numbers of the hosts, ascending. Other numbers, such as the head's, may be ends of links. Their links
             are compared, but they never join a group.
-        factor: maximum average ratio between links that count as alike.
+        factor: maximum ratio (geometric mean) between two links that count as similar.
     """
 
     def __init__(self, hosts: Iterable[int], factor: float) -> None:
@@ -85,7 +85,7 @@ class Clusters:
     def _join_along(self, one: int, other: int, latency_s: float) -> None:
         nearest_s = min(self._least_latency_s[one], self._least_latency_s[other])
         first, second = self.find(one), self.find(other)
-        # A link with far more latency than another link of the same host leads to another group, and joins nothing.
+        # A link with far more latency than the host's best link leads to another group, so it joins no groups.
         if (
             first != second
             and math.log(max(latency_s, LEAST_LATENCY_S) / nearest_s) <= self._tolerance

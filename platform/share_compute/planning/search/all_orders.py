@@ -98,12 +98,12 @@ class _Sets:
                 self._twins.append((first, twin))
 
     def spare_rate(self, slots: Ints) -> Floats:
-        """Return the sum of speeds of all machines outside of each set ``[sets]``."""
+        """Return the sum of speeds of all machines outside of each set, shape ``[sets]``."""
         rate: Floats = self._outside(slots) @ self._rates
         return rate
 
     def spare_bytes(self, slots: Ints) -> Floats:
-        """Return the bytes of memory of all machines outside of each set ``[sets]``."""
+        """Return the bytes of memory of all machines outside of each set, shape ``[sets]``."""
         memory: Floats = self._outside(slots) @ self._memory
         return memory
 
@@ -112,7 +112,7 @@ class _Sets:
         return outside
 
     def allowed(self, slots: Ints) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-        """Return for each set whether it takes the first ones of identical machines ``[sets]``.
+        """Return whether each set is canonical, shape ``[sets]``: of identical machines, it takes the first ones.
 
         Other sets lead to the same times and need no search.
         """

@@ -96,7 +96,7 @@ class Choice:
 
         Args:
             proposals: layouts in any order; proposals that were offered before are skipped.
-            most_cells: budget in cells; no simulation begins after this call has simulated that many.
+            most_cells: number of simulated cells after which this call begins no further simulation.
         """
         until = self.cells + most_cells
         for proposal in sorted(proposals, key=lambda each: (each.preference, each.candidate.layout)):
@@ -122,5 +122,5 @@ class Choice:
 
 
 def rounded(seconds: float) -> float:
-    """Return seconds with nine digits after the point (scientific notation), so that rounding errors decide no rank."""
+    """Return seconds rounded to ten significant digits, so that rounding errors decide no rank."""
     return float(f"{seconds:.9e}")

@@ -33,7 +33,7 @@ def best_in_order(
     Returns:
         Ids of labels of whole pipelines, fastest first; an empty list if none is below the ceiling.
     """
-    # For each place in the order: the total speed and the total memory of all machines before it.
+    # The element at each place is the total speed, or memory, of all machines before it in the order.
     rates = np.cumsum([0.0, *(suffixes.rates[machine] for machine in order)])
     memory = np.cumsum([0.0, *suffixes.cost.memory_bytes[list(order)]])
 
@@ -52,10 +52,10 @@ def best_in_order(
     found: list[tuple[float, int]] = []
     widest = max(sizes)
     for place in range(len(order) - 1, -1, -1):
-        # Any stage, even the widest, can come before labels that begin this far behind, so all of them are compared.
+        # Labels that begin this far behind can follow even the widest stage, so all of them are comparable.
         while recent and recent[0][0] >= place + widest:
             settled = settle(join([settled, recent.pop(0)[1]]))
-        # Sorted by falling position, so that the labels that a stage of some size can come before are at the front.
+        # Sorted by descending position: the labels that may follow a stage of a given size form a prefix.
         behind = join([settled, *(part for _, part in recent)])
         ends = np.cumsum([len(settled), *(len(part) for _, part in recent)])
         grown = []

@@ -1,9 +1,10 @@
 """Suffixes of a pipeline as labels, as in multi-criteria shortest-path search, and their extension by one stage.
 
-A suffix is the stages from one stage to the last. The formula of `share_compute.planning.cost.cost` runs from the last
-stage to the first. For a new stage it needs two numbers of the suffix behind: its step and its trip. Two labels are
-comparable if they have the same first layer and no stage that can come before could tell their first stages apart. A
-label is dropped only if a comparable label is at least as good in both numbers. This keeps the search exact.
+A suffix consists of the stages from one stage to the last. The formula of `share_compute.planning.cost.cost` runs from
+the last stage to the first. To add a stage before a suffix, it needs two numbers of the suffix: its step and its trip.
+Two labels are comparable if they have the same first layer, and if every stage that can come before has the same costs
+with both. A label is dropped only if a comparable label is at least as good in both numbers. This keeps the search
+exact.
 """
 
 from __future__ import annotations
@@ -122,7 +123,7 @@ class Suffixes:
         )
 
     def number(self, members: tuple[int, ...]) -> int:
-        """Return the number that stands for a stage with these members in `Labels.option`."""
+        """Return the number that represents a stage with these members in `Labels.option`."""
         members = tuple(sorted(members))
         if members not in self._numbers:
             self._numbers[members] = len(self._used)
@@ -142,11 +143,11 @@ class Suffixes:
         return max(1, int((fewest <= work).sum()))
 
     def signature(self, labels: Labels, *, stages: bool, coarse: bool) -> Ints:
-        """Return keys ``[labels]``: a label may replace another only if both have the same key.
+        """Return the keys of suffixes, shape ``[labels]``: only suffixes with the same key may replace each other.
 
         Args:
             labels: suffixes; keys do not include their slots.
-            stages: whether the key includes the number of stages, since an exact number is requested.
+            stages: whether the key includes the number of stages, because an exact number is requested.
             coarse: whether the key leaves out the first stage's number of members and window, for a heuristic search.
         """
         key = np.where(labels.option >= 0, self._regions[labels.option], -1) + 1
@@ -233,7 +234,9 @@ class Suffixes:
         return labels
 
     def promise(self, labels: Labels, spare_rate: Floats, spare_bytes: Floats) -> Floats:
-        """Return a lower bound on the step of all plans with each suffix ``[labels]``; infinite if no plan is possible.
+        """Return a lower bound on the step of all plans that end in each suffix, shape ``[labels]``.
+
+        The bound is infinite if no plan is possible.
 
         Args:
             labels: suffixes.
@@ -261,7 +264,7 @@ class Suffixes:
         for place, (start, members) in enumerate(stages):
             stop = stages[place + 1][0] if place + 1 < len(stages) else self.layers
             shares = self.cost.shares(members, start, stop)
-            assert shares is not None  # an option's times are infinite if a member gets no microbatch
+            assert shares is not None  # otherwise the option's times are infinite, and no label uses it
             built.append(StageLayout(start, stop, members, shares))
         return Layout(tuple(built))
 

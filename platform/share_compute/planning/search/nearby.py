@@ -73,7 +73,7 @@ def _without(stages: Stages) -> Iterator[Stages]:
 
 
 def _shared(cost: TrainingCost, stages: Sequence[tuple[int, tuple[int, ...]]]) -> Layout | None:
-    """Return the layout of these stages with shares of microbatches; None if a member would get none."""
+    """Return the layout of these stages with shares of microbatches; None if a member would get no microbatch."""
     built, start = [], 0
     for layers, members in stages:
         shares = cost.shares(members, start, start + layers)

@@ -71,7 +71,7 @@ def shortlist(cost: TrainingCost, rates: Mapping[int, float]) -> list[int]:
 
 
 def orders(cost: TrainingCost, rates: Mapping[int, float]) -> list[tuple[int, ...]]:
-    """Return the orders to search: some sort by region first, others by speed or memory over all regions."""
+    """Return the orders to search: some are sorted by region first, others by speed or memory alone."""
     chain = region_chain(cost, rates)
     place = {region: index for index, region in enumerate(chain)}
     memory, kinds = cost.memory_bytes, cost.kinds

@@ -61,7 +61,7 @@ class ServingExplanation:
         return max(parts, key=lambda part: part.seconds)
 
     def _kind(self, part: TimePart, layout: Layout) -> CauseKind:
-        """Return the kind of a part; memory if the machine takes less than half the time without waiting for memory."""
+        """Return the kind of a part: memory if the machine spends more than half of its time on waits for memory."""
         if part.kind != "compute":
             return part.kind
         (machine,) = part.machines
@@ -195,7 +195,10 @@ class ServingExplanation:
         return _ALIKE * speeds[machine] < speeds[best]
 
     def _fault(self, machine: int, layout: Layout) -> TimePart | None:
-        """Return the largest part that involves the machine; not its computing if no machine of the plan is faster."""
+        """Return the largest part that involves the machine.
+
+        Its computing is left out if no machine of the plan is faster.
+        """
         parts = trip_parts(self._cost, layout)
         steps = [] if self._alone else step_parts(self._cost, layout)
         if steps and self._largest(steps).seconds >= sum(part.seconds for part in parts):

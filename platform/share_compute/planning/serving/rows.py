@@ -57,7 +57,7 @@ def best_row(sums: Sums, machines: Sequence[int], stages: int | None = None) -> 
 
 
 class _Subsets:
-    """Rows whose first machine is in one region, so that the cost from the last machine back to it is known."""
+    """Search of rows whose first machine is in a given region, so that the hop back to it has a known cost."""
 
     def __init__(self, sums: Sums, stages: dict[int, Floats], first_region: int) -> None:
         self._sums, self._first = sums, first_region
@@ -95,7 +95,7 @@ class _Subsets:
         return (total, self._trace(subset, last)) if np.isfinite(total) else None
 
     def _arrivals(self, before: NDArray[np.int64], last: int) -> Floats:
-        """Return the sums of rows over subsets ``before`` plus the hop to ``last`` ``[subsets, machines, cuts]``."""
+        """Return the sums of rows over subsets ``before`` plus the hop to ``last``, ``[subsets, machines, cuts]``."""
         hops = self._sums.hop[self._regions, self._regions[last]]
         return self._sum[before] + hops
 

@@ -106,7 +106,7 @@ def _ranked(cost: ServingCost, layouts: Iterable[Layout], *, exact: bool) -> lis
         request_s = one.first_token_s + new * one.next_token_s
         if cost.workload.objective == "throughput":
             return not one.within_limits, -one.tokens_per_s, request_s, one.layout
-        # Rounded: sums of the same times in a different order differ slightly.
+        # The sum is rounded, because sums of the same times in a different order differ slightly.
         return not one.within_limits, float(f"{request_s:.12g}"), _longest_s(cost, one.layout), one.layout
 
     found.sort(key=rank)
@@ -234,7 +234,7 @@ def _time_kept(cost: ServingCost, layout: Layout) -> float:
 
 
 def _kept(cost: ServingCost, stages: int, aim_s: float) -> Sums:
-    """Return the costs of a token's round trip, infinite for stages and links that take longer than ``aim_s`` allows.
+    """Return the costs of a token's round trip; infinite for stages and links that need more time than ``aim_s``.
 
     With a limit on the first token, the time to the first token is added with weight ``aim_s`` / limit.
     """

@@ -202,7 +202,7 @@ def _put_aside(file: Path, now: datetime) -> Path | None:
 
 def _copy(file: Path, target: Path) -> None:
     try:
-        # Opened for writing: read-only would need an existing log (SQLite, "WAL-mode databases on read-only media").
+        # It is opened for writing: read-only needs an existing log (SQLite, "WAL-mode databases on read-only media").
         with closing(sqlite3.connect(file, timeout=10.0)) as source, closing(sqlite3.connect(target)) as copy:
             source.backup(copy, pages=_PAGES_AT_ONCE)
             copy.execute("PRAGMA journal_mode=DELETE")  # makes the copy a single file, without a log file
