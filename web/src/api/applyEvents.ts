@@ -1,4 +1,4 @@
-/** Carries events into what the pages have already loaded, and asks again only for what events do not tell. */
+/** Applies events to the data that pages have loaded, and refetches only data that events do not contain. */
 import type { InfiniteData, QueryClient } from "@tanstack/react-query";
 
 import { ClusterKeeper } from "./clusterEvents";
@@ -24,13 +24,13 @@ import { Refresher } from "./refresher";
 import type { DeploymentNews, Figures, Job, JobPage, JobState, Metric, ClusterEvent } from "./types";
 import { write, writeThrough } from "./write";
 
-/** Kinds of events that change what an operator sees; a job's state is what its place in the queue hangs on. */
+/** Kinds of events that change the operator's page; a job's place in the queue depends on its state. */
 const OPERATORS = new Set(["alerts", "contributor", "deployment", "state"]);
-/** Kinds of events of jobs after which a row of the list is not what is known of it. */
+/** Kinds of job events after which the job's row in the list is out of date. */
 const LISTED = new Set(["state", "started", "rows"]);
-/** Sums of what a machine gave are made anew at most so often, since every step changes them. */
+/** Minimum time between refetches of a machine's totals, since every step changes them. */
 const SUMS_MS = 3000;
-/** A step is laid out anew at most so often: that takes the server a moment. */
+/** Minimum time between refetches of a step's timeline, which is expensive for the server. */
 const LAYOUT_MS = 10_000;
 
 interface Helpers {
@@ -81,11 +81,11 @@ function applyToDeployments(client: QueryClient, refresher: Refresher, events: C
     refresher.refresh(deploymentStatus(key).queryKey);
   }
   refresher.refresh(["deployments"]);
-  // Only a state begins or ends that a model answers.
+  // Models are added or removed only by changes between states.
   if (news.some((one) => one.state !== one.from)) refresher.refresh(servedModels.queryKey);
 }
 
-/** Put the figures of a deployment in place of those before. */
+/** Replace the figures of a deployment. */
 export function applyFigures(client: QueryClient, fresh: Figures): void {
   client.setQueryData(figures.queryKey, (old) => ({ ...old, [fresh.name]: fresh }));
 }
@@ -97,12 +97,12 @@ function applyToJob(client: QueryClient, refresher: Refresher, id: string, event
   writeThrough<ClusterEvent[]>(client, log(id).queryKey, (old) => mergeLog(old, events));
   if (events.some((event) => event.kind === "artifact")) refresher.refresh(artifacts(id).queryKey);
   if (events.some((event) => event.kind === "checkpoint")) refresher.refresh(checkpoints(id).queryKey);
-  // A step is laid out by the times of layers that were measured so far.
+  // The timeline uses the layer times that were measured so far.
   if (events.some((event) => event.kind === "layers-timed")) refresher.refresh(["job", id, "timeline"], { pauseMs: LAYOUT_MS });
   if (events.some(changesJob)) refresher.refresh(job(id).queryKey, { exact: true });
 }
 
-/** All jobs of a batch of events in one pass over the lists. */
+/** Apply a batch of events of all jobs in one pass over the lists. */
 function applyToJobLists(client: QueryClient, byJob: Map<string | null, ClusterEvent[]>): void {
   const changes = new Map([...byJob].map(([id, events]) => [id, changeOfJob(events)]));
   if (![...changes.values()].some((change) => change.progress !== undefined || change.state !== undefined)) return;
@@ -117,7 +117,7 @@ function applyToJobLists(client: QueryClient, byJob: Map<string | null, ClusterE
   }
 }
 
-/** The pages of single machines: their story continues, and their figures are asked for again. */
+/** Apply events to the pages of single machines: append to the history, and refetch the figures. */
 function applyToMachines(client: QueryClient, refresher: Refresher, events: ClusterEvent[]): void {
   for (const query of client.getQueryCache().findAll({ queryKey: ["contributor"] })) {
     const [, id, part] = query.queryKey as [string, string, string?];
@@ -126,7 +126,7 @@ function applyToMachines(client: QueryClient, refresher: Refresher, events: Clus
     const held = client.getQueryData(machine(id).queryKey)?.held?.job_id ?? null;
     const ofJob = held === null ? [] : events.filter((event) => event.job_id === held);
     if (!query.isActive()) {
-      // Whoever comes back to it asks for all of it again.
+      // The page is not open: it refetches everything when it is opened again.
       if (own.length + ofJob.length > 0) void client.invalidateQueries({ queryKey: ["contributor", id], refetchType: "none" });
       continue;
     }
@@ -141,7 +141,7 @@ function applyToMachines(client: QueryClient, refresher: Refresher, events: Clus
   }
 }
 
-/** Whether the job's own row changed beyond its progress. */
+/** Whether the event changes more of the job's row than its progress. */
 function changesJob(event: ClusterEvent): boolean {
   return event.job_id !== null && !["step", "validated", "sampled", "note", "artifact"].includes(event.kind);
 }
@@ -163,7 +163,7 @@ function changeOfJob(events: ClusterEvent[]): JobChange {
   return change;
 }
 
-/** The job after a change; the same object where nothing of it is new. */
+/** Return the job after a change; the same object if nothing changes. */
 function advanced(old: Job, { progress, state }: JobChange): Job {
   const isNewer = progress !== undefined && old.step <= progress.step;
   if (!isNewer && state === undefined) return old;
@@ -177,7 +177,7 @@ function latestProgress(events: ClusterEvent[]): Pick<Job, "step" | "loss" | "to
   return { step, loss, tokens_per_s };
 }
 
-/** Put measured steps after those that are known; a resumed attempt measures some steps again, and the later counts. */
+/** Append measured steps. A resumed attempt measures some steps again; the later measurement replaces the earlier. */
 export function mergeMetrics(known: Metric[], events: ClusterEvent[]): Metric[] {
   const fresh = events.flatMap((event): Metric[] => {
     const { step, split, ...data } = event.data as { step: number; split?: Metric["split"] };
@@ -186,7 +186,7 @@ export function mergeMetrics(known: Metric[], events: ClusterEvent[]): Metric[] 
     return [];
   });
   if (fresh.length === 0) return known;
-  // The usual case: steps follow one another, and what is known need not be sorted again.
+  // The usual case: the new steps follow the known ones, so no sort is needed.
   const last = known.at(-1)?.step ?? -1;
   if (fresh.every((metric, place) => metric.step > (fresh[place - 1]?.step ?? last))) return thinned([...known, ...fresh]);
   const name = (metric: Metric) => `${metric.split} ${metric.step}`;
@@ -194,7 +194,7 @@ export function mergeMetrics(known: Metric[], events: ClusterEvent[]): Metric[] 
   return thinned([...known.filter((metric) => !replaced.has(name(metric))), ...fresh].sort((a, b) => a.step - b.step));
 }
 
-/** A page that stays open for days holds no more points than one that is opened anew, give or take a few times as many. */
+/** Limit the points of a page that stays open for days to a few times as many as a newly opened page has. */
 function thinned(metrics: Metric[]): Metric[] {
   const train = metrics.filter((metric) => metric.split === "train");
   if (train.length <= 3 * MOST_POINTS) return metrics;
@@ -202,7 +202,7 @@ function thinned(metrics: Metric[]): Metric[] {
   return metrics.filter((metric) => !dropped.has(metric));
 }
 
-/** Put events after those that are known; the curves tell the steps, so the log leaves them out. */
+/** Append events to the log. Steps are left out, since the curves show them. */
 export function mergeLog(known: ClusterEvent[], events: ClusterEvent[]): ClusterEvent[] {
   const last = known.at(-1)?.seq ?? 0;
   const fresh = events.filter((event) => event.kind !== "step" && event.seq > last);

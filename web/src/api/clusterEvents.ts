@@ -1,4 +1,4 @@
-/** Carries events into the cluster at a glance: rows change one by one, and only what is new is asked for. */
+/** Applies events to the cluster overview: changes single rows, and fetches only rows that events do not describe. */
 import type { QueryClient } from "@tanstack/react-query";
 
 import { machinesOfCluster, cluster } from "./queries";
@@ -6,18 +6,18 @@ import { Refresher } from "./refresher";
 import { isGone, type ContributorState, type Glance, type Held, type ClusterEvent, type ClusterView } from "./types";
 import { write } from "./write";
 
-/** Above this, one question for the whole cluster is cheaper than one for each machine by name. */
+/** Above this number, one request for the whole cluster is cheaper than one that names each machine. */
 const MOST_NAMED = 100;
-/** The server works out islands of many machines beside its answers. */
+/** Time that the server needs to compute the islands of many machines; it answers before they are ready. */
 const ISLANDS_MS = 3000;
 
 interface Change {
   cluster: ClusterView;
-  /** Machines of which the server knows more than the events said. */
+  /** Machines whose rows must be fetched, because events did not contain everything. */
   unknown: string[];
 }
 
-/** The cluster after some events. What they do not concern stays the same object, so that it is not drawn again. */
+/** Return the cluster after some events. Unaffected rows stay the same objects, so that they are not rendered again. */
 export function changed(before: ClusterView, events: readonly ClusterEvent[]): Change {
   const places = new Map(before.machines.map((machine, place) => [machine.id, place]));
   const unknown = new Set<string>();
@@ -32,7 +32,7 @@ export function changed(before: ClusterView, events: readonly ClusterEvent[]): C
     }
     machines ??= [...before.machines];
     machines[place] = { ...machines[place]!, ...changeOf(event) };
-    // What was measured is not in the event, and islands follow from it.
+    // The event does not contain the measurements, and islands depend on them.
     if (event.kind === "contributor" && event.data.state !== "probing" && event.data.state !== "joining") unknown.add(id);
   }
   return { cluster: machines === undefined ? before : { ...before, machines }, unknown: [...unknown] };
@@ -51,7 +51,7 @@ function changeOf(event: ClusterEvent): Partial<Glance> {
   };
 }
 
-/** What a `work` event says that a machine holds from now on. */
+/** The holder of a machine after a `work` event; null if it is free. */
 export function heldBy(data: Record<string, unknown>): Held | null {
   const { job, deployment, ...part } = data as { job: string | null; deployment: string | null } & Partial<Held>;
   if (job == null && deployment == null) return null;
@@ -59,13 +59,13 @@ export function heldBy(data: Record<string, unknown>): Held | null {
   return { name: "", ...nothing, of_microbatches: null, memory_bytes: null, ...part, job_id: job, deployment_id: deployment };
 }
 
-/** Put rows as the server has them over those that are known; new ones go behind, in the order they joined. */
+/** Replace known rows by those of the server; new rows are appended in the order in which machines joined. */
 export function merged(before: ClusterView, fresh: ClusterView): ClusterView {
   const rows = new Map(fresh.machines.map((machine) => [machine.id, machine]));
   const names = new Set(fresh.machines.map((machine) => machine.name));
   const machines = before.machines.flatMap((machine) => {
     const row = rows.get(machine.id);
-    // A machine that was lost and joined anew has another row.
+    // A lost machine that joined again has another row.
     if (row === undefined && isGone(machine) && names.has(machine.name)) return [];
     rows.delete(machine.id);
     return [row ?? machine];
@@ -73,7 +73,7 @@ export function merged(before: ClusterView, fresh: ClusterView): ClusterView {
   return { machines: [...machines, ...rows.values()], islands: fresh.islands };
 }
 
-/** Keeps the cluster in the cache current. */
+/** Keeps the cached cluster current. */
 export class ClusterKeeper {
   private readonly wanted = new Set<string>();
 
@@ -89,7 +89,7 @@ export class ClusterKeeper {
       write<ClusterView>(this.client, cluster.queryKey, () => after);
       for (const id of unknown) this.wanted.add(id);
     }
-    // An answer that was asked for before these events may not know of them.
+    // A response that was requested before these events may not include them.
     if (this.client.isFetching({ queryKey: cluster.queryKey }) > 0) {
       for (const event of events) if (event.contributor_id !== null) this.wanted.add(event.contributor_id);
     }

@@ -1,4 +1,4 @@
-/** Events as they come, for what cannot wait until they are put on screen in batches. */
+/** Passes on single events as they arrive, for listeners that cannot wait for the next batch. */
 import type { ClusterEvent } from "./types";
 
 type Listener = (event: ClusterEvent) => void;
@@ -9,7 +9,7 @@ export function tell(event: ClusterEvent): void {
   listeners.forEach((listener) => listener(event));
 }
 
-/** Be told of each event; returns what ends that. */
+/** Call `listener` for each event; returns a function that unsubscribes. */
 export function hear(listener: Listener): () => void {
   listeners.add(listener);
   return () => void listeners.delete(listener);

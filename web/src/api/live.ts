@@ -1,10 +1,10 @@
 /**
- * Server-sent events over fetch: EventSource cannot begin at an event of one's choice, and tells neither that a
- * session is over nor that a stream is complete.
+ * Server-sent events over fetch. EventSource cannot start at a given event, and reports neither the end of a session
+ * nor a complete stream.
  *
- * A lost connection, or one that is silent for too long, is opened again from the last event that was seen
- * (`Last-Event-ID`), after a wait that doubles up to `SLOWEST_MS`; the server repeats nothing before it and leaves
- * nothing out after it.
+ * A lost or silent connection is opened again after the last received event (`Last-Event-ID`). The wait doubles each
+ * time, up to `SLOWEST_MS`. The server repeats no event before that one and leaves out none
+ * after it.
  */
 import { EventSourceParserStream } from "eventsource-parser/stream";
 
@@ -22,7 +22,7 @@ export interface Listener {
   onState: (state: LiveState) => void;
 }
 
-/** Listen until `signal` aborts, or the server says that it never will (the session is over, the job is gone). */
+/** Listen until `signal` aborts, or the server refuses for good (the session has ended, the job was deleted). */
 export async function listen(
   url: string,
   startId: string | undefined,
@@ -38,7 +38,7 @@ export async function listen(
       const lost = new AbortController();
       const either = AbortSignal.any([signal, lost.signal]);
       const response = await authorizedFetch(new Request(url, { headers, signal: either, cache: "no-store" }));
-      // No content: the stream is complete, and the standard asks not to come back.
+      // No content: the stream is complete, and the standard forbids reconnecting.
       if (response.status === 204 || response.body === null) return;
       listener.onState("live");
       const { text, stop } = untilSilent(response.body, () => lost.abort());

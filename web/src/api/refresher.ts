@@ -1,6 +1,6 @@
 /**
- * Asks again for what events do not tell. At once when it is quiet; in a storm each thing at most once a second, and
- * never while the answer before is still on its way: fifty events a second must not keep every answer from arriving.
+ * Refetches data that events do not contain: at once when idle, and at most once a second for each key during a burst
+ * of events. It never cancels a running request, since fifty events a second would cancel all of them.
  */
 import { hashKey, type QueryClient, type QueryFilters, type QueryKey } from "@tanstack/react-query";
 
@@ -19,13 +19,13 @@ export class Refresher {
     this.run(hashKey(queryKey) + exact, task, pauseMs);
   }
 
-  /** Wait for answers that are on their way already: they may be older than what just happened. */
+  /** Wait for running requests: their responses may be older than the event. */
   async answered(which: QueryFilters): Promise<void> {
     const underWay = this.client.getQueryCache().findAll({ ...which, fetchStatus: "fetching" });
     await Promise.allSettled(underWay.map((query) => query.promise));
   }
 
-  /** Do something that is known by a name, likewise. */
+  /** Run a named task at the same limited rate. */
   run(name: string, task: () => Promise<unknown>, pauseMs = PAUSE_MS): void {
     const before = this.running.get(name);
     if (before !== undefined) {

@@ -9,7 +9,7 @@ afterEach(() => {
   vi.useRealTimers();
 });
 
-/** A body that brings what `send` is given. */
+/** A body, and a function that sends text through it. */
 function body(): { stream: ReadableStream<Uint8Array>; send: (text: string) => void } {
   let told: ReadableStreamDefaultController<Uint8Array>;
   const stream = new ReadableStream<Uint8Array>({

@@ -1,9 +1,9 @@
-/** Notices a connection that nobody closed and that brings nothing any more. */
+/** Detects a connection that is open but delivers nothing any more. */
 
-/** The server gives a sign of life every 10 s; after so long a silence nobody is there. */
+/** The server sends a keep-alive every 10 s; after this time without one the connection is dead. */
 const SILENCE_MS = 30_000;
 
-/** The text of a body; `onSilence` is called when nothing came for too long, until `stop` is. */
+/** The text of a body; `onSilence` is called if nothing arrives for too long, until `stop` is called. */
 export function untilSilent(body: ReadableStream<Uint8Array>, onSilence: () => void): { text: ReadableStream<string>; stop: () => void } {
   let timer = setTimeout(onSilence, SILENCE_MS);
   const listening = new TransformStream<Uint8Array, Uint8Array>({

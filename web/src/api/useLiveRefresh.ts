@@ -1,4 +1,4 @@
-/** Keeps everything on screen current from one stream of the cluster's events. */
+/** Keeps all data on screen current from one event stream of the cluster. */
 import { useQueryClient } from "@tanstack/react-query";
 import { useEffect, useState } from "react";
 
@@ -8,7 +8,7 @@ import { listen, type LiveState } from "./live";
 import { currentSession } from "./session";
 import type { Figures, ClusterEvent } from "./types";
 
-/** Events are put on screen in batches: fifty a second must not draw fifty times a second. */
+/** Events are rendered in batches: fifty a second must not render fifty times a second. */
 const BATCH_MS = 200;
 
 export interface Live {
@@ -17,7 +17,7 @@ export interface Live {
   lastHeard: string | null;
 }
 
-/** Listen, if the key may; null where it may not. */
+/** Listen if the key may; null if it may not. */
 export function useLiveRefresh(mayListen: boolean): Live | null {
   const client = useQueryClient();
   const [live, setLive] = useState<Live>({ state: "connecting", lastHeard: null });
@@ -28,7 +28,7 @@ export function useLiveRefresh(mayListen: boolean): Live | null {
     const batch = new Batch((events) => applyEvents(client, events));
     let wasLost = false;
     const onState = (state: LiveState) => {
-      // The first time nothing was missed: it begins at an event before all that was asked for.
+      // Nothing was missed on the first connection: the stream starts at an event before all requests.
       if (state === "live" && wasLost) void client.invalidateQueries();
       wasLost = state === "lost";
       setLive((before) => ({
@@ -45,7 +45,7 @@ export function useLiveRefresh(mayListen: boolean): Live | null {
     const session = currentSession();
     const start = session.state === "in" ? session.lastEvent?.toString() : undefined;
     listen("/api/v1/events?figures=true", start, { onEvent, onState }, stop.signal).catch(() => {
-      // A session that is over has led to the sign-in page already; any other refusal will not change by asking again.
+      // An ended session has led to the sign-in page already. Any other refusal would be repeated.
       onState("lost");
     });
     return () => {

@@ -1,9 +1,9 @@
-/** Puts what events tell into answers that are there. */
+/** Writes data of events into cached responses. */
 import type { QueryClient, QueryKey } from "@tanstack/react-query";
 
 /**
- * Change the answer to a query, if there is one. It is no fresher for that: what was out of date beyond this stays so,
- * and is asked for again when somebody looks.
+ * Change the cached response to a query, if there is one. It counts as no fresher: if it was out of date otherwise, it
+ * stays so, and is refetched when a page shows it.
  */
 export function write<T>(client: QueryClient, queryKey: QueryKey, change: (old: T) => T): void {
   const query = client.getQueryCache().find<T>({ queryKey, exact: true });
@@ -16,7 +16,7 @@ export function write<T>(client: QueryClient, queryKey: QueryKey, change: (old: 
   if (isInvalidated) query.invalidate();
 }
 
-/** The same, and once more when an answer that is on its way has come: it may be older than this. `change` may be made twice. */
+/** Change it now, and again after a running request, whose response may be older. `change` may thus run twice. */
 export function writeThrough<T>(client: QueryClient, queryKey: QueryKey, change: (old: T) => T): void {
   const query = client.getQueryCache().find<T>({ queryKey, exact: true });
   if (query?.state.fetchStatus === "fetching") {

@@ -10,7 +10,7 @@ interface Props {
   isCurrent: boolean;
 }
 
-/** What signs, shapes and lines mean. */
+/** Explains the signs, shapes and lines of the map. */
 export function Legend({ hasBubbles, isAssumed, isCurrent }: Props) {
   const { t } = useTranslation();
   const tones: [Tone, string][] = [

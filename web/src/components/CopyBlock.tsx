@@ -1,7 +1,7 @@
 import classes from "./CopyBlock.module.css";
 import { CopyButton } from "./CopyButton";
 
-/** Several lines to copy. */
+/** Several lines with a button that copies them. */
 export function CopyBlock({ text, label }: { text: string; label: string }) {
   return (
     <div className={classes.block}>

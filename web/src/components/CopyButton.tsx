@@ -4,7 +4,7 @@ import { useTranslation } from "react-i18next";
 
 const SHOWN_MS = 2000;
 
-/** Copies a text, and says so; where the browser does not let it, it asks to do that by hand. */
+/** Copies a text and confirms it; if the browser refuses, it asks the user to copy by hand. */
 export function CopyButton({ text, ...look }: { text: string } & ButtonProps) {
   const { t } = useTranslation();
   const [was, setWas] = useState<"copied" | "refused">();
@@ -19,7 +19,7 @@ export function CopyButton({ text, ...look }: { text: string } & ButtonProps) {
   );
 }
 
-/** Tell whether a text could be put on the clipboard. A page that came without TLS is given the old way alone. */
+/** Return whether the text was copied. Pages without TLS have only the old, deprecated way. */
 async function wasCopied(text: string): Promise<boolean> {
   if (navigator.clipboard !== undefined) {
     return navigator.clipboard.writeText(text).then(

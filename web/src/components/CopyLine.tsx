@@ -3,7 +3,7 @@ import { Group } from "@mantine/core";
 import classes from "./CopyLine.module.css";
 import { CopyButton } from "./CopyButton";
 
-/** A command or a key to copy. */
+/** A command or a key with a button that copies it. */
 export function CopyLine({ text, label }: { text: string; label: string }) {
   return (
     <Group gap="xs" wrap="nowrap" align="stretch">

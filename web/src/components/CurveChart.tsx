@@ -1,4 +1,4 @@
-/** Curves over steps, drawn by uPlot: drag to zoom, double-click to zoom out. Who shows it keeps the zoom. */
+/** Curves over steps, drawn by uPlot: drag to zoom, double-click to zoom out. The parent component holds the zoom. */
 import { useComputedColorScheme } from "@mantine/core";
 import { useMergedRef } from "@mantine/hooks";
 import { useEffect, useRef } from "react";
@@ -24,20 +24,20 @@ const INK = {
     curves: ["#4fc1cf", "#ffa94d", "#b197fc", "#8ce99a", "#faa2c1", "#74c0fc"],
   },
 };
-/** Between ticks lie whole steps. */
+/** Distances between ticks are whole steps. */
 const WHOLE = [0, 1, 2, 3, 4, 5, 6, 7, 8].flatMap((power) => [1, 2, 5].map((one) => one * 10 ** power));
-/** Each hue has a dash of its own, for those who do not see hues. */
+/** Each hue has its own dash pattern, for colour-blind users. */
 const DASHES = [[], [8, 4], [2, 3], [12, 4, 2, 4], [5, 2], [1, 4]];
 
 export interface Curve {
   label: string;
-  /** One value for each step, null where there is none. */
+  /** One value for each step; null if there is none. */
   values: (number | null)[];
-  /** Number of its colour and dash. */
+  /** Index of its colour and dash pattern. */
   ink: number;
-  /** Few and far between: draw its points. */
+  /** Whether it has few values, so that its points are drawn. */
   isSparse?: boolean;
-  /** Behind a smoothed curve of the same colour. */
+  /** Whether it is drawn faintly, behind a smoothed curve of the same colour. */
   isFaint?: boolean;
 }
 
@@ -50,7 +50,7 @@ interface Props {
   /** First and last step shown; null for all. */
   zoom: Zoom | null;
   onZoom: (zoom: Zoom | null) => void;
-  /** The picture in words. */
+  /** Text alternative of the picture. */
   description: string;
   format: (value: number) => string;
 }
@@ -64,7 +64,7 @@ export function CurveChart({ steps, curves, isLog, zoom, onZoom, description, fo
   const plot = useRef<uPlot | null>(null);
   const shape = curves.map((curve) => [curve.label, curve.ink, curve.isSparse, curve.isFaint].join("\t")).join("\n");
   const data: AlignedData = [steps, ...curves.map((curve) => curve.values)];
-  // What the chart asks for when it draws, without being made anew for it.
+  // Read by the chart's callbacks, so that new values do not require a new chart.
   const latest = useRef({ data, zoom, onZoom, format });
   latest.current = { data, zoom, onZoom, format };
   const hasWidth = width > 0;
@@ -110,7 +110,7 @@ export function CurveChart({ steps, curves, isLog, zoom, onZoom, description, fo
       plot.current = null;
       drawn.destroy();
     };
-    // New values reach the chart by setData below; only what changes its shape makes a new one.
+    // New values reach the chart by setData below; only a change of its shape creates a new chart.
   }, [scheme, isLog, shape, hasWidth]);
 
   useEffect(() => {
@@ -127,7 +127,7 @@ export function CurveChart({ steps, curves, isLog, zoom, onZoom, description, fo
 function axesOf(scheme: "light" | "dark", format: (value: number) => string): uPlot.Axis[] {
   const ink = INK[scheme];
   const axis = { stroke: ink.axis, grid: { stroke: ink.grid, width: 1 }, ticks: { stroke: ink.grid, width: 1 } };
-  // A logarithmic axis leaves out what would stand too close.
+  // A logarithmic axis leaves out labels that would be too close.
   const values = (_: uPlot, ticks: (number | null)[]) => ticks.map((tick) => (tick === null ? "" : format(tick)));
   return [{ ...axis, incrs: WHOLE }, { ...axis, size: 68, values }];
 }

@@ -6,7 +6,7 @@ import { ago } from "../format";
 import { useNow } from "../useNow";
 import classes from "./LiveMark.module.css";
 
-/** Says whether what is on screen is current, and since when not. */
+/** Shows whether the data on screen is current, and since when it is not. */
 export function LiveMark({ live }: { live: Live }) {
   const now = useNow(live.state === "lost");
   const { t } = useTranslation();

@@ -4,9 +4,9 @@ import type { ReactNode } from "react";
 
 interface Props {
   title: string;
-  /** Beside the title: a badge, a count. */
+  /** Next to the title: a badge, a count. */
   beside?: ReactNode;
-  /** At the far end: buttons. */
+  /** Buttons at the far end. */
   actions?: ReactNode;
   children: ReactNode;
 }

@@ -24,7 +24,7 @@ const PLACES = [
   { to: "/operations", label: "Operations", scope: "read" },
 ] as const;
 
-/** What the page at an address needs; pages of single machines and jobs need what lists of them do. */
+/** The scope that the page at an address needs; pages of single objects need that of their list. */
 function scopeOf(path: string): Scope {
   const place = PLACES.find(({ to }) => to !== "/" && path.startsWith(to));
   return place?.scope ?? "read";
@@ -98,7 +98,7 @@ function Frame({ signedIn }: { signedIn: SignedInKey }) {
   );
 }
 
-/** In place of a page whose every request the server would refuse. */
+/** Shown in place of a page for which the key lacks the scope. */
 function NotAllowed({ signedIn, needed }: { signedIn: SignedInKey; needed: Scope }) {
   const { t } = useTranslation();
   return (
@@ -129,7 +129,7 @@ function SignOut(props: { visibleFrom?: "sm"; hiddenFrom?: "sm" }) {
   );
 }
 
-/** Names the language that a click leads to, in that language. */
+/** Shows the name of the other language, in that language. */
 function LanguageSwitch() {
   const { i18n } = useTranslation();
   const next: Language = i18n.language === "zh" ? "en" : "zh";

@@ -2,7 +2,7 @@ import type { ReactNode } from "react";
 
 import classes from "./Twin.module.css";
 
-/** What a picture shows, in figures, for those who want them: folded away until then. */
+/** The content of a picture as text or a table; collapsed at first. */
 export function Twin({ title, children }: { title: string; children: ReactNode }) {
   return (
     <details>

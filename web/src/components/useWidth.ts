@@ -1,8 +1,8 @@
 import { useLayoutEffect, useState } from "react";
 
 /**
- * The width of an element's content in whole pixels, known before it is drawn first, so that nothing below it is pushed
- * down later; a picture drawn to it stays while it is out of the layout.
+ * The width of an element's content in whole pixels, measured before the first paint, so that content below does not
+ * move later. While the element is out of the layout the last width is kept.
  */
 export function useWidth<Held extends Element>(): { ref: (node: Held | null) => void; width: number } {
   const [node, ref] = useState<Held | null>(null);

@@ -1,4 +1,4 @@
-/** The machines of the cluster, as they are now: a map of islands and links, or a table. */
+/** The machines of the cluster now: a map of islands and links, or a table. */
 import { Code, Group, SimpleGrid, Stack, Switch, Text, TextInput } from "@mantine/core";
 import { useQuery } from "@tanstack/react-query";
 import { getRouteApi, Link, useNavigate } from "@tanstack/react-router";
@@ -57,7 +57,7 @@ function Machines({ cluster }: { cluster: ClusterView }) {
   const last = useRef<readonly MachineGroup[]>([]);
   const everyone = useMemo(() => (last.current = reused(last.current, groupsOf(cluster, showsGone))), [cluster, showsGone]);
   const places = usePlaces(everyone);
-  // Islands keep their number as long as they keep their cell.
+  // Islands keep their number while they keep their cell.
   const numbers = useMemo(
     () => new Map([...places.islands.cells].map(([id, cell]) => [id, cell + 1])),
     [places],
@@ -124,7 +124,7 @@ function Machines({ cluster }: { cluster: ClusterView }) {
   );
 }
 
-/** Which of the two pictures is shown stands in the address. */
+/** Switches between map and table; the choice is in the address. */
 function Views({ search }: { search: ClusterSearch }) {
   const { t } = useTranslation();
   return (

@@ -1,4 +1,4 @@
-/** One deployment: whether it answers, how well, from which machines, and how to ask it. */
+/** One deployment: its state, its performance, its machines, and how to call it. */
 import { Alert, SimpleGrid, Stack, Text } from "@mantine/core";
 import { useQuery } from "@tanstack/react-query";
 import { getRouteApi } from "@tanstack/react-router";
@@ -118,7 +118,7 @@ function Known({ deployment }: { deployment: View }) {
   );
 }
 
-/** Why it is as it is; a failure with what to do about it. */
+/** The reason of the current state; for a failure also the hint. */
 function Standing({ deployment }: { deployment: View }) {
   const { state, reason, error } = deployment;
   if (state !== "failed") return <Text size="sm">{sentence(reason)}</Text>;
@@ -146,7 +146,7 @@ interface Status {
   at: string;
 }
 
-/** The last figures of the stream, with what its plan promises, which the stream leaves out. */
+/** The last figures of the stream, with the plan's predictions, which the stream leaves out. */
 function useStatus(deployment: View): Status | undefined {
   const hasEnded = isOver(deployment);
   const { data: asked } = useQuery({ ...deploymentStatus(deployment.name), enabled: !hasEnded });

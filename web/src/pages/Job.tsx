@@ -1,4 +1,4 @@
-/** One job: where it is, how it goes, where it runs, what it made. */
+/** One job: progress, measurements, placement and results. */
 import { Text } from "@mantine/core";
 import { useQuery } from "@tanstack/react-query";
 import { getRouteApi } from "@tanstack/react-router";
@@ -95,7 +95,7 @@ function Training({ job }: { job: JobView }) {
   );
 }
 
-/** How each machine went that the job no longer has: the last word counts. */
+/** How each former machine of the job went; the last event counts. */
 function farewellsIn(events: readonly ClusterEvent[]): Map<string, Farewell> {
   const found = new Map<string, Farewell>();
   for (const { kind, data } of events) {

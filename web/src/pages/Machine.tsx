@@ -1,4 +1,4 @@
-/** One machine: how it is, what was measured on it, what it holds, what it did and what it gave. */
+/** One machine: state, measurements, current work, history and contributions. */
 import { SimpleGrid, Table, Text } from "@mantine/core";
 import { useQuery } from "@tanstack/react-query";
 import { getRouteApi } from "@tanstack/react-router";
@@ -88,7 +88,7 @@ function Leave({ machine }: { machine: MachineView }) {
   );
 }
 
-/** Signs of life are no events, so this says as of when it is true. */
+/** The time of the last heartbeat. Heartbeats are no events, so the time of the request is shown, too. */
 function LastSeen({ machine, askedAt }: { machine: MachineView; askedAt: number }) {
   const { t } = useTranslation();
   return (

@@ -1,4 +1,4 @@
-/** Asks for a job or a deployment: a form made from the schema, or the same as YAML, with the plan that it would get. */
+/** Submits a job or a deployment: a form made from the schema, or YAML, with a preview of the plan. */
 import "@mantine/core/styles/Checkbox.css";
 
 import { Alert, Button, Group, NativeSelect, SegmentedControl, Stack, Text } from "@mantine/core";
@@ -67,7 +67,7 @@ function Workshop({ first, from }: { first: string; from?: string }) {
 
   const syntax = useMemo(() => syntaxProblems(text), [text]);
   const checked = useCheck(text, syntax.length === 0);
-  // One key for one text: a second click, or a retry after a lost answer, does not make a second job.
+  // One idempotency key for each text: a second click, or a retry after a lost response, creates no second job.
   const idempotencyKey = useMemo(() => randomKey(), [text]);
   const sending = useMutation({
     mutationFn: async () =>
@@ -77,7 +77,7 @@ function Workshop({ first, from }: { first: string; from?: string }) {
   });
   const isOwn = text !== first;
   const refusal = sending.error instanceof ApiProblem && sending.error.fields.length > 0 ? sending.error : undefined;
-  // What an example lacks is not held against anybody before they touch it.
+  // Problems of an unchanged example are not shown.
   const problems = refusal?.fields ?? (isOwn || from !== undefined ? checked.problems : []);
   const { hint } = refusal ?? checked;
   const change = (next: string) => {
@@ -159,7 +159,7 @@ function Workshop({ first, from }: { first: string; from?: string }) {
   );
 }
 
-/** What the job began as; own changes are given up only on purpose. */
+/** Chooses the example to start from; replacing the user's changes needs a confirmation. */
 function Starts({ isOwn, from, onBack }: { isOwn: boolean; from: string | undefined; onBack: () => void }) {
   const { t } = useTranslation();
   const { start = "digits" } = route.useSearch();
@@ -195,7 +195,7 @@ function Starts({ isOwn, from, onBack }: { isOwn: boolean; from: string | undefi
   );
 }
 
-/** 128 random bits; `crypto.randomUUID` is missing where the page comes over plain HTTP from another machine. */
+/** 128 random bits; `crypto.randomUUID` is missing on pages that another machine serves over plain HTTP. */
 function randomKey(): string {
   return Array.from(crypto.getRandomValues(new Uint32Array(4)), (word) => word.toString(16).padStart(8, "0")).join("");
 }

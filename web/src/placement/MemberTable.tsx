@@ -7,7 +7,7 @@ import { Twin } from "../components/Twin";
 import { bytes, count } from "../format";
 import { layerRange, ranges } from "./layout";
 
-/** The same as the picture, in figures, with the planner's reasons. */
+/** The picture as a table, with the planner's reasons. */
 export function MemberTable({ plan }: { plan: Plan }) {
   const { t } = useTranslation();
   return (

@@ -1,4 +1,4 @@
-/** A short form for another deployment; the command line and REST know more. */
+/** A short form for a new deployment; the command line and REST have more options. */
 import { Button, Group, NativeSelect, SegmentedControl, SimpleGrid, Stack, Text, TextInput } from "@mantine/core";
 import { useInfiniteQuery, useMutation, useQuery, useQueryClient } from "@tanstack/react-query";
 import { useNavigate } from "@tanstack/react-router";
@@ -15,7 +15,7 @@ import { readSchema, type Schema } from "../submit/schema";
 import classes from "./Deployments.module.css";
 import { nameFrom, range } from "./facts";
 
-/** Fields that have a place of their own; what is wrong with others is said below the form. */
+/** Fields that have an input; problems of all other fields are shown below the form. */
 const PLACES = ["name", "model.path", "model.job", "model.artifact", "replicas", "replicas.min", "replicas.max", "max_seq", "dtype", "objective"];
 
 interface Props {
@@ -59,7 +59,7 @@ export function DeployForm({ job: firstJob = "", path: firstPath = "" }: Props) 
     },
   });
   const { data: schema } = useQuery(jobSchema("serve"));
-  /** What a field may be, as the server says; until it has, what it is. */
+  /** The choices of a field according to the server's schema; the current value until the schema has arrived. */
   const choices = (field: string, present: string): string[] => {
     const found = schema && readSchema(schema as Schema).fields.find((one) => one.path[0] === field);
     return [...(found?.choices ?? [present])];
@@ -206,7 +206,7 @@ export function DeployForm({ job: firstJob = "", path: firstPath = "" }: Props) 
   );
 }
 
-/** Jobs whose result may be served, newest first. */
+/** Jobs whose result can be served, newest first. */
 function useTrained() {
   const { data } = useInfiniteQuery(jobs({ state: "succeeded", kind: "train" }));
   return data?.pages.flatMap((page) => page.jobs) ?? [];

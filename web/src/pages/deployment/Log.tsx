@@ -8,7 +8,7 @@ import { clock, dateAndTime } from "../../format";
 import classes from "../job/Log.module.css";
 import { toneOf, wordsFor } from "./words";
 
-/** What happened to a deployment, newest first. */
+/** Events of a deployment, newest first. */
 export const Log = memo(function Log({ deploymentId }: { deploymentId: string }) {
   const { t } = useTranslation();
   const { data, error, refetch } = useQuery(deploymentLog(deploymentId));

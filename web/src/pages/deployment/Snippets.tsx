@@ -1,4 +1,4 @@
-/** How to ask a deployment from elsewhere. */
+/** Example programs that call a deployment. */
 import { SegmentedControl, Stack, Text } from "@mantine/core";
 import { useQuery } from "@tanstack/react-query";
 import { useState } from "react";

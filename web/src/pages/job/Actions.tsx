@@ -11,7 +11,7 @@ import { ConfirmButton } from "../../components/ConfirmButton";
 import { ButtonLink } from "../../components/links";
 import { Failure } from "../../components/Feedback";
 
-/** Cancel, resume what ended too early, submit the like, or delete what is over. */
+/** Cancel a job, resume one that ended too early, copy one, or delete one that has ended. */
 export function Actions({ job }: { job: Job }) {
   const { t } = useTranslation();
   const client = useQueryClient();
@@ -27,7 +27,7 @@ export function Actions({ job }: { job: Job }) {
   const isOpen = job.state === "queued" || job.state === "planning" || job.state === "running";
   const remove = async () => {
     await body(api.DELETE("/api/v1/jobs/{job_id}", { params }));
-    // First away from this page, which would ask for the job again.
+    // Leave this page first, since it would refetch the deleted job.
     await navigate({ to: "/jobs" });
     client.removeQueries({ queryKey: jobQuery(job.id).queryKey });
     await client.invalidateQueries({ queryKey: ["jobs"] });

@@ -9,7 +9,7 @@ import { Failure, Waiting } from "../../components/Feedback";
 import { bytes, count, dateAndTime } from "../../format";
 import classes from "./Artifacts.module.css";
 
-/** What the job can go on from, each of which can be made into an artifact before the job ends. */
+/** Checkpoints of the job. Each can be exported as an artifact before the job ends. */
 export function Checkpoints({ job }: { job: Job }) {
   const { t } = useTranslation();
   const { data, error, refetch } = useQuery(checkpoints(job.id));
@@ -71,7 +71,7 @@ function Entry({ job, checkpoint, isMade }: { job: Job; checkpoint: Checkpoint; 
   );
 }
 
-/** What the server calls an exported checkpoint. */
+/** The server's name of an exported checkpoint. */
 function artifactName(step: number): string {
   return `step-${String(step).padStart(8, "0")}`;
 }

@@ -21,13 +21,13 @@ export const NAME_OF_FIGURE: Record<FigureName, string> = {
 
 interface Props {
   job: Job;
-  /** Ids of those that are drawn, too. */
+  /** Ids of the other jobs that are drawn. */
   others: readonly string[];
   most: number;
   onChange: (ids: string[]) => void;
 }
 
-/** Picks other training jobs to draw beside this one. */
+/** Chooses other training jobs to draw beside this one. */
 export function Compare({ job, others, most, onChange }: Props) {
   const { t } = useTranslation();
   const { data } = useInfiniteQuery(jobs({ kind: "train" }));

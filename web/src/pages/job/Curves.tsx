@@ -88,7 +88,7 @@ export function Curves({ job }: { job: Job }) {
   );
 }
 
-/** Steps by hand: what dragging does, for the keyboard. */
+/** Inputs for the first and last step: zooming by keyboard. */
 function ZoomFields({ zoom, last, onZoom, children }: { zoom: Zoom | null; last: number; onZoom: (zoom: Zoom | null) => void; children: ReactNode }) {
   const { t } = useTranslation();
   const [from, to] = zoom ?? [1, last];
@@ -116,7 +116,7 @@ function Field({ label, value, onCommit }: { label: string; value: number; onCom
         {label}
       </Text>
       <NumberInput
-        // What was typed and not taken goes when the value changes by other means.
+        // A new value from outside replaces unconfirmed input.
         key={value}
         id={id}
         size="xs"
@@ -155,7 +155,7 @@ function Smoothing({ value, onChange }: { value: number; onChange: (value: numbe
   );
 }
 
-/** What the stretch that is zoomed into measured, where the whole run is told by some of its steps only. */
+/** The metrics of the zoomed range, if the whole run is thinned out. */
 function useStretch(id: string, zoom: Zoom | null, known: number) {
   const [first, last] = zoom ?? [0, 0];
   const { data } = useQuery({
@@ -190,7 +190,7 @@ function figureOf(value: string): FigureName | undefined {
   return value === "loss" ? undefined : (value as FigureName);
 }
 
-/** The picture in words. */
+/** The text alternative of the picture. */
 function describe(figure: FigureName, name: string, summary: string, zoom: Zoom | null, runs: readonly Run[]): string {
   const over = t("{{figure}} over steps.", { figure: name });
   const where = zoom === null ? "" : t("Steps {{first}} to {{last}}.", { first: zoom[0], last: zoom[1] });

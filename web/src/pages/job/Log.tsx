@@ -12,9 +12,9 @@ import classes from "./Log.module.css";
 import { EVENT_GROUPS, type EventGroup } from "./search";
 import { groupOf, toneOf, wordsFor } from "./words";
 
-/** Rows on screen at first, and how many more a click brings: ten thousand at once would make the page slow. */
+/** Number of rows shown at first, and added by each click: ten thousand at once would make the page slow. */
 const ROWS = 200;
-/** So near to the end counts as being there. */
+/** Maximum distance from the end at which the log counts as scrolled to the end. */
 const NEAR_PX = 24;
 
 /** Keys of `t`. */
@@ -26,7 +26,7 @@ const GROUPS: Record<EventGroup, string> = {
   notes: "Notes and problems",
 };
 
-/** What happened, in order, following the end; the steps are in the curves. */
+/** Events of the job in order, scrolled to the end; the steps are in the curves. */
 export const Log = memo(function Log({ jobId }: { jobId: string }) {
   const { t } = useTranslation();
   const { data, error, refetch } = useQuery(log(jobId));
@@ -89,7 +89,7 @@ const Line = memo(function Line({ event }: { event: ClusterEvent }) {
   );
 });
 
-/** Keep the end in view while it is followed; who scrolls away stops following, who comes back continues. */
+/** Keep the end in view. Scrolling away from the end stops that, and scrolling back resumes it. */
 function useFollowing(shown: readonly ClusterEvent[], follows: boolean, setFollows: (follows: boolean) => void) {
   const [holder, setHolder] = useState<HTMLDivElement | null>(null);
   const last = shown.at(-1)?.seq;
@@ -101,7 +101,7 @@ function useFollowing(shown: readonly ClusterEvent[], follows: boolean, setFollo
 
   useEffect(() => {
     if (holder === null) return;
-    // What is scrolled above ends at the end, which says the same.
+    // A scroll by the effect above ends at the end, so it sets the same value again.
     const onScroll = () => setFollows(holder.scrollHeight - holder.scrollTop - holder.clientHeight < NEAR_PX);
     holder.addEventListener("scroll", onScroll, { passive: true });
     return () => holder.removeEventListener("scroll", onScroll);

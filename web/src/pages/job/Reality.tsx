@@ -1,4 +1,4 @@
-/** What the plan predicted, beside what was measured, and what a step waits for most. */
+/** Predictions of the plan beside measurements, and the bottleneck of a step. */
 import { Alert, SimpleGrid, Table, Text } from "@mantine/core";
 import type { TFunction } from "i18next";
 import { useTranslation } from "react-i18next";
@@ -64,7 +64,7 @@ export function Reality({ job, plan }: { job: Job; plan: Plan }) {
   );
 }
 
-/** How long each machine computes in a step, on paper and in reality. */
+/** Predicted and measured computing time of each machine in a step. */
 function Busy({ plan, measured }: { plan: Plan; measured: Measured | null }) {
   const { t } = useTranslation();
   const step = plan.prediction?.step_s;
@@ -122,7 +122,7 @@ function busyWords(fraction: number | null | undefined, step: number | undefined
   return step === undefined ? share : `${stepTime(step * fraction)} (${share})`;
 }
 
-/** How good the plan is known to be, as `share-compute plan` says it. */
+/** The known bound on the plan's quality, in the words of `share-compute plan`. */
 function boundWords({ gap, exact }: Prediction, t: TFunction): string {
   const proof = exact ? t("proven best by the formula") : t("the best that was found");
   if (gap === null) return t("The plan is {{proof}}.", { proof });

@@ -17,7 +17,7 @@ interface Sample {
   text: string;
 }
 
-/** What the model wrote while it learned, newest first; nothing where it was not asked to. */
+/** Texts that the model generated during training, newest first; empty if none were requested. */
 export function Samples({ jobId }: { jobId: string }) {
   const { t } = useTranslation();
   const { data } = useQuery(log(jobId));
@@ -51,7 +51,7 @@ export function Samples({ jobId }: { jobId: string }) {
   );
 }
 
-/** By step, newest first; a resumed attempt makes some again, and the later counts. */
+/** Samples by step, newest first. A resumed attempt repeats some; the later one replaces the earlier. */
 export function samplesIn(events: readonly ClusterEvent[]): Sample[] {
   const found = new Map<string, Sample>();
   for (const { kind, data } of events) {

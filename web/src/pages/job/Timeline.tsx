@@ -1,4 +1,4 @@
-/** One step: microbatches over machines and time, as the simulator of the schedule lays it. */
+/** One step: microbatches over machines and time, as the schedule's simulator predicts it. */
 import { Group, Table, Text } from "@mantine/core";
 import { useInViewport } from "@mantine/hooks";
 import { useQuery } from "@tanstack/react-query";
@@ -16,12 +16,12 @@ import classes from "./Timeline.module.css";
 
 const LABEL_PX = 96;
 const AXIS_PX = 22;
-/** Narrower than this, a cell has no room for its number. */
+/** Cells narrower than this have no room for their number. */
 const NUMBER_PX = 14;
 
 export function Timeline({ job, plan }: { job: Job; plan: Plan }) {
   const { t } = useTranslation();
-  // Laying out a step takes the server a moment: not for pages that are never scrolled so far.
+  // A timeline is expensive for the server, so it is fetched only when it is scrolled into view.
   const { ref, inViewport } = useInViewport<HTMLDivElement>();
   const [wasSeen, setSeen] = useState(false);
   if (inViewport && !wasSeen) setSeen(true);
@@ -123,7 +123,7 @@ interface DrawingProps {
   height: number;
 }
 
-/** Drawn once: pointing at cells must not draw thousands of them again. */
+/** Memoized: hovering over cells must not render thousands of them again. */
 const Drawing = memo(function Drawing({ rows, timeline, step, whole, height }: DrawingProps) {
   const hatch = useId();
   const x = (moment: number) => LABEL_PX + (moment / step) * (whole - LABEL_PX - 8);
@@ -210,7 +210,7 @@ function Key({ name, of }: { name: string; of: string }) {
   );
 }
 
-/** The same in figures. */
+/** The timeline as a table. */
 function Figures({ rows, step }: { rows: Row[]; step: number }) {
   const { t } = useTranslation();
   return (

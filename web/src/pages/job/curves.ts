@@ -1,4 +1,4 @@
-/** Turns measured steps into the columns that the chart draws. */
+/** Converts measured steps to the columns of the chart. */
 import type { Metric } from "../../api/types";
 import type { Curve } from "../../components/CurveChart";
 import { loss, si, stepTime, t } from "../../format";
@@ -7,7 +7,7 @@ import type { FigureName } from "./search";
 const SPLITS = ["train", "validation", "test"] as const;
 export const NAMES = { train: "training", validation: "validation", test: "test" } as const;
 
-/** One job's metrics, and what the legend calls it; no name when it is alone. */
+/** One job's metrics, and its name in the legend; no name if it is the only one. */
 export interface Run {
   name: string | null;
   metrics: readonly Metric[];
@@ -18,7 +18,7 @@ export interface Drawn {
   curves: Curve[];
 }
 
-/** How each figure is written. */
+/** Format of each figure. */
 export const WRITTEN: Record<FigureName, (value: number) => string> = {
   loss,
   learning_rate: (value) => value.toPrecision(3),
@@ -29,7 +29,7 @@ export const WRITTEN: Record<FigureName, (value: number) => string> = {
   perplexity: (value) => value.toPrecision(3),
 };
 
-/** The figures that there are measurements of, in the order of `WRITTEN`. */
+/** The figures that have measurements, in the order of `WRITTEN`. */
 export function figuresIn(metrics: readonly Metric[]): FigureName[] {
   const found = new Set(metrics.flatMap((metric) => Object.keys(metric.data).filter((name) => metric.data[name] != null)));
   return (Object.keys(WRITTEN) as FigureName[]).filter((name) => found.has(name));
@@ -38,7 +38,7 @@ export function figuresIn(metrics: readonly Metric[]): FigureName[] {
 /**
  * The curves of one figure of several jobs over their common steps.
  *
- * @param smoothing from 0 (none) to below 1: weight of what came before in a running mean.
+ * @param smoothing weight of the earlier values in a running mean, from 0 (none) to below 1.
  */
 export function curvesOf(runs: readonly Run[], figure: FigureName, smoothing = 0): Drawn {
   const points = runs.flatMap(({ metrics }) => metrics.filter((metric) => valueOf(metric, figure) !== null));
@@ -50,7 +50,7 @@ export function curvesOf(runs: readonly Run[], figure: FigureName, smoothing = 0
       if (own.length === 0) return [];
       const values: (number | null)[] = new Array(steps.length).fill(null);
       for (const metric of own) values[column.get(metric.step)!] = valueOf(metric, figure);
-      // Alone, its splits differ by hue; among others, each job has one, and its splits differ by their points.
+      // The splits of a single job differ by hue. Several jobs have one hue each; their splits differ by their points.
       const ink = runs.length === 1 ? order : place;
       const what = t(NAMES[split]);
       const curve = { label: name === null ? what : t("{{name}}, {{what}}", { name, what }), values, ink, isSparse: split !== "train" };
@@ -64,7 +64,7 @@ export function curvesOf(runs: readonly Run[], figure: FigureName, smoothing = 0
   return { steps, curves };
 }
 
-/** A running mean that forgets: each value counts `weight` times as much as the one after it. Starts without a bias. */
+/** Exponential moving average, bias-corrected: each value weighs `weight` times as much as the next one. */
 export function smoothed(values: readonly (number | null)[], weight: number): (number | null)[] {
   let sum = 0;
   let whole = 0;
@@ -76,7 +76,7 @@ export function smoothed(values: readonly (number | null)[], weight: number): (n
   });
 }
 
-/** What is known of all steps, and in a stretch of them all that was told of it alone. */
+/** Merge the metrics of the whole run with the denser ones of a range of steps. */
 export function together(all: readonly Metric[], stretch: readonly Metric[]): Metric[] {
   if (stretch.length === 0) return [...all];
   const name = (metric: Metric) => `${metric.split} ${metric.step}`;
@@ -84,7 +84,7 @@ export function together(all: readonly Metric[], stretch: readonly Metric[]): Me
   return [...all, ...stretch.filter((metric) => !known.has(name(metric)))].sort((a, b) => a.step - b.step);
 }
 
-/** The loss in a sentence. */
+/** The loss in one sentence. */
 export function summarize(metrics: readonly Metric[]): string {
   const training = metrics.filter((metric) => metric.split === "train");
   const first = training.at(0);

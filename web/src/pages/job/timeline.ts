@@ -1,4 +1,4 @@
-/** The arithmetic of the picture of one step. */
+/** Geometry of the timeline of one step. */
 import type { Plan, PlanTimeline, TimelineCell } from "../../api/types";
 
 /** One machine's part of a step. */
@@ -10,7 +10,7 @@ export interface Row {
   update: { start_s: number; stop_s: number } | undefined;
   forward_s: number;
   backward_s: number;
-  /** Neither computing cells nor updating. */
+  /** Time in which it neither computes cells nor updates weights. */
   waiting_s: number;
 }
 
@@ -32,13 +32,13 @@ export function rowsOf(plan: Plan, timeline: PlanTimeline): Row[] {
   );
 }
 
-/** Share of the step in which the machines wait, over all of them. */
+/** Fraction of the step in which machines wait, averaged over them. */
 export function bubbleOf(rows: readonly Row[], step: number): number {
   if (rows.length === 0 || step <= 0) return 0;
   return rows.reduce((sum, row) => sum + row.waiting_s, 0) / (rows.length * step);
 }
 
-/** About five round moments from 0 to the end of the step. */
+/** About five round times from 0 to the end of the step. */
 export function ticksOf(step: number): number[] {
   const rough = step / 5;
   const scale = 10 ** Math.floor(Math.log10(rough));

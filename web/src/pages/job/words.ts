@@ -13,7 +13,7 @@ export function toneOf(event: Pick<ClusterEvent, "data">): Tone {
   return level ?? "info";
 }
 
-/** Which part of the log an event belongs to. */
+/** The part of the log that an event belongs to. */
 export function groupOf({ kind, data }: ClusterEvent): EventGroup {
   if (toneOf({ data }) !== "info") return "notes";
   switch (kind) {
@@ -83,7 +83,7 @@ export function wordsFor({ kind, data }: ClusterEvent): string {
     case "link-cut":
       return sentence((data as { sentence: string }).sentence);
     case "note":
-      // As written: it may begin with the name of a machine.
+      // Not capitalized: it may begin with the name of a machine.
       return (data as { message: string }).message;
     case "ended": {
       const { outcome, reason } = data as { outcome: string; reason: string };
@@ -108,7 +108,7 @@ function planned(plan: Plan): string {
 function reformed(data: { sentence: string; seconds: number; recomputed: number }): string {
   const { sentence: what, seconds, recomputed } = data;
   const again = recomputed === 0 ? "" : `, ${recomputed} ${recomputed === 1 ? "microbatch" : "microbatches"} computed again`;
-  // As written: it may begin with the name of a machine.
+  // Not capitalized: it may begin with the name of a machine.
   return `${what}; no step for ${stepTime(seconds)}${again}.`;
 }
 

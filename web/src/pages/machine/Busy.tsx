@@ -1,4 +1,4 @@
-/** How busy training kept a machine, over the times at which it worked. */
+/** Fraction of time that a machine computed while it trained. */
 import { SegmentedControl, Text } from "@mantine/core";
 import { useElementSize } from "@mantine/hooks";
 import { useQuery } from "@tanstack/react-query";

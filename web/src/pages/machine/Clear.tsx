@@ -1,4 +1,4 @@
-/** Let a machine that was quarantined for wrong numbers get work again, after asking whether that is meant. */
+/** Lifts the quarantine of a machine that sent wrong numbers, after a confirmation. */
 import { useQueryClient } from "@tanstack/react-query";
 import { useTranslation } from "react-i18next";
 

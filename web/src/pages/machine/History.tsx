@@ -1,4 +1,4 @@
-/** Everything that happened to a machine, newest first. */
+/** All events of a machine, newest first. */
 import { Button, Text } from "@mantine/core";
 import { useQuery } from "@tanstack/react-query";
 import type { TFunction } from "i18next";

@@ -15,7 +15,7 @@ import { keys as keysQuery } from "./queries";
 
 type Granted = (typeof GRANTABLE)[number];
 
-/** One key for each person or program, so that each can be ended alone. */
+/** API keys: one for each person or program, so that each can be revoked alone. */
 export function Keys({ keys }: { keys: readonly ApiKey[] }) {
   const { t } = useTranslation();
   const [showsRevoked, setShowsRevoked] = useState(false);

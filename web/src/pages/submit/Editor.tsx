@@ -1,4 +1,4 @@
-/** A text area with line numbers; lines with a problem are marked, and the problems stand below it. */
+/** A text area with line numbers; lines with a problem are marked, and the problems are listed below it. */
 import { Text } from "@mantine/core";
 import { useRef } from "react";
 

@@ -1,4 +1,4 @@
-/** One field of the form, by what it is filled in with. */
+/** The input of one field of the form, by the field's kind. */
 import { Checkbox, Input, NativeSelect, SegmentedControl, Stack, Textarea, TextInput } from "@mantine/core";
 import { useState } from "react";
 import { useTranslation } from "react-i18next";
@@ -34,7 +34,7 @@ export function FieldInput({ field }: { field: Field }) {
   }
 }
 
-/** The fields of an object; where exactly one of some is to be given, a choice between these. */
+/** The fields of an object. If exactly one of several must be given, the user chooses one of these. */
 export function Fields({ of }: { of: Field }) {
   const isAlternative = (field: Field) => of.exactlyOne.includes(field.path.at(-1)!);
   const alternatives = of.fields.filter(isAlternative);
@@ -48,7 +48,7 @@ export function Fields({ of }: { of: Field }) {
   );
 }
 
-/** Short inputs beside each other where there is room. */
+/** Short inputs, side by side if there is room. */
 export function FieldGrid({ fields }: { fields: readonly Field[] }) {
   return (
     <div className={classes.grid}>
@@ -65,7 +65,7 @@ function isWide(field: Field): boolean {
   return ["object", "rows", "path", "paths", "yaml", "strings"].includes(field.kind);
 }
 
-/** What an alternative begins with. */
+/** Initial value of an alternative. */
 function beginning(field: Field): unknown {
   switch (field.kind) {
     case "choice":
@@ -91,11 +91,11 @@ function Alternatives({ of, fields }: { of: Field; fields: readonly Field[] }) {
   const choose = (name: string) => {
     const next = fields.find((field) => field.path.at(-1) === name);
     if (next === undefined || next === chosen) return;
-    // In this order, so that what holds them both keeps its place.
+    // In this order, so that their common parent keeps its place in the text.
     const both = new Draft(draft.with(next.path, beginning(next)));
     onText(both.get(chosen.path) === undefined ? both.text : both.without(chosen.path));
   };
-  // An error about the choice itself is named at the object.
+  // The server names the object in errors about the choice itself.
   const error = problems.get(of.path.join("."))?.map(sentence).join(" ");
   return (
     <Stack gap="xs">
@@ -115,11 +115,11 @@ function Alternatives({ of, fields }: { of: Field; fields: readonly Field[] }) {
   );
 }
 
-/** Text or a number; an empty one means the default, which is shown in its place. */
+/** Text or a number; an empty input means the default, which is its placeholder. */
 function Line({ field }: { field: Field }) {
   const { value, set, error } = useField(field);
   const { label, help } = useWords();
-  // While one types, "0." is not yet the number that it will be.
+  // While the user types, "0." is not yet the final number.
   const [own, setOwn] = useState<string | null>(null);
   const isNumber = field.kind === "number";
   const change = (text: string) => {
@@ -151,7 +151,7 @@ function asText(value: unknown): string {
   return typeof value === "object" ? short(value) : String(value);
 }
 
-/** One text a line, or YAML. */
+/** Texts, one on each line, or YAML. */
 function Lines({ field }: { field: Field }) {
   const { value, set, error } = useField(field);
   const { label, help } = useWords();
@@ -205,7 +205,7 @@ function Choice({ field }: { field: Field }) {
       onChange={(event) => set(event.currentTarget.value === "" ? undefined : event.currentTarget.value)}
       data={[
         ...(hasDefault ? [{ value: "", label: t("default: {{value}}", { value: fallback }) }] : []),
-        // What the YAML says stays visible, also when it is wrong.
+        // The current value stays visible, even if it is invalid.
         ...(asText(value) !== "" && !field.choices.includes(asText(value)) ? [asText(value)] : []),
         ...field.choices,
       ]}
@@ -229,7 +229,7 @@ function Switched({ field }: { field: Field }) {
   );
 }
 
-/** An object that is off unless it is wanted. */
+/** An object that is off by default. */
 function Optional({ field }: { field: Field }) {
   const { value, set, error } = useField(field);
   const { label, help } = useWords();

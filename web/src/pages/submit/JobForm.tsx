@@ -39,7 +39,7 @@ export function JobForm({ root, kind, ...form }: Props) {
   );
 }
 
-/** What is wrong with the job as a whole, or with what the form has no field for. */
+/** Problems of the job as a whole, or of fields that have no input. */
 function Whole() {
   const { problems } = useForm();
   return (
@@ -53,7 +53,7 @@ function Whole() {
   );
 }
 
-/** The fields of a part; alternatives among them, wherever the schema has them, are a choice. */
+/** The fields of a part; alternatives among them, at any depth of the schema, are a choice. */
 function Body({ part, root }: { part: Part; root: Field }) {
   const parents = new Map<string, Field>();
   const plain: Field[] = [];
@@ -93,7 +93,7 @@ function Fold({ fold }: { fold: Part }) {
   const wrong = problemsWithin(problems, fold.fields);
   const given = fold.fields.flatMap((field) => leaves(field)).filter((field) => draft.get(field.path) !== undefined);
   const details = useRef<HTMLDetailsElement>(null);
-  // A problem inside opens it. It is never closed from here: somebody may be typing in it.
+  // Opened by a problem inside. Never closed from here, since the user may be typing in it.
   useEffect(() => {
     if (wrong > 0 && details.current !== null) details.current.open = true;
   }, [wrong > 0]);

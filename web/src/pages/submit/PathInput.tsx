@@ -1,4 +1,4 @@
-/** A path on the server, or what is sent there from here: by a file picker, by dropping files, or from an earlier upload. */
+/** A path on the server, or files for it: from a file picker, by drag and drop, or from an earlier upload. */
 import { Button, Group, NativeSelect, Progress, Stack, Text, Textarea, TextInput, VisuallyHidden } from "@mantine/core";
 import { useMutation, useQuery, useQueryClient } from "@tanstack/react-query";
 import { useEffect, useId, useRef, useState } from "react";
@@ -29,7 +29,7 @@ export function PathInput({ field }: { field: Field }) {
     const lines = text.split("\n").map((line) => line.trim()).filter((line) => line !== "");
     set(isMany ? lines : (lines[0] ?? undefined));
   };
-  /** Name an upload; what only stood in for a path goes. */
+  /** Insert the name of an upload, and remove the example's placeholder. */
   const take = (sent: Upload) => {
     setOwn(null);
     if (!isMany) return set(`upload:${sent.id}`);
@@ -60,7 +60,7 @@ export function PathInput({ field }: { field: Field }) {
 
 interface SenderProps {
   kind: UploadKind;
-  /** Of the field that the files are for. */
+  /** Label of the field that the files are for. */
   label: string;
   onSent: (sent: Upload) => void;
 }
@@ -75,12 +75,12 @@ function Sender({ kind, label, onSent }: SenderProps) {
   const abort = useRef<AbortController>(null);
   const input = useRef<HTMLInputElement>(null);
   const id = useId();
-  // The form has moved on by the time that the files are there.
+  // The form may have changed by the time the upload is complete.
   const latest = useRef(onSent);
   useEffect(() => {
     latest.current = onSent;
   });
-  // Who leaves the page gives up what is on its way.
+  // Leaving the page aborts a running upload.
   useEffect(() => () => abort.current?.abort(), []);
 
   const sending = useMutation({
@@ -133,7 +133,7 @@ function Sender({ kind, label, onSent }: SenderProps) {
             aria-label={t("Files for {{field}}", { field: label })}
             onChange={(event) => {
               start(picked(event.currentTarget.files));
-              // The same files can be picked again.
+              // Allows the same files to be picked again.
               event.currentTarget.value = "";
             }}
             {...(kind === "data" ? { accept: ".txt,.jsonl,.parquet" } : { webkitdirectory: "" })}

@@ -1,4 +1,4 @@
-/** Which plan the job would get on the machines that are ready now, before it is submitted. */
+/** Preview of the plan that the job would get on the machines that are ready now. */
 import { Group, Loader, SimpleGrid, Stack, Text } from "@mantine/core";
 import { useDebouncedValue } from "@mantine/hooks";
 import { keepPreviousData, useQuery } from "@tanstack/react-query";
@@ -23,7 +23,7 @@ const readyIds = ({ machines }: ClusterView) => machines.filter((one) => one.sta
 interface Props {
   draft: Draft;
   kind: string;
-  /** Whether the server would take the job as it stands. */
+  /** Whether the server would accept the current text. */
   isGood: boolean;
 }
 
@@ -31,13 +31,13 @@ export function PlanPreview({ draft, kind, isGood }: Props) {
   const { t } = useTranslation();
   const ready = useQuery({ ...cluster, select: readyIds }).data;
   const asked = question(draft, kind);
-  // A plan depends on the machines, too: the same question is asked again when they change.
+  // A plan depends on the machines, too, so it is requested again when they change.
   const machines = ready?.join() ?? "";
   const [settled] = useDebouncedValue(isGood && asked !== undefined ? JSON.stringify(asked) : "", SETTLING_MS);
   const wanted = settled !== "" && machines !== "";
   const { data, error, isFetching, isPlaceholderData } = useQuery({
     queryKey: ["plan", settled, machines],
-    // A question that is given up ends its plan on the server.
+    // An aborted request also ends the planning on the server.
     queryFn: ({ signal }) => body(api.POST("/api/v1/plans", { signal, body: JSON.parse(settled) })),
     enabled: wanted,
     placeholderData: keepPreviousData,
@@ -125,10 +125,10 @@ function stepsOf(draft: Draft): number | undefined {
   return typeof steps === "number" ? steps : undefined;
 }
 
-/** What the planner is asked; undefined where there is nothing to plan before a batch begins. */
+/** The request to the planner; undefined if there is nothing to plan before the batch starts. */
 function question(draft: Draft, kind: string): object | undefined {
   if (kind === "train" && draft.value !== null) {
-    // A plan does not depend on the name, nor on the data.
+    // A plan depends neither on the name nor on the data.
     return { job: { ...draft.value, name: "preview" } };
   }
   const path = draft.get(["model", "path"]);

@@ -1,4 +1,4 @@
-/** A list of objects, the layers of a model: one row each, in their order. */
+/** A list of objects (the layers of a model), one row for each, in order. */
 import { Button, Group, Input, NativeSelect, Stack, Text, TextInput } from "@mantine/core";
 import { useState } from "react";
 import { useTranslation } from "react-i18next";
@@ -99,7 +99,7 @@ function Cell({ field, name, value, onChange }: CellProps) {
   );
 }
 
-/** A button beside a row of inputs. */
+/** A button next to a row of inputs. */
 function RowButton({ children, ...rest }: { children: string; onClick: () => void; "aria-label": string; disabled?: boolean }) {
   return (
     <Group align="end">

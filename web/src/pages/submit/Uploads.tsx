@@ -1,4 +1,4 @@
-/** What was sent to the server, how much room it takes, and a way to remove it. */
+/** Uploads on the server with their sizes, each with a button that deletes it. */
 import { Button, Group, Stack, Text } from "@mantine/core";
 import { useMutation, useQuery, useQueryClient } from "@tanstack/react-query";
 import { useTranslation } from "react-i18next";

@@ -1,4 +1,4 @@
-/** An earlier job as something to start from: without what is the default anyway, and with uploads by their names. */
+/** An earlier job as the start of a new one: without defaults, and with uploads by name. */
 import type { Job, Upload } from "../../api/types";
 import { written } from "./draft";
 import { pruned, type Field } from "./schema";
@@ -8,7 +8,7 @@ export function textOf(job: Pick<Job, "id" | "kind" | "spec">, root: Field, know
   return `# From ${job.id}.\n${written(named({ kind: job.kind, ...spec }, known))}`;
 }
 
-/** A job keeps the paths of what it named as an upload. */
+/** Replace paths of uploads by their names; a stored job has the paths. */
 function named(value: unknown, known: readonly Pick<Upload, "id" | "folder">[]): unknown {
   if (Array.isArray(value)) return value.map((one) => named(one, known));
   if (typeof value === "object" && value !== null) {

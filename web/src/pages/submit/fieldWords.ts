@@ -1,4 +1,4 @@
-/** What fields are called and what is said about them: the schema's own words, or their Chinese. */
+/** Labels and descriptions of fields: from the schema, or translated into Chinese. */
 import { useTranslation } from "react-i18next";
 
 import chinese from "./fieldWords.zh.json";

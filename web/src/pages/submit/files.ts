@@ -1,15 +1,15 @@
-/** Files that somebody picked or dropped, with the names that they get in their upload. */
+/** Picked or dropped files, with their names in the upload. */
 import type { UploadKind } from "../../api/types";
 import type { Sent } from "../../api/upload";
 
-/** From a file picker: of a folder, the paths below it. */
+/** Files of a file picker; for a folder with their paths in it. */
 export function picked(files: FileList | null): Sent[] {
   return [...(files ?? [])].map((file) => ({ file, path: file.webkitRelativePath || file.name }));
 }
 
-/** From a drop: files, and all that is in folders. */
+/** Dropped files, and all files in dropped folders. */
 export async function dropped(transfer: DataTransfer): Promise<Sent[]> {
-  // All of it is asked for before the first await: after it the browser has emptied the transfer.
+  // All entries are read before the first await, after which the browser has emptied the transfer.
   const items = [...transfer.items].map((item) => ({ entry: item.webkitGetAsEntry(), file: item.getAsFile() }));
   const found = items.map(({ entry, file }) => {
     if (entry !== null) return below(entry);
@@ -27,19 +27,19 @@ async function below(entry: FileSystemEntry): Promise<Sent[]> {
   const reader = (entry as FileSystemDirectoryEntry).createReader();
   const found: Sent[] = [];
   for (;;) {
-    // It gives a hundred at a time, and none when there are no more.
+    // A call returns at most a hundred entries, and none at the end.
     const some = await new Promise<FileSystemEntry[]>((resolve, reject) => reader.readEntries(resolve, reject));
     if (some.length === 0) return found;
     for (const one of some) found.push(...(await below(one)));
   }
 }
 
-/** What pickle reads may run code; what begins with a dot is of no use to a job. */
+/** Pickle files, which may run code when they are loaded. */
 const PICKLE = /\.(bin|ckpt|dill|joblib|pickle|pkl|pt|pth)$/i;
 
 /**
- * The files that are sent, without the folder that all of them lie in, and the names of those that are left out. A
- * model that has nothing but pickled weights is sent as it is: the server says how to convert it.
+ * Return the files to send, without their common folder and without hidden ones, and the names of pickles that are left
+ * out. A model with pickled weights only is sent unchanged: the server says how to convert it.
  */
 export function usable(all: readonly Sent[], kind: UploadKind): { files: Sent[]; leftOut: string[] } {
   const seen = all.filter(({ path }) => !path.split("/").some((part) => part.startsWith(".")));
@@ -54,7 +54,7 @@ export function usable(all: readonly Sent[], kind: UploadKind): { files: Sent[];
   };
 }
 
-/** What people call some files: their folder, or the first of them. */
+/** A name for several files: that of their folder, or of the first file. */
 export function nameOf(files: readonly Sent[]): string {
   const first = files[0];
   if (first === undefined) return "";

@@ -1,4 +1,4 @@
-/** The state that every input of the form reads and changes, and the layout that they share. */
+/** The state that every input of the form reads and changes, and their common layout. */
 import type { TextInputProps } from "@mantine/core";
 import { createContext, useContext } from "react";
 
@@ -10,10 +10,10 @@ export const BELOW = { inputWrapperOrder: ["label", "input", "error", "descripti
 
 export interface Form {
   draft: Draft;
-  /** Problems by field, with dots. */
+  /** Problems by field; the parts of its name are separated by dots. */
   problems: ReadonlyMap<string, readonly string[]>;
   onText: (text: string) => void;
-  /** What is sent to the server now; a job that names it cannot be submitted before it is there. */
+  /** Report a started (1) or finished (-1) upload; the job cannot be submitted before all are finished. */
   onSending: (change: 1 | -1) => void;
 }
 
@@ -27,12 +27,12 @@ export function useForm(): Form {
 
 export interface Handle {
   value: unknown;
-  /** undefined takes the field out, so that its default holds. */
+  /** Set the value; undefined removes the field, so that its default applies. */
   set: (value: unknown) => void;
   error: string | undefined;
 }
 
-/** The value of a field, how to change it, and what is wrong with it. */
+/** The value of a field, a setter, and its problems. */
 export function useField(field: Field): Handle {
   const { draft, problems, onText } = useForm();
   return {
@@ -42,7 +42,7 @@ export function useField(field: Field): Handle {
   };
 }
 
-/** Problems of a field and of all that is inside it. */
+/** Problems of a field and of all fields inside it. */
 export function problemsWithin(problems: Form["problems"], fields: readonly Field[]): number {
   let found = 0;
   for (const [place, some] of problems) {

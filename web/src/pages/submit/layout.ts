@@ -1,6 +1,6 @@
 /**
- * Which fields stand in front and which are folded. What the schema has and nothing here names is folded under "More",
- * so that a new field is never out of reach.
+ * Decides which fields are visible and which are folded. Fields of the schema that are not named here are folded under
+ * "More", so that a new field is always reachable.
  */
 import type { Field } from "./schema";
 import { find } from "./schema";
@@ -87,25 +87,25 @@ const LAYOUTS: Record<string, readonly Section[]> = {
   ],
 };
 
-/** A part of the form with the fields themselves. */
+/** A part of the form with its fields. */
 export interface Part {
   title: string;
   fields: readonly Field[];
   folds: readonly Part[];
 }
 
-/** Lay the fields of a job out. A field named with its parts, `training`, brings those that stand nowhere else. */
+/** Lay out the fields of a job. The name of an object, `training`, includes those of its fields that no part names. */
 export function layOut(root: Field, kind: string): Part[] {
   const sections = LAYOUTS[kind] ?? [];
   const named = new Set(sections.flatMap((section) => [section, ...section.folds].flatMap((part) => part.fields)));
   const isElsewhere = (field: Field, by: string): boolean => named.has(field.path.join(".")) && field.path.join(".") !== by;
 
-  /** The field without those parts of it that have a place of their own; undefined where nothing is left. */
+  /** The field without the parts that are shown elsewhere; undefined if nothing is left. */
   const rest = (field: Field, by: string): Field | undefined => {
     if (isElsewhere(field, by)) return undefined;
     if (![...named].some((name) => name.startsWith(`${field.path.join(".")}.`))) return field;
     const fields = field.fields.map((one) => rest(one, by)).filter((one) => one !== undefined);
-    // Its alternatives stand where its fields do.
+    // Its alternatives are shown with its fields.
     return fields.length === 0 ? undefined : { ...field, fields, exactlyOne: [] };
   };
   const fieldsOf = (part: Fold): Field[] =>

@@ -1,4 +1,4 @@
-/** Finds the line of a job file that a problem is about. */
+/** Finds the line of a job file that causes a problem. */
 import { isMap, isSeq, LineCounter, parseDocument, type Document, type Node } from "yaml";
 
 export interface Marked {
@@ -8,7 +8,7 @@ export interface Marked {
   problem: string;
 }
 
-/** Syntax errors of a YAML text, found while it is typed; the server judges everything else. */
+/** Syntax errors of a YAML text, found while the user types; the server reports all other problems. */
 export function syntaxProblems(text: string): Marked[] {
   const lines = new LineCounter();
   const document = parseDocument(text, { lineCounter: lines, prettyErrors: false });
@@ -19,7 +19,7 @@ export function syntaxProblems(text: string): Marked[] {
   }));
 }
 
-/** Put each problem on the line of its field, or of the nearest parent that the text has. */
+/** Put each problem on the line of its field, or of the nearest parent in the text. */
 export function locate(text: string, problems: readonly { field: string; problem: string }[]): Marked[] {
   const lines = new LineCounter();
   const document = parseDocument(text, { lineCounter: lines });

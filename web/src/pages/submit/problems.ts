@@ -1,21 +1,21 @@
-/** Which field of the form a problem that the server names stands at. */
+/** Finds the field of the form that shows a problem of the server. */
 import type { FieldProblem } from "../../api/problem";
 import type { Field } from "./schema";
 
-/** Problems by the field, with dots, that shows them; "" has those that no field does. */
+/** Problems by the field (with dots) that shows them; "" has those that no field shows. */
 export function placed(problems: readonly FieldProblem[], root: Field): ReadonlyMap<string, readonly string[]> {
   const found = new Map<string, string[]>();
   for (const { field, problem } of problems) {
     const place = nearest(field === "" ? [] : field.split("."), root);
     const rest = field.slice(place.length).replace(/^\./, "");
-    // A part of a field, such as the second of some files, is said by name.
+    // The name of a part without an input, such as the second of several files, is put before the message.
     const said = rest === "" || /^\d+$/.test(rest) ? problem : `${rest}: ${problem}`;
     found.set(place, [...(found.get(place) ?? []), said]);
   }
   return found;
 }
 
-/** The deepest field on the way that has an input of its own. */
+/** The deepest field on the path that has an input of its own. */
 function nearest(path: readonly string[], root: Field): string {
   const steps: string[] = [];
   let at: Field = root;

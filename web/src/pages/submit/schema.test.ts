@@ -11,7 +11,7 @@ import { layOut, type Part } from "./layout";
 import { placed } from "./problems";
 import { find, pruned, readSchema, type Field, type Schema } from "./schema";
 
-/** The schemas as the server publishes them: those of requests in its OpenAPI. */
+/** The request schemas that the server publishes in its OpenAPI document. */
 const schemas = (
   JSON.parse(readFileSync(join(__dirname, "../../../openapi.json"), "utf-8")) as { components: { schemas: Record<string, Schema> } }
 ).components.schemas;

@@ -1,9 +1,9 @@
 /**
- * Reads a JSON schema as pydantic writes it into the fields of a form.
+ * Converts a JSON schema that pydantic generated to the fields of a form.
  *
- * react-jsonschema-form was tried and left: its core cannot be bundled without ajv, which compiles validators by
- * `new Function` (our Content-Security-Policy forbids it), it is 127 kB compressed without its inputs, and it draws
- * every optional field, `anyOf: [T, null]`, as a choice between two nameless alternatives.
+ * react-jsonschema-form is not used, for three reasons. Its core needs ajv, which compiles validators with
+ * `new Function`; our Content-Security-Policy forbids that. It is 127 kB compressed without its inputs. It draws every
+ * optional field, `anyOf: [T, null]`, as a choice between two unnamed alternatives.
  */
 
 export interface Schema {
@@ -22,34 +22,34 @@ export interface Schema {
   items?: Schema;
   prefixItems?: readonly Schema[];
   additionalProperties?: boolean | Schema;
-  /** Of these fields exactly one is to be given. */
+  /** Names of fields of which exactly one must be given. */
   "x-exactly-one"?: readonly string[];
 }
 
 /**
- * What a field is filled in with: `strings` one a line, `rows` a list of objects, `yaml` whatever has no input of its
- * own (mappings, pairs of numbers), written in YAML's short form.
+ * The input of a field. `strings`: one on each line. `rows`: a list of objects. `yaml`: all types without an input of
+ * their own (mappings, pairs of numbers), in YAML's flow style.
  */
 export type Kind = "text" | "number" | "boolean" | "choice" | "path" | "paths" | "strings" | "object" | "rows" | "yaml";
 
 export interface Field {
-  /** Keys from the whole job to it. */
+  /** Keys from the root of the job to the field. */
   path: readonly string[];
   kind: Kind;
   label: string;
   help: string;
   isRequired: boolean;
-  /** Whether null is a value of its own: the field is off. */
+  /** Whether null is a value of its own, which turns the field off. */
   isNullable: boolean;
   fallback: unknown;
   choices: readonly string[];
-  /** Of an object, or of one row. */
+  /** Fields of an object, or of one row. */
   fields: readonly Field[];
-  /** Names of fields of which exactly one is given. */
+  /** Names of fields of which exactly one must be given. */
   exactlyOne: readonly string[];
 }
 
-/** The fields of a job of one kind; `kind` itself is chosen elsewhere. */
+/** The fields of a job of one kind; `kind` itself is chosen outside the form. */
 export function readSchema(schema: Schema): Field {
   return field(schema, schema, [], "", true);
 }
@@ -79,7 +79,7 @@ function field(root: Schema, written: Schema, path: readonly string[], name: str
   };
 }
 
-/** Follow references, and take null out of the alternatives. */
+/** Resolve references, and remove null from the alternatives. */
 function resolve(root: Schema, schema: Schema): { schema: Schema; isNullable: boolean } {
   if (schema.$ref !== undefined) {
     const target = root.$defs?.[schema.$ref.split("/").at(-1)!] ?? {};
@@ -116,7 +116,7 @@ function kindOf(root: Schema, schema: Schema): Kind {
   }
 }
 
-/** A title that somebody wrote, or the field's name as a sentence begins; pydantic's own has capitals everywhere. */
+/** An explicit title, or the field's name in sentence case; pydantic's generated titles are in title case. */
 function labelOf(name: string, title: string | undefined): string {
   const own = name.replaceAll("_", " ").replace(/\b[a-z]/g, (letter) => letter.toUpperCase());
   if (title !== undefined && title !== own && name !== "") return title;
@@ -124,19 +124,19 @@ function labelOf(name: string, title: string | undefined): string {
   return words.charAt(0).toUpperCase() + words.slice(1);
 }
 
-/** Docstrings mark code with double backticks. */
+/** Remove the double backticks that mark code in docstrings. */
 function plain(text: string): string {
   return text.replaceAll("``", "").replace(/\s+/g, " ").trim();
 }
 
-/** The field that a path leads to; undefined where the schema has none. */
+/** The field at a path; undefined if the schema has none. */
 export function find(root: Field, path: readonly string[]): Field | undefined {
   let found: Field | undefined = root;
   for (const key of path) found = found?.fields.find((one) => one.path.at(-1) === key);
   return found;
 }
 
-/** What differs from the defaults; undefined where nothing does. */
+/** Remove defaults from a value; undefined if nothing is left. */
 export function pruned(value: unknown, by: Field): unknown {
   if (by.kind !== "object" || typeof value !== "object" || value === null) {
     return same(value, by.fallback) ? undefined : value;

@@ -1,4 +1,4 @@
-/** What a job can be started from. */
+/** Examples to start a job from. */
 import digits from "./digits.yaml?raw";
 import embed from "./embed.yaml?raw";
 import generate from "./generate.yaml?raw";
@@ -8,7 +8,7 @@ import serve from "./serve.yaml?raw";
 export const STARTS = { digits, language, generate, embed, serve } as const;
 export type Start = keyof typeof STARTS;
 
-/** Paths that an example only stands in for. */
+/** Whether a path is an example's placeholder. */
 export function isStandIn(path: string): boolean {
   return path.startsWith("/path/on/the/server/");
 }
