@@ -6,6 +6,7 @@ import ast
 import importlib
 import re
 import tokenize
+from collections import Counter
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
@@ -72,6 +73,11 @@ def test_modules_are_small_and_say_what_they_are_for(file: Path) -> None:
 )
 def test_a_folder_has_few_files(folder: Path) -> None:
     assert len(list(folder.glob("*.py"))) <= MOST_FILES
+
+
+def test_a_folder_of_the_dashboard_has_few_files() -> None:
+    num_files = Counter(path.parent for path in (ROOT / "web" / "src").rglob("*") if path.is_file())
+    assert {shown(folder): count for folder, count in num_files.items() if count > MOST_FILES} == {}
 
 
 def prose(file: Path) -> Iterator[tuple[int, str]]:

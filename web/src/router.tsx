@@ -1,12 +1,12 @@
 import { createRootRoute, createRoute, createRouter, lazyRouteComponent } from "@tanstack/react-router";
 
 import { Failure, Loading } from "./components/Feedback";
-import { Shell } from "./components/Shell";
+import { Shell } from "./components/frame/Shell";
 import { NotFound } from "./pages/NotFound";
 import { jobSearch, jobsSearch } from "./pages/job/search";
 import { machineSearch } from "./pages/machine/search";
 import { Cluster } from "./pages/Cluster";
-import type { Start } from "./pages/submit/starts";
+import type { Start } from "./pages/submit/starts/starts";
 import { clusterSearch } from "./cluster/search";
 
 /** Names of the examples; their texts are loaded with the page. */

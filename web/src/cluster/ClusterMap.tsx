@@ -5,7 +5,7 @@ import { useTranslation } from "react-i18next";
 
 import type { ClusterView } from "../api/types";
 import { AnchorLink } from "../components/links";
-import { useWidth } from "../components/useWidth";
+import { useWidth } from "../components/chart/useWidth";
 import { count } from "../format";
 import { Bubble } from "./Bubble";
 import { Details } from "./Details";

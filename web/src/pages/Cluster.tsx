@@ -10,7 +10,7 @@ import { isGone, type ClusterView } from "../api/types";
 import { Empty, Waiting } from "../components/Feedback";
 import { Figure } from "../components/Figure";
 import { ButtonLink } from "../components/links";
-import { Page } from "../components/Page";
+import { Page } from "../components/frame/Page";
 import { bytes, count, si } from "../format";
 import { found, groupsOf, reused, sumsOf, type MachineGroup } from "../cluster/groups";
 import { MachineTable } from "../cluster/MachineTable";

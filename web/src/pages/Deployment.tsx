@@ -8,7 +8,7 @@ import { deployment as deploymentQuery, deploymentStatus, figures as figuresQuer
 import type { Deployment as View, Figures, ReplicaStatus } from "../api/types";
 import { sentence, Waiting } from "../components/Feedback";
 import { Figure } from "../components/Figure";
-import { Page, Section } from "../components/Page";
+import { Page, Section } from "../components/frame/Page";
 import { StateBadge } from "../components/StateBadge";
 import { ago, count, dateAndTime, si } from "../format";
 import { Placement } from "../placement/Placement";

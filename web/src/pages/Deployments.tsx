@@ -8,7 +8,7 @@ import { deployments, figures as figuresQuery } from "../api/queries";
 import type { Deployment, Figures } from "../api/types";
 import { Empty, Failure, Loading, sentence } from "../components/Feedback";
 import { AnchorLink, ButtonLink } from "../components/links";
-import { Page } from "../components/Page";
+import { Page } from "../components/frame/Page";
 import { StateBadge } from "../components/StateBadge";
 import { ago, si } from "../format";
 import { useNow } from "../useNow";

@@ -10,7 +10,7 @@ import { Ago } from "../components/Ago";
 import { sentence, Waiting } from "../components/Feedback";
 import { Figure } from "../components/Figure";
 import { AnchorLink } from "../components/links";
-import { Page, Section } from "../components/Page";
+import { Page, Section } from "../components/frame/Page";
 import { StateBadge } from "../components/StateBadge";
 import { bytes, clock, count, dateAndTime, duration, si } from "../format";
 import { Holder } from "../cluster/MachineTable";

@@ -6,7 +6,7 @@ import { useTranslation } from "react-i18next";
 import { contributors, status } from "../api/queries";
 import { useMay } from "../api/scopes";
 import { Waiting } from "../components/Feedback";
-import { Page, Section } from "../components/Page";
+import { Page, Section } from "../components/frame/Page";
 import { Alerts } from "./operations/Alerts";
 import { Deployments } from "./operations/Deployments";
 import { Keys } from "./operations/Keys";

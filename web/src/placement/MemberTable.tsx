@@ -2,8 +2,8 @@ import { Table, Text } from "@mantine/core";
 import { useTranslation } from "react-i18next";
 
 import type { Plan } from "../api/types";
+import { Twin } from "../components/chart/Twin";
 import { MachineLink } from "../components/MachineLink";
-import { Twin } from "../components/Twin";
 import { bytes, count } from "../format";
 import { layerRange, ranges } from "./layout";
 

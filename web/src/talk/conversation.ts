@@ -2,7 +2,7 @@
  * The conversation of this tab. It is independent of the pages: answers continue while another page is open. After a
  * reload it is restored, and interrupted answers can be continued.
  */
-import { hear } from "../api/heard";
+import { hear } from "../api/events/heard";
 import { ApiProblem } from "../api/problem";
 import type { DeploymentNews, ClusterEvent } from "../api/types";
 import { caughtUp, commonLength } from "./catchUp";

@@ -2,8 +2,8 @@
 import { EventSourceParserStream } from "eventsource-parser/stream";
 
 import { authorizedFetch } from "../api/client";
+import { untilSilent } from "../api/events/silence";
 import { ofOpenAi, unreachable, type OpenAiError } from "../api/problem";
-import { untilSilent } from "../api/silence";
 
 export type Route = "/v1/chat/completions" | "/v1/completions";
 

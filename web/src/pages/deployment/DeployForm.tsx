@@ -10,8 +10,8 @@ import { ApiProblem } from "../../api/problem";
 import { deployment as deploymentQuery, jobs, jobSchema } from "../../api/queries";
 import { Failure, sentence } from "../../components/Feedback";
 import { ButtonLink } from "../../components/links";
-import { Section } from "../../components/Page";
-import { readSchema, type Schema } from "../submit/schema";
+import { Section } from "../../components/frame/Page";
+import { readSchema, type Schema } from "../submit/schema/schema";
 import classes from "./Deployments.module.css";
 import { nameFrom, range } from "./facts";
 

@@ -5,7 +5,7 @@ import { useTranslation } from "react-i18next";
 import { deploymentLog } from "../../api/queries";
 import { Waiting } from "../../components/Feedback";
 import { clock, dateAndTime } from "../../format";
-import classes from "../job/Log.module.css";
+import classes from "../job/log/Log.module.css";
 import { toneOf, wordsFor } from "./words";
 
 /** Events of a deployment, newest first. */

@@ -5,7 +5,7 @@ import { useState } from "react";
 import { useTranslation } from "react-i18next";
 
 import { servedModels } from "../../api/queries";
-import { CopyBlock } from "../../components/CopyBlock";
+import { CopyBlock } from "../../components/copy/CopyBlock";
 import { routeOf, snippet, type Language } from "./snippet";
 
 export function Snippets({ name }: { name: string }) {

@@ -3,7 +3,7 @@ import type { DeploymentNews, ClusterEvent } from "../../api/types";
 import { sentence } from "../../components/Feedback";
 import { stepTime } from "../../format";
 import { joined } from "../../placement/layout";
-import type { Tone } from "../job/words";
+import type { Tone } from "../job/log/words";
 
 export function toneOf({ data }: ClusterEvent): Tone {
   const { state, from, interrupted } = data as unknown as DeploymentNews;

@@ -4,10 +4,10 @@ import type { TFunction } from "i18next";
 import { useTranslation } from "react-i18next";
 
 import type { Job, Measured, Plan, Prediction } from "../../api/types";
+import { Twin } from "../../components/chart/Twin";
 import { sentence } from "../../components/Feedback";
 import { Figure } from "../../components/Figure";
 import { MachineLink } from "../../components/MachineLink";
-import { Twin } from "../../components/Twin";
 import { difference, stepTime } from "../../format";
 import { layerRange } from "../../placement/layout";
 

@@ -5,7 +5,7 @@ import type { TFunction } from "i18next";
 import { useState } from "react";
 import { useTranslation } from "react-i18next";
 
-import { heldBy } from "../../api/clusterEvents";
+import { heldBy } from "../../api/events/clusterEvents";
 import { machineHistory } from "../../api/queries";
 import type { ContributorState, ClusterEvent } from "../../api/types";
 import { sentence, Waiting } from "../../components/Feedback";

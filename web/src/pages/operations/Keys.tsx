@@ -8,7 +8,7 @@ import { GRANTABLE } from "../../api/scopes";
 import { useSession } from "../../api/session";
 import type { ApiKey } from "../../api/types";
 import { ConfirmButton } from "../../components/ConfirmButton";
-import { CopyLine } from "../../components/CopyLine";
+import { CopyLine } from "../../components/copy/CopyLine";
 import { Failure } from "../../components/Feedback";
 import { count, dateAndTime } from "../../format";
 import { keys as keysQuery } from "./queries";

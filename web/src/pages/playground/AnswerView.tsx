@@ -2,7 +2,7 @@ import { Button, Text } from "@mantine/core";
 import { Fragment } from "react";
 import { useTranslation } from "react-i18next";
 
-import { CopyButton } from "../../components/CopyButton";
+import { CopyButton } from "../../components/copy/CopyButton";
 import { sentence } from "../../components/Feedback";
 import { AnchorLink } from "../../components/links";
 import { count, stepTime } from "../../format";

@@ -10,11 +10,11 @@ import { cluster } from "../../api/queries";
 import type { PlanReport, ClusterView } from "../../api/types";
 import { Failure, sentence } from "../../components/Feedback";
 import { Figure } from "../../components/Figure";
-import { Section } from "../../components/Page";
+import { Section } from "../../components/frame/Page";
 import { duration, si, stepTime } from "../../format";
 import { Placement } from "../../placement/Placement";
 import type { Draft } from "./draft";
-import classes from "./Form.module.css";
+import classes from "./form/Form.module.css";
 
 const SETTLING_MS = 900;
 
