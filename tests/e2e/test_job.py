@@ -228,7 +228,7 @@ def test_what_was_predicted_stands_beside_what_was_measured(page: Page, cluster:
     )
     expect(placement).to_contain_text("15.5 ms")
     expect(placement).to_contain_text("+25%")
-    placement.get_by_text("How long each machine computes in a step").click()
+    placement.get_by_text("Computing time of each machine in a step").click()
     expect(placement.get_by_role("row", name=re.compile("birch"))).to_contain_text("6.5 ms")
 
 

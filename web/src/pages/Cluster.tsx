@@ -84,7 +84,7 @@ function Machines({ cluster }: { cluster: ClusterView }) {
         <Figure
           label={t("Memory used / lent")}
           value={`${bytes(sums.usedBytes)} / ${bytes(sums.lentBytes)}`}
-          title={t("What plans need of it; all that owners lend")}
+          title={t("Memory that plans need, of all that owners lend")}
         />
       </SimpleGrid>
       <Group gap="md">
@@ -113,7 +113,7 @@ function Machines({ cluster }: { cluster: ClusterView }) {
       </Group>
       {here.length === 0 && !showsGone ? (
         <Empty title={t("No machine is here now")}>
-          <Text>{t("Those that joined have left. A new invite brings in another.")}</Text>
+          <Text>{t("All machines that joined have left. A new invite brings in another.")}</Text>
         </Empty>
       ) : search.view === "table" || shown.length === 0 ? (
         <MachineTable machines={shown} islands={islandOf} search={search} />

@@ -73,7 +73,7 @@ function Known({ deployment }: { deployment: View }) {
         >
           {replicas === undefined || replicas.length === 0 ? (
             <Text size="sm" c="dimmed">
-              {t("No replica has told how it does.")}
+              {t("No replica has reported its status yet.")}
             </Text>
           ) : (
             <Stack gap="lg">
@@ -87,7 +87,7 @@ function Known({ deployment }: { deployment: View }) {
       <Section title={t("Placement")}>
         {deployment.plans.length === 0 ? (
           <Text size="sm" c="dimmed">
-            {hasEnded ? t("It is on no machine any more.") : t("Nothing is placed yet.")}
+            {hasEnded ? t("It has no machines any more.") : t("Nothing is placed yet.")}
           </Text>
         ) : (
           deployment.plans.map((plan, index) => (
@@ -107,7 +107,7 @@ function Known({ deployment }: { deployment: View }) {
           <Snippets name={deployment.name} />
         </Section>
       )}
-      <Section title={t("What happened")}>
+      <Section title={t("Events")}>
         <Log deploymentId={deployment.id} />
       </Section>
       <Text size="sm" c="dimmed">

@@ -39,7 +39,7 @@ export function Jobs() {
         )
       ) : all.length === 0 ? (
         <Empty title={isFiltered ? t("No job is like this") : t("No job yet")}>
-          <Text>{isFiltered ? t("Other states, kinds or names may have some.") : t("A job trains a model on the machines that joined.")}</Text>
+          <Text>{isFiltered ? t("There may be jobs of other states, kinds or names.") : t("A job trains a model on the machines that joined.")}</Text>
         </Empty>
       ) : (
         <JobTable jobs={all} />

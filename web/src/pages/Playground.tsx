@@ -93,7 +93,7 @@ function Talking({ up }: { up: readonly Deployment[] }) {
         <Parameters settings={settings} onChange={(next) => conversation.set(next)} />
       </Stack>
       {turns.length === 0 && offered.length === 0 ? (
-        <Empty title={t("No model is served that writes text")}>
+        <Empty title={t("No text model is served")}>
           <Text>{t("Deploy one, and talk to it here.")}</Text>
           <ButtonLink to="/deployments" search={{ new: true }}>
             {t("Deploy a model")}

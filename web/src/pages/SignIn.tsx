@@ -32,7 +32,7 @@ export function SignIn({ why }: { why: "refused" | "over" | undefined }) {
           <Title order={1}>share-compute</Title>
           {why !== undefined && (
             <Text size="sm">
-              {why === "refused" ? t("This link is used already, over, or not of this server.") : t("Your session is over.")}
+              {why === "refused" ? t("This link was used already, has expired, or belongs to another server.") : t("Your session is over.")}
             </Text>
           )}
           <PasswordInput

@@ -108,13 +108,13 @@ function Workshop({ first, from }: { first: string; from?: string }) {
               <Editor label={t("Job as YAML")} text={text} onChange={change} problems={marked} />
               <Text size="sm" c="dimmed">
                 <Trans
-                  i18nKey="The same file works with <code>share-compute submit job.yaml</code>. What the form changes keeps its place; comments beside what it removes go with it."
+                  i18nKey="The same file works with <code>share-compute submit job.yaml</code>. The form keeps the order and the comments of the file, except comments beside parts that it removes."
                   components={{ code: <code /> }}
                 />
               </Text>
             </>
           ) : draft.value === null ? (
-            <Alert className="failure" title={t("The YAML cannot be read, so there is no form of it.")}>
+            <Alert className="failure" title={t("The YAML cannot be parsed, so there is no form for it.")}>
               <Button size="xs" variant="default" onClick={() => void navigate({ search: (old) => ({ ...old, view: "yaml" }) })}>
                 {t("Fix the YAML")}
               </Button>
@@ -148,7 +148,7 @@ function Workshop({ first, from }: { first: string; from?: string }) {
             : problems.length > 0
               ? [t("{{count}} problems", { count: problems.length }), hint].filter(Boolean).join(": ")
               : checked.isGood
-                ? t("The server would take it as it stands.")
+                ? t("The server would accept this job.")
                 : ""}
         </Text>
         <Button onClick={() => sending.mutate()} loading={sending.isPending} disabled={syntax.length > 0 || sendingFiles > 0}>

@@ -135,7 +135,7 @@ export function DeployForm({ job: firstJob = "", path: firstPath = "" }: Props) 
           <SimpleGrid cols={{ base: 1, sm: 2, md: 3 }} spacing="md">
             <TextInput
               label={t("Name")}
-              description={t("What clients send as model.")}
+              description={t("The name that clients send as model.")}
               required
               maxLength={80}
               value={name}
@@ -145,7 +145,7 @@ export function DeployForm({ job: firstJob = "", path: firstPath = "" }: Props) 
             <Group gap="sm" grow align="start" wrap="nowrap">
               <TextInput
                 label={t("Fewest replicas")}
-                description={t("0: none while nobody asks.")}
+                description={t("0: no replicas while there are no requests.")}
                 type="number"
                 min={0}
                 required
@@ -155,7 +155,7 @@ export function DeployForm({ job: firstJob = "", path: firstPath = "" }: Props) 
               />
               <TextInput
                 label={t("Most replicas")}
-                description={t("As many as requests take.")}
+                description={t("As many as the load needs.")}
                 type="number"
                 min={1}
                 required
@@ -176,7 +176,7 @@ export function DeployForm({ job: firstJob = "", path: firstPath = "" }: Props) 
             />
             <NativeSelect
               label={t("Numbers")}
-              description={t("What weights are loaded as.")}
+              description={t("The type that weights are loaded as.")}
               value={dtype}
               onChange={(event) => setDtype(event.currentTarget.value)}
               error={wrong("dtype")}
@@ -184,7 +184,7 @@ export function DeployForm({ job: firstJob = "", path: firstPath = "" }: Props) 
             />
             <NativeSelect
               label={t("Objective")}
-              description={t("What machines are chosen for.")}
+              description={t("The objective for choosing machines.")}
               value={objective}
               onChange={(event) => setObjective(event.currentTarget.value)}
               error={wrong("objective")}

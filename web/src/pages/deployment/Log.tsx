@@ -14,7 +14,7 @@ export const Log = memo(function Log({ deploymentId }: { deploymentId: string })
   const { data, error, refetch } = useQuery(deploymentLog(deploymentId));
   if (data === undefined) return <Waiting error={error} refetch={refetch} />;
   return (
-    <div className={classes.scroll} tabIndex={0} role="log" aria-label={t("What happened")}>
+    <div className={classes.scroll} tabIndex={0} role="log" aria-label={t("Events")}>
       <dl className={classes.log}>
         {data.toReversed().map((event) => (
           <Fragment key={event.seq}>

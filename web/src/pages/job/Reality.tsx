@@ -18,7 +18,7 @@ export function Reality({ job, plan }: { job: Job; plan: Plan }) {
   if (prediction == null && measured === null) {
     return (
       <Text size="sm" c="dimmed">
-        {t("Nothing is predicted of this plan, and too few steps are done to measure it.")}
+        {t("There is no prediction for this plan, and too few steps were measured.")}
       </Text>
     );
   }
@@ -71,7 +71,7 @@ function Busy({ plan, measured }: { plan: Plan; measured: Measured | null }) {
   const isKnown = measured !== null || plan.stages.some((stage) => stage.members.some((member) => member.busy_fraction != null));
   if (!isKnown) return null;
   return (
-    <Twin title={t("How long each machine computes in a step")}>
+    <Twin title={t("Computing time of each machine in a step")}>
       <Table className="stacking" verticalSpacing={6} horizontalSpacing="sm" mt="xs">
         <Table.Thead>
           <Table.Tr>
@@ -110,7 +110,7 @@ function Busy({ plan, measured }: { plan: Plan; measured: Measured | null }) {
         </Table.Tbody>
       </Table>
       <Text size="xs" c="dimmed" mt={4}>
-        {t("Of a stage, the time of its busiest member is measured.")}
+        {t("For each stage, the time of its busiest member is measured.")}
       </Text>
     </Twin>
   );

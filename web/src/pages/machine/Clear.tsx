@@ -26,7 +26,7 @@ export function Clear({ machine: { id, name } }: { machine: { id: string; name: 
         ]);
       }}
     >
-      {t("It made wrong numbers. Check its memory and its software first.")}
+      {t("It sent wrong numbers. Check its memory and its software first.")}
     </ConfirmButton>
   );
 }

@@ -93,7 +93,7 @@ function Create() {
         </Group>
         <Checkbox.Group
           mt="sm"
-          label={t("What it may do")}
+          label={t("Permissions")}
           value={scopes}
           onChange={(chosen) => setScopes(GRANTABLE.filter((scope) => chosen.includes(scope)))}
         >
@@ -159,7 +159,7 @@ function Row({ record }: { record: ApiKey }) {
           >
             {isOurs
               ? t("You are signed in with it, so you are signed out too, and need another key to come back.")
-              : t("Whoever uses it is refused from then on; browsers that signed in with it are signed out.")}
+              : t("Programs that use it are refused from then on; browsers that signed in with it are signed out.")}
           </ConfirmButton>
         )}
       </Table.Td>

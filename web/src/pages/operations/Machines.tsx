@@ -111,7 +111,7 @@ function Leave({ machine }: { machine: Contributor }) {
     </Text>
   ) : (
     <SendAway machine={machine} label={t("Send away: {{name}}", { name: machine.name })}>
-      {t("It hands its work over, then goes, and comes back only with a new invite.")}
+      {t("It hands its work over, then leaves, and can come back only with a new invite.")}
     </SendAway>
   );
 }

@@ -25,7 +25,7 @@ export function Server({ server }: { server: Status }) {
         ? t("{{size}} free", { size: bytes(server.disk_free_bytes) })
         : t("{{folder}} ({{size}} free)", { folder: server.data_folder, size: bytes(server.disk_free_bytes) }),
     ],
-    [t("Jobs may name files below"), server.data_roots.join(", ") || t("no folder; files come by uploads")],
+    [t("Jobs may name files below"), server.data_roots.join(", ") || t("no folder; files must be uploaded")],
   ];
   return (
     <dl className={classes.facts}>

@@ -52,7 +52,7 @@ export function PlanPreview({ draft, kind, isGood }: Props) {
     >
       {asked === undefined ? (
         <Text size="sm" c="dimmed">
-          {t("Its machines are chosen when it starts: a deployment that is up answers, or one is made for it.")}
+          {t("Its machines are chosen when it starts: a running deployment answers, or a new one is started.")}
         </Text>
       ) : ready?.length === 0 ? (
         <Text size="sm" c="dimmed">
@@ -70,8 +70,8 @@ export function PlanPreview({ draft, kind, isGood }: Props) {
       ) : (
         <Text size="sm" c="dimmed">
           {isFetching
-            ? t("The planner lays the model over the machines that are ready.")
-            : t("It is made as soon as the job is complete; nothing is queued by that.")}
+            ? t("The planner places the model on the machines that are ready.")
+            : t("The plan is made as soon as the job is complete. This does not submit the job.")}
         </Text>
       )}
     </Section>

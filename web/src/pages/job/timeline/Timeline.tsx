@@ -61,7 +61,7 @@ function Laid({ job, plan, timeline }: { job: Job; plan: Plan; timeline: PlanTim
       </Text>
       {rows.length === 0 ? (
         <Text size="sm" c="dimmed">
-          {t("It has {{number}} cells, too many to look at.", { number: count(timeline.cell_count) })}
+          {t("It has {{number}} cells, too many to draw.", { number: count(timeline.cell_count) })}
         </Text>
       ) : (
         <>

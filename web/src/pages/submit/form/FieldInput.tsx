@@ -101,7 +101,7 @@ function Alternatives({ of, fields }: { of: Field; fields: readonly Field[] }) {
     <Stack gap="xs">
       <div>
         <SegmentedControl
-          aria-label={of.path.length === 0 ? t("What answers") : label(of)}
+          aria-label={of.path.length === 0 ? t("Answered by") : label(of)}
           className={classes.alternatives!}
           value={chosen.path.at(-1)!}
           onChange={choose}

@@ -182,12 +182,12 @@ function Sender({ kind, label, onSent }: SenderProps) {
         )}
         {leftOut.length > 0 && (
           <Text size="xs" c="dimmed" mt="xs">
-            {t("Left out, since they hold no part of it that is safe to read: {{names}}", { names: leftOut.join(", ") })}
+            {t("Left out, because pickle files are not safe to read: {{names}}", { names: leftOut.join(", ") })}
           </Text>
         )}
         {isAborted && (
           <Text size="xs" mt="xs">
-            {t("The upload was cancelled; nothing of it is kept.")}
+            {t("The upload was cancelled; none of its files are kept.")}
           </Text>
         )}
       </div>

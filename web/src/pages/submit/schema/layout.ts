@@ -49,11 +49,11 @@ const LAYOUTS: Record<string, readonly Section[]> = {
             "training.samples",
           ],
         },
-        { title: "What is trained", fields: ["training.lora", "training.freeze"] },
+        { title: "Trained parameters", fields: ["training.lora", "training.freeze"] },
         { title: "Precision, memory and seed", fields: ["training"] },
       ],
     },
-    { title: "Machines", fields: [], folds: [{ title: "How the model is laid over the machines", fields: ["parallelism"] }] },
+    { title: "Machines", fields: [], folds: [{ title: "Placement of the model on the machines", fields: ["parallelism"] }] },
   ],
   generate: [
     ANSWERER,
@@ -78,7 +78,7 @@ const LAYOUTS: Record<string, readonly Section[]> = {
       fields: ["replicas", "max_seq", "max_concurrent"],
       folds: [
         {
-          title: "What machines are chosen for",
+          title: "Objective for choosing machines",
           fields: ["objective", "prompt_tokens", "new_tokens", "first_token_limit_s", "next_token_limit_s"],
         },
         { title: "Precision and machines", fields: ["dtype", "parallelism"] },
