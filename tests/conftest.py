@@ -83,7 +83,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def wait_for(look: Callable[[], Found | None], what: str, deadline_s: float = DEADLINE_S) -> Found:
-    """Return what ``look`` gives as soon as it is true; fails when that takes too long."""
+    """Return the first result of ``look`` that is not empty; fail if that takes too long."""
     deadline = time.monotonic() + deadline_s
     while time.monotonic() < deadline:
         found = look()
@@ -95,7 +95,7 @@ def wait_for(look: Callable[[], Found | None], what: str, deadline_s: float = DE
 
 @dataclass(frozen=True)
 class RunningCommand:
-    """A command of share-compute that runs, with what it prints."""
+    """A running command of share-compute, and its output."""
 
     process: subprocess.Popen[bytes]
     log: Path
@@ -160,7 +160,7 @@ def run_command(
 
 @dataclass(frozen=True)
 class RunningServer:
-    """A server that answers."""
+    """A running server."""
 
     url: str
     api_key: str
@@ -193,7 +193,7 @@ def run_server(
 
 @dataclass(frozen=True)
 class RunningContributor:
-    """A machine that joined and is ready."""
+    """A ready machine."""
 
     record: ContributorRecord
     command: RunningCommand
@@ -203,7 +203,7 @@ class RunningContributor:
 def run_contributor(
     server: RunningServer, name: str | None = None, *arguments: str, inside: Sequence[str] = ()
 ) -> Iterator[RunningContributor]:
-    """Let a machine join inside the block."""
+    """Join a machine inside the block."""
     name = name or f"machine-{uuid4().hex[:6]}"
     with server.client() as client:
         code = client.create_invite(label=name).code
@@ -227,7 +227,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     """One server that all tests share."""
     files = tmp_path_factory.getbasetemp()
     with (
-        # Another pytest removes, when it ends, what is named pytest-... here, unless it has a lock of pytest's own.
+        # When another pytest ends, it removes folders named pytest-... here that have no lock of pytest's own.
         tempfile.TemporaryDirectory(prefix=f"server-{files.name}-", dir=files.parent) as folder,
         run_server(Path(folder), data_root=files) as running,
     ):
@@ -239,31 +239,31 @@ ContributorFactory = Callable[[], RunningContributor]
 
 @pytest.fixture
 def contributors(server: RunningServer) -> Iterator[ContributorFactory]:
-    """Give a function that lets one more machine join the shared server, for the time of the test."""
+    """Return a function that joins one more machine to the shared server until the end of the test."""
     with ExitStack() as stack:
         yield lambda: stack.enter_context(run_contributor(server))
 
 
 @pytest.fixture(scope="module")
 def contributor(server: RunningServer) -> Iterator[RunningContributor]:
-    """One machine that joined the shared server, for all tests of a file that leave it as it is."""
+    """One machine that joined the shared server, for all tests of a file that do not change it."""
     with run_contributor(server) as running:
         yield running
 
 
 @pytest.fixture(name="wait_for")
 def wait_for_fixture() -> Callable[..., object]:
-    """Give `wait_for`: tests are not importable from each other."""
+    """Return `wait_for`: tests are not importable from each other."""
     return wait_for
 
 
 @pytest.fixture(name="run_server")
 def run_server_fixture() -> Callable[..., object]:
-    """Give `run_server`."""
+    """Return `run_server`."""
     return run_server
 
 
 @pytest.fixture(name="run_command")
 def run_command_fixture() -> Callable[..., object]:
-    """Give `run_command`."""
+    """Return `run_command`."""
     return run_command

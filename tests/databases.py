@@ -1,4 +1,4 @@
-"""Both databases, for real: SQLite in a file; PostgreSQL started here, where its programs are installed."""
+"""Both databases, for real: SQLite in a file, and PostgreSQL, which is started here if it is installed."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class PostgresServer:
         self._run("pg_ctl", "-o", options, "-l", str(self._folder / "log"), "-w", "start")
 
     def stop(self) -> None:
-        """Stop it as a power cut would: nobody is told."""
+        """Kill it without notice, as a power cut would."""
         self._run("pg_ctl", "-m", "immediate", "-w", "stop")
 
     def restart(self) -> None:
@@ -127,7 +127,7 @@ def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str
 
 @pytest.fixture
 def open_store(database_url: str, clock: Clock) -> Iterator[Callable[[], Store]]:
-    """Opens the same database as often as a test likes."""
+    """Return a function that opens the same database again."""
     upgrade(database_url)
     opened: list[Store] = []
 

@@ -1,4 +1,4 @@
-"""Commands in a network of their own, which nothing outside can reach."""
+"""Commands in a network namespace of their own, which nothing outside can reach."""
 
 import shutil
 import subprocess
@@ -23,7 +23,7 @@ needs_namespaces = pytest.mark.skipif(bool(_REASON), reason=_REASON)
 
 
 def alone(command: Sequence[str], *setup: str) -> list[str]:
-    """Return a command that runs another one in a network of its own.
+    """Return a command that runs another one in a network namespace of its own.
 
     Args:
         command: what is run.

@@ -1,4 +1,4 @@
-"""Programs that tests drive: without them tests skip on a developer's machine, and fail in continuous integration."""
+"""Programs that tests run. Without one, tests skip on a developer's machine, and fail in continuous integration."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def is_strict() -> bool:
 
 
 def missing(*programs: str) -> str:
-    """Return the reason of a skip for want of programs; `pytest_runtest_makereport` knows it by its first words."""
+    """Return the skip reason for missing programs; `pytest_runtest_makereport` recognizes its first words."""
     return f"{_MISSING}{', '.join(programs)}"
 
 
@@ -47,7 +47,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say in one line which programs were missing, and how many tests did not run without them."""
+    """Print in one line which programs were missing, and how many tests did not run without them."""
     lacking = [
         programs for report in terminalreporter.stats.get("skipped", ()) if (programs := _reason(report))
     ]

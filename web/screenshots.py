@@ -1,4 +1,4 @@
-"""Takes the README's pictures: a cluster of three machines on this one, training and serving, in a real browser.
+"""Take the README's pictures: a cluster of three machines on this one, training and serving, in a real browser.
 
 ``python web/screenshots.py`` writes ``docs/images``. Needs Chromium; takes about four minutes on two cores.
 """
@@ -29,13 +29,13 @@ LONG_MS = 300_000
 
 
 def shoot(page: Page, name: str) -> None:
-    """Keep what the page shows now."""
+    """Save a screenshot of the page."""
     page.wait_for_timeout(800)  # transitions
     page.screenshot(path=IMAGES / f"{name}.png")
 
 
 def tour(page: Page, client: Client, url: str, job_file: Path) -> None:
-    """Go through the pages while something happens on them."""
+    """Visit the pages during an event on each of them."""
     job = client.submit(job_file.read_text())
     page.goto(f"{url}/jobs/{job.id}")
     expect(page.get_by_text(re.compile(r"Step [6-9]\d of|Step 1\d\d of"))).to_be_visible(timeout=LONG_MS)
@@ -61,7 +61,7 @@ def tour(page: Page, client: Client, url: str, job_file: Path) -> None:
 
 
 def ignore(_: list[ContributorRecord]) -> None:
-    """Say nothing while machines join."""
+    """Print nothing while machines join."""
 
 
 def main() -> None:

@@ -33,7 +33,7 @@ export default defineConfig({
     // Inlined data: URLs would have to be allowed by the Content-Security-Policy.
     assetsInlineLimit: 0,
     chunkSizeWarningLimit: 700,
-    // What several pages share is one file, and comes at once: dozens of small ones would wait for each other.
+    // Modules that several pages share are one chunk: dozens of small ones would be loaded one after the other.
     rolldownOptions: { output: { codeSplitting: { groups: [{ name: "shared", minShareCount: 4 }] } } },
   },
   server: { proxy: { "/api": server } },

@@ -1,4 +1,4 @@
-"""What a script lets go wrong with messages between real processes, and gradients on which members disagree."""
+"""Fault injection into messages between real processes, and gradients on which members disagree."""
 
 from __future__ import annotations
 

@@ -27,11 +27,11 @@ from share_compute_api.connection.listening import listener_config
 
 DEADLINE_S = 60.0
 PLAN_S = 240.0
-"""Plans are made by processes that let all others go first."""
+"""Processes that make plans have low priority."""
 
 
 def wait_until(condition: Callable[[], Any]) -> None:
-    """Wait for a condition; fails the test when it does not come true in time."""
+    """Wait until a condition is true; fail the test if that takes too long."""
     deadline = time.monotonic() + DEADLINE_S
     while not condition():
         if time.monotonic() > deadline:
@@ -148,7 +148,7 @@ def digits() -> dict[str, Any]:
 
 @pytest.fixture
 def run(plane: Any, tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Run ``share-compute`` as somebody who has the server's URL and key."""
+    """Run ``share-compute`` as a user who has the server's URL and key."""
     environment = {
         **os.environ,
         "SHARE_COMPUTE_URL": plane.url,

@@ -101,7 +101,7 @@ class LocalEngine:
                 raise Unavailable(f"model {self.facts.name} is not served any more", hint="deploy it again")
             ended = self._scheduler.submit(*generations)
             self._news.notify()
-        # Events of the thread arrive by the event loop, so none of them can be earlier than this.
+        # Events of the thread arrive through the event loop, so none can arrive before the stream is registered.
         stream = RequestStream(numbers, self._cancel)
         self._streams |= dict.fromkeys(numbers, stream)
         self._deliver(ended)

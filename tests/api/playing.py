@@ -32,7 +32,7 @@ AT_ONCE = Patience(retry_s=0)
 
 
 class Attempt:
-    """Tells the events that a test puts in, as a coordinator would."""
+    """A coordinator that reports the events that a test puts in."""
 
     def __init__(self, assignment: Assignment) -> None:
         self.assignment = assignment
@@ -42,13 +42,13 @@ class Attempt:
         self.cancelled = asyncio.Event()
         self.suspended = asyncio.Event()
         self.suspension = asyncio.Event()
-        """Set as soon as it may answer that it was asked to end."""
+        """Set when it may answer the request to suspend."""
         self.suspension.set()
         self.killed = asyncio.Event()
         self.offers: asyncio.Queue[Offer] = asyncio.Queue()
         self.drains: asyncio.Queue[str] = asyncio.Queue()
         self.refusals: list[ShareComputeError] = []
-        """What the next offers meet."""
+        """Raised by the next offers, one each."""
         self._news = asyncio.Condition()
 
     async def tell(self, *events: AttemptEvent) -> None:

@@ -1,4 +1,4 @@
-"""Engines that say what a test tells them to, token by token, with a real tokenizer."""
+"""Engines that generate the text that a test chooses, token by token, with a real tokenizer."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def shared_processes() -> IsolatedProcesses:
 
 
 class Speaker:
-    """Says one text to whoever asks, or what a function of the request says."""
+    """An engine that answers each request with the token ids that ``ids`` returns for it."""
 
     def __init__(self, name: str, folder: Path, ids: Callable[[Generation], Sequence[int]]) -> None:
         can_chat = has_chat_template(folder)
@@ -76,10 +76,10 @@ class Speaker:
         self.ids = ids
         self.heard: list[Generation] = []
         self.closed: set[int] = set()
-        """Sequences that nobody wanted to the end."""
+        """Sequences that the client cancelled."""
         self.refusal: ShareComputeError | None = None
         self.failure: tuple[int, Exception] | None = None
-        """After so many tokens it fails by this."""
+        """(number of tokens, error): after this many tokens it fails with this error."""
         self.pause_after: int | None = None
         self.go_on = threading.Event()
 
@@ -91,7 +91,7 @@ class Speaker:
 
 
 class Speech:
-    """The sequences of one request, one token of each after the other."""
+    """The sequences of one request; yields one token of each in turn."""
 
     def __init__(self, speaker: Speaker, generations: Sequence[Generation]) -> None:
         self._speaker = speaker
@@ -145,7 +145,7 @@ class Speech:
 
 
 class Encoder:
-    """Turns texts into vectors that tell them apart."""
+    """Turns texts into vectors; different texts get different vectors."""
 
     def __init__(self, name: str, folder: Path) -> None:
         self.facts = ModelFacts(name, "embed", 1_700_000_000, WINDOW, folder)
@@ -156,7 +156,7 @@ class Encoder:
 
 
 def make_encoder(folder: Path) -> Path:
-    """Write a small BERT with random weights, as sentence-transformers does: the mean of tokens, made one long."""
+    """Write a small BERT with random weights for sentence-transformers: mean pooling, normalized to length 1."""
     import json
 
     import torch
@@ -194,7 +194,7 @@ def make_encoder(folder: Path) -> Path:
 
 
 def encoded(folder: Path, texts: Sequence[str]) -> list[list[float]]:
-    """Return what transformers makes of each text alone."""
+    """Return the vectors that transformers computes, for each text alone."""
     import torch
     from transformers import AutoModel, AutoTokenizer
 

@@ -84,7 +84,7 @@ def train(
 
 
 class Calm(NamedTuple):
-    """What the job gives when nothing happens."""
+    """Results of the job without failures."""
 
     folder: Path
     digest: str

@@ -1,4 +1,4 @@
-"""What builds and runs containers here: docker with its compose plugin, or podman with podman-compose."""
+"""The program that builds and runs containers: docker with its compose plugin, or podman with podman-compose."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ class Engine:
     environment: Mapping[str, str] = field(default_factory=dict)
 
     def run(self, *arguments: str, timeout_s: float = _COMMAND_S) -> str:
-        """Run the program, and return what it writes."""
+        """Run the program, and return its output."""
         return self._run((self.program, *arguments), {}, timeout_s)
 
     def build(self, tag: str, folder: Path, **arguments: str) -> str:
-        """Build an image, with the machine's way to packages; returns its tag."""
+        """Build an image with this machine's package index configuration; return its tag."""
         given = [word for name, value in arguments.items() for word in ("--build-arg", f"{name}={value}")]
         self.run(
             "build", "--network=host", "-t", tag, *given, *self._mounts(), str(folder), timeout_s=_BUILD_S
@@ -57,7 +57,7 @@ class Engine:
         return self._run((*self.compose, "-f", file, *arguments), variables, _COMMAND_S)
 
     def _mounts(self) -> Iterator[str]:
-        """Yield options that let pip and npm in a build use what they use here; docker has none."""
+        """Yield options that mount the pip and npm configuration of this machine into a build; docker has none."""
         if self.program != "podman":
             return
         told = subprocess.run(["pip", "config", "list"], capture_output=True, text=True, check=False).stdout
@@ -90,7 +90,7 @@ class Engine:
 
 @contextmanager
 def engine() -> Iterator[Engine]:
-    """Give what runs containers here; skips where nothing does."""
+    """Yield the engine of this machine; skip the test if there is none."""
     with suppress(OSError, RuntimeError):
         docker = Engine("docker", ("docker", "compose"))
         docker.run("info")
@@ -120,7 +120,7 @@ def engine() -> Iterator[Engine]:
 
 
 def base(engine: Engine) -> str:
-    """Return an image with Python: the one that the Dockerfile names, or a Debian where no registry answers."""
+    """Return an image with Python: the one that the Dockerfile names, or a Debian if no registry answers."""
     if not _has(engine, PYTHON) and not _has(engine, _BASE):
         try:
             engine.run("pull", "--quiet", PYTHON, timeout_s=_PULL_S)
@@ -140,7 +140,7 @@ def database(engine: Engine) -> str:
 
 
 def torch_index() -> str:
-    """Return where a build finds torch; empty where pip's own configuration knows."""
+    """Return the package index of torch for builds; empty if pip's own configuration has one."""
     with suppress(httpx.HTTPError):
         if httpx.get(f"{TORCH_INDEX}/torch/", timeout=20).is_success:
             return TORCH_INDEX

@@ -45,7 +45,7 @@ _START_S = 600.0
 
 @dataclass(frozen=True)
 class Cluster:
-    """What `compose up` made."""
+    """The containers that `compose up` started."""
 
     engine: Engine
     project: str

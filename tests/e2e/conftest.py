@@ -33,7 +33,7 @@ _FLAGS = [
 ]
 
 
-# Not Playwright's five seconds: a busy machine is no defect of a page.
+# Playwright's default of five seconds would fail on a busy machine.
 expect.set_options(timeout=60_000)
 
 
@@ -47,7 +47,7 @@ class Server:
         self.start()
 
     def make_app(self) -> FastAPI:
-        """Return what is served."""
+        """Return the application to serve."""
         return create_app(self._settings, self._store, cluster=None)
 
     def start(self) -> None:
@@ -101,7 +101,7 @@ def open_cluster(
 
 
 def require_dashboard() -> None:
-    """Skip where there are no pages to look at."""
+    """Skip the test if the dashboard was not built."""
     if not (STATIC_FOLDER / "index.html").is_file():
         pytest.skip(missing("dashboard (make dashboard)"))
 
@@ -114,7 +114,7 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    # Not for the session: while it is open, its event loop keeps every other one in this thread from running.
+    # Not of session scope: while it is open, no other event loop can run in this thread.
     chromium = require("chromium", "google-chrome")
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium, args=_FLAGS)
@@ -123,7 +123,7 @@ def browser() -> Iterator[Browser]:
 
 
 class Complaints(list[str]):
-    """What the browser's console held against the page."""
+    """Errors and warnings in the browser's console."""
 
     def listen(self, page: Page) -> None:
         page.on("console", lambda said: self.append(said.text) if said.type in ("error", "warning") else None)

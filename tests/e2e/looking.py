@@ -1,4 +1,4 @@
-"""Pages in the light and in the dark, on a desk and on a phone: pictures of them, and what axe holds against them."""
+"""Pages in light and dark, on a desktop and on a phone: screenshots, and accessibility checks by axe."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ LOCALES = {"en": "en-GB", "zh": "zh-CN"}
 
 
 def looks(first: Literal["desk", "phone"], languages: Sequence[str] = ("en",)) -> pytest.MarkDecorator:
-    """Parametrize by how pages are looked at: ``scheme``, ``width``, and ``language`` where there are several.
+    """Parametrize by ``scheme`` and ``width`` of pages, and by ``language`` if there are several.
 
     Args:
-        first: which look `make test` takes; different pages take different ones, and `make chaos` takes all.
-        languages: the first one on a desk, the last one on a phone first.
+        first: the combination that `make test` takes; `make chaos` takes all.
+        languages: with ``desk`` the first one is taken, with ``phone`` the last one.
     """
     desk, phone = (languages[0], "light", 1200), (languages[-1], "dark", 390)
     chosen = desk if first == "desk" else phone
@@ -40,15 +40,15 @@ def looks(first: Literal["desk", "phone"], languages: Sequence[str] = ("en",)) -
 
 @dataclass
 class Looks:
-    """What was seen of pages, in one window."""
+    """Pages that were opened in one window."""
 
     page: Page
     folder: Path
-    """For pictures."""
+    """Receives the screenshots."""
     found: dict[str, list[str]] = field(default_factory=dict)
 
     def take(self, name: str) -> None:
-        """Keep a picture of what the window shows and what axe finds there; it must not be wider than the window."""
+        """Save a screenshot and run axe; the page must not be wider than the window."""
         picture = re.sub(r"\W+", "-", name).strip("-") or "cluster"
         self.page.screenshot(path=self.folder / f"{picture}.png", full_page=True)
         self.found[name] = violations(self.page)
@@ -59,7 +59,7 @@ class Looks:
 def looking(
     browser: Browser, folder: Path, complaints: Complaints, *, scheme: Any, width: int, **options: Any
 ) -> Iterator[Looks]:
-    """Open a window for the block; axe must have found nothing in it."""
+    """Open a window for the block; at its end axe must have found no violation."""
     if not AXE.is_file():
         pytest.skip(missing("axe-core (npm ci in web/)"))
     viewport = {"width": width, "height": 800}
@@ -74,7 +74,7 @@ def looking(
 
 
 def violations(page: Page) -> list[str]:
-    """Return what axe finds against WCAG 2.2 AA, with the elements."""
+    """Return the violations of WCAG 2.2 AA that axe finds, with their elements."""
     page.evaluate(AXE.read_text())
     answer = page.evaluate("tags => axe.run(document, {runOnly: tags})", _TAGS)
     return [f"{one['id']}: {node['html'][:160]}" for one in answer["violations"] for node in one["nodes"]]

@@ -40,7 +40,7 @@ def digits() -> TrainJob:
 
 
 def join(store: Store, name: str) -> ContributorRecord:
-    """A machine passes preflight."""
+    """Add a machine that has passed preflight."""
     _, code = store.invites.create()
     limits = {"memory_bytes": 4 << 30, "cpu_threads": 4, "device": "cpu"}
     return store.contributors.join(code, name=name, host=f"{name}.example", versions=VERSIONS, limits=limits)[
@@ -49,7 +49,7 @@ def join(store: Store, name: str) -> ContributorRecord:
 
 
 def measure(store: Store, machine: ContributorRecord, flops_per_s: float) -> ContributorRecord:
-    """Its node is up and its probe is done."""
+    """Add the node and the probe's results of a machine."""
     store.contributors.online(machine.id, node_id="ab" * 28, address="192.0.2.7")
     device = Device("cpu", "Example CPU", 4 << 30, {"float32": flops_per_s}, 2e10)
     return store.contributors.ready(
@@ -58,7 +58,7 @@ def measure(store: Store, machine: ContributorRecord, flops_per_s: float) -> Con
 
 
 def start(store: Store, job: JobRecord, machines: list[ContributorRecord]) -> None:
-    """An attempt begins on these machines, one stage each."""
+    """Start an attempt on these machines, one stage each."""
     store.jobs.begin(job.id, [machine.id for machine in machines])
     note = Note(message="elm would slow the job down; it gets no layers", level="warning")
     started = Started(first_step=1, total_steps=40)
@@ -66,7 +66,7 @@ def start(store: Store, job: JobRecord, machines: list[ContributorRecord]) -> No
 
 
 def reform(store: Store, job: JobRecord, machines: list[ContributorRecord], sentence: str) -> None:
-    """Machines came or went, and training continues with these."""
+    """Change the membership: training continues with these machines."""
     epoch = Reformed(epoch=1, step=11, plan=_laid(machines), seconds=0.8, recomputed=3, sentence=sentence)
     store.progress.record(job.id, job.attempt, [epoch])
 
@@ -100,7 +100,7 @@ def _laid(machines: list[ContributorRecord]) -> Plan:
 
 
 def train(store: Store, job: JobRecord, first_step: int, last_step: int) -> None:
-    """Steps are committed, with a validation and a checkpoint after the last of them."""
+    """Commit steps, with a validation and a checkpoint after the last of them."""
     steps = [
         StepCommitted(
             step=step,
@@ -120,7 +120,7 @@ def train(store: Store, job: JobRecord, first_step: int, last_step: int) -> None
 
 
 def finish(store: Store, job: JobRecord, folder: Path) -> None:
-    """The result is written and the job succeeds."""
+    """Write the result; the job succeeds."""
     folder.mkdir(parents=True)
     (folder / "config.json").write_text('{"model_type": "layers"}')
     saved = ArtifactSaved(name="model", path=folder, size_bytes=24)
@@ -129,7 +129,7 @@ def finish(store: Store, job: JobRecord, folder: Path) -> None:
 
 
 def lose(store: Store, job: JobRecord, machine: ContributorRecord) -> None:
-    """A machine dies under a job."""
+    """Lose a machine of a job."""
     store.contributors.set_state(
         store.contributors.get(machine.id), ContributorState.lost, "its Ray node died"
     )

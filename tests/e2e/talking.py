@@ -43,7 +43,7 @@ _PULL_S = 0.2
 
 
 async def no_members() -> dict[str, list[str]]:
-    """Return that no job has members anywhere."""
+    """Return the members of jobs by machine: none."""
     return {}
 
 
@@ -82,7 +82,7 @@ class TalkingServer(Server):
 
 
 class Talker:
-    """One replica: a row of stages, one for each machine that it was offered, computed by a thread."""
+    """One replica: a row of stages, one for each machine that it was offered, all computed by one thread."""
 
     def __init__(self, assignment: ServingAssignment) -> None:
         self._assignment = assignment
@@ -102,16 +102,16 @@ class Talker:
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
-    # -- what a test does ------------------------------------------------------------------------------------------
+    # -- called by tests -------------------------------------------------------------------------------------------
 
     def allow(self, steps: float) -> None:
-        """Compute so many steps, then wait."""
+        """Compute ``steps`` more steps, then wait."""
         with self._news:
             self.steps_left = steps
             self._news.notify_all()
 
     def lose(self, name: str) -> None:
-        """A machine dies: nothing is computed until `go_on`."""
+        """Lose a machine: nothing is computed until `go_on`."""
         with self._news:
             self._row = []
             self._status.lost(f"lost {name}", (name,))
@@ -123,7 +123,7 @@ class Talker:
         with self._news:
             self._form(self._workers)
 
-    # -- what the supervisor asks ----------------------------------------------------------------------------------
+    # -- called by the supervisor ----------------------------------------------------------------------------------
 
     async def submit(self, generations: Sequence[Generation]) -> None:
         self._service.submit(generations)
@@ -219,7 +219,7 @@ class Talker:
                     self._news.wait()
                 if self._ended:
                     return
-                # Held while it computes, so that a loss comes between two steps.
+                # Held during a step, so that a machine is lost between two steps.
                 for step in steps:
                     begun_s = time.monotonic()
                     self._service.completed(self._compute(step))
@@ -253,7 +253,7 @@ class Talker:
 
 
 def make_model(folder: Path, *, with_template: bool = True) -> Path:
-    """Write a small Llama that chats, or one that only continues with text."""
+    """Write a small Llama; without a chat template it only continues text."""
     from tests.api.speaking import make_llama
 
     make_llama(folder, window=WINDOW, num_hidden_layers=LAYERS)

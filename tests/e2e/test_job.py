@@ -228,7 +228,7 @@ def test_what_was_predicted_stands_beside_what_was_measured(page: Page, cluster:
     )
     expect(placement).to_contain_text("15.5 ms")
     expect(placement).to_contain_text("+25%")
-    placement.get_by_text("How long each machine computes in a step").click()
+    placement.get_by_text("Computing time of each machine in a step").click()
     expect(placement.get_by_role("row", name=re.compile("birch"))).to_contain_text("6.5 ms")
 
 
@@ -248,7 +248,7 @@ def test_one_step_is_laid_out_cell_by_cell(page: Page, cluster: Cluster) -> None
     expect(section).to_contain_text(re.compile("ash: B0, "))
     section.get_by_text("The same as a table").click()
     expect(section.get_by_role("row", name=re.compile("birch · stage 2"))).to_be_visible()
-    # What is measured later is what it is laid out by.
+    # Measured times replace the predicted ones in the layout.
     second = LayerTiming(1.0, 1.0)
     timed = {
         machine.id: MachineTimings(microbatch_size=8, device=device, layers=dict.fromkeys(range(3), second))

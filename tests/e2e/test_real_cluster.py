@@ -106,7 +106,7 @@ def test_a_job_asked_for_by_the_form_survives_a_contributor(
     editor = page.get_by_label("Job as YAML")
     # So small a model is fastest on one machine: it is cut only where that is asked for.
     editor.fill(f"{editor.input_value()}\nparallelism: {{stages: 2}}\n")
-    expect(page.get_by_text("The server would take it as it stands.")).to_be_visible(timeout=READY_MS)
+    expect(page.get_by_text("The server would accept this job.")).to_be_visible(timeout=READY_MS)
     page.get_by_role("button", name="Submit", exact=True).click()
     expect(page.get_by_role("heading", name="survivor", level=1)).to_be_visible()
     placement = page.get_by_role("figure", name=re.compile("Placement of 5 layers"))

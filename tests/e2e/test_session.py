@@ -77,7 +77,9 @@ def test_a_revoked_key_ends_the_session(page: Page, cluster: Cluster, complaints
 def test_a_link_whose_key_is_unknown_says_so(cluster: Cluster, context: BrowserContext) -> None:
     page = context.new_page()
     page.goto(f"{cluster.url}/#key=sck_wrong")
-    expect(page.get_by_text("This link is used already, over, or not of this server.")).to_be_visible()
+    expect(
+        page.get_by_text("This link was used already, has expired, or belongs to another server.")
+    ).to_be_visible()
     assert page.url == f"{cluster.url}/"
 
 

@@ -54,7 +54,7 @@ def to_form(page: Page) -> None:
 @pytest.mark.real_path
 def test_a_job_is_submitted_by_the_form(page: Page, cluster: Cluster) -> None:
     form(page, cluster)
-    expect(page.get_by_text("The server would take it as it stands.")).to_be_visible()
+    expect(page.get_by_text("The server would accept this job.")).to_be_visible()
     page.get_by_label("Name", exact=True).fill("my digits")
     page.get_by_label("Steps", exact=True).fill("12")
     page.get_by_label("Learning rate").fill("2e-3")
@@ -66,7 +66,7 @@ def test_a_job_is_submitted_by_the_form(page: Page, cluster: Cluster) -> None:
     page.get_by_role("button", name="Add a row").click()
     page.get_by_role("combobox", name="Type of row 5").select_option("tanh")
     page.get_by_role("button", name="Move row 5 up").click()
-    page.get_by_text("What is trained").click()
+    page.get_by_text("Trained parameters").click()
     page.get_by_label("Frozen").fill("layers[:1]")
     submit(page)
     spec = submitted(cluster)
@@ -113,7 +113,7 @@ def test_a_wrong_value_is_marked_at_its_field_as_one_types(page: Page, cluster: 
     expect(page.get_by_label("Checkpoints kept")).to_be_visible()
     expect(page.get_by_text("1 problem").first).to_be_visible()
     page.get_by_label("Checkpoints kept").fill("2")
-    expect(page.get_by_text("The server would take it as it stands.")).to_be_visible()
+    expect(page.get_by_text("The server would accept this job.")).to_be_visible()
     expect(page.get_by_label("Checkpoints kept")).to_be_visible()
     steps.fill("many")
     expect(steps).to_have_accessible_description(re.compile("valid integer"))
@@ -182,7 +182,7 @@ def test_a_file_is_sent_with_progress_and_trained_on(page: Page, cluster: Cluste
         expect(page.get_by_text("my corpus.txt is on the server.")).to_be_visible()
     files = page.get_by_role("textbox", name="Files", exact=True)
     expect(files).to_have_value(re.compile(r"^upload:up-\w+/my corpus\.txt$"))
-    expect(page.get_by_text("The server would take it as it stands.")).to_be_visible()
+    expect(page.get_by_text("The server would accept this job.")).to_be_visible()
     submit(page)
     (file,) = submitted(cluster).data.files or ()
     assert file.read_text() == TEXT
@@ -227,7 +227,7 @@ def test_a_cancelled_upload_leaves_nothing(page: Page, cluster: Cluster, tmp_pat
     with held(page):
         page.get_by_label("Files for Files").set_input_files(tmp_path / "corpus.txt")
         page.get_by_role("button", name="Cancel upload").click()
-        expect(page.get_by_text("The upload was cancelled; nothing of it is kept.")).to_be_visible()
+        expect(page.get_by_text("The upload was cancelled; none of its files are kept.")).to_be_visible()
     expect(page.get_by_role("region", name="Uploads")).to_have_count(0)
     assert [*(cluster.folder / "uploads").iterdir()] == []
 
@@ -269,7 +269,7 @@ def test_the_plan_is_shown_before_anything_is_queued(
     expect(plan).to_contain_text("One step")
     expect(plan).to_contain_text("All 200 steps")
     expect(plan).to_contain_text("Bottleneck")
-    page.get_by_text("How the model is laid over the machines").click()
+    page.get_by_text("Placement of the model on the machines").click()
     page.get_by_label("Stages", exact=True).fill("3")
     expect(plan).to_contain_text(re.compile("machines", re.IGNORECASE), timeout=PLAN_TIMEOUT_MS)
     alert = plan.get_by_role("alert")

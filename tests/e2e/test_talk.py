@@ -226,7 +226,7 @@ def test_a_machine_dies_and_the_answer_goes_on_with_a_mark_where_it_happened(
     open_playground(page, cluster)
     limit(page, Most_tokens="120", Seed="3", Temperature="0.8")
     talker = talking(cluster).talkers["poet"]
-    # What it says when nothing happens.
+    # The answer without failures, to compare with.
     say(page, "Sing of the sea.")
     expect(answer(page, "poet")).to_contain_text("120 tokens")
     undisturbed = text(page, "poet").inner_text()

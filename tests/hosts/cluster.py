@@ -16,15 +16,15 @@ from tests.hosts.network import Host, Network, why_not
 
 @dataclass(frozen=True)
 class Cluster:
-    """A server and the machines that joined it, with the hosts that they are on."""
+    """A server and the machines that joined it, each on a host of its own."""
 
     server: RunningServer
     host: Host
-    """Of the server."""
+    """The server's host."""
     machines: dict[str, Host]
-    """By the name of each machine."""
+    """Hosts of the machines, by machine name."""
     network: Network
-    """For more hosts."""
+    """The network to add hosts to."""
 
     def others(self, host: Host) -> list[Host]:
         """Return all hosts but one."""

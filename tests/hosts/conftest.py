@@ -10,6 +10,6 @@ from tests.hosts.cluster import Cluster, run_cluster
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
-    """A server on one host and machines on three others, which all tests leave as they find them."""
+    """A server on one host and machines on three others; tests must leave them unchanged."""
     with run_cluster() as cluster:
         yield cluster

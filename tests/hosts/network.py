@@ -28,9 +28,9 @@ Direction = Literal["both", "in", "out"]
 _PROGRAMS = ("ip", "iptables")
 _RESOLVERS = Path("/etc/netns")
 _NOBODY = "192.0.2.53"
-"""An address for documentation (RFC 5737)."""
+"""An address that no host has, from a range for documentation (RFC 5737)."""
 _NOBODYS_DEVICE = "00:00:5e:00:53:53"
-"""Also for documentation (RFC 7042)."""
+"""A MAC address that no device has, from a range for documentation (RFC 7042)."""
 _NAMESPACES = Path("/run/netns")
 _CLONE_NEWNET = 0x40000000
 """From linux/sched.h."""
@@ -41,7 +41,7 @@ Returned = TypeVar("Returned")
 
 
 def has_title(word: str) -> Callable[[psutil.Process], bool]:
-    """Return whether a process has this name, or a title that begins so."""
+    """Return a predicate: whether a process has this name, or a title that starts with it."""
     return lambda process: process.name() == word or "".join(process.cmdline()[:1]).startswith(word)
 
 
@@ -79,7 +79,7 @@ class Host:
 
     @property
     def inside(self) -> tuple[str, ...]:
-        """Words that run a command on this host when they are put before it."""
+        """Command prefix that runs a command on this host."""
         return ("ip", "netns", "exec", self.name)
 
     def processes(self) -> list[int]:
@@ -87,7 +87,7 @@ class Host:
         return _processes(self.name)
 
     def kill(self, is_victim: Callable[[psutil.Process], bool]) -> None:
-        """Kill the processes on this host that answer a description.
+        """Kill the processes on this host for which the predicate is true.
 
         Raises:
             RuntimeError: none does.

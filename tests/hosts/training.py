@@ -1,4 +1,4 @@
-"""A job in three stages that each file trains with disturbances, and once without."""
+"""A job in three stages that each file trains once with faults, and once without."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def train(
 
 
 def train_undisturbed(cluster: Cluster, *, steps: int = STEPS) -> Result:
-    """Run the job without disturbances; it must report each step once."""
+    """Run the job without faults; it must report each step once."""
     result = train(cluster, "undisturbed", steps=steps)
     assert [step for step, _ in result.losses] == list(range(1, steps + 1))
     return result

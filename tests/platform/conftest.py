@@ -1,4 +1,4 @@
-"""Property tests have no deadline for each example: a busy machine is no defect."""
+"""Property tests have no deadline for each example, since a busy machine would exceed it."""
 
 from hypothesis import settings
 

@@ -1,4 +1,4 @@
-"""Control planes on loopback, without a Ray cluster, for attacks on their doors."""
+"""Control planes on loopback, without a Ray cluster, to be attacked."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CLUSTER = ClusterInfo("192.0.2.1:6379", "cluster-secret", "ab", "127.0.0.1", {})
 def open_plane(
     folder: Path, *, cluster: bool = False, tls: ssl.SSLContext | None = None, **changes: Any
 ) -> Iterator[Plane]:
-    """Run a control plane with these settings inside the block; with ``cluster`` it says that machines can join."""
+    """Run a control plane with these settings inside the block; with ``cluster`` it reports that machines can join."""
     settings = Settings(data_folder=folder / "data", database_url=None, **changes)
     upgrade(settings.resolved_database_url)
     store = Store(settings.resolved_database_url)

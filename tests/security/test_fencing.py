@@ -1,4 +1,4 @@
-"""Of two servers on one database exactly one writes, whatever became of the lock between them."""
+"""With two servers on one database exactly one writes, even if the lock between them is lost."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ from share_compute_api.workers.isolated.pool import IsolatedProcesses, PoolLimit
 from share_compute_api.workers.isolated.process import bare_environment
 
 MOST_GROWTH_BYTES = 64 << 20
-"""Of the server's process, during any one attack."""
+"""Largest growth of the server's process during one attack."""
 LIMITS = PoolLimits(memory_bytes=512 << 20, time_s=2.0, load_s=10.0)
 HELLO = [{"role": "user", "content": "Hello"}]
 _numbers = count()

@@ -102,9 +102,9 @@ TABLE: dict[str, Scope | None] = {
     "createEmbedding": C,
     "getPrometheusMetrics": R,
 }
-"""What each operation needs. Written out, so that a change of a route's scope is a change of this file."""
+"""The scope of each operation. Written out, so that a change of a route's scope is a change of this file."""
 OPENS = {C: {C}, R: {R}, S: {S, R, C}, A: {A, S, R, C}, AGENT: {AGENT}}
-"""What a key of each scope opens."""
+"""The scopes that a key of each scope includes."""
 STREAM = "streamEvents"
 """Never ends for a key that may listen."""
 

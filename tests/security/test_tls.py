@@ -80,7 +80,7 @@ def test_a_pinned_client_speaks_with_the_server_of_that_key_alone(tmp_path: Path
 
 
 def test_nothing_is_sent_to_a_server_with_another_key(tmp_path: Path) -> None:
-    """Whoever stands between sees no key: the handshake itself fails."""
+    """A man in the middle sees no key: the handshake itself fails."""
     context = own(tmp_path).context
     with socket.create_server(("127.0.0.1", 0)) as listener:
         received: list[bytes] = []

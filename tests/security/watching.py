@@ -1,4 +1,4 @@
-"""Watches a server while somebody attacks it: what it does before it answers, and how much memory it takes."""
+"""Measures a server's response time and memory growth during an attack."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ import httpx
 import psutil
 
 MOST_BUSY_S = 1.0
-"""So much processor time the server's process may take before /health answers, whatever is asked meanwhile.
+"""Processor seconds that the server's process may take before /health answers, during any request.
 
-On a machine of its own, a client waits as long. The wall clock would count other programs as well.
+On an otherwise idle machine this is the client's waiting time. Wall-clock time would count other programs as well.
 """
 MOST_WAIT_S = 15.0
-"""So long /health may take by the wall clock, on whatever machine."""
+"""Longest wall-clock time that one request of /health may take, on any machine."""
 
 
 class Watch:
-    """Asks for the health of the server of this process until the block ends.
+    """Polls the health of the server of this process until the block ends.
 
     Args:
         url: of the server.
-        most_growth_bytes: by which its process may grow meanwhile.
+        most_growth_bytes: maximum growth of its process meanwhile.
     """
 
     def __init__(self, url: str, most_growth_bytes: int) -> None:

@@ -1,9 +1,9 @@
-/** Numbers and moments as people read them, in the language that is spoken. All figures are in SI units and tabular width. */
+/** Formats numbers and times in the current language. All figures are in SI units and of tabular width. */
 import i18next from "i18next";
 
 import { locale } from "./i18n";
 
-/** As `useTranslation` has it; tests of what uses these functions speak English without starting anything. */
+/** Translate like `useTranslation`; in tests without i18next it returns the English text. */
 export function t(words: string, filled: Record<string, string | number> = {}): string {
   if (i18next.isInitialized) return i18next.t(words, filled);
   return words.replace(/\{\{(\w+)\}\}/g, (_, name: string) => String(filled[name]));
@@ -33,11 +33,11 @@ export function si(value: number, unit: string): string {
 }
 
 export function count(value: number): string {
-  // The browser reads its rules of numbers the first time, which a first load has no time for.
+  // The browser loads its number formats on first use, which would slow down the first page.
   return Number.isInteger(value) && Math.abs(value) < 1000 ? String(value) : value.toLocaleString(locale());
 }
 
-/** Seconds in the two largest units that matter: "1 h 4 min", "12 s", "0.35 s". */
+/** Seconds in the two largest units: "1 h 4 min", "12 s", "0.35 s". */
 export function duration(seconds: number): string {
   return largestUnits(seconds).join(" ");
 }
@@ -57,7 +57,7 @@ const inHours = (number: number | string) => t("{{number}} h", { number });
 const inDays = (number: number | string) => t("{{number}} days", { number });
 const inYears = (number: number | string) => t("{{number}} years", { number });
 
-/** Units of long times by their seconds; each from two of it on. */
+/** Units of long times in seconds; each is used from two of it on. */
 const LONG = [
   [365.25 * 86_400, inYears],
   [86_400, inDays],
@@ -65,12 +65,12 @@ const LONG = [
   [60, inMinutes],
 ] as const;
 
-/** The time of one step, as `share_compute.quantities.seconds_text` writes it: "12.4 ms", "1.31 s", "3.2 min". */
+/** The time of one step, in the format of `share_compute.quantities.seconds_text`: "12.4 ms", "1.31 s", "3.2 min". */
 export function stepTime(seconds: number): string {
   for (const [unitSeconds, inUnits] of LONG) {
     if (seconds >= 2 * unitSeconds) return inUnits(oneDecimal(seconds / unitSeconds));
   }
-  // Compared as it will be written, so that 0.99996 s is no "1000.0 ms".
+  // Compared after rounding, so that 0.99996 s does not become "1000.0 ms".
   if (Math.round(seconds * 1e4) >= 1e4) return inSeconds(seconds.toFixed(2));
   if (Math.round(seconds * 1e6) >= 1e3) return `${oneDecimal(seconds * 1e3)} ms`;
   return `${Math.round(seconds * 1e6)} us`;
@@ -80,13 +80,13 @@ function oneDecimal(value: number): string {
   return value.toLocaleString(locale(), { minimumFractionDigits: 1, maximumFractionDigits: 1 });
 }
 
-/** By how much one time is above another: "+25%". */
+/** Relative difference of two times: "+25%". */
 export function difference(measured: number, predicted: number): string {
   const share = Math.round((measured / predicted - 1) * 100);
   return `${share < 0 ? "−" : "+"}${Math.abs(share)}%`;
 }
 
-/** How long ago a moment was: "just now", "12 s ago". */
+/** The time since a moment: "just now", "12 s ago". */
 export function ago(moment: string, now: number): string {
   const seconds = (now - Date.parse(moment)) / 1000;
   return seconds < 2 ? t("just now") : t("{{time}} ago", { time: largestUnits(seconds)[0]! });
@@ -98,7 +98,7 @@ export function latency(seconds: number): string {
   return `${milliseconds < 10 ? milliseconds.toFixed(2) : Math.round(milliseconds)} ms`;
 }
 
-/** Where dates and times of the day are written as there: English ones with the day first, and 24 hours. */
+/** Locale of dates and times; for English that of Britain: day first, 24 hours. */
 function place(): string {
   return locale() === "en" ? "en-GB" : locale();
 }
@@ -112,12 +112,12 @@ export function dateAndClock(moment: string): string {
   return new Date(moment).toLocaleString(place(), { dateStyle: "medium", timeStyle: "medium" });
 }
 
-/** 22 Nov; for axes. */
+/** "22 Nov", for axes. */
 export function dayOfMonth(moment: number): string {
   return new Date(moment).toLocaleDateString(place(), { day: "numeric", month: "short" });
 }
 
-/** 18:05; for axes. */
+/** "18:05", for axes. */
 export function hourAndMinute(moment: number): string {
   return new Date(moment).toLocaleTimeString(place(), { hour: "2-digit", minute: "2-digit" });
 }

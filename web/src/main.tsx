@@ -17,7 +17,7 @@ import { theme, variables } from "./theme";
 const queries = new QueryClient({
   defaultOptions: {
     queries: {
-      // Live events say when something is out of date.
+      // Live events report which data is out of date.
       staleTime: 60_000,
       refetchOnWindowFocus: false,
       retry: (failures, error) => failures < 3 && error instanceof ApiProblem && error.mayPass,
@@ -25,15 +25,15 @@ const queries = new QueryClient({
   },
 });
 
-// Where most people begin: its answer comes while the frame is drawn.
+// Prefetched while the frame is drawn, since most users open this page first.
 onSession((session) => {
   if (session.state === "in" && may(session.key, "read") && location.pathname === "/") void queries.prefetchQuery(cluster);
 });
 void startSession();
 
-/** The nonce that the server allows styles by; Vite puts it into this tag. */
+/** The nonce for styles that the server's Content-Security-Policy allows; Vite puts it into this tag. */
 const nonce = document.querySelector<HTMLMetaElement>('meta[property="csp-nonce"]')?.nonce ?? "";
-// What keeps the page behind a dialog from scrolling adds a style of its own.
+// Mantine's scroll lock behind dialogs adds a style element of its own.
 setNonce(nonce);
 
 await startWords();

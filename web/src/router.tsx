@@ -1,20 +1,20 @@
 import { createRootRoute, createRoute, createRouter, lazyRouteComponent } from "@tanstack/react-router";
 
 import { Failure, Loading } from "./components/Feedback";
-import { Shell } from "./components/Shell";
+import { Shell } from "./components/frame/Shell";
 import { NotFound } from "./pages/NotFound";
 import { jobSearch, jobsSearch } from "./pages/job/search";
 import { machineSearch } from "./pages/machine/search";
 import { Cluster } from "./pages/Cluster";
-import type { Start } from "./pages/submit/starts";
+import type { Start } from "./pages/submit/starts/starts";
 import { clusterSearch } from "./cluster/search";
 
-/** Examples that a job can be started from; their texts come with the page. */
+/** Names of the examples; their texts are loaded with the page. */
 const START_NAMES = ["digits", "language", "generate", "embed", "serve"] as const satisfies readonly Start[];
 
 const root = createRootRoute({ component: Shell, notFoundComponent: NotFound });
 
-// Where most people begin: it comes with the frame, without another round of requests.
+// Bundled with the frame, since most users open this page first: it needs no further requests.
 const cluster = createRoute({
   getParentRoute: () => root,
   path: "/",
@@ -75,7 +75,7 @@ const deployment = createRoute({
 const playground = createRoute({
   getParentRoute: () => root,
   path: "/playground",
-  // Names separated by commas, so that the address can be typed.
+  // Names separated by commas, so that the address can be typed by hand.
   validateSearch: (search): { with?: string } => (search.with === undefined ? {} : { with: String(search.with) }),
   component: lazyRouteComponent(() => import("./pages/Playground"), "Playground"),
 });

@@ -1,6 +1,6 @@
 import { useEffect, useState } from "react";
 
-/** The time, moving once a second while something on screen depends on it. */
+/** The current time, updated once a second while something on screen depends on it. */
 export function useNow(isTicking = true): number {
   const [now, setNow] = useState(Date.now);
   useEffect(() => {

@@ -229,7 +229,7 @@ def test_the_tokens_are_those_of_transformers_whatever_dies_on_the_way(
         assert served.tokens[sequence] == expected(prompt, 120)
     assert status.recoveries == 2
 
-    # What nobody wants any more makes room.
+    # Cancelled sequences free their KV capacity.
     unwanted = served.submit(60, PROMPTS, 400)
     served.pull_until(lambda: served.has(63, 5))
     assert served.status().queue.kv_tokens_used > 0

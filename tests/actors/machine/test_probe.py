@@ -1,4 +1,4 @@
-"""What the probe says is measured, plausible and quick."""
+"""Results of the probe: they are measured, plausible and quick to get."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an attempt makes its plan from; without Ray."""
+"""Inputs of the plan that an attempt makes; without Ray."""
 
 from __future__ import annotations
 

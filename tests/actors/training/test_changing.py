@@ -1,4 +1,4 @@
-"""What a job waits for and counts on while machines come and go; without Ray."""
+"""Waits and counters of a job while machines join and leave; without Ray."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ def test_actors_of_a_node_see_its_gpu_alone(
     start_head: StartHead,  # noqa: F811
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """They ask Ray for no GPU. What the owner made visible to this process does not matter."""
+    """They ask Ray for no GPU. The devices that the owner made visible to this process do not matter."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,4")
     head = start_head(Settings(data_folder=tmp_path), rosters[0], "127.0.0.1")
     limits = NodeLimits(memory_bytes=600 * 2**20, cpu_threads=1, gpu=gpu)

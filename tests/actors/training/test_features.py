@@ -1,4 +1,4 @@
-"""What training offers beside plain steps, on real Ray nodes: adapters, freezing, float16, samples, early stopping."""
+"""Optional features of training on real Ray nodes: adapters, freezing, float16, samples, early stopping."""
 
 from __future__ import annotations
 

@@ -171,7 +171,7 @@ def test_what_is_frozen_is_there_too(shard: ShardRange, follow: Callable[..., Fo
 def test_a_shard_without_parameters_has_its_step_and_loss_scale(
     scales: tuple[float, ...], follow: Callable[..., Follower]
 ) -> None:
-    """A stage may be an activation alone. Who loses it needs no weights, but must know that nothing is missing."""
+    """A stage may be an activation alone. Its next holder needs no weights, but must know that none are missing."""
     trainer = Trainer(shard=(2, 3), precision="float16")
     trainer.take_step()
     follower = fetched(follow(trainer), trainer)

@@ -126,7 +126,7 @@ def test_training_goes_on_while_a_checkpoint_is_written(
     kept = tmp_path / "checkpoints"
     assert sorted(folder.name for folder in kept.iterdir()) == ["step-00000008", "step-00000010"]
     assert all(damage(folder) is None for folder in (*kept.iterdir(), tmp_path / "artifacts" / "model"))
-    # What was fetched while training went on is what step 8 left, nothing of later steps.
+    # The checkpoint that was fetched during training holds the state of step 8 and nothing of later steps.
     state = json.loads((kept / "step-00000008" / "training.json").read_text())
     assert (state["step"], state["seed"], state["batch_size"]) == (8, 0, 8)
     again = succeeded(attempt(job(corpus, pretrained), checkpoint=kept / "step-00000008", number=2))

@@ -1,4 +1,4 @@
-"""What a member loads from others: damaged on its way, it is asked for again; without Ray."""
+"""Tensors that a member fetches from others: damaged pieces are requested again; without Ray."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ HELD = {"large": torch.rand(5, 3), "small": torch.rand(7), "scalar": torch.tenso
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is asked is answered at once, and not by another process."""
+    """Answer every call at once, in this process."""
     monkeypatch.setattr(fetching.ray, "get", lambda answer: answer)
 
 

@@ -1,4 +1,4 @@
-"""What follows from the numbers of a step that all members prepared; without Ray."""
+"""Decisions that follow from the numbers of a step that all members prepared; without Ray."""
 
 from __future__ import annotations
 

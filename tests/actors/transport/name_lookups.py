@@ -1,6 +1,6 @@
-"""Forms a group of three processes, and of two after a loss, and counts what the resolver is asked meanwhile.
+"""Form a group of three processes, lose one, form a group of two; count the DNS queries meanwhile.
 
-To be run as root of a network and mount namespace of its own, with a scratch folder: `test_rendezvous.py` does.
+`test_rendezvous.py` runs it with a scratch folder, as root of a network and mount namespace of its own.
 """
 
 import json
@@ -24,7 +24,7 @@ from share_compute_actors.transport.rendezvous import ChannelStore, Rendezvous
 
 ADDRESS, RESOLVER = "192.0.2.1", "192.0.2.53"
 here: dict[str, Any] = {}
-"""What a member keeps between calls."""
+"""State that a member keeps between calls."""
 
 
 def run(*command: str) -> None:
@@ -32,7 +32,7 @@ def run(*command: str) -> None:
 
 
 class CountingResolver:
-    """Says of every name that it does not exist."""
+    """Answers every DNS query with "no such name", and counts the queries."""
 
     def __init__(self) -> None:
         self.asked = 0

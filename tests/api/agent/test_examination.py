@@ -1,4 +1,4 @@
-"""What `share-compute doctor` looks at."""
+"""Checks of `share-compute doctor`."""
 
 from pathlib import Path
 

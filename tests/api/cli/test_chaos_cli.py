@@ -141,7 +141,7 @@ def test_a_server_lets_nothing_fail_unless_it_was_told_to(client: Client, plane:
 
 @pytest.fixture
 def open_client(settings: Settings, plane: Any) -> Client:
-    """Of a server that allows failures, and has no cluster."""
+    """Return a client of a server that allows failures and has no cluster."""
     plane.settings = settings.model_copy(update={"allow_failures": True})
     plane.restart()
     return Client(plane.url, plane.api_key)

@@ -1,4 +1,4 @@
-"""How long-running commands end."""
+"""The end of long-running commands."""
 
 from __future__ import annotations
 

@@ -235,7 +235,7 @@ def test_help_is_quick_to_load_and_lists_the_exit_codes(run: Run) -> None:
 
 def test_job_ids_are_completed(run: Run, job_file: Path) -> None:
     job_id = json.loads(run("submit", str(job_file), "--json").stdout)["id"]
-    # What bash asks for on the tab key, for the program's own name.
+    # Bash runs the program with these variables when the tab key is pressed.
     completed = run(
         _SHARE_COMPUTE_COMPLETE="complete_bash", COMP_WORDS="share-compute show job-", COMP_CWORD="2"
     )

@@ -65,7 +65,7 @@ def require_learned(result: Any) -> None:
 
 @pytest.mark.slow
 def test_the_whole_path(temporary_folder: Path, tmp_path: Path, run_command: Any, wait_for: Any):
-    # What the user exported for another server is none of the demonstration's business.
+    # The demonstration ignores variables that the user exported for another server.
     exported = {"SHARE_COMPUTE_API_KEY": "another", "SHARE_COMPUTE_URL": "http://127.0.0.1:9"}
     variables = {**exported, "TMPDIR": str(temporary_folder)}
     wanted = ("--json", "--contributors", "2", "--steps", "12")

@@ -1,4 +1,4 @@
-"""What is said of a running job: prediction beside reality, and the reason of each machine."""
+"""Description of a running job: prediction beside measurement, and the reason for each machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every command prints with: names of strangers cannot command the terminal."""
+"""Output of every command: names that strangers chose cannot send control sequences to the terminal."""
 
 from __future__ import annotations
 

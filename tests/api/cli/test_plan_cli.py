@@ -227,7 +227,7 @@ def cells(stages: int, members: int = 1) -> list[TimelineCell]:
 
 
 class TestPictures:
-    """What is drawn fits the terminal and says what it should."""
+    """Pictures fit the terminal and show the plan."""
 
     @pytest.mark.parametrize("width", [60, 80, 120])
     @pytest.mark.parametrize(("stages", "members"), [(1, 1), (3, 2), (5, 9), (60, 1), (300, 1)])

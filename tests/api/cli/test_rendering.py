@@ -1,4 +1,4 @@
-"""What is shown to people is shown as it is, whatever is in it."""
+"""Texts are printed literally, whatever characters they contain."""
 
 from __future__ import annotations
 

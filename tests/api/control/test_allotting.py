@@ -202,7 +202,7 @@ def test_who_leaves_before_there_is_a_plan_is_left_out_of_it(store: Store, tmp_p
 
 
 class TestAllotting:
-    """What is offered to whom, against a clock that a test moves."""
+    """Offers of machines to jobs, against a clock that a test moves."""
 
     @pytest.fixture
     def cluster(self, store: Store, tmp_path: Path) -> Cluster:

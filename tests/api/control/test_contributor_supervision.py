@@ -74,7 +74,7 @@ class Cluster:
         self.alive: set[str] = set()
         self.address = ADDRESS
         self.addresses: dict[str, str] = {}
-        """Of single nodes, where they differ."""
+        """Addresses of single nodes that differ from `address`."""
         self.heads: set[str] = set()
         self.supervisor = ContributorSupervisor(self.store, self.measurements, self._nodes, SILENCE)
 
@@ -167,7 +167,7 @@ def test_a_contributor_is_measured_and_ready(settings: Settings) -> None:
         grace = cluster.arrive("grace")
         first.devices.set_result((CPU,))
         assert (await cluster.until(ada, "ready")).capacity == (CPU,)
-        # Of one host, so the second is started only when the first is done.
+        # Both machines are on one host, so the second is probed only when the first is done.
         second = await cluster.machine(grace)
         second.devices.set_result((CPU,))
         await cluster.until(grace, "ready")

@@ -107,7 +107,7 @@ class Replica:
 
     async def submit(self, generations: Sequence[Generation]) -> None:
         self._require_life()
-        # Whoever calls an actor cannot call that back.
+        # An actor call keeps running after its caller is cancelled.
         await asyncio.shield(asyncio.create_task(self._admit(generations)))
 
     async def _admit(self, generations: Sequence[Generation]) -> None:
@@ -265,7 +265,7 @@ def test_a_stream_goes_on_when_its_server_dies(store: Store, tmp_path: Path) -> 
         first.take_steps(12)
         await house.until(lambda: len(tokens) == 3 and all(len(each) >= 8 for each in tokens.values()))
         first.die()
-        # What comes meanwhile waits for the next server, and what is not wanted any more is not begun there.
+        # Requests that arrive meanwhile wait for the next server. Cancelled ones are not started there.
         late, unwanted = wanted(7), wanted(8)
         stream = await house.engine().generate([late, unwanted])
         stream.complete(unwanted.sequence)
@@ -417,7 +417,7 @@ def test_a_replica_gives_back_what_it_does_not_use(store: Store, tmp_path: Path)
     assert not slot.wants(present().values())
     barbara = cluster.contributor("barbara")
     assert slot.wants(present().values())
-    # Who wants its machine back waits for the handover, but not for ever.
+    # An owner that wants its machine back waits for the handover, but not for ever.
     slot.give([barbara], 42.0)
     store.contributors.leave(ada)
     assert slot.settle(present(), 43.0) == frozenset()

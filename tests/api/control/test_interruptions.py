@@ -1,4 +1,4 @@
-"""What is new of a replica's interruptions, look by look."""
+"""New interruptions of a replica, from one poll to the next."""
 
 from __future__ import annotations
 

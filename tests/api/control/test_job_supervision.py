@@ -279,7 +279,7 @@ def test_a_job_without_a_wish_waits_for_machines_that_are_coming(store: Store, t
 
 
 class TestWaiting:
-    """What jobs wait for, against a clock that a test moves."""
+    """Reasons for which jobs wait, against a clock that a test moves."""
 
     @pytest.fixture
     def cluster(self, store: Store, tmp_path: Path) -> Cluster:

@@ -148,7 +148,7 @@ def test_more_are_started_for_more_and_who_goes_ends_what_it_has(store: Store, t
         await house.until(lambda: "1 were asked for" in reasons(house))
         # That is told before it is done; what is told of the deployment follows.
         await house.until(lambda: house.store.deployments.get(record.id).reason != "2 replicas answer")
-        # The second has less to lose. What comes now goes to the first, though that has more to do.
+        # The second has less to lose. New requests go to the first, though it has more to do.
         last = wanted(5)
         streams.append(await house.engine().generate([last]))
         assert (house.engine().ongoing(first), house.engine().ongoing(second)) == (5, 1)

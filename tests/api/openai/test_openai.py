@@ -148,7 +148,7 @@ def test_a_chat_is_answered(client: OpenAI, says: Says, folder: Path, tokenizer:
     assert usage.total_tokens == usage.prompt_tokens + usage.completion_tokens
     assert usage.prompt_tokens_details is not None
     assert usage.prompt_tokens_details.cached_tokens == 3
-    # What was answered can be sent back as it came.
+    # An answer can be sent back unchanged as part of the next request.
     again = [*HELLO, choice.message, {"role": "user", "content": "And?"}]
     assert client.chat.completions.create(model=speaker.facts.name, messages=again).choices  # type: ignore[arg-type]
 

@@ -196,7 +196,7 @@ def test_a_text_ends_before_its_first_stop_string(pieces: list[str], stops: list
         assert places == []
         assert shown == text
         return
-    # Of two stop strings that overlap, the one that is complete first ends the text.
+    # If two stop strings overlap, the one that is complete first ends the text.
     assert text.startswith(shown)
     assert any(text.startswith(stop, len(shown)) for stop in stops)
 

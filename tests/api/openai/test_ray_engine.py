@@ -1,4 +1,4 @@
-"""Who is asked to compute a request, when everything happens at one moment."""
+"""Choice of the server for a request while several events happen at one moment."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Replica:
     log: list[tuple[str, list[int]]] = field(default_factory=list)
     has: set[int] = field(default_factory=set)
     failures: list[Exception] = field(default_factory=list)
-    """What it answers to the next submissions."""
+    """Raised by the next submissions, one each."""
     doors: asyncio.Event = field(default_factory=asyncio.Event)
     asked: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -45,7 +45,7 @@ class Replica:
 
     async def submit(self, generations: Sequence[Generation]) -> None:
         self.asked.set()
-        # Whoever calls an actor cannot call that back.
+        # An actor call keeps running after its caller is cancelled.
         await asyncio.shield(asyncio.create_task(self._admit([one.sequence for one in generations])))
 
     async def _admit(self, sequences: list[int]) -> None:

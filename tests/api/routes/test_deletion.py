@@ -151,7 +151,7 @@ def test_pruning_lists_what_would_go_then_deletes_it(settings: Settings, plane: 
         play(plane, job.id, RUNS, step(1), saved(folder), DONE)
         nothing = run("prune", "--dry-run", "--json")
         assert json.loads(nothing.stdout)["pruned"] == []
-    # Of requests alone: the loop of the server, which would be faster now and then, keeps everything.
+    # The client's requests see this setting. The server's own loop keeps everything, since it could prune first.
     plane.app.state.context.settings = settings.model_copy(update={"keep_jobs_days": 7.0})
     now = plane.store.clock()
     plane.store.retention._clock = lambda: now + timedelta(days=8)

@@ -1,4 +1,4 @@
-"""For matrices as small as here, more threads wait longer for each other than they compute."""
+"""One thread: with matrices this small, several threads wait for each other longer than they compute."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""Small encoders with random weights, what transformers makes of them, and stages that serve them."""
+"""Small encoders with random weights, the results of transformers for them, and stages that serve them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "roberta": {},
     "xlm-roberta": {},
 }  # fmt: skip
-"""All that are served: absolute, relative and rotary positions; windows; one that computes its attention itself."""
+"""All served kinds: absolute, relative and rotary positions; windows; one that computes its attention itself."""
 
 
 @cache
@@ -47,7 +47,7 @@ def encoder_config(model_type: str) -> dict[str, Any]:
 
 @cache
 def encoder_of(model_type: str) -> Any:
-    """Return transformers' model; its weights are large enough that vectors differ well."""
+    """Return transformers' model, with weights large enough that vectors differ clearly."""
     model = AutoModel.from_config(AutoConfig.for_model(**encoder_config(model_type)), dtype=torch.float32)
     source = torch.Generator().manual_seed(5)
     with torch.no_grad():
@@ -58,7 +58,7 @@ def encoder_of(model_type: str) -> Any:
 
 
 def hidden_states(model_type: str, text: Sequence[int]) -> Any:
-    """Return what transformers makes of one text alone, ``[tokens, hidden]``."""
+    """Return the hidden states that transformers computes of one text alone, ``[tokens, hidden]``."""
     ids = torch.tensor([text])
     return encoder_of(model_type)(input_ids=ids, attention_mask=torch.ones_like(ids)).last_hidden_state[0]
 
@@ -69,7 +69,7 @@ def stage_of(
     pooling: Pooling | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> EncoderStage:
-    """Return a stage that is not filled."""
+    """Return a stage without weights."""
     return EncoderStage(
         encoder_config(model_type),
         Shard("m", *cut, LAYERS),

@@ -26,7 +26,7 @@ VOCABULARY = 40
 _BEGINNING = 17
 
 Cell = tuple[int, int]
-"""Hash of all tokens before a position, and of those up to it: what travels from stage to stage."""
+"""(hash of all tokens before a position, hash of those up to it): the tensor that stages send to each other."""
 
 
 def mixed(*values: int) -> int:
@@ -47,7 +47,7 @@ def drawn(context: int, position: int, options: SamplingOptions) -> tuple[int, L
 
 
 def reference(generation: Generation, longest_tokens: int) -> tuple[list[int], str]:
-    """Return all tokens that a sequence must get, and why it must end, when nobody cancels it."""
+    """Return all tokens that an uncancelled sequence must get, and the reason for its end."""
     tokens = [*generation.prompt]
     most = min(generation.options.max_tokens, longest_tokens - len(tokens))
     context = digest(tokens)
@@ -66,14 +66,14 @@ class KVSlot:
     room: int
     cells: list[int]
     history: int = 0
-    """Digest of what the sampler was told, and of what it drew since."""
+    """Digest of the sampler's history: the tokens that it was given, and those that it has drawn since."""
     known: int = 0
-    """How many tokens these are."""
+    """Number of tokens in the history."""
 
 
 @dataclass
 class Stage:
-    """One stage: its slots, and the steps that it was sent but has not executed."""
+    """One stage: its slots, and the steps that were sent to it and not executed yet."""
 
     limits: SchedulerLimits
     inbox: deque[EngineStep] = field(default_factory=deque)
@@ -109,7 +109,7 @@ class Stage:
         return sum(slot.room for slot in self.slots.values())
 
     def begin(self, chunk: Chunk, tokens: Sequence[int]) -> list[Cell]:
-        """Do what the first stage does with the inputs of a chunk."""
+        """Return the first stage's output for a chunk of tokens."""
         cells = self.slots[chunk.sequence].cells
         made = []
         for token in tokens:
@@ -119,7 +119,7 @@ class Stage:
         return made
 
     def go_on(self, chunk: Chunk, arrived: list[Cell]) -> list[Cell]:
-        """Do what every other stage does with what the one before it made."""
+        """Return a later stage's output for the cells that arrived from the stage before it."""
         for place, cell in enumerate(arrived):
             self._write(chunk, cell, place)
         return arrived
@@ -142,7 +142,7 @@ class Stage:
 
 
 class Row:
-    """The stages of one epoch in a row, with what is on its way between them."""
+    """The stages of one epoch in a row, with the messages between them."""
 
     def __init__(self, limits: SchedulerLimits) -> None:
         self.limits = limits
@@ -156,7 +156,7 @@ class Row:
         self._next_id: int | None = None
 
     def send(self, step: EngineStep) -> None:
-        """Take a step in at all stages."""
+        """Queue a step at all stages."""
         assert self._next_id in (None, step.id)
         self._next_id = step.id + 1
         sequences = [chunk.sequence for chunk in step.chunks]
@@ -184,7 +184,7 @@ class Row:
         self.mailbox.setdefault(sampled.sequence, deque()).append(sampled)
 
     def execute(self, place: int) -> StepResult | None:
-        """Let a stage execute its next step; return what the last one tells the server."""
+        """Execute the next step of a stage; return the last stage's result for the server."""
         stage = self.stages[place]
         step = stage.inbox.popleft()
         stage.make_slots(step)
@@ -208,7 +208,7 @@ class Row:
         if chunk.tokens is not None:
             assert len(chunk.tokens) == chunk.count
             known = len(self.stages[0].slots[chunk.sequence].opening.history)
-            late = self.mailbox.pop(chunk.sequence, ())  # of the slot that it had before
+            late = self.mailbox.pop(chunk.sequence, ())  # the slot that the sequence had before
             assert all(one.position < known for one in late), "a token that was fed back would be used late"
             return chunk.tokens
         mail = self.mailbox[chunk.sequence]

@@ -1,4 +1,4 @@
-"""Small models, what transformers makes of them, and stages that serve them without a scheduler."""
+"""Small models, the results of transformers for them, and stages that serve them without a scheduler."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SMALL = {
 }  # fmt: skip
 GROUPED = {"num_key_value_heads": 2, "head_dim": 16}
 WINDOW = 8
-"""Shorter than the texts."""
+"""Shorter than the test texts."""
 MODELS: dict[str, dict[str, Any]] = {
     "llama": GROUPED,
     "qwen2": {"num_key_value_heads": 2},
@@ -45,7 +45,7 @@ MODELS: dict[str, dict[str, Any]] = {
         "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
     },
 }  # fmt: skip
-"""Plain, biased, with normed queries, windows, soft caps, sinks; with and without groups of heads."""
+"""Plain, biased, normed queries, windows, soft caps, attention sinks; with and without grouped heads."""
 
 
 def small_config(model_type: str) -> dict[str, Any]:
@@ -54,7 +54,7 @@ def small_config(model_type: str) -> dict[str, Any]:
 
 @cache
 def model_of(model_type: str) -> Any:
-    """Return transformers' model; its weights are large enough that logits differ well."""
+    """Return transformers' model, with weights large enough that logits differ clearly."""
     own = AutoModelForCausalLM.from_config(
         AutoConfig.for_model(**small_config(model_type)), dtype=torch.float32
     )
@@ -88,7 +88,7 @@ def stages_of(model_type: str, cuts: Sequence[tuple[int, int]], **options: Any) 
 
 
 def opening(sequence: int, prompt: Sequence[int], **more: Any) -> Opening:
-    """Return an opening; more: fields of an `Opening` or of its options."""
+    """Return an opening; ``more`` has fields of `Opening` or of its options."""
     fields = {name: more.pop(name) for name in ("copy_from", "copy_tokens", "history") if name in more}
     options = SamplingOptions(**{"temperature": 0, "seed": 0, "max_tokens": 64, **more})
     return Opening(sequence, 128, options, **{"history": tuple(prompt), **fields}, prompt_tokens=len(prompt))
@@ -131,7 +131,7 @@ class Serving:
         return given
 
     def run(self, plans: Mapping[Opening, Sequence[int]], count: int) -> dict[int, list[int]]:
-        """Compute prompts in the pieces that ``plans`` says, beside decodes of those who are further.
+        """Prefill prompts in the chunks that ``plans`` gives, while finished prompts decode.
 
         Returns:
             ``count`` tokens of each sequence.
@@ -161,7 +161,7 @@ class Serving:
 
 @cache
 def generated(model_type: str, prompt: tuple[int, ...], count: int) -> list[int]:
-    """Return what transformers generates greedily."""
+    """Return the tokens that transformers generates greedily."""
     ids = torch.tensor([prompt])
     made = model_of(model_type).generate(
         ids,

@@ -1,4 +1,4 @@
-"""What is left of machines' memory where a deployment is placed."""
+"""Memory that a deployment leaves free on its machines."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PROFILE = ModelProfile(
 )
 WEIGHT_BYTES = 4 * LAYERS * MIB
 CACHE_BYTES = 4 * LAYERS * 64 * 640 * 16
-"""Of all sequences that run at one time."""
+"""KV caches of all sequences that run at one time."""
 
 
 @pytest.mark.parametrize("dtype", ["float32", "int8"])

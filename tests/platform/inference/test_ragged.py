@@ -153,7 +153,7 @@ def test_packed_weights_compute_the_same(tied: bool, sealed: tuple[bool, ...]) -
     assert bool(packed) == torch.backends.mkldnn.is_available()
     assert all((part._weights[0] is not None) == sealed[-1] for part in packed)
     if packed:
-        # What an embedding holds anyway is not packed where it would be there twice.
+        # Weights that a tied embedding holds anyway are not packed: that would store them twice.
         assert isinstance(stage._model.lm_head, PackedLinear) == (sealed[-1] or not tied)
     serving = Serving([stage])
     for rows in (1, 2, 5):

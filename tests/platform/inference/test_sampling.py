@@ -103,7 +103,7 @@ def test_penalties() -> None:
     assert sampled(logits, 11, history=history, repetition_penalty=1.8).token == int(expected)
     best, second = logits.topk(2).indices.tolist()
     gap = float(logits[best] - logits[second])
-    # Of what was generated alone, as OpenAI has it: a prompt full of the best token changes nothing.
+    # Penalties count generated tokens only, as OpenAI's do: a prompt full of the best token changes nothing.
     assert sampled(logits, history=(*PROMPT,), presence_penalty=2).token == best
     penalties = {"frequency_penalty": min(2.0, gap / 3 + 0.01)}
     assert sampled(logits, 11, history=(*PROMPT, best, best), **penalties).token == best
@@ -190,7 +190,7 @@ def test_text_of_a_schema_parses(tokenizer_folder: Path, seed: int) -> None:
     assert set(found) == {"name", "age", "kind"}
     assert found["kind"] in ("cat", "dog")
     assert 0 <= found["age"] <= 120
-    # What is computed ahead of the end is known to be over.
+    # Tokens that are computed past the end are marked as finished.
     (ahead,) = sampler.sample(logits_of(1, size)[None], [chunk])
     assert ahead.finish == "stop"
 

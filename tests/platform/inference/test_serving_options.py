@@ -1,4 +1,4 @@
-"""What may be asked for, and what the refusals name."""
+"""Allowed serving options, and the fields that refusals name."""
 
 from __future__ import annotations
 

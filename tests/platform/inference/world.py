@@ -1,4 +1,4 @@
-"""A server, its stages and its clients in one process; what happens next is drawn."""
+"""A server, its stages and its clients in one process; the order of events is drawn at random."""
 
 from __future__ import annotations
 
@@ -30,25 +30,25 @@ class World:
         self.scheduler = Scheduler(limits)
         self.row = Row(limits)
         self.results: list[StepResult] = []
-        """On their way to the server, in any order."""
+        """Results that the server has not received; they may arrive in any order."""
         self.asked: dict[int, Generation] = {}
         self.longest: dict[int, int] = {}
-        """Longest sequence by the limits at the time of asking, or by later ones that are too narrow for it."""
+        """Maximum length of each sequence: the limit when it was submitted, or a later, smaller one."""
         self.text: dict[int, list[int]] = {}
         self.ends: dict[int, Finished | Failed] = {}
         self.cached: dict[int, int] = {}
-        """Tokens that were copied, as the first token said."""
+        """Number of cached prompt tokens, as reported with the first token."""
         self.steps: list[EngineStep] = []
         self.batch: dict[int, int] = {}
         """Batch of the last step of each sequence."""
         self.num_busy = self.num_steps = 0
         self.computed: Counter[str] = Counter()
-        """Positions by owner."""
+        """Computed positions, by owner."""
 
     # -- clients -----------------------------------------------------------------------------------------------------
 
     def submit(self, *generations: Generation) -> bool:
-        """Ask; return whether it was taken."""
+        """Submit generations; return whether they were accepted."""
         queued = self.scheduler.stats().queued
         try:
             events = self.scheduler.submit(*generations)
@@ -97,7 +97,7 @@ class World:
                 asked = self.asked[chunk.sequence]
                 self.computed[asked.owner] += chunk.count
                 if chunk.tokens is None and self.batch[chunk.sequence] != step.batch:
-                    # The batch that it comes from had its step just before: the first stage must not wait for that.
+                    # The token's batch was in the step just before, so its result must not be waited for.
                     assert len(asked.prompt) + len(self.text[chunk.sequence]) > chunk.start
                 self.batch[chunk.sequence] = step.batch
         self.steps += steps
@@ -109,7 +109,7 @@ class World:
         return steps
 
     def go_on(self) -> bool:
-        """Let one thing happen that can happen now; return whether there was one."""
+        """Execute one of the events that are possible now; return whether there was one."""
         self.num_steps += 1
         assert self.num_steps < MOST_STEPS, "it does not end"
         row = self.row
@@ -125,7 +125,7 @@ class World:
             result = self.results.pop(self.draw.randrange(len(self.results)))
             self.hear(self.scheduler.completed(result))
             if self.draw.random() < 0.05:
-                assert self.scheduler.completed(result) == []  # said twice
+                assert self.scheduler.completed(result) == []  # duplicated
         else:
             assert isinstance(chosen, int)
             result_or_none = row.execute(chosen)
@@ -135,7 +135,7 @@ class World:
         return True
 
     def reform(self, limits: SchedulerLimits) -> None:
-        """Some machines died: what was on its way is lost, or comes too late."""
+        """Lose some machines: messages that are on their way are lost, or arrive too late."""
         for sequence in self.running:
             asked = self.asked[sequence]
             new = min(asked.options.max_tokens, self.longest[sequence] - len(asked.prompt))
@@ -146,7 +146,7 @@ class World:
         self.row = Row(limits)
 
     def finish(self) -> None:
-        """Let everything happen that is still to happen, then check that nothing is left."""
+        """Execute all remaining events, then check that nothing is left over."""
         while self.go_on():
             pass
         assert self.running == []
@@ -162,7 +162,7 @@ class World:
         self.check()
 
     def check(self) -> None:
-        """Compare what everybody was told with the reference."""
+        """Compare all received events with the reference."""
         for sequence, end in self.ends.items():
             expected, reason = reference(self.asked[sequence], self.longest[sequence])
             text = self.text[sequence]
@@ -200,7 +200,7 @@ def drawn_limits(draw: Random) -> SchedulerLimits:
 
 
 def drawn_generations(draw: Random, first: int, limits: SchedulerLimits) -> list[Generation]:
-    """Return the sequences of one request, with a beginning that others have too."""
+    """Return the sequences of one request; some share a prefix with other requests."""
     beginnings = [tuple(Random(kind).choices(range(VOCABULARY), k=90)) for kind in range(3)]
     longest = limits.longest_tokens
     common = draw.choice(beginnings)[: draw.choice([0, 5, 16, 20, 40, 90])]

@@ -1,4 +1,4 @@
-"""What arrives at a shard is what the blueprint says."""
+"""Tensors that arrive at a shard match its blueprint."""
 
 from __future__ import annotations
 

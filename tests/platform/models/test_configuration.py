@@ -1,4 +1,4 @@
-"""What a job declares of its model, read the same way for a plan on paper and for training."""
+"""A job's model configuration, read in the same way for a plan on paper and for training."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from share_compute.topology import Link, Topology
 
 
 def fleet(seed: int, count: int) -> Topology:
-    """Return the first ``count`` machines of a seed; more machines change nothing between these."""
+    """Return the first ``count`` machines of a seed; a larger count does not change them."""
     draw = random.Random(seed)
     regions, rate, latency_s = (
         draw.choice((1, 1, 2, 3)),

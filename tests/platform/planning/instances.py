@@ -37,7 +37,7 @@ def instance(seed: int, *, machines: int, layers: int, microbatches: int | None 
 
 
 def with_overhead(cost: TrainingCost) -> TrainingCost:
-    """Return a problem in which operations take their time on every other machine."""
+    """Return the problem with an overhead per operation on every other machine."""
     machines = tuple(
         replace(
             machine,
@@ -52,12 +52,12 @@ def with_overhead(cost: TrainingCost) -> TrainingCost:
 
 
 def with_backups(cost: TrainingCost) -> TrainingCost:
-    """Return a problem in which the gradient of each stage of one goes to another machine, too."""
+    """Return the problem with backups: a stage of one member sends its gradient to another machine, too."""
     return replace(cost, workload=replace(cost.workload, backups=True))
 
 
 def sparing(cost: TrainingCost) -> TrainingCost:
-    """Return a problem that asks little of memory: some layers frozen, their insides computed again, in bfloat16."""
+    """Return the problem with less memory: some layers frozen, activation checkpointing, bfloat16."""
     layers = tuple(
         layer.model_copy(update={"frozen": layer.parameters if place % 3 == 0 else layer.parameters // 2})
         for place, layer in enumerate(cost.profile.layers)

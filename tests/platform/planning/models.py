@@ -42,7 +42,7 @@ def machine(
 
 
 def lan(*machines: Contributor, latency_s: float = 5e-4, bytes_per_s: float = 1e8) -> Topology:
-    """Machines that all reach each other alike."""
+    """Return machines with equal links between all of them."""
     links = [
         Link(one.id, other.id, latency_s, bytes_per_s)
         for place, one in enumerate(machines)

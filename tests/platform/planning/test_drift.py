@@ -24,7 +24,7 @@ def solution(topology: Topology = TOPOLOGY, spec: TrainJob = SPEC) -> Solution:
 
 
 def slowed(current: Solution, name: str, factor: float) -> Timings:
-    """What a profiler would see if one machine were slower than the probe said."""
+    """Return the timings that a profiler would see if one machine were slower than its probe measured."""
     timings: dict[str, dict[int, LayerTiming]] = {}
     for stage in current.layout.stages:
         (place,) = stage.members

@@ -1,4 +1,4 @@
-"""Whoever owns whatever, and whatever is done already, no two members wait for each other."""
+"""No two members wait for each other, for any ownership and any set of finished cells."""
 
 from __future__ import annotations
 

@@ -124,7 +124,7 @@ held_ids = st.frozensets(st.integers(0, 3))
 
 @st.composite
 def reports(draw: st.DrawFn) -> list[Report]:
-    """What members may hold: who ran a backward ran the forward, and keeps both results until a reduction spoils it."""
+    """Draw reports: a member that ran a backward ran the forward, and keeps both until a reduction spoils them."""
     found = []
     for stage in STAGES:
         for worker in draw(st.sets(st.sampled_from(stage))):

@@ -172,7 +172,7 @@ def test_a_backup_is_made_before_a_migration_and_the_newest_are_kept(
     assert (tmp_path / "store.db.lock").exists() is False
     prepare(url, backups, NOW)
     assert len(list(backups.iterdir())) == 5, "nothing to migrate, nothing to back up"
-    # What was backed up can be put back, and is migrated at the next start.
+    # A backup can be restored. It is migrated at the next start.
     restore(backups / found[0], url, NOW)
     prepare(url, backups, NOW)
     assert num_events(file) == 0

@@ -1,4 +1,4 @@
-"""What is over can be deleted: rows first, files after, nothing that something else needs."""
+"""Deletion of finished jobs and deployments: rows first, then files, and nothing that is still in use."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ def test_what_is_used_is_not_pruned(store: Store, clock: Clock, tmp_path: Path) 
     keep = Keep(jobs_days=1, artifacts_days=1, checkpoints_days=1, events_days=1)
     assert [one.kind for one in store.retention.prune(keep, tmp_path)] == ["events"]
     assert store.jobs.get(job_id)
-    # What it told is needed as long as it is up.
+    # Events of a deployment are kept while it is up.
     assert [event.kind for event in store.events.after(0)] == ["deployment"]
     store.deployments.set_state(deployment.id, DeploymentState.stopped, "down")
     assert {one.kind for one in store.retention.prune(keep, tmp_path)} == {"job", "events"}

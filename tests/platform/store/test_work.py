@@ -46,7 +46,7 @@ def test_work_is_told_when_it_begins_changes_and_ends(store: Store, clock: Any) 
     store.progress.record(job.id, 1, [Planned(plan=plan((ada, (0, 1, 2, 3)))), step(1), step(2)])
     assert told(store, ada) == [(job.id, None), (job.id, 4)]
     assert told(store, bob) == [(job.id, None), (None, None)]
-    # What was committed before the membership changed counts by the old shares, whatever the messages' grouping.
+    # Steps that were committed before the membership changed count by the old shares, however messages are grouped.
     clock.pass_s(60)
     shared = plan((ada, (0, 1, 2)), (bob, (3,)), epoch=1)
     store.progress.record(job.id, 1, [step(3), reformed(shared, 4), step(4)])

@@ -1,4 +1,4 @@
-"""What a confined program reaches: the system's programs, its installation and the folders of its policy."""
+"""Files that a confined program can reach: the system's programs, its installation and its policy's folders."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the server hands over and shows to a head that runs as another user."""
+"""Files and variables that the server passes to a head that runs as another user."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A Ray worker on a hostile machine: from a moment on, what its actors answer and send is not what they should.
+"""A Ray worker on a hostile machine: once ordered to, its actors answer and send forged data.
 
-It stands where Ray starts ``setup_worker.py``, so it needs nothing of share-compute to be weak: whoever lends a machine
-can change what runs there. The file that HOSTILE_ORDERS names says what is sent, once it is there.
+It replaces Ray's ``setup_worker.py`` and needs no weakness of share-compute: an owner can change all programs on
+the lent machine. The file that HOSTILE_ORDERS names says what is sent, once the file exists.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def marker_of(orders: Path) -> Path:
 
 
 def _step() -> None:
-    """Let Ray serialize what the orders say instead of what it is given."""
+    """Make Ray serialize the ordered data in place of the given data."""
     from ray._private.serialization import SerializationContext
     from ray.exceptions import RayTaskError
 

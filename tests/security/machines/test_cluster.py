@@ -1,4 +1,4 @@
-"""What the cluster's token, and a machine whose software was changed, are worth against the server: nothing."""
+"""Neither the cluster's token nor a machine with changed software gives access to the server."""
 
 from __future__ import annotations
 

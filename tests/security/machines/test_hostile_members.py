@@ -173,7 +173,7 @@ def test_the_shard_store_reads_no_pickle(ray_cluster: Cluster, tmp_path: Path) -
         shard_store.text.remote([ray.put(1)]),
         shard_store.text.remote([shard_store]),
         shard_store.__ray_call__.remote(len, 1),
-        # What it is to be repeated after is a pickle, too, which is read when the call fails.
+        # The exceptions to retry on are a pickle, too, which is read when the call fails.
         shard_store.train_rows.options(max_task_retries=1, retry_exceptions=[ValueError]).remote(
             "x", [0], "inputs"
         ),

@@ -1,4 +1,4 @@
-"""What may reach a process on the server as a message: bytes of declared schemas, never a pickle."""
+"""Messages that may reach a process on the server: bytes of declared schemas, never a pickle."""
 
 from __future__ import annotations
 

@@ -209,7 +209,7 @@ def test_two_members_whose_answers_stay_apart_end_the_job_by_name(attempt: Attem
 def test_finite_garbage_in_an_activation_is_not_noticed(
     attempt: Attempt, tmp_path: Path, calm: Trained
 ) -> None:
-    """What only a second computation of the cell would show; see "What is not there yet" in docs/elastic.md."""
+    """Only a second computation would detect this; see "What is not there yet" in docs/elastic.md."""
     failure = InjectedFailure(FailureKind.deviate, Point.tensor_sending, "c0", step=3)
     trained = train(attempt, tmp_path, job(2, 2), [failure])
     assert trained.offences == []

@@ -1,4 +1,4 @@
-/** What the server answers when it refuses: an RFC 9457 problem document, as an error. */
+/** A refusal by the server as an error: an RFC 9457 problem document. */
 
 export interface FieldProblem {
   /** Path with dots, e.g. `training.optimizer.name`; empty when it concerns the whole. */
@@ -13,11 +13,11 @@ interface ProblemDocument {
   detail?: string;
   hint?: string;
   details?: { fields?: unknown } & Record<string, unknown>;
-  /** Its kind, for programs; of the routes under `/v1` only. */
+  /** Error code for programs; only routes under `/v1` have one. */
   code?: string;
 }
 
-/** How the routes under `/v1` say it, as clients of the OpenAI API read it. */
+/** The error format of routes under `/v1`, which clients of the OpenAI API expect. */
 export interface OpenAiError {
   message: string;
   code?: string | null;
@@ -39,7 +39,7 @@ export class ApiProblem extends Error {
     this.fields = fieldProblems(document.details?.fields);
   }
 
-  /** Whether asking again may help: the server is starting, restarting or unreachable. */
+  /** Whether a retry may help: the server is starting, restarting or unreachable. */
   get mayPass(): boolean {
     return this.status === 0 || this.status === 429 || this.status >= 500;
   }
@@ -52,14 +52,14 @@ function fieldProblems(value: unknown): FieldProblem[] {
   );
 }
 
-/** Read the problem of a refused answer. */
+/** Read the problem document of an error response. */
 export async function problemOf(response: Response): Promise<ApiProblem> {
   const isJson = /\bjson\b/.test(response.headers.get("content-type") ?? "");
   const document = isJson ? ((await response.json().catch(() => ({}))) as ProblemDocument & { error?: OpenAiError }) : {};
   return document.error === undefined ? new ApiProblem(response.status, document) : ofOpenAi(response.status, document.error);
 }
 
-/** An error of `/v1`: its message ends with what to do, after the last semicolon. */
+/** Convert an error of `/v1`: its message ends with the hint, after the last semicolon. */
 export function ofOpenAi(status: number, { message, code }: OpenAiError): ApiProblem {
   const end = message.lastIndexOf("; ");
   const [detail, hint] = end < 0 ? [message, undefined] : [message.slice(0, end), message.slice(end + 2)];

@@ -1,4 +1,4 @@
-/** What the pages ask the server for, each under the key that live events refresh it by. */
+/** Queries that the pages share, each with the key by which live events refresh it. */
 import { infiniteQueryOptions, queryOptions, skipToken } from "@tanstack/react-query";
 
 import { api, body } from "./client";
@@ -14,7 +14,7 @@ import {
   type ClusterView,
 } from "./types";
 
-/** Page after page, from the beginning. */
+/** Fetch all pages of events, from the beginning. */
 async function allEvents(
   page: (query: { after: number; limit: number }) => Promise<{ events: ClusterEvent[]; next_after: number }>,
 ): Promise<ClusterEvent[]> {
@@ -48,11 +48,11 @@ export const contributors = queryOptions({
 
 const ISLANDS_MS = 10_000;
 
-/** All machines as a map shows them; live events change single rows of it. */
+/** All machines in the form that the map needs; live events change single rows. */
 export const cluster = queryOptions({
   queryKey: ["cluster"],
   queryFn: ({ signal }) => body(api.GET("/api/v1/cluster", { signal })),
-  // No event tells when islands that are being worked out are there.
+  // No event reports that the islands have been computed.
   refetchInterval: ({ state }) => (state.data?.islands.is_current === false ? ISLANDS_MS : false),
 });
 
@@ -69,7 +69,7 @@ export function machine(id: string) {
   });
 }
 
-/** Everything that happened to a machine. */
+/** All events of a machine. */
 export function machineHistory(id: string) {
   return queryOptions({
     queryKey: ["contributor", id, "events"],
@@ -81,7 +81,7 @@ export function machineHistory(id: string) {
   });
 }
 
-/** What a machine gave. */
+/** The work that a machine did. */
 export function machineWork(id: string) {
   return queryOptions({
     queryKey: ["contributor", id, "work"],
@@ -102,7 +102,7 @@ export function machineBusy(id: string, hours: number) {
 
 const JOBS_PER_PAGE = 50;
 const EVENTS_PER_PAGE = 5000;
-/** Points of a curve, more than a screen is wide: of longer runs the server tells those that give the curve its shape. */
+/** Maximum number of points of a curve, more than a screen is wide. The server thins out longer runs. */
 export const MOST_POINTS = 2000;
 
 export interface JobFilter {
@@ -152,7 +152,7 @@ export function metrics(id: string) {
   });
 }
 
-/** The metrics of a stretch of steps, both ends included: of a long run they are told closer together. */
+/** The metrics of a range of steps, both ends included: denser than those of the whole of a long run. */
 export function metricsBetween(id: string, first: number, last: number) {
   return queryOptions({
     queryKey: ["job", id, "metrics", first, last],
@@ -182,7 +182,7 @@ export function checkpoints(id: string) {
   });
 }
 
-/** All events of a job but its steps, which are in its metrics. */
+/** All events of a job except its steps, which are in its metrics. */
 export function log(id: string) {
   return queryOptions({
     queryKey: ["job", id, "log"],
@@ -217,7 +217,7 @@ export function artifact(id: string, name: string) {
 
 const DEPLOYMENTS_PER_PAGE = 50;
 
-/** Deployments that are up, or those that are over; newest first. */
+/** Deployments that are up, or that have ended; newest first. */
 export function deployments(which: "up" | "over") {
   return infiniteQueryOptions({
     queryKey: ["deployments", which],
@@ -231,7 +231,7 @@ export function deployments(which: "up" | "over") {
   });
 }
 
-/** One deployment, by its id or its name. */
+/** One deployment, by id or name. */
 export function deployment(key: string) {
   return queryOptions({
     queryKey: ["deployment", key],
@@ -239,7 +239,7 @@ export function deployment(key: string) {
   });
 }
 
-/** How each replica does, with what its plan promises; `figures` tell what changes all the time. */
+/** The status and predictions of each replica; `figures` has the values that change all the time. */
 export function deploymentStatus(key: string) {
   return queryOptions({
     queryKey: ["deployment", key, "status"],
@@ -262,7 +262,7 @@ export function deploymentLog(id: string) {
   });
 }
 
-/** The last figures of each deployment, by name; only the stream of events fills them in. */
+/** The last figures of each deployment, by name; only the event stream sets them. */
 export const figures = queryOptions<Record<string, Figures>>({
   queryKey: ["figures"],
   queryFn: skipToken,
@@ -270,7 +270,7 @@ export const figures = queryOptions<Record<string, Figures>>({
   gcTime: Infinity,
 });
 
-/** Models that clients can ask now. */
+/** Models that clients can call now. */
 export const servedModels = queryOptions({
   queryKey: ["models"],
   queryFn: async ({ signal }) => (await body(api.GET("/v1/models", { signal }))).data,
@@ -281,7 +281,7 @@ export const uploads = queryOptions({
   queryFn: ({ signal }) => body(api.GET("/api/v1/uploads", { signal })),
 });
 
-/** The JSON schema of what has this kind; it is the same as long as the server runs. */
+/** The JSON schema of a job kind; it does not change while the server runs. */
 export function jobSchema(kind: "train" | "generate" | "embed" | "serve") {
   return queryOptions({
     queryKey: ["schema", kind],
@@ -290,7 +290,7 @@ export function jobSchema(kind: "train" | "generate" | "embed" | "serve") {
   });
 }
 
-/** What the operator's page asks for, by their first key: all of it follows from machines, jobs and deployments. */
+/** First key of the operator's queries: all of them depend on machines, jobs and deployments. */
 export const OPERATIONS = ["operations"] as const;
 
 export const invites = queryOptions({

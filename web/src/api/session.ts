@@ -1,6 +1,6 @@
 /**
- * Who is signed in. The session itself is a cookie that no script can read: an API key is exchanged for it once, by
- * the sign-in form, or a link's one-time code is, and neither is kept. This knows no more than the key's name.
+ * The session of the browser. It is a cookie that no script can read: the sign-in form exchanges an API key for it, or
+ * a link exchanges its one-time code. Neither is stored. This module knows only the key's name.
  */
 import { useSyncExternalStore } from "react";
 
@@ -10,9 +10,9 @@ import type { components } from "./schema";
 
 export type Session =
   | { state: "asking" }
-  /** `lastEvent`: the newest event when that was found out. */
+  /** `lastEvent`: the newest event at the time of the check. */
   | { state: "in"; key: SignedInKey; lastEvent: number | null }
-  /** Why nobody is: a refused key, or a session that is over; neither on a first visit and after signing out. */
+  /** `why`: the key was refused or the session has ended; absent on a first visit and after signing out. */
   | { state: "out"; why?: "refused" | "over" }
   | { state: "failed"; error: Error; retry: () => void };
 
@@ -21,11 +21,11 @@ export type SignedInKey = NonNullable<SessionView["key"]>;
 
 const ADDRESS = "/api/v1/session";
 const SIGNED_OUT = "signed out";
-/** Whose conversation this tab has. */
+/** Storage entry: the key that this tab's conversation belongs to. */
 const LAST_KEY = "share-compute.key";
 const RENEWED_MS = 6 * 3600 * 1000;
 const listeners = new Set<(session: Session) => void>();
-/** Tabs share the cookie, so each tells the others. */
+/** Tabs share the cookie, so each notifies the others. */
 const tabs = typeof BroadcastChannel === "undefined" ? undefined : new BroadcastChannel("share-compute.session");
 
 let current: Session = { state: "asking" };
@@ -34,7 +34,7 @@ export function currentSession(): Session {
   return current;
 }
 
-/** Be told whenever it changes; returns what ends that. */
+/** Call `tell` on each change; returns a function that unsubscribes. */
 export function onSession(tell: (session: Session) => void): () => void {
   listeners.add(tell);
   return () => void listeners.delete(tell);
@@ -49,7 +49,7 @@ function become(next: Session): void {
   listeners.forEach((tell) => tell(next));
 }
 
-/** Find out who is signed in: by the code in `#code=...` or the key in `#key=...` if there is one, else by the cookie. */
+/** Sign in with the code in `#code=...` or the key in `#key=...` if there is one, else with the cookie. */
 export async function startSession(): Promise<void> {
   addEventListener("hashchange", () => void adoptSecretFromAddress());
   if (tabs !== undefined) {
@@ -58,12 +58,12 @@ export async function startSession(): Promise<void> {
       void lookAgain();
     };
   }
-  // Asking renews a session that is used, however long the page stays open.
+  // A request renews the session, however long the page stays open.
   setInterval(() => current.state === "in" && void lookAgain(), RENEWED_MS);
   if (!(await adoptSecretFromAddress())) await lookAgain();
 }
 
-/** Take the secret out of the address, so that it stands neither there nor in the history, and sign in with it. */
+/** Sign in with the secret in the address, and remove it from the address and the history. */
 async function adoptSecretFromAddress(): Promise<boolean> {
   const given = new URLSearchParams(location.hash.slice(1));
   const [code, key] = [given.get("code")?.trim(), given.get("key")?.trim()];
@@ -77,7 +77,7 @@ async function adoptSecretFromAddress(): Promise<boolean> {
     const { status } = failure as ApiProblem;
     if (status !== 401) fail(failure, () => void exchange(secret).catch(() => undefined));
     else {
-      // A code works once: whoever opens its link again may be signed in since.
+      // A code works once. If its link is opened again, the browser may be signed in already.
       await lookAgain();
       if (current.state === "out") become({ state: "out", why: "refused" });
     }
@@ -101,17 +101,17 @@ export async function signOut(): Promise<void> {
   try {
     await ask({ method: "DELETE" });
   } catch (failure) {
-    // The cookie is still there: nobody must believe that it is not.
+    // The cookie still exists, so the page must not show that the user is signed out.
     fail(failure, () => void signOut());
     return;
   }
-  // Who is signed out by the server finds the conversation again.
+  // The conversation is deleted only here: after an ended session the same user finds it again.
   forgetConversation();
   become({ state: "out" });
   tabs?.postMessage(SIGNED_OUT);
 }
 
-/** The server refused a request of this session. */
+/** Handle the server's refusal of this session. */
 export function sessionIsOver(refused: Session): void {
   if (refused.state === "in" && refused === current) become({ state: "out", why: "over" });
 }

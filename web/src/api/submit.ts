@@ -1,4 +1,4 @@
-/** Jobs and deployments as they are written: YAML is not among the bodies that the generated client can type. */
+/** Submits jobs and deployments as YAML, for which the generated client has no types. */
 import { authorizedFetch } from "./client";
 import type { Deployment, Job, SpecCheck } from "./types";
 
@@ -9,7 +9,7 @@ export function submitJob(text: string, idempotencyKey: string): Promise<Job> {
   return post("/api/v1/jobs", text, { ...YAML, "Idempotency-Key": idempotencyKey });
 }
 
-/** What is asked for; the server knows the defaults of all that is left out. */
+/** A requested deployment; the server fills in all defaults. */
 export interface WantedDeployment {
   name: string;
   model: { path: string } | { job: string; artifact?: string };
@@ -26,12 +26,12 @@ export function deploy(wanted: WantedDeployment): Promise<Deployment> {
   return post("/api/v1/deployments", text, { "Content-Type": "application/json" });
 }
 
-/** Serve a model, asked for as YAML. */
+/** Serve a model that is described in YAML. */
 export function deployYaml(text: string): Promise<Deployment> {
   return post("/api/v1/deployments", text, YAML);
 }
 
-/** What would be wrong with it if it were submitted now. */
+/** Return the problems that a job would have if it were submitted now. */
 export function check(text: string, signal: AbortSignal): Promise<SpecCheck> {
   return post("/api/v1/jobs/check", text, YAML, signal);
 }

@@ -3,7 +3,7 @@ import type { Readable } from "openapi-typescript-helpers";
 
 import type { components } from "./schema";
 
-/** As `openapi-fetch` returns them. */
+/** The types that `openapi-fetch` returns. */
 type Schemas = { [Name in keyof components["schemas"]]: Readable<components["schemas"][Name]> };
 
 export type Checkpoint = Schemas["CheckpointEntry"];
@@ -39,16 +39,16 @@ export type Prediction = Schemas["Prediction"];
 
 export const JOB_KINDS = ["train", "generate", "embed"] as const satisfies readonly Job["spec"]["kind"][];
 export type JobKind = (typeof JOB_KINDS)[number];
-/** How a deployment does at one moment: an event of kind `figures`, which has no number and is kept nowhere. */
+/** Status of a deployment at one moment: an event of kind `figures`, which has no number and is not stored. */
 export interface Figures {
   name: string;
   at: string;
   replicas: Schemas["ReplicaCounts"];
-  /** Without predictions and interruptions, which change with events only. */
+  /** Without predictions and interruptions, which change only with other events. */
   status: DeploymentStatus;
 }
 
-/** What an event of kind `deployment` tells, beside where the deployment is in its life. */
+/** Data of an event of kind `deployment`, in addition to the state. */
 export interface DeploymentNews {
   id: string;
   name: string;

@@ -1,4 +1,4 @@
-/** Files on their way to the server. XMLHttpRequest, since fetch does not tell how much was sent. */
+/** Uploads files with XMLHttpRequest, since fetch does not report the progress. */
 import { api, body } from "./client";
 import { ApiProblem, unreachable } from "./problem";
 import type { Upload, UploadKind } from "./types";
@@ -10,9 +10,9 @@ export interface Sent {
 }
 
 /**
- * Send files as one upload. It is there whole or not at all: what fails or is aborted is removed again.
+ * Send files as one upload. It is created as a whole or not at all: a failed or aborted upload is deleted.
  *
- * @param onProgress told how many bytes of all files were sent.
+ * @param onProgress called with the number of bytes of all files that were sent.
  */
 export async function upload(
   name: string,
@@ -22,7 +22,7 @@ export async function upload(
   signal: AbortSignal,
 ): Promise<Upload> {
   await requireRoom(files);
-  // Not given up half-way: an upload whose id is not known cannot be removed.
+  // This request is not aborted: an upload whose id is unknown cannot be deleted.
   const { id } = await body(api.POST("/api/v1/uploads", { body: { name, kind } }));
   try {
     let before = 0;
@@ -33,13 +33,13 @@ export async function upload(
     }
     return await body(api.POST("/api/v1/uploads/{upload_id}/complete", { params: { path: { upload_id: id } }, signal }));
   } catch (failure) {
-    // The server forgets by itself, after a day, what cannot be removed now.
+    // The server deletes uploads that cannot be deleted now after a day.
     await api.DELETE("/api/v1/uploads/{upload_id}", { params: { path: { upload_id: id } } }).catch(() => undefined);
     throw failure;
   }
 }
 
-/** A server that refuses a body closes the connection before the browser has read why. */
+/** Check the free space first: a server that refuses a body closes the connection before its reason can be read. */
 async function requireRoom(files: readonly Sent[]): Promise<void> {
   const wanted = files.reduce((sum, { file }) => sum + file.size, 0);
   const room = await body(api.GET("/api/v1/uploads"));

@@ -1,4 +1,4 @@
-/** An island of many machines: how many, how fast, how many at work; opens by a click. */
+/** An island of many machines as a circle: their number, speed and load; a click opens it. */
 import { Link } from "@tanstack/react-router";
 import { memo } from "react";
 import { useTranslation } from "react-i18next";
@@ -14,7 +14,7 @@ interface Props {
   group: MachineGroup;
   x: number;
   y: number;
-  /** Of its shore, in pixels. */
+  /** Radius of the island, in pixels. */
   radius: number;
   number: number;
 }

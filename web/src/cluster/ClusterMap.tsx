@@ -5,7 +5,7 @@ import { useTranslation } from "react-i18next";
 
 import type { ClusterView } from "../api/types";
 import { AnchorLink } from "../components/links";
-import { useWidth } from "../components/useWidth";
+import { useWidth } from "../components/chart/useWidth";
 import { count } from "../format";
 import { Bubble } from "./Bubble";
 import { Details } from "./Details";
@@ -17,11 +17,11 @@ import classes from "./ClusterMap.module.css";
 import { clusterSearch } from "./search";
 import { groupTitle, linkWords, qualityWords } from "./words";
 
-/** Above so many machines, islands are drawn as bubbles that can be opened. */
+/** Above this number of machines, islands are drawn as circles that can be opened. */
 export const MOST_DRAWN = 150;
 /** Machines that an open island shows: ten full rings. */
 const MOST_OPEN = 331;
-/** Up to here names fit under the machines. */
+/** Up to this number, names fit under the machines. */
 const MOST_NAMED = 60;
 const WIDE = 98;
 const NARROW = 46;
@@ -56,7 +56,7 @@ export function ClusterMap({ cluster, groups, places, numbers, open }: Props) {
   const hasBubbles = opened === undefined && total > MOST_DRAWN;
   const { drawn, height } = useMemo(
     () => draw(shown, places, numbers, width, hasBubbles),
-    // `shown` is made anew by each drawing; what it is made of is not.
+    // `shown` is a new object on each render; its parts are not.
     [groups, opened, places, numbers, width, hasBubbles],
   );
   const litMachine = lit === null ? undefined : cluster.machines.find((machine) => machine.id === lit);
@@ -172,7 +172,7 @@ function Island({ group, circle, number, step, places, onLight }: Drawn & { plac
   );
 }
 
-/** Lines between islands; the label stands where no island hides it. */
+/** Lines between islands; labels are placed where no island hides them. */
 function Links({ cluster, drawn }: { cluster: ClusterView; drawn: readonly Drawn[] }) {
   const circles = new Map(drawn.map(({ group, circle }) => [group.id, circle]));
   return (
@@ -208,7 +208,7 @@ function Links({ cluster, drawn }: { cluster: ClusterView; drawn: readonly Drawn
   );
 }
 
-/** The same links in words. */
+/** The links as a list of sentences. */
 function LinkList({ cluster, numbers }: { cluster: ClusterView; numbers: ReadonlyMap<string, number> }) {
   const { t } = useTranslation();
   const { islands, links } = cluster.islands;

@@ -1,4 +1,4 @@
-/** The machine that is pointed at, in words. Its place is kept free, so that nothing moves when it appears. */
+/** The hovered machine in words. Its space is reserved, so that nothing moves when it appears. */
 import { Text } from "@mantine/core";
 import { useTranslation } from "react-i18next";
 

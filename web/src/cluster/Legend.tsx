@@ -10,7 +10,7 @@ interface Props {
   isCurrent: boolean;
 }
 
-/** What signs, shapes and lines mean. */
+/** Explains the signs, shapes and lines of the map. */
 export function Legend({ hasBubbles, isAssumed, isCurrent }: Props) {
   const { t } = useTranslation();
   const tones: [Tone, string][] = [
@@ -57,12 +57,12 @@ export function Legend({ hasBubbles, isAssumed, isCurrent }: Props) {
       </Text>
       {isAssumed && (
         <Text size="xs" c="dimmed">
-          {t("No link was measured yet: all are taken to stand together.")}
+          {t("No link was measured yet: all machines are shown as one island.")}
         </Text>
       )}
       {!isCurrent && (
         <Text size="xs" c="dimmed">
-          {t("Islands are being worked out anew.")}
+          {t("Islands are being computed again.")}
         </Text>
       )}
     </div>

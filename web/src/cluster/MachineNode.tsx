@@ -16,7 +16,7 @@ interface Props {
   onLight: (id: string | null) => void;
 }
 
-/** Where there is less room, names would run into one another. */
+/** With less room names would overlap. */
 const ROOM_FOR_NAMES = 84;
 
 export type Tone = "working" | "free" | "arriving" | "leaving" | "lost" | "left";

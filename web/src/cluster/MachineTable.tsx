@@ -1,4 +1,4 @@
-/** The machines as a table: the same as the map, for reading, sorting and searching. */
+/** The machines as a table: the map's content, for reading, sorting and searching. */
 import { Button, Group, NativeSelect, Table, Text, UnstyledButton } from "@mantine/core";
 import { useNavigate } from "@tanstack/react-router";
 import { memo, useMemo } from "react";
@@ -17,12 +17,12 @@ import { clusterSearch, type ClusterSearch, type Sort } from "./search";
 import { sorted } from "./sorting";
 import { linkWords, memoryWords, partWords, qualityWords, speedWords } from "./words";
 
-/** Rows that are drawn at one time. */
+/** Number of rows drawn at one time. */
 const PER_PAGE = 50;
 
 interface Props {
   machines: readonly Glance[];
-  /** Number of the island that each machine stands in. */
+  /** Number of each machine's island. */
   islands: ReadonlyMap<string, number>;
   search: ClusterSearch;
 }
@@ -199,7 +199,7 @@ function WorkCell({ machine }: { machine: Glance }) {
   );
 }
 
-/** The job or the deployment, with the way to its page. */
+/** The job or deployment that holds a machine, as a link. */
 export function Holder({ held, isInText = false }: { held: Pick<Held, "job_id" | "deployment_id" | "name">; isInText?: boolean }) {
   const { job_id: job, deployment_id: deployment, name } = held;
   const look = { preload: false, size: "sm", display: "inline-block", underline: isInText ? "always" : "hover" } as const;

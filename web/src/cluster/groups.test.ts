@@ -1,6 +1,6 @@
 import { expect, test } from "vitest";
 
-import { changed, heldBy, merged } from "../api/clusterEvents";
+import { changed, heldBy, merged } from "../api/events/clusterEvents";
 import type { Glance, ClusterEvent, ClusterView } from "../api/types";
 import { found, groupsOf, reused, sumsOf } from "./groups";
 import { sorted } from "./sorting";

@@ -1,18 +1,18 @@
-/** Machines of the cluster by island, with those that stand in none: who arrives, and who is gone. */
+/** Groups the machines of the cluster: by island, and those without one as arriving or gone. */
 import { isGone, type Glance, type Island, type ClusterView } from "../api/types";
 
 export type GroupKind = "island" | "arriving" | "gone";
 
 export interface MachineGroup {
-  /** Id of the island, or its kind. */
+  /** Id of the island, or the kind of the group. */
   id: string;
   kind: GroupKind;
   machines: Glance[];
-  /** What was measured inside; absent for those that are no island. */
+  /** The island's measurements; absent for groups that are no island. */
   island?: Island;
 }
 
-/** Islands in the order of the server, then those that arrive, then those that are gone. */
+/** Islands in the order of the server, then arriving machines, then gone ones. */
 export function groupsOf(cluster: ClusterView, showsGone: boolean): MachineGroup[] {
   const rest = new Map(cluster.machines.map((machine) => [machine.id, machine]));
   const gone: Glance[] = [];
@@ -56,7 +56,7 @@ export function sumsOf(machines: readonly Glance[]): Sums {
   return sums;
 }
 
-/** Machines in which what was searched for stands somewhere; `words` gives the text of one. */
+/** Machines whose text contains the search term; `words` gives the text of one. */
 export function found(machines: readonly Glance[], wanted: string | undefined): readonly Glance[] {
   const parts = (wanted ?? "").toLowerCase().split(/\s+/).filter(Boolean);
   if (parts.length === 0) return machines;
@@ -67,7 +67,7 @@ export function found(machines: readonly Glance[], wanted: string | undefined): 
   });
 }
 
-/** The groups as they are now; those that did not change are the same objects, so that they are not drawn again. */
+/** The current groups; unchanged groups stay the same objects, so that they are not rendered again. */
 export function reused(before: readonly MachineGroup[], now: readonly MachineGroup[]): MachineGroup[] {
   const known = new Map(before.map((group) => [group.id, group]));
   return now.map((group) => {

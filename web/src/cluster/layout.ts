@@ -1,6 +1,6 @@
 /**
- * Where everything stands on the map. A machine keeps its place as long as it stays in its island, and an island its
- * cell as long as most of its machines stay: who comes takes the first free place, who goes leaves one free.
+ * Positions on the map. A machine keeps its slot while it stays in its island, and an island keeps its cell while most
+ * of its machines stay. New ones take the first free position, and leaving ones free theirs.
  */
 
 export interface Group {
@@ -14,13 +14,13 @@ export interface Places {
   cells: ReadonlyMap<string, number>;
   /** Slot of each machine in its group. */
   slots: ReadonlyMap<string, number>;
-  /** Cell of each machine's group, by which groups are known again. */
+  /** Cell of each machine's group; groups are recognized by it after a change. */
   homes: ReadonlyMap<string, number>;
 }
 
 export const NOWHERE: Places = { cells: new Map(), slots: new Map(), homes: new Map() };
 
-/** Give every group a cell and every machine a slot, as near as possible to how it was before. */
+/** Assign a cell to every group and a slot to every machine, with as few changes as possible. */
 export function settle(before: Places, groups: readonly Group[]): Places {
   const cells = new Map<string, number>();
   const slots = new Map<string, number>();
@@ -57,7 +57,7 @@ export function settle(before: Places, groups: readonly Group[]): Places {
   return { cells, slots, homes };
 }
 
-/** The cell that most machines of a group stood in. */
+/** The cell that most machines of a group had before. */
 function claimOf(before: Places, group: Group): { cell: number | undefined; votes: number } {
   const votes = new Map<number, number>();
   for (const id of group.machines) {
@@ -82,19 +82,19 @@ export interface Point {
   y: number;
 }
 
-/** Rings around the middle that hold this many slots: one in the middle, then 6, 12, 18, ... */
+/** Number of rings around the middle for this many slots: one in the middle, then 6, 12, 18, ... */
 export function ringsFor(slots: number): number {
   let rings = 0;
   while (1 + 3 * rings * (rings + 1) < slots) rings += 1;
   return rings;
 }
 
-/** Where a slot is, in distances between neighbours: a hexagonal spiral from the middle outwards. */
+/** Position of a slot, in distances between neighbours: a hexagonal spiral from the middle outwards. */
 export function spiral(slot: number): Point {
   if (slot === 0) return { x: 0, y: 0 };
   const ring = ringsFor(slot + 1);
   const order = slot - (1 + 3 * ring * (ring - 1));
-  // Opposite places are taken one after the other, so that few machines stand around the middle.
+  // Opposite positions are taken one after the other, so that few machines are spread evenly around the middle.
   const place = (order >> 1) + (order & 1) * 3 * ring;
   const side = Math.floor(place / ring);
   const along = (place % ring) / ring;
@@ -110,7 +110,7 @@ export interface Circle extends Point {
   r: number;
 }
 
-/** Put circles into rows of a width, in order; a row is as high as its largest. Returns them, and the height of all. */
+/** Put circles into rows of a given width, in order; a row is as high as its largest. Also returns the total height. */
 export function inRows(
   radii: readonly number[],
   width: number,
@@ -128,7 +128,7 @@ export function inRows(
   let y = 0;
   for (const row of rows) {
     const most = Math.max(...row.radii);
-    // What is left of the width goes between them, so that few islands stand apart and not in a corner.
+    // The rest of the width is divided between them, so that few islands are spread out.
     const space = (width - row.width) / (row.radii.length + 1);
     let x = space;
     for (const r of row.radii) {
@@ -140,7 +140,7 @@ export function inRows(
   return { circles, height: y };
 }
 
-/** The part of a line between two circles that is outside both; null where they touch. */
+/** The part of the line between two circles that is outside both; null if they touch. */
 export function between(one: Circle, other: Circle): [Point, Point] | null {
   const [dx, dy] = [other.x - one.x, other.y - one.y];
   const length = Math.hypot(dx, dy);
@@ -153,13 +153,13 @@ export function between(one: Circle, other: Circle): [Point, Point] | null {
 
 export type Quality = "good" | "fair" | "poor" | "none";
 
-/** How good a link is for training: as fast as a LAN, as a good line, or less. */
+/** Quality of a link for training: like a LAN, like a good WAN line, or less. */
 export function qualityOf(bytesPerS: number | null | undefined): Quality {
   if (bytesPerS == null || bytesPerS <= 0) return "none";
   return bytesPerS >= 1e8 ? "good" : bytesPerS >= 1e7 ? "fair" : "poor";
 }
 
-/** Width of a link's line in pixels: one more for each factor of ten above 100 kB/s. */
+/** Line width of a link in pixels: one more for each factor of ten above 100 kB/s. */
 export function thickness(bytesPerS: number): number {
   return bytesPerS <= 0 ? 1 : Math.min(6, Math.max(1, Math.log10(bytesPerS) - 4));
 }

@@ -1,4 +1,4 @@
-/** What the cluster page keeps in its address. */
+/** Search parameters of the cluster page. */
 export const SORTS = ["joined", "name", "state", "work", "speed", "memory", "link", "island"] as const;
 export type Sort = (typeof SORTS)[number];
 
@@ -8,11 +8,11 @@ export interface ClusterSearch {
   q?: string;
   sort?: Sort;
   desc?: true;
-  /** Counted from 2: the first page needs no number. */
+  /** Number of the page; absent for the first one. */
   page?: number;
-  /** Also those that left or were lost. */
+  /** Whether machines that left or were lost are shown, too. */
   gone?: true;
-  /** Id of the island that is open. */
+  /** Id of the open island. */
   island?: string;
 }
 

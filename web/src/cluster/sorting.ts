@@ -1,4 +1,4 @@
-/** Orders of the table. */
+/** Sort orders of the table. */
 import type { Glance } from "../api/types";
 import type { Sort } from "./search";
 
@@ -27,7 +27,7 @@ function valueOf(machine: Glance, sort: Sort, islands: ReadonlyMap<string, numbe
   }
 }
 
-/** Machines in an order; equal ones stay as they joined, and those without a value come last in both directions. */
+/** Sort machines. Equal ones stay in the order in which they joined; those without a value come last both ways. */
 export function sorted(
   machines: readonly Glance[],
   sort: Sort,
@@ -35,7 +35,7 @@ export function sorted(
   islands: ReadonlyMap<string, number>,
 ): readonly Glance[] {
   if (sort === "joined") return descending ? machines.toReversed() : machines;
-  // Made here: the browser reads its rules of languages when the first one is made, which a first load has no time for.
+  // Created lazily: the browser loads its collation rules for the first one, which would slow down the first page.
   const collator = new Intl.Collator("en", { numeric: true, sensitivity: "base" });
   const sign = descending ? -1 : 1;
   return machines

@@ -3,7 +3,7 @@ import { useMemo, useRef } from "react";
 import type { MachineGroup } from "./groups";
 import { NOWHERE, settle, type Places } from "./layout";
 
-/** Where islands and machines stand, as near as possible to where they stood before. */
+/** Positions of islands and machines, with as few changes as possible since the last render. */
 export function usePlaces(groups: readonly MachineGroup[]): { islands: Places; others: Places } {
   const last = useRef({ islands: NOWHERE, others: NOWHERE });
   return useMemo(() => {

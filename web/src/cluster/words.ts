@@ -1,4 +1,4 @@
-/** What is said of machines and links, in one place for the map, the table and those who only hear it. */
+/** Descriptions of machines and links, shared by the map, the table and screen readers. */
 import type { TFunction } from "i18next";
 
 import type { Glance, Held } from "../api/types";
@@ -15,7 +15,7 @@ export function partWords(t: TFunction, held: Pick<Held, "start" | "stop" | "num
     : t("layers {{first}}–{{last}} of {{total}}", { first: start, last: stop - 1, total });
 }
 
-/** "31 MiB of 4.0 GiB", or only what is lent. */
+/** "31 MiB of 4.0 GiB", or the lent memory alone. */
 export function memoryWords(t: TFunction, machine: Pick<Glance, "held" | "lent_bytes">): string {
   const used = machine.held?.memory_bytes ?? null;
   if (used === null) return bytes(machine.lent_bytes);
@@ -41,7 +41,7 @@ export function speedWords(machine: Pick<Glance, "flops_per_s">): string {
   return machine.flops_per_s > 0 ? si(machine.flops_per_s, "FLOP/s") : "–";
 }
 
-/** What a machine does, in a word or a name. */
+/** The machine's work: the name of its job or deployment, or its state. */
 export function workWords(t: TFunction, machine: Pick<Glance, "held" | "state">): string {
   if (machine.held !== null) return machine.held.name || (machine.held.job_id ?? machine.held.deployment_id ?? "");
   return machine.state === "ready" ? t("free") : t(machine.state);
@@ -52,7 +52,7 @@ export function groupTitle(t: TFunction, group: Pick<MachineGroup, "kind">, numb
   return group.kind === "gone" ? t("Gone") : t("Island {{number}}", { number });
 }
 
-/** A machine in one sentence, for those who do not see the map. */
+/** A machine in one sentence, for screen readers. */
 export function describe(t: TFunction, machine: Glance): string {
   const part = machine.held && partWords(t, machine.held);
   return [

@@ -1,7 +1,7 @@
 import { ago } from "../format";
 import { useNow } from "../useNow";
 
-/** How long ago a moment was; draws itself anew, so that nothing around it has to. */
+/** The time since a moment; renders itself again, so that its parents need not. */
 export function Ago({ moment }: { moment: string }) {
   return <>{ago(moment, useNow())}</>;
 }

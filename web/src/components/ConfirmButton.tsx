@@ -1,4 +1,4 @@
-/** A button for what cannot be taken back: it asks first. */
+/** A button for an action that cannot be undone: it asks for confirmation. */
 import { Button, Group, Modal, Stack, Text } from "@mantine/core";
 import { useDisclosure } from "@mantine/hooks";
 import { useMutation } from "@tanstack/react-query";
@@ -8,14 +8,14 @@ import { useTranslation } from "react-i18next";
 import { Failure } from "./Feedback";
 
 interface Props {
-  /** On the button, and on the one that does it. */
+  /** Label of the button, and of the one that confirms. */
   action: string;
-  /** What the button is called where several are alike, e.g. in the rows of a table; it is a small one then. */
+  /** Accessible name where several buttons have the same label, e.g. in table rows; makes the button small. */
   label?: string;
-  /** What stands on the button in place of the action, while it cannot be pressed. */
+  /** Label in place of the action while the button is disabled. */
   pending?: string | undefined;
   question: string;
-  /** What happens then. */
+  /** Explains the consequences. */
   children: ReactNode;
   onConfirm: () => Promise<unknown>;
 }

@@ -1,11 +1,11 @@
-/** What a page shows while it has nothing else to show. */
+/** Placeholders of a page while there is no data to show. */
 import { Alert, Button, Skeleton, Stack, Text, Title } from "@mantine/core";
 import type { ReactNode } from "react";
 import { useTranslation } from "react-i18next";
 
 import { ApiProblem } from "../api/problem";
 
-/** Grey lines where a list is about to be. */
+/** Grey lines in place of a list that is loading. */
 export function Loading({ lines = 4 }: { lines?: number | undefined }) {
   const { t } = useTranslation();
   return (
@@ -17,12 +17,12 @@ export function Loading({ lines = 4 }: { lines?: number | undefined }) {
   );
 }
 
-/** Stands where the answer to a query will be: lines, or why there is none. */
+/** Placeholder for the result of a query: lines while it loads, or its error. */
 export function Waiting({ error, refetch, lines }: { error: Error | null; refetch: () => unknown; lines?: number | undefined }) {
   return error === null ? <Loading lines={lines} /> : <Failure error={error} retry={() => void refetch()} />;
 }
 
-/** Nothing there, and what to do about it. */
+/** An empty list, and a suggestion what to do about it. */
 export function Empty({ title, children }: { title: string; children?: ReactNode }) {
   return (
     <Stack className="card" align="center" gap="xs" p="xl" ta="center">
@@ -34,7 +34,7 @@ export function Empty({ title, children }: { title: string; children?: ReactNode
   );
 }
 
-/** An error in words, its hint, and a second try. */
+/** An error message, its hint, and a button to retry. */
 export function Failure({ error, retry }: { error: Error; retry?: () => void }) {
   const { t } = useTranslation();
   const hint = error instanceof ApiProblem ? error.hint : undefined;
@@ -53,8 +53,8 @@ export function Failure({ error, retry }: { error: Error; retry?: () => void }) 
 }
 
 /**
- * The server's messages begin in lower case, since the command line puts "error:" before them. A command at the
- * beginning stays as it is typed.
+ * Capitalize a message: the server's begin in lower case, since the command line puts "error:" before them. A command
+ * at the beginning is left unchanged.
  */
 export function sentence(text: string): string {
   const end = /[.!?]$/.test(text) ? "" : ".";

@@ -1,6 +1,6 @@
 import { Text } from "@mantine/core";
 
-/** One number with its name. */
+/** One number with its label. */
 export function Figure({ label, value, title }: { label: string; value: string; title?: string }) {
   return (
     <dl className="card figure" title={title}>

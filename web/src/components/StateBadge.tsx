@@ -27,7 +27,7 @@ const TONES: Record<State, Tone> = {
   "stopped": "quiet",
 };
 
-/** A state as a word; its colour only repeats it. */
+/** A state as a word; the colour only repeats it. */
 export function StateBadge({ state }: { state: State }) {
   const { t } = useTranslation();
   return (

@@ -1,4 +1,4 @@
-/** Mantine's looks on the router's links. */
+/** The router's links with Mantine's styles. */
 import { Anchor, Button, type AnchorProps, type ButtonProps } from "@mantine/core";
 import { createLink } from "@tanstack/react-router";
 import type { ComponentPropsWithRef } from "react";

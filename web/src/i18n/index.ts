@@ -1,7 +1,7 @@
 /**
- * The words of the dashboard. English stands where it is used, as the key; `zh/` has the Chinese, one file for
- * each part of the dashboard, and `words.test.ts` holds every word that is used against it. What the server says
- * (reasons, errors, events) is English everywhere.
+ * The dashboard's translations. English texts are the keys, written where they are used. `zh/` has the Chinese, one
+ * file for each part of the dashboard; `words.test.ts` checks that every key has one. Texts of the server (reasons,
+ * errors, events) are always English.
  */
 import i18next from "i18next";
 import { initReactI18next } from "react-i18next";
@@ -19,12 +19,12 @@ function preferred(): Language {
   return navigator.languages.some((tag) => tag.startsWith("zh")) && !navigator.language.startsWith("en") ? "zh" : "en";
 }
 
-/** Begin in the language that was chosen last, or that the browser prefers. */
+/** Start with the language that was chosen last, or that the browser prefers. */
 export async function startWords(): Promise<void> {
   await i18next.use(initReactI18next).init({
     lng: "en",
     fallbackLng: "en",
-    // Sentences are the keys.
+    // Whole sentences are the keys.
     keySeparator: false,
     nsSeparator: false,
     interpolation: { escapeValue: false },
@@ -33,7 +33,7 @@ export async function startWords(): Promise<void> {
   await speak(preferred());
 }
 
-/** Speak another language from now on. */
+/** Switch to another language. */
 export async function speak(language: Language): Promise<void> {
   if (language === "zh" && !i18next.hasResourceBundle("zh", "translation")) {
     i18next.addResourceBundle("zh", "translation", (await import("./zh")).default);
@@ -42,13 +42,13 @@ export async function speak(language: Language): Promise<void> {
   document.documentElement.lang = language === "zh" ? "zh-Hans" : "en";
 }
 
-/** Speak another language from now on, here and the next time. */
+/** Switch to another language, and remember it. */
 export async function choose(language: Language): Promise<void> {
   localStorage.setItem(NAME, language);
   await speak(language);
 }
 
-/** The tag by which numbers and dates are written. */
+/** Locale tag for numbers and dates. */
 export function locale(): string {
   return i18next.language === "zh" ? "zh-CN" : "en";
 }

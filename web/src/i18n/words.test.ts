@@ -10,7 +10,7 @@ const sources = readdirSync(join(__dirname, ".."), { recursive: true, encoding: 
   .filter((name) => /\.tsx?$/.test(name) && !name.includes(".test."))
   .map((name) => readFileSync(join(__dirname, "..", name), "utf-8"));
 
-/** What stands first in `t("...")` and in `i18nKey="..."`. */
+/** First arguments of `t("...")` and values of `i18nKey="..."`. */
 const used = new Set(
   sources.flatMap((text) =>
     [...text.matchAll(/\bt\(\s*"((?:[^"\\]|\\.)*)"|i18nKey="([^"]*)"/g)].map((found) => found[1] ?? found[2]!),

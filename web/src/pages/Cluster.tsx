@@ -1,4 +1,4 @@
-/** The machines of the cluster, as they are now: a map of islands and links, or a table. */
+/** The machines of the cluster now: a map of islands and links, or a table. */
 import { Code, Group, SimpleGrid, Stack, Switch, Text, TextInput } from "@mantine/core";
 import { useQuery } from "@tanstack/react-query";
 import { getRouteApi, Link, useNavigate } from "@tanstack/react-router";
@@ -10,7 +10,7 @@ import { isGone, type ClusterView } from "../api/types";
 import { Empty, Waiting } from "../components/Feedback";
 import { Figure } from "../components/Figure";
 import { ButtonLink } from "../components/links";
-import { Page } from "../components/Page";
+import { Page } from "../components/frame/Page";
 import { bytes, count, si } from "../format";
 import { found, groupsOf, reused, sumsOf, type MachineGroup } from "../cluster/groups";
 import { MachineTable } from "../cluster/MachineTable";
@@ -57,7 +57,7 @@ function Machines({ cluster }: { cluster: ClusterView }) {
   const last = useRef<readonly MachineGroup[]>([]);
   const everyone = useMemo(() => (last.current = reused(last.current, groupsOf(cluster, showsGone))), [cluster, showsGone]);
   const places = usePlaces(everyone);
-  // Islands keep their number as long as they keep their cell.
+  // Islands keep their number while they keep their cell.
   const numbers = useMemo(
     () => new Map([...places.islands.cells].map(([id, cell]) => [id, cell + 1])),
     [places],
@@ -84,7 +84,7 @@ function Machines({ cluster }: { cluster: ClusterView }) {
         <Figure
           label={t("Memory used / lent")}
           value={`${bytes(sums.usedBytes)} / ${bytes(sums.lentBytes)}`}
-          title={t("What plans need of it; all that owners lend")}
+          title={t("Memory that plans need, of all that owners lend")}
         />
       </SimpleGrid>
       <Group gap="md">
@@ -113,7 +113,7 @@ function Machines({ cluster }: { cluster: ClusterView }) {
       </Group>
       {here.length === 0 && !showsGone ? (
         <Empty title={t("No machine is here now")}>
-          <Text>{t("Those that joined have left. A new invite brings in another.")}</Text>
+          <Text>{t("All machines that joined have left. A new invite brings in another.")}</Text>
         </Empty>
       ) : search.view === "table" || shown.length === 0 ? (
         <MachineTable machines={shown} islands={islandOf} search={search} />
@@ -124,7 +124,7 @@ function Machines({ cluster }: { cluster: ClusterView }) {
   );
 }
 
-/** Which of the two pictures is shown stands in the address. */
+/** Switches between map and table; the choice is in the address. */
 function Views({ search }: { search: ClusterSearch }) {
   const { t } = useTranslation();
   return (

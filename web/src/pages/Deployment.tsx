@@ -1,4 +1,4 @@
-/** One deployment: whether it answers, how well, from which machines, and how to ask it. */
+/** One deployment: its state, its performance, its machines, and how to call it. */
 import { Alert, SimpleGrid, Stack, Text } from "@mantine/core";
 import { useQuery } from "@tanstack/react-query";
 import { getRouteApi } from "@tanstack/react-router";
@@ -8,7 +8,7 @@ import { deployment as deploymentQuery, deploymentStatus, figures as figuresQuer
 import type { Deployment as View, Figures, ReplicaStatus } from "../api/types";
 import { sentence, Waiting } from "../components/Feedback";
 import { Figure } from "../components/Figure";
-import { Page, Section } from "../components/Page";
+import { Page, Section } from "../components/frame/Page";
 import { StateBadge } from "../components/StateBadge";
 import { ago, count, dateAndTime, si } from "../format";
 import { Placement } from "../placement/Placement";
@@ -73,7 +73,7 @@ function Known({ deployment }: { deployment: View }) {
         >
           {replicas === undefined || replicas.length === 0 ? (
             <Text size="sm" c="dimmed">
-              {t("No replica has told how it does.")}
+              {t("No replica has reported its status yet.")}
             </Text>
           ) : (
             <Stack gap="lg">
@@ -87,7 +87,7 @@ function Known({ deployment }: { deployment: View }) {
       <Section title={t("Placement")}>
         {deployment.plans.length === 0 ? (
           <Text size="sm" c="dimmed">
-            {hasEnded ? t("It is on no machine any more.") : t("Nothing is placed yet.")}
+            {hasEnded ? t("It has no machines any more.") : t("Nothing is placed yet.")}
           </Text>
         ) : (
           deployment.plans.map((plan, index) => (
@@ -107,7 +107,7 @@ function Known({ deployment }: { deployment: View }) {
           <Snippets name={deployment.name} />
         </Section>
       )}
-      <Section title={t("What happened")}>
+      <Section title={t("Events")}>
         <Log deploymentId={deployment.id} />
       </Section>
       <Text size="sm" c="dimmed">
@@ -118,7 +118,7 @@ function Known({ deployment }: { deployment: View }) {
   );
 }
 
-/** Why it is as it is; a failure with what to do about it. */
+/** The reason of the current state; for a failure also the hint. */
 function Standing({ deployment }: { deployment: View }) {
   const { state, reason, error } = deployment;
   if (state !== "failed") return <Text size="sm">{sentence(reason)}</Text>;
@@ -146,7 +146,7 @@ interface Status {
   at: string;
 }
 
-/** The last figures of the stream, with what its plan promises, which the stream leaves out. */
+/** The last figures of the stream, with the plan's predictions, which the stream leaves out. */
 function useStatus(deployment: View): Status | undefined {
   const hasEnded = isOver(deployment);
   const { data: asked } = useQuery({ ...deploymentStatus(deployment.name), enabled: !hasEnded });

@@ -1,4 +1,4 @@
-/** Models that are served, and a form for another one. */
+/** Served models, and a form for a new deployment. */
 import { Button, Table, Text } from "@mantine/core";
 import { useInfiniteQuery, useQuery } from "@tanstack/react-query";
 import { getRouteApi, Link } from "@tanstack/react-router";
@@ -8,7 +8,7 @@ import { deployments, figures as figuresQuery } from "../api/queries";
 import type { Deployment, Figures } from "../api/types";
 import { Empty, Failure, Loading, sentence } from "../components/Feedback";
 import { AnchorLink, ButtonLink } from "../components/links";
-import { Page } from "../components/Page";
+import { Page } from "../components/frame/Page";
 import { StateBadge } from "../components/StateBadge";
 import { ago, si } from "../format";
 import { useNow } from "../useNow";
@@ -123,7 +123,7 @@ function Row({ deployment, figures, now }: RowProps) {
       <Table.Td data-label={t("Name")}>
         <AnchorLink
           to="/deployments/$name"
-          // The name may be another one's by now.
+          // Another deployment may have the name by now.
           params={{ name: isOver(deployment) ? deployment.id : deployment.name }}
           size="sm"
           fw={600}

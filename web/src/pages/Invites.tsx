@@ -1,4 +1,4 @@
-/** Bring a machine into the cluster. */
+/** Invites for machines to join the cluster. */
 import { Button, Group, NumberInput, SegmentedControl, Stack, Table, Text, TextInput, VisuallyHidden } from "@mantine/core";
 import { useMutation, useQuery, useQueryClient } from "@tanstack/react-query";
 import { useState, type FormEvent } from "react";
@@ -7,10 +7,10 @@ import { useTranslation } from "react-i18next";
 import { api, body } from "../api/client";
 import { invites } from "../api/queries";
 import type { Invite, InviteCreated } from "../api/types";
-import { CopyLine } from "../components/CopyLine";
+import { CopyLine } from "../components/copy/CopyLine";
 import { Empty, Failure, Waiting } from "../components/Feedback";
+import { Page, Section } from "../components/frame/Page";
 import { AnchorLink } from "../components/links";
-import { Page, Section } from "../components/Page";
 import { dateAndTime, duration } from "../format";
 import { useNow } from "../useNow";
 import { stateAt } from "./invites/stateAt";
@@ -106,7 +106,7 @@ function Create({ all }: { all: readonly Invite[] }) {
   );
 }
 
-/** The new invite's command, until somebody joined with it or nobody can any more. */
+/** The new invite's command, until a machine has joined with it or the invite has ended. */
 function Made({ made, invite }: { made: InviteCreated; invite: Invite | undefined }) {
   const { t } = useTranslation();
   const now = useNow();
@@ -172,7 +172,7 @@ function Row({ invite, now }: { invite: Invite; now: number }) {
   const client = useQueryClient();
   const revoking = useMutation({
     mutationFn: () => api.DELETE("/api/v1/invites/{invite_id}", { params: { path: { invite_id: invite.id } } }),
-    // Refused means that a machine was faster.
+    // A refusal means that a machine has used the invite in the meantime.
     onSettled: () => client.invalidateQueries({ queryKey: invites.queryKey }),
   });
   const name = invite.label ?? invite.id;
@@ -211,7 +211,7 @@ function Row({ invite, now }: { invite: Invite; now: number }) {
   );
 }
 
-/** The word, and beneath it who and when. */
+/** The state of an invite, with the machine and the time below it. */
 function State({ invite, now }: { invite: Invite; now: number }) {
   const { t } = useTranslation();
   const usedAndLeft =

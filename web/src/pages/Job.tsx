@@ -1,4 +1,4 @@
-/** One job: where it is, how it goes, where it runs, what it made. */
+/** One job: progress, measurements, placement and results. */
 import { Text } from "@mantine/core";
 import { useQuery } from "@tanstack/react-query";
 import { getRouteApi } from "@tanstack/react-router";
@@ -8,20 +8,20 @@ import { useTranslation } from "react-i18next";
 import { job as jobQuery, log } from "../api/queries";
 import type { Job as JobView, ClusterEvent } from "../api/types";
 import { Waiting } from "../components/Feedback";
-import { Page, Section } from "../components/Page";
+import { Page, Section } from "../components/frame/Page";
 import { StateBadge } from "../components/StateBadge";
 import { dateAndTime } from "../format";
 import { Placement, type Farewell } from "../placement/Placement";
 import { Actions } from "./job/Actions";
-import { Artifacts } from "./job/Artifacts";
 import { Batch } from "./job/Batch";
-import { Checkpoints } from "./job/Checkpoints";
-import { Curves } from "./job/Curves";
-import { Log } from "./job/Log";
+import { Curves } from "./job/curves/Curves";
+import { Log } from "./job/log/Log";
 import { Progress } from "./job/Progress";
 import { Reality } from "./job/Reality";
-import { Samples } from "./job/Samples";
-import { Timeline } from "./job/Timeline";
+import { Artifacts } from "./job/results/Artifacts";
+import { Checkpoints } from "./job/results/Checkpoints";
+import { Samples } from "./job/results/Samples";
+import { Timeline } from "./job/timeline/Timeline";
 
 const route = getRouteApi("/jobs/$jobId");
 
@@ -95,7 +95,7 @@ function Training({ job }: { job: JobView }) {
   );
 }
 
-/** How each machine went that the job no longer has: the last word counts. */
+/** How each former machine of the job went; the last event counts. */
 function farewellsIn(events: readonly ClusterEvent[]): Map<string, Farewell> {
   const found = new Map<string, Farewell>();
   for (const { kind, data } of events) {

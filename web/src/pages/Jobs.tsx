@@ -8,8 +8,8 @@ import { useTranslation } from "react-i18next";
 import { jobs, type JobFilter } from "../api/queries";
 import { JOB_KINDS, JOB_STATES, type Job, type JobKind } from "../api/types";
 import { Empty, Failure, Loading, sentence } from "../components/Feedback";
+import { Page } from "../components/frame/Page";
 import { AnchorLink, ButtonLink } from "../components/links";
-import { Page } from "../components/Page";
 import { StateBadge } from "../components/StateBadge";
 import { ago, count, loss, si } from "../format";
 import { useNow } from "../useNow";
@@ -39,7 +39,7 @@ export function Jobs() {
         )
       ) : all.length === 0 ? (
         <Empty title={isFiltered ? t("No job is like this") : t("No job yet")}>
-          <Text>{isFiltered ? t("Other states, kinds or names may have some.") : t("A job trains a model on the machines that joined.")}</Text>
+          <Text>{isFiltered ? t("There may be jobs of other states, kinds or names.") : t("A job trains a model on the machines that joined.")}</Text>
         </Empty>
       ) : (
         <JobTable jobs={all} />

@@ -1,4 +1,4 @@
-/** One machine: how it is, what was measured on it, what it holds, what it did and what it gave. */
+/** One machine: state, measurements, current work, history and contributions. */
 import { SimpleGrid, Table, Text } from "@mantine/core";
 import { useQuery } from "@tanstack/react-query";
 import { getRouteApi } from "@tanstack/react-router";
@@ -10,7 +10,7 @@ import { Ago } from "../components/Ago";
 import { sentence, Waiting } from "../components/Feedback";
 import { Figure } from "../components/Figure";
 import { AnchorLink } from "../components/links";
-import { Page, Section } from "../components/Page";
+import { Page, Section } from "../components/frame/Page";
 import { StateBadge } from "../components/StateBadge";
 import { bytes, clock, count, dateAndTime, duration, si } from "../format";
 import { Holder } from "../cluster/MachineTable";
@@ -47,20 +47,20 @@ export function Machine() {
         <LastSeen machine={machine} askedAt={dataUpdatedAt} />
       </div>
       <Figures machine={machine} />
-      <Section title={t("What it holds")}>
+      <Section title={t("Current work")}>
         <Holds machine={machine} />
       </Section>
       <Section title={t("How busy it is")}>
         <Busy machine={machine} />
       </Section>
-      <Section title={t("What it gave")}>
+      <Section title={t("Contributions")}>
         <Spells machineId={machine.id} />
       </Section>
       <Section title={t("Measurements")}>
         <Devices machine={machine} />
         <MeasuredLinks machine={machine} />
       </Section>
-      <Section title={t("What its owner lends")}>
+      <Section title={t("Lent resources")}>
         <Facts machine={machine} />
       </Section>
       <Section title={t("History")}>
@@ -88,7 +88,7 @@ function Leave({ machine }: { machine: MachineView }) {
   );
 }
 
-/** Signs of life are no events, so this says as of when it is true. */
+/** The time of the last heartbeat. Heartbeats are no events, so the time of the request is shown, too. */
 function LastSeen({ machine, askedAt }: { machine: MachineView; askedAt: number }) {
   const { t } = useTranslation();
   return (
@@ -100,7 +100,7 @@ function LastSeen({ machine, askedAt }: { machine: MachineView; askedAt: number 
       ) : (
         <>
           {t("Last sign of life at {{time}}, as the server knew", { time: clock(machine.last_seen_at) })}{" "}
-          <Ago moment={new Date(askedAt).toISOString()} />. {t("When it goes silent, this page says so.")}
+          <Ago moment={new Date(askedAt).toISOString()} />. {t("If it becomes unresponsive, this page says so.")}
         </>
       )}
     </Text>
@@ -118,7 +118,7 @@ function Figures({ machine }: { machine: MachineView }) {
       <Figure
         label={t("Memory used / lent")}
         value={`${used == null ? "–" : bytes(used)} / ${bytes(lentBytes(machine))}`}
-        title={t("What the plan needs of it; all that its owner lends")}
+        title={t("Memory that the plan needs, of all that its owner lends")}
       />
       <Figure label={t("Time at work")} value={work === undefined ? "–" : duration(work.seconds)} />
       <Figure label={t("Microbatches computed")} value={work === undefined ? "–" : count(work.microbatches)} />
@@ -183,7 +183,7 @@ function Facts({ machine }: { machine: MachineView }) {
     ...Object.entries(versions).map(([name, version]): [string, string] => [name, version]),
   ];
   return (
-    <Table className={classes.plain} variant="vertical" aria-label={t("What its owner lends")}>
+    <Table className={classes.plain} variant="vertical" aria-label={t("Lent resources")}>
       <Table.Tbody>
         {facts.map(([name, value]) => (
           <Table.Tr key={name}>

@@ -1,8 +1,8 @@
 import { useTranslation } from "react-i18next";
 
 import { Empty } from "../components/Feedback";
+import { Page } from "../components/frame/Page";
 import { AnchorLink } from "../components/links";
-import { Page } from "../components/Page";
 
 export function NotFound() {
   const { t } = useTranslation();

@@ -1,4 +1,4 @@
-/** What whoever runs the cluster wants to see at once: what is the matter, what waits, who is here, who may come in. */
+/** Overview for operators: alerts, the queue, machines, deployments, keys and the server. */
 import { useQuery } from "@tanstack/react-query";
 import type { ReactNode } from "react";
 import { useTranslation } from "react-i18next";
@@ -6,7 +6,7 @@ import { useTranslation } from "react-i18next";
 import { contributors, status } from "../api/queries";
 import { useMay } from "../api/scopes";
 import { Waiting } from "../components/Feedback";
-import { Page, Section } from "../components/Page";
+import { Page, Section } from "../components/frame/Page";
 import { Alerts } from "./operations/Alerts";
 import { Deployments } from "./operations/Deployments";
 import { Keys } from "./operations/Keys";
@@ -57,7 +57,7 @@ interface PartProps<T> {
   children: (data: T) => ReactNode;
 }
 
-/** One part of the page; each loads and fails alone. */
+/** One part of the page; each loads and fails independently. */
 function Part<T>({ title, query: { data, error, refetch }, children }: PartProps<T>) {
   return (
     <Section title={title}>

@@ -1,4 +1,4 @@
-/** Talk to models: one to three of them side by side, asked the same. */
+/** Chat with one to three models side by side, each with the same prompts. */
 import { Button, Stack, Text } from "@mantine/core";
 import { useInfiniteQuery, useQuery } from "@tanstack/react-query";
 import { getRouteApi } from "@tanstack/react-router";
@@ -8,8 +8,8 @@ import { useTranslation } from "react-i18next";
 import { deployments, servedModels } from "../api/queries";
 import type { Deployment } from "../api/types";
 import { Empty, Failure, Loading } from "../components/Feedback";
+import { Page } from "../components/frame/Page";
 import { ButtonLink } from "../components/links";
-import { Page } from "../components/Page";
 import { conversation } from "../talk/conversation";
 import { isRunning, type Turn } from "../talk/types";
 import { Announcer } from "./playground/Announcer";
@@ -93,7 +93,7 @@ function Talking({ up }: { up: readonly Deployment[] }) {
         <Parameters settings={settings} onChange={(next) => conversation.set(next)} />
       </Stack>
       {turns.length === 0 && offered.length === 0 ? (
-        <Empty title={t("No model is served that writes text")}>
+        <Empty title={t("No text model is served")}>
           <Text>{t("Deploy one, and talk to it here.")}</Text>
           <ButtonLink to="/deployments" search={{ new: true }}>
             {t("Deploy a model")}
@@ -119,7 +119,7 @@ function Talking({ up }: { up: readonly Deployment[] }) {
             <div ref={end.ref} />
           </section>
           <Composer
-            // A prompt that is edited takes the place of what was begun.
+            // When a prompt is edited, it replaces the draft.
             key={isEditing ? last?.id : "new"}
             start={isEditing ? promptOf(last) : ""}
             isEditing={isEditing}
@@ -144,7 +144,7 @@ function readyFirst(one: Deployment, other: Deployment): number {
   return Number(other.state === "ready") - Number(one.state === "ready");
 }
 
-/** Escape stops, wherever the focus is. */
+/** Escape stops the answers, wherever the focus is. */
 function useEscape(isActive: boolean, stop: () => void) {
   const latest = useRef(stop);
   latest.current = stop;

@@ -9,12 +9,12 @@ import { signIn } from "../api/session";
 import { sentence } from "../components/Feedback";
 import classes from "./SignIn.module.css";
 
-/** Shown in place of any page while nobody is signed in; the address stays, so that the page comes after. */
+/** Shown in place of any page while nobody is signed in; the address is kept, so that the page follows afterwards. */
 export function SignIn({ why }: { why: "refused" | "over" | undefined }) {
   const { t } = useTranslation();
   useDocumentTitle(`${t("Sign in")} · share-compute`);
   const client = useQueryClient();
-  // The next one to sign in is shown nothing of what this one saw.
+  // Clears the cache, so that the next user sees no data of this one.
   useEffect(() => client.clear(), [client]);
   const [key, setKey] = useState("");
   const attempt = useMutation({ mutationFn: () => signIn(key.trim()) });
@@ -32,7 +32,7 @@ export function SignIn({ why }: { why: "refused" | "over" | undefined }) {
           <Title order={1}>share-compute</Title>
           {why !== undefined && (
             <Text size="sm">
-              {why === "refused" ? t("This link is used already, over, or not of this server.") : t("Your session is over.")}
+              {why === "refused" ? t("This link was used already, has expired, or belongs to another server.") : t("Your session is over.")}
             </Text>
           )}
           <PasswordInput

@@ -1,4 +1,4 @@
-/** Asks for a job or a deployment: a form made from the schema, or the same as YAML, with the plan that it would get. */
+/** Submits a job or a deployment: a form made from the schema, or YAML, with a preview of the plan. */
 import "@mantine/core/styles/Checkbox.css";
 
 import { Alert, Button, Group, NativeSelect, SegmentedControl, Stack, Text } from "@mantine/core";
@@ -11,17 +11,17 @@ import { ApiProblem } from "../api/problem";
 import { job, jobSchema, uploads } from "../api/queries";
 import { deployYaml, submitJob } from "../api/submit";
 import { Failure, Loading } from "../components/Feedback";
-import { Page } from "../components/Page";
+import { Page } from "../components/frame/Page";
 import { Draft } from "./submit/draft";
-import { textOf } from "./submit/earlier";
-import { Editor } from "./submit/Editor";
-import { JobForm } from "./submit/JobForm";
-import { locate, syntaxProblems } from "./submit/locate";
+import { textOf } from "./submit/starts/earlier";
+import { Editor } from "./submit/editor/Editor";
+import { JobForm } from "./submit/form/JobForm";
+import { locate, syntaxProblems } from "./submit/editor/locate";
 import { PlanPreview } from "./submit/PlanPreview";
-import { placed } from "./submit/problems";
-import { readSchema, type Schema } from "./submit/schema";
-import { STARTS, type Start } from "./submit/starts";
-import { Uploads } from "./submit/Uploads";
+import { placed } from "./submit/schema/problems";
+import { readSchema, type Schema } from "./submit/schema/schema";
+import { STARTS, type Start } from "./submit/starts/starts";
+import { Uploads } from "./submit/uploads/Uploads";
 import { useCheck } from "./submit/useCheck";
 import classes from "./Submit.module.css";
 
@@ -67,7 +67,7 @@ function Workshop({ first, from }: { first: string; from?: string }) {
 
   const syntax = useMemo(() => syntaxProblems(text), [text]);
   const checked = useCheck(text, syntax.length === 0);
-  // One key for one text: a second click, or a retry after a lost answer, does not make a second job.
+  // One idempotency key for each text: a second click, or a retry after a lost response, creates no second job.
   const idempotencyKey = useMemo(() => randomKey(), [text]);
   const sending = useMutation({
     mutationFn: async () =>
@@ -77,7 +77,7 @@ function Workshop({ first, from }: { first: string; from?: string }) {
   });
   const isOwn = text !== first;
   const refusal = sending.error instanceof ApiProblem && sending.error.fields.length > 0 ? sending.error : undefined;
-  // What an example lacks is not held against anybody before they touch it.
+  // Problems of an unchanged example are not shown.
   const problems = refusal?.fields ?? (isOwn || from !== undefined ? checked.problems : []);
   const { hint } = refusal ?? checked;
   const change = (next: string) => {
@@ -108,13 +108,13 @@ function Workshop({ first, from }: { first: string; from?: string }) {
               <Editor label={t("Job as YAML")} text={text} onChange={change} problems={marked} />
               <Text size="sm" c="dimmed">
                 <Trans
-                  i18nKey="The same file works with <code>share-compute submit job.yaml</code>. What the form changes keeps its place; comments beside what it removes go with it."
+                  i18nKey="The same file works with <code>share-compute submit job.yaml</code>. The form keeps the order and the comments of the file, except comments beside parts that it removes."
                   components={{ code: <code /> }}
                 />
               </Text>
             </>
           ) : draft.value === null ? (
-            <Alert className="failure" title={t("The YAML cannot be read, so there is no form of it.")}>
+            <Alert className="failure" title={t("The YAML cannot be parsed, so there is no form for it.")}>
               <Button size="xs" variant="default" onClick={() => void navigate({ search: (old) => ({ ...old, view: "yaml" }) })}>
                 {t("Fix the YAML")}
               </Button>
@@ -148,7 +148,7 @@ function Workshop({ first, from }: { first: string; from?: string }) {
             : problems.length > 0
               ? [t("{{count}} problems", { count: problems.length }), hint].filter(Boolean).join(": ")
               : checked.isGood
-                ? t("The server would take it as it stands.")
+                ? t("The server would accept this job.")
                 : ""}
         </Text>
         <Button onClick={() => sending.mutate()} loading={sending.isPending} disabled={syntax.length > 0 || sendingFiles > 0}>
@@ -159,7 +159,7 @@ function Workshop({ first, from }: { first: string; from?: string }) {
   );
 }
 
-/** What the job began as; own changes are given up only on purpose. */
+/** Chooses the example to start from; replacing the user's changes needs a confirmation. */
 function Starts({ isOwn, from, onBack }: { isOwn: boolean; from: string | undefined; onBack: () => void }) {
   const { t } = useTranslation();
   const { start = "digits" } = route.useSearch();
@@ -195,7 +195,7 @@ function Starts({ isOwn, from, onBack }: { isOwn: boolean; from: string | undefi
   );
 }
 
-/** 128 random bits; `crypto.randomUUID` is missing where the page comes over plain HTTP from another machine. */
+/** 128 random bits; `crypto.randomUUID` is missing on pages that another machine serves over plain HTTP. */
 function randomKey(): string {
   return Array.from(crypto.getRandomValues(new Uint32Array(4)), (word) => word.toString(16).padStart(8, "0")).join("");
 }

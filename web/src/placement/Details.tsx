@@ -7,7 +7,7 @@ import { bytes, si, stepTime } from "../format";
 import { layerRange, ranges, type Block } from "./layout";
 import classes from "./Placement.module.css";
 
-/** The exact numbers of the machine that is pointed at. */
+/** The exact numbers of the hovered machine. */
 export function Details({ plan, block }: { plan: Plan; block: Block | undefined }) {
   const { t } = useTranslation();
   const member = block && plan.stages[block.stage]?.members[block.seat];
@@ -32,7 +32,7 @@ export function Details({ plan, block }: { plan: Plan; block: Block | undefined 
   );
 }
 
-/** What one machine holds and computes, figure by figure. */
+/** The layers, memory and computing time of one machine, as separate texts. */
 export function figuresOf(plan: Plan, { stage: place, seat }: Block, t: TFunction): string[] {
   const stage = plan.stages[place];
   const member = stage?.members[seat];

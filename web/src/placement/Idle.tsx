@@ -5,7 +5,7 @@ import type { Plan } from "../api/types";
 import { MachineLink } from "../components/MachineLink";
 import classes from "./Placement.module.css";
 
-/** Machines that the plan gives nothing, and why. */
+/** Machines that the plan does not use, with reasons. */
 export function Idle({ machines }: { machines: Plan["idle"] }) {
   const { t } = useTranslation();
   if (machines.length === 0) return null;

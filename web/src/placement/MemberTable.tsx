@@ -2,12 +2,12 @@ import { Table, Text } from "@mantine/core";
 import { useTranslation } from "react-i18next";
 
 import type { Plan } from "../api/types";
+import { Twin } from "../components/chart/Twin";
 import { MachineLink } from "../components/MachineLink";
-import { Twin } from "../components/Twin";
 import { bytes, count } from "../format";
 import { layerRange, ranges } from "./layout";
 
-/** The same as the picture, in figures, with the planner's reasons. */
+/** The picture as a table, with the planner's reasons. */
 export function MemberTable({ plan }: { plan: Plan }) {
   const { t } = useTranslation();
   return (

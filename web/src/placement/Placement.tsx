@@ -1,4 +1,4 @@
-/** The placement picture: a model's layers as one bar, cut into shards, lying on the machines that hold them. */
+/** The placement picture: a model's layers as a bar that is cut into shards, above the machines that hold them. */
 import { Group, SegmentedControl, Text, VisuallyHidden } from "@mantine/core";
 import type { TFunction } from "i18next";
 import { memo, useId, useState } from "react";
@@ -13,15 +13,15 @@ import { MemberTable } from "./MemberTable";
 import classes from "./Placement.module.css";
 import { useBlocks } from "./useBlocks";
 
-/** Above this, single layers are thinner than their gaps. */
+/** Above this number, layers are thinner than the gaps between them. */
 const MOST_TICKS = 200;
 
-/** How a machine went that the plan no longer has. */
+/** How a machine went that is no longer in the plan. */
 export type Farewell = "lost" | "left";
 
 interface Props {
   plan: Plan;
-  /** How a machine went, by its id, where that is known. */
+  /** How each machine went, by id, if known. */
   farewells?: ReadonlyMap<string, Farewell>;
 }
 
@@ -158,7 +158,7 @@ function neighbour(blocks: readonly Block[], from: Block | undefined, key: strin
   return there[Math.min(from.seat, there.length - 1)] ?? from;
 }
 
-/** The picture in words, for those who do not see it. */
+/** The text alternative of the picture. */
 function describe(plan: Plan): string {
   const stages = plan.stages.map(
     (stage) => `layers ${layerRange(stage)} on ${joined(stage.members.map((member) => member.name))}`,

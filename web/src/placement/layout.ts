@@ -1,33 +1,33 @@
-/** The arithmetic of the placement picture. */
+/** Geometry of the placement picture. */
 import type { Plan, Stage } from "../api/types";
 
-/** Least share of the bar that a stage gets, so that a one-layer stage beside a hundred can still be seen. */
+/** Minimum width of a stage, as a fraction of the bar, so that one layer beside a hundred is still visible. */
 const LEAST_SHARE = 0.04;
-/** Height of one machine among others of its stage, and of the tallest picture. */
+/** Height of one machine in a stage of several, and maximum height of the picture. */
 const ROW_PX = 40;
 const MOST_PX = 560;
 const LEAST_PX = 88;
-/** Thinner than this, a machine cannot be pointed at. */
+/** Minimum height at which a machine can be hovered. */
 const THINNEST_PX = 12;
 
-/** What a stage's width in the picture stands for. */
+/** The quantity that the width of a stage shows. */
 export type Size = "layers" | "memory";
 
-/** A machine's place in the picture. */
+/** The position of a machine in the picture. */
 export interface Block {
   id: string;
   name: string;
   stage: number;
-  /** Place in the stage. */
+  /** Index in the stage. */
   seat: number;
-  /** Shares of the picture's width. */
+  /** Fractions of the picture's width. */
   left: number;
   width: number;
   top: number;
   height: number;
 }
 
-/** Width of each stage in the bar, in shares of one: its layers or its memory, raised to a least share and scaled back. */
+/** Width of each stage as a fraction of the bar: its layers or memory, raised to the minimum and rescaled. */
 export function stageShares(plan: Pick<Plan, "num_layers" | "stages">, size: Size = "layers"): number[] {
   const sizes = plan.stages.map((stage) => sizeOf(stage, size));
   const whole = sizes.reduce((sum, one) => sum + one, 0) || 1;
@@ -48,7 +48,7 @@ export function pictureHeight(plan: Pick<Plan, "stages">): number {
   return Math.min(MOST_PX, Math.max(LEAST_PX, most * ROW_PX));
 }
 
-/** Every machine's place: a column for each stage, cut by its members' shares of the microbatches. */
+/** The position of every machine: a column for each stage, divided by its members' shares of the microbatches. */
 export function blocksOf(plan: Plan, size: Size, height: number): Block[] {
   const shares = stageShares(plan, size);
   let left = 0;
@@ -74,7 +74,7 @@ function memberHeights(stage: Stage, height: number): number[] {
   return raised.map((one) => (one / total) * height);
 }
 
-/** Which machines a new plan no longer has anywhere, and which it has for the first time. */
+/** Machines that a new plan removes, and machines that it adds. */
 export function changes(before: readonly Block[], after: readonly Block[]): { gone: Block[]; come: Set<string> } {
   const now = new Set(after.map((block) => block.id));
   const then = new Set(before.map((block) => block.id));
@@ -84,12 +84,12 @@ export function changes(before: readonly Block[], after: readonly Block[]): { go
   };
 }
 
-/** Layers [3, 8) read "3–7". */
+/** Layers [3, 8) as "3–7". */
 export function layerRange(stage: Pick<Stage, "start" | "stop">): string {
   return stage.stop - stage.start === 1 ? `${stage.start}` : `${stage.start}–${stage.stop - 1}`;
 }
 
-/** [0, 1, 2, 5] reads "0–2, 5". */
+/** [0, 1, 2, 5] as "0–2, 5". */
 export function ranges(ids: readonly number[]): string {
   const runs: [number, number][] = [];
   for (const id of [...ids].sort((a, b) => a - b)) {

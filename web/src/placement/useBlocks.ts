@@ -3,19 +3,19 @@ import { useEffect, useRef, useState } from "react";
 import type { Plan } from "../api/types";
 import { blocksOf, changes, pictureHeight, type Block, type Size } from "./layout";
 
-/** How long a machine that is gone is still shown, marked as gone. */
+/** Time for which a removed machine is still shown, marked as gone. */
 const FAREWELL_MS = 2600;
 
 interface Shown {
   height: number;
   blocks: Block[];
-  /** Where machines were that are gone since a moment ago. */
+  /** Last positions of machines that were just removed. */
   gone: Block[];
-  /** Machines that are here since a moment ago. */
+  /** Machines that were just added. */
   come: ReadonlySet<string>;
 }
 
-/** Where every machine lies, with those that just left and came. */
+/** The position of every machine, with those that were just removed or added. */
 export function useBlocks(plan: Plan, size: Size): Shown {
   const height = pictureHeight(plan);
   const blocks = blocksOf(plan, size, height);
@@ -32,7 +32,7 @@ export function useBlocks(plan: Plan, size: Size): Shown {
     const timer = setTimeout(() => setChanged({ gone: [], come: new Set() }), FAREWELL_MS);
     return () => clearTimeout(timer);
   }, [changed]);
-  // After the comparison above, which needs what was shown last.
+  // Runs after the comparison above, which needs the previous state.
   useEffect(() => {
     before.current = blocks;
   });

@@ -1,14 +1,14 @@
 /**
- * An answer that broke off is continued by asking for it again with the same seed, which gives the same text. What is
- * known of it stays on screen while that comes again.
+ * An interrupted answer is continued by the same request with the same seed, which gives the same text. The known part
+ * stays on screen while the server generates it again.
  */
 
-/** What is shown of a text of which `known` was there before, now that `fresh` has come of it. */
+/** The text to show: `known` until `fresh` is longer or differs from it. */
 export function caughtUp(known: string, fresh: string): string {
   return known.startsWith(fresh) ? known : fresh;
 }
 
-/** How much two texts have in common at their beginning, in characters. */
+/** Length of the common prefix of two texts, in characters. */
 export function commonLength(one: string, other: string): number {
   const most = Math.min(one.length, other.length);
   let length = 0;

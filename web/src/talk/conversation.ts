@@ -1,8 +1,8 @@
 /**
- * The conversation of this tab. It lives beside the pages: answers go on while somebody looks elsewhere, and after a
- * reload it is there again, with what broke off ready to be continued.
+ * The conversation of this tab. It is independent of the pages: answers continue while another page is open. After a
+ * reload it is restored, and interrupted answers can be continued.
  */
-import { hear } from "../api/heard";
+import { hear } from "../api/events/heard";
 import { ApiProblem } from "../api/problem";
 import type { DeploymentNews, ClusterEvent } from "../api/types";
 import { caughtUp, commonLength } from "./catchUp";
@@ -12,10 +12,10 @@ import { chatRequest, plainRequest } from "./requests";
 import { ask, type Piece, type Route } from "./stream";
 import { isRunning, type Answer, type Settings, type Turn } from "./types";
 
-/** That an answer went on may be told so long after its last word. */
+/** Maximum time after the last token of an answer at which a recovery of it may be reported. */
 const NEWS_MS = 5000;
 const SAVE_MS = 500;
-/** Seeds that a number of JavaScript, and thus JSON, holds exactly. */
+/** Number of possible seeds; a JavaScript number, and thus JSON, represents each exactly. */
 const SEEDS = 2 ** 31;
 const NO_CHAT_TEMPLATE = "no_chat_template";
 
@@ -26,7 +26,7 @@ export interface Talk {
 
 const EMPTY: Talk = { turns: [], settings: { system: "", stop: [] } };
 
-/** An answer that is on its way. */
+/** A running answer. */
 interface Work {
   stop: AbortController;
   arrivals: Arrivals;
@@ -42,7 +42,7 @@ class Conversation {
   private readonly works = new Map<string, Work>();
   private saving: ReturnType<typeof setTimeout> | undefined;
   private drawing = false;
-  /** Models without a chat template; they are asked at once as they can answer. */
+  /** Models without a chat template; later requests use the right route at once. */
   private readonly plain = new Set<string>();
   private unhear: (() => void) | undefined;
 
@@ -57,7 +57,7 @@ class Conversation {
     this.change({ ...this.talk, settings });
   }
 
-  /** Ask models; in place of the last turn where that is edited. */
+  /** Send a prompt to models; an edited one replaces the last turn. */
   send(prompt: string, models: readonly string[], windows: Windows, isEdit = false): void {
     if (isEdit) this.dropLast();
     const turn = { id: newId(), prompt, answers: models.map((model) => this.begun(model)) };
@@ -65,14 +65,14 @@ class Conversation {
     for (const { model } of turn.answers) void this.run(turn.id, model, windows);
   }
 
-  /** Ask one model the last prompt again; another answer comes, unless a seed was given. */
+  /** Send the last prompt to one model again; the answer differs unless a seed was given. */
   regenerate(turnId: string, model: string, windows: Windows): void {
     this.stopOne(turnId, model);
     this.update(turnId, model, () => this.begun(model));
     void this.run(turnId, model, windows);
   }
 
-  /** Go on with an answer that broke off: the same request with the same seed gives the same text. */
+  /** Continue an interrupted answer: the same request with the same seed gives the same text. */
   goOn(turnId: string, model: string, windows: Windows): void {
     this.update(turnId, model, (answer) => ({ ...answer, state: "writing", problem: null, wait: "" }));
     void this.run(turnId, model, windows);
@@ -87,7 +87,7 @@ class Conversation {
     this.change({ ...EMPTY, settings: this.talk.settings });
   }
 
-  /** Leave nothing behind, settings neither. */
+  /** Delete the conversation and the settings. */
   forget(): void {
     this.stop();
     this.change(EMPTY);
@@ -136,7 +136,7 @@ class Conversation {
     const work: Work = { stop: new AbortController(), arrivals: { points: [] }, began: now, first: null, last: now, pieces: 0 };
     this.works.set(key, work);
     this.unhear ??= hear((event) => this.hear(event));
-    // A work that another one has replaced says nothing any more.
+    // A request that was replaced changes nothing any more.
     const tell = (change: (answer: Answer) => Answer) => {
       if (this.works.get(key) === work) this.update(turnId, model, change);
     };
@@ -180,7 +180,7 @@ class Conversation {
     }
   }
 
-  /** Something happened to a deployment: its answers that are on their way show it where it happened. */
+  /** Mark an event of a deployment in its running answers, at the position where it happened. */
   private hear(event: ClusterEvent): void {
     if (event.kind !== "deployment") return;
     const news = event.data as unknown as DeploymentNews;
@@ -203,14 +203,14 @@ class Conversation {
     this.saveSoon();
   }
 
-  /** What somebody does is seen at once: a field must show what is typed before the next key comes. */
+  /** Apply a user's change and render it at once: a field must show a key before the next one. */
   private change(talk: Talk): void {
     this.talk = talk;
     this.listeners.forEach((tell) => tell());
     this.saveSoon();
   }
 
-  /** Once for a frame, however many pieces come. */
+  /** Render once a frame, however many pieces arrive. */
   private drawSoon(): void {
     if (this.drawing) return;
     this.drawing = true;
@@ -218,7 +218,7 @@ class Conversation {
       this.drawing = false;
       this.listeners.forEach((tell) => tell());
     };
-    // No frame comes while the page is in the background.
+    // There are no frames while the page is in the background.
     if (document.hidden) setTimeout(draw);
     else requestAnimationFrame(draw);
   }
@@ -233,13 +233,13 @@ class Conversation {
     try {
       sessionStorage.setItem(KEPT_AS, JSON.stringify(this.talk));
     } catch {
-      // There is no room for it: it lives as long as the page.
+      // The storage is full: the conversation is lost when the page is closed.
       sessionStorage.removeItem(KEPT_AS);
     }
   };
 }
 
-/** Longest sequences of models, in tokens. */
+/** Context windows of models, in tokens. */
 export type Windows = ReadonlyMap<string, number>;
 
 function written(answer: Answer, piece: Piece, text: string, agreed: number, work: Work): Answer {
@@ -255,7 +255,7 @@ function written(answer: Answer, piece: Piece, text: string, agreed: number, wor
     ...answer,
     state: "writing",
     text,
-    // What stood behind the place from which it was written anew is gone.
+    // Marks behind the position from which the text was generated differently are removed.
     marks: isRewritten ? answer.marks.filter((mark) => mark.at <= agreed) : answer.marks,
     wait: piece.text === "" ? answer.wait : "",
     finish: piece.finish ?? answer.finish,
@@ -298,7 +298,7 @@ function load(): Talk {
   }
 }
 
-/** The page went away while these were written. */
+/** A turn whose answers were interrupted because the page was closed. */
 function brokenOff(turn: Turn): Turn {
   const answers = turn.answers.map((answer): Answer =>
     isRunning(answer) ? { ...answer, state: "broken", wait: "", marks: pinned(answer), problem: { message: "the page was left while it was written" } } : answer,

@@ -1,12 +1,12 @@
-/** What is sent for an answer. */
+/** Bodies of requests to the OpenAI API. */
 import type { Answer, Settings, Turn } from "./types";
 
-/** Tokens of an answer to plain text, where nobody said how many: the API's 16 are hardly a sentence. */
+/** Default number of tokens for plain text: the API's default of 16 is hardly a sentence. */
 const PLAIN_TOKENS = 256;
-/** A prompt has at least the rest of the window. */
+/** Maximum fraction of the context window for the answer; the rest is left to the prompt. */
 const PLAIN_SHARE = 0.5;
 
-/** What a model said before, as a conversation; turns that it did not answer are left out. */
+/** A chat request with the earlier turns of this model; turns that it did not answer are left out. */
 export function chatRequest(model: string, before: readonly Turn[], prompt: string, settings: Settings, seed: number) {
   const messages = settings.system.trim() === "" ? [] : [{ role: "system", content: settings.system }];
   for (const [asked, said] of saidBefore(model, before)) {
@@ -16,7 +16,7 @@ export function chatRequest(model: string, before: readonly Turn[], prompt: stri
   return { model, messages, ...options(settings, seed) };
 }
 
-/** The same as one text that the model continues with. */
+/** The turns as one plain text that the model continues. */
 export function plainRequest(
   model: string,
   before: readonly Turn[],

@@ -1,17 +1,17 @@
-/** One answer of the OpenAI API, as it comes. */
+/** Streams one answer of the OpenAI API. */
 import { EventSourceParserStream } from "eventsource-parser/stream";
 
 import { authorizedFetch } from "../api/client";
+import { untilSilent } from "../api/events/silence";
 import { ofOpenAi, unreachable, type OpenAiError } from "../api/problem";
-import { untilSilent } from "../api/silence";
 
 export type Route = "/v1/chat/completions" | "/v1/completions";
 
 export interface Piece {
   text: string;
-  /** Why the model stopped, with its last piece. */
+  /** The finish reason, with the last piece. */
   finish: string | null;
-  /** All tokens of the answer, told at the end. */
+  /** Total number of tokens of the answer, sent at the end. */
   tokens: number | null;
 }
 
@@ -22,9 +22,9 @@ interface Chunk {
 }
 
 /**
- * Ask, and give the pieces of the answer until it is whole.
+ * Send a request, and yield the pieces of the answer until it is complete.
  *
- * Throws an `ApiProblem`: with status 0 when the connection broke, else what the server says.
+ * Throws an `ApiProblem`: with status 0 if the connection broke, else with the server's message.
  */
 export async function* ask(route: Route, request: object, signal: AbortSignal): AsyncGenerator<Piece> {
   const lost = new AbortController();
@@ -50,7 +50,7 @@ export async function* ask(route: Route, request: object, signal: AbortSignal): 
   } finally {
     stop();
   }
-  // It ended before it was whole.
+  // The stream ended before the answer was complete.
   throw unreachable();
 }
 
@@ -63,7 +63,7 @@ function read(chunk: Chunk): Piece | null {
   return text === "" && finish === null && tokens === null ? null : { text, finish, tokens };
 }
 
-/** What a body throws whose connection is gone: a TypeError or an AbortError, by the browser. */
+/** Whether an error of a response body means a lost connection: TypeError or AbortError, depending on the browser. */
 function isBreak(failure: unknown): boolean {
   return failure instanceof TypeError || failure instanceof DOMException;
 }

@@ -65,7 +65,7 @@ test("a loss stands where the text was when others could go on", () => {
   expect(lengthAt(arrivals, 900, 12)).toBe(0);
   expect(lengthAt(arrivals, 3000, 12)).toBe(12);
   const mark = markOf(loss, arrivals, 1200)!;
-  // What was drawn before it still comes, and stands before it.
+  // Tokens that were sampled before the loss still arrive, and are placed before the mark.
   expect(cut("x".repeat(12), [mark]).map((one) => one.piece.length)).toEqual([12, 0]);
   const went = { replica: 0, number: 1, ago_s: 0.9, seconds: 0.6 };
   expect(settled([mark], went, "x".repeat(12), arrivals, 1950)).toMatchObject([{ at: 9, seconds: 0.6 }]);

@@ -1,6 +1,6 @@
-/** A conversation: the same prompts to several models, and what each of them said. */
+/** A conversation: the same prompts to several models, and their answers. */
 
-/** What is left out is the server's to choose. */
+/** Sampling settings; the server chooses absent ones. */
 export interface Settings {
   system: string;
   temperature?: number;
@@ -9,56 +9,56 @@ export interface Settings {
   min_p?: number;
   max_tokens?: number;
   seed?: number;
-  /** Texts before which an answer ends. */
+  /** Stop strings: the answer ends before them. */
   stop: string[];
 }
 
-/** A place in a text where machines were lost and others went on. */
+/** A position in a text at which machines were lost and others took over. */
 export interface Mark {
-  /** Tells the losses of a deployment apart. */
+  /** Identifies a loss among those of a deployment. */
   key: string;
-  /** Characters before it. */
+  /** Number of characters before it. */
   at: number;
-  /** Names; none where something else than machines was lost. */
+  /** Names of lost machines; empty if the cause was something else. */
   machines: string[];
   reason: string;
-  /** Until stages were formed again; null while there are none. */
+  /** Seconds until stages were formed again; null before that. */
   seconds: number | null;
 }
 
 export type AnswerState =
-  /** Nothing came yet. */
+  /** No token has arrived. */
   | "waiting"
   | "writing"
-  /** It is whole. */
+  /** The answer is complete. */
   | "done"
-  /** By whom it was asked. */
+  /** The user stopped it. */
   | "stopped"
-  /** The connection to the server broke: it may be continued. */
+  /** The connection to the server broke: the answer can be continued. */
   | "broken"
-  /** The server said no. */
+  /** The server refused. */
   | "failed";
 
 export interface Answer {
   model: string;
-  /** Drawn where none was given: the same request with the same seed gives the same text, so it can be continued. */
+  /** Drawn if none was given. The same request with the same seed gives the same text, so it can be continued. */
   seed: number;
-  /** As they were when it was asked for. */
+  /** The settings at the time of the request. */
   settings: Settings;
   state: AnswerState;
   text: string;
   marks: Mark[];
-  /** Whether the model continues with plain text, since it has no chat template. */
+  /** Whether the model continues plain text because it has no chat template. */
   isPlain: boolean;
-  /** Why no token comes just now, as the server says it; empty while it does not. */
+  /** The server's reason why no token arrives now; empty if it gives none. */
   wait: string;
-  /** Why the model stopped: `stop` or `length`. */
+  /** The finish reason: `stop` or `length`. */
   finish: string | null;
   firstTokenS: number | null;
-  /** From the first token to the last one. */
+  /** Seconds from the first token to the last one. */
   writingS: number;
   tokens: number;
-  /** Whether the server counted the tokens; else they are those pieces that came. */
+  /** Whether the server counted the tokens; otherwise the number of pieces is shown. */
   isCounted: boolean;
   problem: { message: string; hint?: string } | null;
 }
@@ -66,7 +66,7 @@ export interface Answer {
 export interface Turn {
   id: string;
   prompt: string;
-  /** One for each model that was asked, in order. */
+  /** One answer for each model, in order. */
   answers: Answer[];
 }
 

@@ -258,7 +258,7 @@ def test_operations_take_their_time_however_small_they_are() -> None:
     assert costly.step_s(alone) == pytest.approx(plain.step_s(alone) + extra_s)
     timeline = simulate_step(costly, alone)
     assert timeline.step_s == pytest.approx(simulate_step(plain, alone).step_s + extra_s)
-    # What a member does once in a step is not computing.
+    # Work that a member does once a step does not count as computing.
     idle_s = timeline.step_s * (1 - timeline.busy_fractions[1])
     assert idle_s == pytest.approx(STEP_OPERATIONS * overhead_s)
 

@@ -156,7 +156,7 @@ class TestEqualMachines:
 
 
 class TestMachinesThatWereNotTried:
-    """Of many idle machines, a step is simulated with the fastest alone; the others have reasons, too."""
+    """With many idle machines a step is simulated with the fastest alone; the others have reasons, too."""
 
     def plan(self, *others: Contributor, links: tuple[Link, ...] = ()) -> Plan:
         names = [*"abcdefghijklmnop", *(one.name for one in others)]

@@ -1,4 +1,4 @@
-"""What is said when no plan exists: the bytes that must be lent, and advice that helps whoever follows it."""
+"""Messages when no plan exists: the bytes that must be lent, and advice that makes a plan possible when followed."""
 
 from __future__ import annotations
 

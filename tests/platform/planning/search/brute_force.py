@@ -1,4 +1,4 @@
-"""Every layout there is, one after the other: slow, simple, and made of nothing that the search is made of."""
+"""Exhaustive search over all layouts; slow and simple, and without any code of the real search."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ def best(
     stages: int | None = None,
     members_per_stage: int | None = None,
 ) -> tuple[float, Layout | None]:
-    """Return the smallest step that any feasible layout takes, to the last bit what `TrainingCost.step_s` says of it.
+    """Return the smallest step time of any feasible layout, bitwise equal to that of `TrainingCost.step_s`.
 
-    Layouts grow from the last stage to the first, as the formula does. One that already takes as long as the best is
-    not grown further: what comes before only adds.
+    Layouts grow from the last stage to the first, as in the formula. A suffix that takes at least as long as the best
+    layout so far is not extended, because stages in front of it only add time.
 
     Args:
         cost: the objective.
-        order: only stages of machines that stand side by side in it, one after the other; machines before, between and
-            behind stages have nothing. All sets of machines in all orders without it.
-        stages: only layouts with so many stages.
-        members_per_stage: only stages with so many members.
+        order: only stages of machines that are adjacent in it, one after the other; machines before, between and
+            behind stages hold no layers. Default: all sets of machines in all orders.
+        stages: only layouts with this many stages.
+        members_per_stage: only stages with this many members.
     """
     walk = _Walk(cost, stages, members_per_stage)
     if order is None:
@@ -41,7 +41,7 @@ def best(
 
 
 def can_hold_a_layer(cost: TrainingCost, machine: int) -> bool:
-    """Return whether a machine can have work at all; an order is one of machines that can."""
+    """Return whether a machine can hold a layer at all; an order contains only machines that can."""
     return (
         math.isfinite(cost.cell_s(machine, 0, cost.num_layers))
         and cost.least_bytes <= cost.memory_bytes[machine]
@@ -49,17 +49,17 @@ def can_hold_a_layer(cost: TrainingCost, machine: int) -> bool:
 
 
 class _Suffix(NamedTuple):
-    """The last stages of a pipeline, the first of them first."""
+    """The last stages of a pipeline, in pipeline order."""
 
     stages: tuple[StageLayout, ...] = ()
     window: int = 0
-    """Ranks by which forwards of the first stage run ahead of its backwards; see `windows` of the schedule."""
+    """Number of forwards that the first stage runs ahead of its backwards; see `windows` of the schedule."""
     trip_s: float = 0.0
     step_s: float = 0.0
 
 
 class _Walk:
-    """Goes through all layouts; what many of them ask the formula is asked once."""
+    """Enumerates all layouts; terms of the formula that layouts share are cached."""
 
     def __init__(self, cost: TrainingCost, stages: int | None, members_per_stage: int | None) -> None:
         self._cost, self._stages, self._members_per_stage = cost, stages, members_per_stage
@@ -73,7 +73,7 @@ class _Walk:
         self._hop_s, self._carry_s = cache(cost.hop_s), cache(cost.carry_s)
 
     def any_order(self, free: tuple[int, ...], behind: _Suffix) -> None:
-        """Put every set of free machines before a suffix, and go on with the others."""
+        """Put every set of free machines before a suffix, and recurse with the others."""
         for size in range(1, len(free) + 1):
             for members in combinations(free, size):
                 rest = tuple(machine for machine in free if machine not in members)
@@ -81,14 +81,14 @@ class _Walk:
                     self.any_order(rest, grown)
 
     def in_order(self, free: tuple[int, ...], behind: _Suffix) -> None:
-        """Put every run of free machines before a suffix, and go on with those before it."""
+        """Put every run of adjacent free machines before a suffix, and recurse with the machines before the run."""
         for end in range(len(free), 0, -1):
             for begin in range(end):
                 for grown in self._grown(tuple(sorted(free[begin:end])), behind):
                     self.in_order(free[:begin], grown)
 
     def _grown(self, members: tuple[int, ...], behind: _Suffix) -> Iterator[_Suffix]:
-        """Yield suffixes with one more stage that do not hold all layers yet, and take note of those that do."""
+        """Yield suffixes with one more stage that do not hold all layers yet; keep the best of the complete ones."""
         if self._members_per_stage not in (None, len(members)) or not self._cost.may_share(members):
             return
         stop = behind.stages[0].start if behind.stages else self._cost.num_layers
@@ -107,7 +107,7 @@ class _Walk:
         return None if shares is None else StageLayout(start, stop, members, shares)
 
     def _before(self, stage: StageLayout, behind: _Suffix) -> _Suffix | None:
-        """Do one turn of the loop of `TrainingCost.step_s`; None where memory is short."""
+        """Compute one iteration of the loop of `TrainingCost.step_s`; return None if memory is short."""
         enter, carry, window = self._first_s(stage), 0.0, 0
         if behind.stages:
             after = behind.stages[0]

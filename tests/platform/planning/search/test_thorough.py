@@ -1,4 +1,4 @@
-"""What `auto` promises of the simulated step, whole plans made: no other strategy and no fewer machines do better."""
+"""Optimality of `auto` in the simulated step: no other strategy and no smaller set of machines gives a better plan."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What serving plans say: a bound that none is below, what holds them back, and why each machine is in or out."""
+"""Explanations of serving plans: a valid lower bound, the bottleneck, and a reason for each machine."""
 
 from __future__ import annotations
 

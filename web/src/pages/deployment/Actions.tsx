@@ -12,7 +12,7 @@ import { ConfirmButton } from "../../components/ConfirmButton";
 import { Failure } from "../../components/Feedback";
 import { ButtonLink } from "../../components/links";
 
-/** Talk to it, have it on more machines or fewer, take it down. */
+/** Open the playground, change the number of replicas, or stop the deployment. */
 export function Actions({ deployment }: { deployment: Deployment }) {
   const { t } = useTranslation();
   const [scales, scaling] = useDisclosure(false);
@@ -70,7 +70,7 @@ function Scale({ deployment, close }: Props) {
       body(
         api.PATCH("/api/v1/deployments/{deployment}", {
           params: { path: { deployment: deployment.id } },
-          // The text that the command line takes: what is left out of it stays.
+          // The range format of the command line; other options of the replicas are kept.
           body: { replicas: `${Number(min)}..${Number(max)}` },
         }),
       ),

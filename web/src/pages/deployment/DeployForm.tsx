@@ -1,4 +1,4 @@
-/** A short form for another deployment; the command line and REST know more. */
+/** A short form for a new deployment; the command line and REST have more options. */
 import { Button, Group, NativeSelect, SegmentedControl, SimpleGrid, Stack, Text, TextInput } from "@mantine/core";
 import { useInfiniteQuery, useMutation, useQuery, useQueryClient } from "@tanstack/react-query";
 import { useNavigate } from "@tanstack/react-router";
@@ -10,12 +10,12 @@ import { ApiProblem } from "../../api/problem";
 import { deployment as deploymentQuery, jobs, jobSchema } from "../../api/queries";
 import { Failure, sentence } from "../../components/Feedback";
 import { ButtonLink } from "../../components/links";
-import { Section } from "../../components/Page";
-import { readSchema, type Schema } from "../submit/schema";
+import { Section } from "../../components/frame/Page";
+import { readSchema, type Schema } from "../submit/schema/schema";
 import classes from "./Deployments.module.css";
 import { nameFrom, range } from "./facts";
 
-/** Fields that have a place of their own; what is wrong with others is said below the form. */
+/** Fields that have an input; problems of all other fields are shown below the form. */
 const PLACES = ["name", "model.path", "model.job", "model.artifact", "replicas", "replicas.min", "replicas.max", "max_seq", "dtype", "objective"];
 
 interface Props {
@@ -59,7 +59,7 @@ export function DeployForm({ job: firstJob = "", path: firstPath = "" }: Props) 
     },
   });
   const { data: schema } = useQuery(jobSchema("serve"));
-  /** What a field may be, as the server says; until it has, what it is. */
+  /** The choices of a field according to the server's schema; the current value until the schema has arrived. */
   const choices = (field: string, present: string): string[] => {
     const found = schema && readSchema(schema as Schema).fields.find((one) => one.path[0] === field);
     return [...(found?.choices ?? [present])];
@@ -135,7 +135,7 @@ export function DeployForm({ job: firstJob = "", path: firstPath = "" }: Props) 
           <SimpleGrid cols={{ base: 1, sm: 2, md: 3 }} spacing="md">
             <TextInput
               label={t("Name")}
-              description={t("What clients send as model.")}
+              description={t("The name that clients send as model.")}
               required
               maxLength={80}
               value={name}
@@ -145,7 +145,7 @@ export function DeployForm({ job: firstJob = "", path: firstPath = "" }: Props) 
             <Group gap="sm" grow align="start" wrap="nowrap">
               <TextInput
                 label={t("Fewest replicas")}
-                description={t("0: none while nobody asks.")}
+                description={t("0: no replicas while there are no requests.")}
                 type="number"
                 min={0}
                 required
@@ -155,7 +155,7 @@ export function DeployForm({ job: firstJob = "", path: firstPath = "" }: Props) 
               />
               <TextInput
                 label={t("Most replicas")}
-                description={t("As many as requests take.")}
+                description={t("As many as the load needs.")}
                 type="number"
                 min={1}
                 required
@@ -176,7 +176,7 @@ export function DeployForm({ job: firstJob = "", path: firstPath = "" }: Props) 
             />
             <NativeSelect
               label={t("Numbers")}
-              description={t("What weights are loaded as.")}
+              description={t("The type that weights are loaded as.")}
               value={dtype}
               onChange={(event) => setDtype(event.currentTarget.value)}
               error={wrong("dtype")}
@@ -184,7 +184,7 @@ export function DeployForm({ job: firstJob = "", path: firstPath = "" }: Props) 
             />
             <NativeSelect
               label={t("Objective")}
-              description={t("What machines are chosen for.")}
+              description={t("The objective for choosing machines.")}
               value={objective}
               onChange={(event) => setObjective(event.currentTarget.value)}
               error={wrong("objective")}
@@ -206,7 +206,7 @@ export function DeployForm({ job: firstJob = "", path: firstPath = "" }: Props) 
   );
 }
 
-/** Jobs whose result may be served, newest first. */
+/** Jobs whose result can be served, newest first. */
 function useTrained() {
   const { data } = useInfiniteQuery(jobs({ state: "succeeded", kind: "train" }));
   return data?.pages.flatMap((page) => page.jobs) ?? [];

@@ -5,16 +5,16 @@ import { useTranslation } from "react-i18next";
 import { deploymentLog } from "../../api/queries";
 import { Waiting } from "../../components/Feedback";
 import { clock, dateAndTime } from "../../format";
-import classes from "../job/Log.module.css";
+import classes from "../job/log/Log.module.css";
 import { toneOf, wordsFor } from "./words";
 
-/** What happened to a deployment, newest first. */
+/** Events of a deployment, newest first. */
 export const Log = memo(function Log({ deploymentId }: { deploymentId: string }) {
   const { t } = useTranslation();
   const { data, error, refetch } = useQuery(deploymentLog(deploymentId));
   if (data === undefined) return <Waiting error={error} refetch={refetch} />;
   return (
-    <div className={classes.scroll} tabIndex={0} role="log" aria-label={t("What happened")}>
+    <div className={classes.scroll} tabIndex={0} role="log" aria-label={t("Events")}>
       <dl className={classes.log}>
         {data.toReversed().map((event) => (
           <Fragment key={event.seq}>

@@ -1,4 +1,4 @@
-/** How one replica does, beside what its plan promised. */
+/** Performance of one replica, beside its plan's prediction. */
 import { Progress, Table, Text } from "@mantine/core";
 import { useTranslation } from "react-i18next";
 
@@ -12,7 +12,7 @@ import classes from "./Replica.module.css";
 
 interface Props {
   status: ReplicaStatus;
-  /** Among several. */
+  /** Its number, if there are several. */
   number?: number;
 }
 

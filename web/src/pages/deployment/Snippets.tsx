@@ -1,11 +1,11 @@
-/** How to ask a deployment from elsewhere. */
+/** Example programs that call a deployment. */
 import { SegmentedControl, Stack, Text } from "@mantine/core";
 import { useQuery } from "@tanstack/react-query";
 import { useState } from "react";
 import { useTranslation } from "react-i18next";
 
 import { servedModels } from "../../api/queries";
-import { CopyBlock } from "../../components/CopyBlock";
+import { CopyBlock } from "../../components/copy/CopyBlock";
 import { routeOf, snippet, type Language } from "./snippet";
 
 export function Snippets({ name }: { name: string }) {

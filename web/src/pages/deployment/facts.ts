@@ -1,4 +1,4 @@
-/** What is said of a deployment in several places. */
+/** Facts about a deployment that several components show. */
 import type { Deployment, ReplicaStatus } from "../../api/types";
 
 type Spec = Deployment["spec"];
@@ -7,23 +7,23 @@ export function isOver({ state }: Pick<Deployment, "state">): boolean {
   return state === "stopped" || state === "failed";
 }
 
-/** A model's short name and where it comes from. */
+/** A model's short name and its source. */
 export function modelOf({ model }: Pick<Spec, "model">): { short: string; full: string } {
   if (model.path == null) return { short: `${model.job}/${model.artifact}`, full: `${model.job}/${model.artifact}` };
   return { short: model.path.replace(/[/\\]+$/, "").split(/[/\\]/).at(-1) ?? model.path, full: model.path };
 }
 
-/** "2" or "0..4", as the command line takes it. */
+/** "2" or "0..4", in the format of the command line. */
 export function range({ min, max }: { min: number; max: number }): string {
   return min === max ? `${max}` : `${min}..${max}`;
 }
 
-/** Replicas that answer, of those asked for: "1/0..4"; what was asked for where nothing serves it. */
+/** Ready and requested replicas: "1/0..4"; only the requested ones if the deployment is not up. */
 export function replicasOf({ replicas, spec }: Pick<Deployment, "replicas" | "spec">): string {
   return replicas === null ? range(spec.replicas) : `${replicas.ready}/${range(spec.replicas)}`;
 }
 
-/** A figure of all replicas together; null where none is known. */
+/** Sum of a figure over all replicas; null if no replica has it. */
 export function sumOf(
   replicas: readonly ReplicaStatus[] | undefined,
   figure: (one: ReplicaStatus) => number,
@@ -34,7 +34,7 @@ export function sumOf(
 
 const LONGEST_NAME = 80;
 
-/** A name that clients can send, made of a folder's or a job's. */
+/** A valid deployment name, made from a folder's or job's name. */
 export function nameFrom(text: string): string {
   const last = text.replace(/[/\\]+$/, "").split(/[/\\]/).at(-1) ?? "";
   return last.replace(/[^A-Za-z0-9._-]+/g, "-").replace(/^[^A-Za-z0-9]+|-+$/g, "").slice(0, LONGEST_NAME);

@@ -1,9 +1,9 @@
-/** Programs that ask a deployment, to be copied. A name has no characters that would have to be quoted. */
+/** Example programs that call a deployment, to be copied. Names need no quoting. */
 export type Language = "python" | "curl";
 /** The route of the OpenAI API that a model answers. */
 export type Route = "chat/completions" | "completions" | "embeddings";
 
-/** The route that suits a model; a model that is not known yet is asked for a chat. */
+/** The route that suits a model; chat for a model that is not known yet. */
 export function routeOf(model: { kind: "generate" | "embed"; has_chat_template: boolean } | undefined): Route {
   if (model?.kind === "embed") return "embeddings";
   return model?.has_chat_template === false ? "completions" : "chat/completions";

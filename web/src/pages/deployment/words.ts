@@ -1,9 +1,9 @@
-/** Events of a deployment as sentences: like all that the server says, in English. */
+/** Events of a deployment as sentences; like all texts of the server, in English. */
 import type { DeploymentNews, ClusterEvent } from "../../api/types";
 import { sentence } from "../../components/Feedback";
 import { stepTime } from "../../format";
 import { joined } from "../../placement/layout";
-import type { Tone } from "../job/words";
+import type { Tone } from "../job/log/words";
 
 export function toneOf({ data }: ClusterEvent): Tone {
   const { state, from, interrupted } = data as unknown as DeploymentNews;
@@ -15,7 +15,7 @@ export function wordsFor({ data }: ClusterEvent): string {
   const { state, from, reason, replicas, interrupted, went_on } = data as unknown as DeploymentNews;
   if (interrupted !== undefined) {
     const where = interrupted.of > 1 ? ` in replica ${interrupted.replica}` : "";
-    // As written: it may begin with the name of a machine.
+    // Not capitalized: it may begin with the name of a machine.
     return interrupted.machines.length > 0
       ? `${joined(interrupted.machines)} ${interrupted.machines.length === 1 ? "was" : "were"} lost${where}; its requests wait.`
       : sentence(`${interrupted.reason}${where}`);

@@ -11,7 +11,7 @@ import { ConfirmButton } from "../../components/ConfirmButton";
 import { ButtonLink } from "../../components/links";
 import { Failure } from "../../components/Feedback";
 
-/** Cancel, resume what ended too early, submit the like, or delete what is over. */
+/** Cancel a job, resume one that ended too early, copy one, or delete one that has ended. */
 export function Actions({ job }: { job: Job }) {
   const { t } = useTranslation();
   const client = useQueryClient();
@@ -27,7 +27,7 @@ export function Actions({ job }: { job: Job }) {
   const isOpen = job.state === "queued" || job.state === "planning" || job.state === "running";
   const remove = async () => {
     await body(api.DELETE("/api/v1/jobs/{job_id}", { params }));
-    // First away from this page, which would ask for the job again.
+    // Leave this page first, since it would refetch the deleted job.
     await navigate({ to: "/jobs" });
     client.removeQueries({ queryKey: jobQuery(job.id).queryKey });
     await client.invalidateQueries({ queryKey: ["jobs"] });
@@ -48,7 +48,7 @@ export function Actions({ job }: { job: Job }) {
           question={t("Cancel {{name}}?", { name: job.name })}
           onConfirm={async () => takeIn(await body(api.POST("/api/v1/jobs/{job_id}/cancel", { params })))}
         >
-          {t("It stops after what it is at, and its machines are free again.")}{" "}
+          {t("It finishes its current work, then stops, and its machines are free again.")}{" "}
           {job.checkpoint_step === null
             ? t("It can be started again.")
             : t("It can be resumed from step {{step}}.", { step: job.checkpoint_step })}
@@ -61,7 +61,7 @@ export function Actions({ job }: { job: Job }) {
       )}
       {!isOpen && isOurs && (
         <ConfirmButton action={t("Delete job")} question={t("Delete {{name}}?", { name: job.name })} onConfirm={remove}>
-          {t("Its events, figures, checkpoints and artifacts go with it. Uploads stay.")}
+          {t("Its events, metrics, checkpoints and artifacts are deleted, too. Uploads are kept.")}
         </ConfirmButton>
       )}
     </Group>

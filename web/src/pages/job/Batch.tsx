@@ -4,9 +4,9 @@ import { useTranslation } from "react-i18next";
 import type { Job } from "../../api/types";
 import { Figure } from "../../components/Figure";
 import { count } from "../../format";
-import classes from "./Artifacts.module.css";
+import classes from "./results/Artifacts.module.css";
 
-/** A batch: what is asked of which model, and how fast it answers. */
+/** A batch: its model, its requests, and its speed. */
 export function Batch({ job }: { job: Job }) {
   const { t } = useTranslation();
   if (job.spec.kind === "train") return null;

@@ -1,13 +1,13 @@
-/** What the plan predicted, beside what was measured, and what a step waits for most. */
+/** Predictions of the plan beside measurements, and the bottleneck of a step. */
 import { Alert, SimpleGrid, Table, Text } from "@mantine/core";
 import type { TFunction } from "i18next";
 import { useTranslation } from "react-i18next";
 
 import type { Job, Measured, Plan, Prediction } from "../../api/types";
+import { Twin } from "../../components/chart/Twin";
 import { sentence } from "../../components/Feedback";
 import { Figure } from "../../components/Figure";
 import { MachineLink } from "../../components/MachineLink";
-import { Twin } from "../../components/Twin";
 import { difference, stepTime } from "../../format";
 import { layerRange } from "../../placement/layout";
 
@@ -18,7 +18,7 @@ export function Reality({ job, plan }: { job: Job; plan: Plan }) {
   if (prediction == null && measured === null) {
     return (
       <Text size="sm" c="dimmed">
-        {t("Nothing is predicted of this plan, and too few steps are done to measure it.")}
+        {t("There is no prediction for this plan, and too few steps were measured.")}
       </Text>
     );
   }
@@ -64,14 +64,14 @@ export function Reality({ job, plan }: { job: Job; plan: Plan }) {
   );
 }
 
-/** How long each machine computes in a step, on paper and in reality. */
+/** Predicted and measured computing time of each machine in a step. */
 function Busy({ plan, measured }: { plan: Plan; measured: Measured | null }) {
   const { t } = useTranslation();
   const step = plan.prediction?.step_s;
   const isKnown = measured !== null || plan.stages.some((stage) => stage.members.some((member) => member.busy_fraction != null));
   if (!isKnown) return null;
   return (
-    <Twin title={t("How long each machine computes in a step")}>
+    <Twin title={t("Computing time of each machine in a step")}>
       <Table className="stacking" verticalSpacing={6} horizontalSpacing="sm" mt="xs">
         <Table.Thead>
           <Table.Tr>
@@ -110,7 +110,7 @@ function Busy({ plan, measured }: { plan: Plan; measured: Measured | null }) {
         </Table.Tbody>
       </Table>
       <Text size="xs" c="dimmed" mt={4}>
-        {t("Of a stage, the time of its busiest member is measured.")}
+        {t("For each stage, the time of its busiest member is measured.")}
       </Text>
     </Twin>
   );
@@ -122,7 +122,7 @@ function busyWords(fraction: number | null | undefined, step: number | undefined
   return step === undefined ? share : `${stepTime(step * fraction)} (${share})`;
 }
 
-/** How good the plan is known to be, as `share-compute plan` says it. */
+/** The known bound on the plan's quality, in the words of `share-compute plan`. */
 function boundWords({ gap, exact }: Prediction, t: TFunction): string {
   const proof = exact ? t("proven best by the formula") : t("the best that was found");
   if (gap === null) return t("The plan is {{proof}}.", { proof });

@@ -2,31 +2,31 @@ import type { Job } from "../../api/types";
 
 type Counted = Pick<Job, "spec" | "rows" | "step" | "total_steps">;
 
-/** How far a job is: steps of training, or rows of a batch. */
+/** Progress of a job: steps of training, or rows of a batch. */
 export function progressOf({ spec, rows, step, total_steps }: Counted): { done: number; total: number; unit: "steps" | "rows" } {
   if (spec.kind === "train") return { done: step, total: total_steps, unit: "steps" };
   return { done: rows?.done ?? 0, total: rows?.total ?? 0, unit: "rows" };
 }
 
-/** The same as a share, from 0 to 1. */
+/** The progress as a fraction, from 0 to 1. */
 export function shareOf(job: Counted): number {
   const { done, total } = progressOf(job);
   return total === 0 ? 0 : done / total;
 }
 
-/** Tokens (samples, for a classifier) of one step, from what was asked for; none of a batch. */
+/** Tokens (samples, for a classifier) of one step, from the specification; 0 for a batch. */
 export function tokensPerStep(job: Pick<Job, "spec">): number {
   if (job.spec.kind !== "train") return 0;
   const { training, data } = job.spec;
   return data.dataset == null ? training.batch_size * training.sequence_length : training.batch_size;
 }
 
-/** What a job's speed counts: samples that are no text have no tokens. */
+/** The unit of a job's speed: samples that are no text have no tokens. */
 export function speedUnit(job: Pick<Job, "spec">): "tok/s" | "samples/s" {
   return job.spec.kind !== "train" || job.spec.data.dataset == null ? "tok/s" : "samples/s";
 }
 
-/** Seconds until the last step or row at the speed of the last ones; null before there is one. */
+/** Seconds until the last step or row at the recent speed; null while there is no speed. */
 export function etaS(job: Pick<Job, "step" | "total_steps" | "tokens_per_s" | "rows">, perStep: number): number | null {
   if (job.rows != null) return job.rows.rows_per_s ? (job.rows.total - job.rows.done) / job.rows.rows_per_s : null;
   if (job.tokens_per_s === null || job.tokens_per_s <= 0) return null;

@@ -1,11 +1,11 @@
-/** What the addresses of the job pages carry, so that a link shows what its sender saw. */
+/** Search parameters of the job pages, so that a shared link shows the same view. */
 import type { JobFilter } from "../../api/queries";
 import { JOB_KINDS, JOB_STATES } from "../../api/types";
 
 export function jobsSearch(search: Record<string, unknown>): JobFilter {
   const state = JOB_STATES.find((known) => known === search.state);
   const kind = JOB_KINDS.find((known) => known === search.kind);
-  // A name of digits alone is read as a number.
+  // The router parses a name of digits alone as a number.
   const name = search.name === undefined ? "" : String(search.name);
   return { ...(state !== undefined && { state }), ...(kind !== undefined && { kind }), ...(name !== "" && { name }) };
 }
@@ -17,16 +17,16 @@ export const EVENT_GROUPS = ["plan", "progress", "samples", "results", "notes"] 
 export type EventGroup = (typeof EVENT_GROUPS)[number];
 
 export interface JobSearch {
-  /** Other jobs whose curves are drawn, too, divided by commas. */
+  /** Ids of other jobs whose curves are drawn, too, separated by commas. */
   with?: string | undefined;
   /** First and last step shown: "100-200". */
   steps?: string | undefined;
-  /** What the curves are of; the loss when it is left out. */
+  /** The figure of the curves; default: the loss. */
   curve?: FigureName | undefined;
   scale?: "log" | undefined;
-  /** From 0 to 0.99. */
+  /** Weight of the running mean, from 0 to 0.99. */
   smooth?: number | undefined;
-  /** Which events are shown; all when it is left out. */
+  /** The group of events that is shown; default: all. */
   events?: EventGroup | undefined;
 }
 
@@ -44,7 +44,7 @@ export function jobSearch(search: Record<string, unknown>): JobSearch {
   };
 }
 
-/** "100-200" as two numbers, the smaller first; null for anything else. */
+/** Parse "100-200" as two numbers, the smaller first; null for any other text. */
 export function stepsOf(text: string | undefined): [number, number] | null {
   const found = /^(\d{1,9})-(\d{1,9})$/.exec(text ?? "");
   if (found === null) return null;

@@ -1,4 +1,4 @@
-/** How busy training kept a machine, over the times at which it worked. */
+/** Fraction of time that a machine computed while it trained. */
 import { SegmentedControl, Text } from "@mantine/core";
 import { useElementSize } from "@mantine/hooks";
 import { useQuery } from "@tanstack/react-query";
@@ -46,12 +46,12 @@ export function Busy({ machine }: { machine: Machine }) {
         <Waiting error={error} refetch={refetch} lines={2} />
       ) : measured.length === 0 ? (
         <Text size="sm" c="dimmed">
-          {t("Nothing was measured in this time: that begins some steps after a job does.")}
+          {t("Nothing was measured in this time: measurements begin some steps after the start of a job.")}
         </Text>
       ) : (
         <>
           <Text size="sm">
-            {t("It computed for {{share}}% of a step, as measured at {{time}}; the rest it waited.", {
+            {t("It computed for {{share}}% of a step and waited for the rest, as measured at {{time}}.", {
               share,
               time: clock(latest!.at),
             })}

@@ -1,4 +1,4 @@
-/** Let a machine that was quarantined for wrong numbers get work again, after asking whether that is meant. */
+/** Lifts the quarantine of a machine that sent wrong numbers, after a confirmation. */
 import { useQueryClient } from "@tanstack/react-query";
 import { useTranslation } from "react-i18next";
 
@@ -26,7 +26,7 @@ export function Clear({ machine: { id, name } }: { machine: { id: string; name: 
         ]);
       }}
     >
-      {t("It made wrong numbers. Check its memory and its software first.")}
+      {t("It sent wrong numbers. Check its memory and its software first.")}
     </ConfirmButton>
   );
 }

@@ -1,11 +1,11 @@
-/** Everything that happened to a machine, newest first. */
+/** All events of a machine, newest first. */
 import { Button, Text } from "@mantine/core";
 import { useQuery } from "@tanstack/react-query";
 import type { TFunction } from "i18next";
 import { useState } from "react";
 import { useTranslation } from "react-i18next";
 
-import { heldBy } from "../../api/clusterEvents";
+import { heldBy } from "../../api/events/clusterEvents";
 import { machineHistory } from "../../api/queries";
 import type { ContributorState, ClusterEvent } from "../../api/types";
 import { sentence, Waiting } from "../../components/Feedback";

@@ -1,4 +1,4 @@
-/** What the probe measured: devices, and links to the server and to other machines. */
+/** Results of the probe: devices, and links to the server and to other machines. */
 import { Table, Text } from "@mantine/core";
 import { useQuery } from "@tanstack/react-query";
 import { useTranslation } from "react-i18next";

@@ -1,4 +1,4 @@
-/** Ask a machine to go, after asking whether that is meant. */
+/** Drains a machine, after a confirmation. */
 import { useQueryClient } from "@tanstack/react-query";
 import type { ReactNode } from "react";
 import { useTranslation } from "react-i18next";
@@ -12,7 +12,7 @@ interface Props {
   machine: { id: string; name: string };
   /** See `ConfirmButton`. */
   label?: string;
-  /** What happens then. */
+  /** Explains the consequences. */
   children: ReactNode;
 }
 

@@ -1,4 +1,4 @@
-/** What a machine gave, and for which parts of which models. */
+/** Periods of work of a machine, with the parts of models that it held. */
 import { Button, Table, Text } from "@mantine/core";
 import { useQuery } from "@tanstack/react-query";
 import { useState } from "react";
@@ -17,7 +17,7 @@ export function Spells({ machineId }: { machineId: string }) {
   const { data: work, error, refetch } = useQuery(machineWork(machineId));
   const [showsAll, setShowsAll] = useState(false);
   if (work === undefined) return <Waiting error={error} refetch={refetch} lines={2} />;
-  // While a job is planned, its machines hold nothing yet.
+  // The machines of a job hold nothing while the job is planned.
   const spells = work.spells.filter((spell) => spell.num_layers !== null);
   if (spells.length === 0) {
     return (

@@ -1,10 +1,10 @@
-/** The arithmetic of the chart of busy time. */
+/** Geometry of the chart of busy time. */
 import type { BusyPoint } from "../../api/types";
 
-/** Longer without a measurement, a line between two would claim what nobody saw. */
+/** Longest gap between two measurements of one line; a line across more would show values that nobody measured. */
 const GAP_MS = 15 * 60_000;
 
-/** Measurements that belong to one line: of one job, without a long gap. */
+/** Measurements by line: those of one job, without a long gap. */
 export function lines(measured: readonly BusyPoint[]): BusyPoint[][] {
   const found: BusyPoint[][] = [];
   for (const one of measured) {
@@ -18,7 +18,7 @@ export function lines(measured: readonly BusyPoint[]): BusyPoint[][] {
 
 const STEPS_MS = [5, 10, 15, 30, 60, 120, 240, 360, 1440].map((minutes) => minutes * 60_000);
 
-/** Round moments between two, at most so many. */
+/** Round times between `begin` and `end`, at most `most` of them. */
 export function ticks(begin: number, end: number, most: number): number[] {
   const step = STEPS_MS.find((one) => (end - begin) / one <= most) ?? STEPS_MS.at(-1)!;
   const found: number[] = [];

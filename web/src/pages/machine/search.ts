@@ -1,8 +1,8 @@
-/** What the page of a machine keeps in its address. */
+/** Search parameters of the machine page. */
 export const HOURS = [1, 24, 168] as const;
 
 export interface MachineSearch {
-  /** How far back its busy time is shown; 24 without it. */
+  /** Number of past hours for which its busy time is shown; default: 24. */
   hours?: number;
 }
 

@@ -9,7 +9,7 @@ import { ago, dateAndTime } from "../../format";
 import { useNow } from "../../useNow";
 import classes from "./Alerts.module.css";
 
-/** What is the matter, worst first. The server looks every few seconds and says when that changes. */
+/** Alerts, worst first. The server checks every few seconds, and reports changes by events. */
 export function Alerts({ alerts }: { alerts: readonly Alert[] }) {
   const { t } = useTranslation();
   const now = useNow(alerts.length > 0);

@@ -7,7 +7,7 @@ import { AnchorLink } from "../../components/links";
 import { StateBadge } from "../../components/StateBadge";
 import { count } from "../../format";
 
-/** Served models and how much is asked of each: what waits, and how many replicas answer. */
+/** Served models with their load: waiting requests and ready replicas. */
 export function Deployments({ deployments }: { deployments: readonly Deployment[] }) {
   const { t } = useTranslation();
   if (deployments.length === 0) {

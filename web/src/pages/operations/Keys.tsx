@@ -8,14 +8,14 @@ import { GRANTABLE } from "../../api/scopes";
 import { useSession } from "../../api/session";
 import type { ApiKey } from "../../api/types";
 import { ConfirmButton } from "../../components/ConfirmButton";
-import { CopyLine } from "../../components/CopyLine";
+import { CopyLine } from "../../components/copy/CopyLine";
 import { Failure } from "../../components/Feedback";
 import { count, dateAndTime } from "../../format";
 import { keys as keysQuery } from "./queries";
 
 type Granted = (typeof GRANTABLE)[number];
 
-/** One key for each person or program, so that each can be ended alone. */
+/** API keys: one for each person or program, so that each can be revoked alone. */
 export function Keys({ keys }: { keys: readonly ApiKey[] }) {
   const { t } = useTranslation();
   const [showsRevoked, setShowsRevoked] = useState(false);
@@ -93,7 +93,7 @@ function Create() {
         </Group>
         <Checkbox.Group
           mt="sm"
-          label={t("What it may do")}
+          label={t("Permissions")}
           value={scopes}
           onChange={(chosen) => setScopes(GRANTABLE.filter((scope) => chosen.includes(scope)))}
         >
@@ -159,7 +159,7 @@ function Row({ record }: { record: ApiKey }) {
           >
             {isOurs
               ? t("You are signed in with it, so you are signed out too, and need another key to come back.")
-              : t("Whoever uses it is refused from then on; browsers that signed in with it are signed out.")}
+              : t("Programs that use it are refused from then on; browsers that signed in with it are signed out.")}
           </ConfirmButton>
         )}
       </Table.Td>

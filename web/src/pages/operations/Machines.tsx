@@ -13,11 +13,11 @@ import { differences } from "./versions";
 interface Props {
   machines: readonly Contributor[];
   alerts: readonly Alert[];
-  /** The server's. */
+  /** Versions of the server. */
   versions: Versions | undefined;
 }
 
-/** Who is here or was lost of late, what runs there, and whether it is heard. */
+/** Machines that are present or were lost recently, their work, and their heartbeats. */
 export function Machines({ machines, alerts, versions }: Props) {
   const { t } = useTranslation();
   const now = useNow();
@@ -93,7 +93,7 @@ function VersionsOf({ machine, server }: { machine: Contributor; server: Version
   );
 }
 
-/** Agents speak every two seconds without an event; the server tells when one falls silent. */
+/** Agents send a heartbeat every two seconds without an event; the server reports unresponsive ones. */
 function Heard({ machine, alerts, now }: { machine: Contributor; alerts: readonly Alert[]; now: number }) {
   const { t } = useTranslation();
   if (machine.state === "joining") return "–";
@@ -111,7 +111,7 @@ function Leave({ machine }: { machine: Contributor }) {
     </Text>
   ) : (
     <SendAway machine={machine} label={t("Send away: {{name}}", { name: machine.name })}>
-      {t("It hands its work over, then goes, and comes back only with a new invite.")}
+      {t("It hands its work over, then leaves, and can come back only with a new invite.")}
     </SendAway>
   );
 }

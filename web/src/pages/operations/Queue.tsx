@@ -7,7 +7,7 @@ import { AnchorLink } from "../../components/links";
 import { count, dateAndTime, duration } from "../../format";
 import { useNow } from "../../useNow";
 
-/** Jobs in the order in which they are given machines. */
+/** Jobs in the order in which they get machines. */
 export function Queue({ jobs }: { jobs: readonly QueuedJob[] }) {
   const { t } = useTranslation();
   const now = useNow(jobs.length > 0);

@@ -6,11 +6,11 @@ import { bytes, dateAndTime } from "../../format";
 import classes from "./Server.module.css";
 import { PARTS } from "./versions";
 
-/** The server itself, as `share-compute status` and `share-compute config` tell it. */
+/** Facts about the server, as shown by `share-compute status` and `share-compute config`. */
 export function Server({ server }: { server: Status }) {
   const { t } = useTranslation();
   const noHead = t("none: machines cannot join, and jobs wait");
-  // Where the head is, only admins are told.
+  // The server reports the address of the head to admins only.
   const rayHead: [string, string][] =
     server.ray_address != null || !server.has_cluster ? [[t("Ray head"), server.ray_address ?? noHead]] : [];
   const facts: [string, string][] = [
@@ -25,7 +25,7 @@ export function Server({ server }: { server: Status }) {
         ? t("{{size}} free", { size: bytes(server.disk_free_bytes) })
         : t("{{folder}} ({{size}} free)", { folder: server.data_folder, size: bytes(server.disk_free_bytes) }),
     ],
-    [t("Jobs may name files below"), server.data_roots.join(", ") || t("no folder; files come by uploads")],
+    [t("Jobs may name files below"), server.data_roots.join(", ") || t("no folder; files must be uploaded")],
   ];
   return (
     <dl className={classes.facts}>

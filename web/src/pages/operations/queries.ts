@@ -1,4 +1,4 @@
-/** What the operator's page asks the server for; `applyEvents` says when each is out of date. */
+/** Queries of the operator's page; `applyEvents` decides when each is out of date. */
 import { queryOptions } from "@tanstack/react-query";
 
 import { api, body } from "../../api/client";
@@ -14,14 +14,14 @@ export const queue = queryOptions({
   queryFn: async ({ signal }) => (await body(api.GET("/api/v1/queue", { signal }))).jobs,
 });
 
-/** Those that are up. */
+/** Deployments that are up. */
 export const deployments = queryOptions({
   queryKey: [...OPERATIONS, "deployments"],
   queryFn: async ({ signal }) =>
     (await body(api.GET("/api/v1/deployments", { signal, params: { query: { limit: 500 } } }))).deployments,
 });
 
-/** Not among what events refresh: only this page changes them. */
+/** Not refreshed by events: only this page changes keys. */
 export const keys = queryOptions({
   queryKey: ["keys"],
   queryFn: async ({ signal }) => (await body(api.GET("/api/v1/keys", { signal }))).keys,

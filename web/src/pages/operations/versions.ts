@@ -1,6 +1,6 @@
 import type { Versions } from "../../api/types";
 
-/** As they are called where they come from. */
+/** Official names of the components. */
 const NAMES: Record<keyof Versions, string> = {
   share_compute: "share-compute",
   ray: "Ray",
@@ -12,12 +12,12 @@ export const PARTS = Object.entries(NAMES) as [keyof Versions, string][];
 
 export interface Difference {
   name: string;
-  /** Undefined where the machine did not say. */
+  /** Undefined if the machine did not report it. */
   given: string | undefined;
   wanted: string;
 }
 
-/** In what a machine differs from the server; builds of one version (`2.13.0+cpu`) do not. */
+/** Components whose version differs from the server's; builds of one version (`2.13.0+cpu`) are equal. */
 export function differences(given: Partial<Record<string, string>>, server: Versions): Difference[] {
   return PARTS.filter(([part]) => plain(given[part]) !== plain(server[part])).map(([part, name]) => ({
     name,

@@ -2,7 +2,7 @@ import { Button, Text } from "@mantine/core";
 import { Fragment } from "react";
 import { useTranslation } from "react-i18next";
 
-import { CopyButton } from "../../components/CopyButton";
+import { CopyButton } from "../../components/copy/CopyButton";
 import { sentence } from "../../components/Feedback";
 import { AnchorLink } from "../../components/links";
 import { count, stepTime } from "../../format";
@@ -19,7 +19,7 @@ interface Props {
   windows: Windows;
 }
 
-/** What one model said: its text with the places where machines were lost, how it went, and what may be done. */
+/** The answer of one model: its text with marks where machines were lost, statistics, and actions. */
 export function AnswerView({ turnId, answer, isLast, windows }: Props) {
   const { t } = useTranslation();
   return (
@@ -57,7 +57,7 @@ export function AnswerView({ turnId, answer, isLast, windows }: Props) {
   );
 }
 
-/** Calm: nothing is lost but time. */
+/** Drawn unobtrusively: a loss costs time only. */
 function LossMark({ mark, isOver }: { mark: Mark; isOver: boolean }) {
   const { t } = useTranslation();
   const names = joined(mark.machines);

@@ -5,7 +5,7 @@ import { useTranslation } from "react-i18next";
 import classes from "./Playground.module.css";
 
 interface Props {
-  /** What the field begins with. */
+  /** Initial text of the field. */
   start: string;
   isEditing: boolean;
   isRunning: boolean;
@@ -15,7 +15,7 @@ interface Props {
   onCancel: () => void;
 }
 
-/** Enter sends, Shift and Enter begin a line. */
+/** The prompt: Enter sends it, Shift+Enter starts a new line. */
 export function Composer({ start, isEditing, isRunning, canSend, onSend, onStop, onCancel }: Props) {
   const { t } = useTranslation();
   const [text, setText] = useState(start);
@@ -26,7 +26,7 @@ export function Composer({ start, isEditing, isRunning, canSend, onSend, onStop,
     setText("");
   };
   const press = (event: KeyboardEvent) => {
-    // While an input method puts a character together, Enter belongs to it.
+    // While an input method composes a character, Enter confirms that character.
     if (event.key !== "Enter" || event.shiftKey || event.nativeEvent.isComposing) return;
     event.preventDefault();
     send();

@@ -7,12 +7,12 @@ import classes from "./Playground.module.css";
 interface Props {
   offered: readonly Deployment[];
   chosen: readonly string[];
-  /** So many can be chosen at one time. */
+  /** Maximum number of models that can be chosen. */
   most: number;
   onChange: (names: string[]) => void;
 }
 
-/** Which models are asked; who is asked and is not up stands there, too, since its name is in the address. */
+/** Chooses the models. Chosen models that are not up are listed, too, since their names are in the address. */
 export function ModelPicker({ offered, chosen, most, onChange }: Props) {
   const { t } = useTranslation();
   const gone = chosen.filter((name) => !offered.some((one) => one.name === name));

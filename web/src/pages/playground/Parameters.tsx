@@ -12,7 +12,7 @@ interface Props {
   onChange: (settings: Settings) => void;
 }
 
-/** How models draw their tokens; what is empty is the server's to choose, and says what that is. */
+/** Sampling parameters; the server chooses empty ones, and their default is shown. */
 export function Parameters({ settings, onChange }: Props) {
   const { t } = useTranslation();
   const numbers: { name: Numbers; label: string; hint: string; step: string; min?: number; max?: number }[] = [
@@ -68,7 +68,7 @@ export function Parameters({ settings, onChange }: Props) {
 
 const MOST_STOPS = 16;
 
-/** One on each line; the text stays as it is typed while its lines are taken apart. */
+/** Stop strings, one on each line; the text stays as typed while its lines are parsed. */
 function Stops({ stops, onChange }: { stops: string[]; onChange: (stops: string[]) => void }) {
   const { t } = useTranslation();
   const [text, setText] = useState(stops.join("\n"));

@@ -14,7 +14,7 @@ interface Props {
   onEdit: (() => void) | undefined;
 }
 
-/** One prompt and what each model said to it. */
+/** One prompt and the answers of the models. */
 export const TurnView = memo(
   function TurnView({ turn, isLast, windows, onEdit }: Props) {
     const { t } = useTranslation();
@@ -39,7 +39,7 @@ export const TurnView = memo(
       </article>
     );
   },
-  // An earlier turn is not drawn again for each token of the last one.
+  // An earlier turn is not rendered again for each token of the last one.
   (before, after) =>
     before.turn === after.turn &&
     before.isLast === after.isLast &&

@@ -1,9 +1,9 @@
 import { useEffect, useRef } from "react";
 
-/** So near the end of the page somebody reads along. */
+/** Maximum distance from the end of the page at which the page follows its end. */
 const NEAR_PX = 160;
 
-/** Keeps the end of what grows in sight, unless somebody has scrolled away from it. */
+/** Keeps the end of growing content in view, unless the user has scrolled away from it. */
 export function useFollowedEnd(grows: unknown) {
   const ref = useRef<HTMLDivElement>(null);
   const follows = useRef(true);

@@ -1,4 +1,4 @@
-/** Which plan the job would get on the machines that are ready now, before it is submitted. */
+/** Preview of the plan that the job would get on the machines that are ready now. */
 import { Group, Loader, SimpleGrid, Stack, Text } from "@mantine/core";
 import { useDebouncedValue } from "@mantine/hooks";
 import { keepPreviousData, useQuery } from "@tanstack/react-query";
@@ -10,11 +10,11 @@ import { cluster } from "../../api/queries";
 import type { PlanReport, ClusterView } from "../../api/types";
 import { Failure, sentence } from "../../components/Feedback";
 import { Figure } from "../../components/Figure";
-import { Section } from "../../components/Page";
+import { Section } from "../../components/frame/Page";
 import { duration, si, stepTime } from "../../format";
 import { Placement } from "../../placement/Placement";
 import type { Draft } from "./draft";
-import classes from "./Form.module.css";
+import classes from "./form/Form.module.css";
 
 const SETTLING_MS = 900;
 
@@ -23,7 +23,7 @@ const readyIds = ({ machines }: ClusterView) => machines.filter((one) => one.sta
 interface Props {
   draft: Draft;
   kind: string;
-  /** Whether the server would take the job as it stands. */
+  /** Whether the server would accept the current text. */
   isGood: boolean;
 }
 
@@ -31,13 +31,13 @@ export function PlanPreview({ draft, kind, isGood }: Props) {
   const { t } = useTranslation();
   const ready = useQuery({ ...cluster, select: readyIds }).data;
   const asked = question(draft, kind);
-  // A plan depends on the machines, too: the same question is asked again when they change.
+  // A plan depends on the machines, too, so it is requested again when they change.
   const machines = ready?.join() ?? "";
   const [settled] = useDebouncedValue(isGood && asked !== undefined ? JSON.stringify(asked) : "", SETTLING_MS);
   const wanted = settled !== "" && machines !== "";
   const { data, error, isFetching, isPlaceholderData } = useQuery({
     queryKey: ["plan", settled, machines],
-    // A question that is given up ends its plan on the server.
+    // An aborted request also ends the planning on the server.
     queryFn: ({ signal }) => body(api.POST("/api/v1/plans", { signal, body: JSON.parse(settled) })),
     enabled: wanted,
     placeholderData: keepPreviousData,
@@ -52,7 +52,7 @@ export function PlanPreview({ draft, kind, isGood }: Props) {
     >
       {asked === undefined ? (
         <Text size="sm" c="dimmed">
-          {t("Its machines are chosen when it starts: a deployment that is up answers, or one is made for it.")}
+          {t("Its machines are chosen when it starts: a running deployment answers, or a new one is started.")}
         </Text>
       ) : ready?.length === 0 ? (
         <Text size="sm" c="dimmed">
@@ -70,8 +70,8 @@ export function PlanPreview({ draft, kind, isGood }: Props) {
       ) : (
         <Text size="sm" c="dimmed">
           {isFetching
-            ? t("The planner lays the model over the machines that are ready.")
-            : t("It is made as soon as the job is complete; nothing is queued by that.")}
+            ? t("The planner places the model on the machines that are ready.")
+            : t("The plan is made as soon as the job is complete. This does not submit the job.")}
         </Text>
       )}
     </Section>
@@ -125,10 +125,10 @@ function stepsOf(draft: Draft): number | undefined {
   return typeof steps === "number" ? steps : undefined;
 }
 
-/** What the planner is asked; undefined where there is nothing to plan before a batch begins. */
+/** The request to the planner; undefined if there is nothing to plan before the batch starts. */
 function question(draft: Draft, kind: string): object | undefined {
   if (kind === "train" && draft.value !== null) {
-    // A plan does not depend on the name, nor on the data.
+    // A plan depends neither on the name nor on the data.
     return { job: { ...draft.value, name: "preview" } };
   }
   const path = draft.get(["model", "path"]);

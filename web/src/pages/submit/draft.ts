@@ -1,11 +1,11 @@
-/** A job as it is written: one YAML text, which the form changes in place. Comments and order stay where they can. */
+/** A job as one YAML text, which the form changes in place. Comments and order are kept where possible. */
 import { isCollection, isMap, parse, parseDocument, stringify, type Document } from "yaml";
 
 const STYLE = { lineWidth: 0, flowCollectionPadding: false } as const;
 
 export class Draft {
   readonly text: string;
-  /** What it says; null while it cannot be read. */
+  /** The parsed job; null while the text cannot be parsed. */
   readonly value: Readonly<Record<string, unknown>> | null;
 
   constructor(text: string) {
@@ -24,7 +24,7 @@ export class Draft {
     return found;
   }
 
-  /** The text with a value in this place. */
+  /** Return the text with a value at this path. */
   with(path: readonly string[], value: unknown): string {
     return this.changed((document) => {
       for (let length = 1; length < path.length; length += 1) {
@@ -35,7 +35,7 @@ export class Draft {
     });
   }
 
-  /** The text without what is in this place, nor the mappings that are left empty by that. */
+  /** Return the text without the value at this path, and without mappings that become empty. */
   without(path: readonly string[]): string {
     return this.changed((document) => {
       document.deleteIn(path);
@@ -59,18 +59,18 @@ function isPlain(value: unknown): boolean {
   return typeof value !== "object" || value === null;
 }
 
-/** A whole job as text. */
+/** Format a whole job as text. */
 export function written(value: unknown): string {
   return stringify(value, STYLE);
 }
 
-/** A value on one line, `{min_lr_rate: 0.1}`. */
+/** Format a value on one line, `{min_lr_rate: 0.1}`. */
 export function short(value: unknown): string {
   if (value === undefined || value === null) return "";
   return stringify(value, { ...STYLE, collectionStyle: "flow" }).trim();
 }
 
-/** What a line of YAML says; the text itself where it cannot be read, which the server then refuses with a reason. */
+/** Parse one line of YAML; return the text itself if that fails, so that the server refuses it with a reason. */
 export function readShort(text: string): unknown {
   try {
     return parse(text);

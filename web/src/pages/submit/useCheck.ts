@@ -1,4 +1,4 @@
-/** Asks the server, as one types, what would be wrong with a job; a later question gives up the one before. */
+/** Validates a job on the server while the user types; a new request aborts the one before. */
 import { useDebouncedValue } from "@mantine/hooks";
 import { keepPreviousData, useQuery } from "@tanstack/react-query";
 
@@ -9,7 +9,7 @@ const TYPING_MS = 400;
 
 export interface Check {
   problems: readonly FieldProblem[];
-  /** Whether the answer is about the text as it stands now, and it would be taken. */
+  /** Whether the result is that of the current text, and the server would accept it. */
   isGood: boolean;
   hint: string | undefined;
   error: Error | null;
@@ -22,7 +22,7 @@ export function useCheck(text: string, isReadable: boolean): Check {
     queryFn: ({ signal }) => check(settled, signal),
     enabled: isReadable && settled.trim() !== "",
     placeholderData: keepPreviousData,
-    // Machines, uploads and deployments come and go.
+    // Machines, uploads and deployments change.
     staleTime: 0,
     gcTime: 60_000,
   });

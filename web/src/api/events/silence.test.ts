@@ -1,0 +1,41 @@
+import { afterEach, beforeEach, expect, test, vi } from "vitest";
+
+import { untilSilent } from "./silence";
+
+beforeEach(() => {
+  vi.useFakeTimers();
+});
+afterEach(() => {
+  vi.useRealTimers();
+});
+
+/** A body, and a function that sends text through it. */
+function body(): { stream: ReadableStream<Uint8Array>; send: (text: string) => void } {
+  let told: ReadableStreamDefaultController<Uint8Array>;
+  const stream = new ReadableStream<Uint8Array>({
+    start: (controller) => {
+      told = controller;
+    },
+  });
+  return { stream, send: (text) => told.enqueue(new TextEncoder().encode(text)) };
+}
+
+test("a connection that brings nothing for 30 s is noticed, and signs of life put that off", async () => {
+  const { stream, send } = body();
+  const silent = vi.fn();
+  const reader = untilSilent(stream, silent).text.getReader();
+  await vi.advanceTimersByTimeAsync(29_000);
+  send(": still here\n");
+  expect((await reader.read()).value).toBe(": still here\n");
+  await vi.advanceTimersByTimeAsync(29_000);
+  expect(silent).not.toHaveBeenCalled();
+  await vi.advanceTimersByTimeAsync(1_001);
+  expect(silent).toHaveBeenCalledOnce();
+});
+
+test("who stops listening is not called", async () => {
+  const silent = vi.fn();
+  untilSilent(body().stream, silent).stop();
+  await vi.advanceTimersByTimeAsync(60_000);
+  expect(silent).not.toHaveBeenCalled();
+});

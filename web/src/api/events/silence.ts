@@ -1,0 +1,18 @@
+/** Detects a connection that is open but delivers nothing any more. */
+
+/** The server sends a keep-alive every 10 s; after this time without one the connection is dead. */
+const SILENCE_MS = 30_000;
+
+/** The text of a body; `onSilence` is called if nothing arrives for too long, until `stop` is called. */
+export function untilSilent(body: ReadableStream<Uint8Array>, onSilence: () => void): { text: ReadableStream<string>; stop: () => void } {
+  let timer = setTimeout(onSilence, SILENCE_MS);
+  const listening = new TransformStream<Uint8Array, Uint8Array>({
+    transform: (bytes, controller) => {
+      clearTimeout(timer);
+      timer = setTimeout(onSilence, SILENCE_MS);
+      controller.enqueue(bytes);
+    },
+  });
+  const decoder = new TextDecoderStream() as TransformStream<Uint8Array, string>;
+  return { text: body.pipeThrough(listening).pipeThrough(decoder), stop: () => clearTimeout(timer) };
+}

@@ -1,0 +1,81 @@
+/** Keeps all data on screen current from one event stream of the cluster. */
+import { useQueryClient } from "@tanstack/react-query";
+import { useEffect, useState } from "react";
+
+import { currentSession } from "../session";
+import type { Figures, ClusterEvent } from "../types";
+import { applyEvents, applyFigures } from "./applyEvents";
+import { tell } from "./heard";
+import { listen, type LiveState } from "./live";
+
+/** Events are rendered in batches: fifty a second must not render fifty times a second. */
+const BATCH_MS = 200;
+
+export interface Live {
+  state: LiveState;
+  /** When the connection was last known to be up. */
+  lastHeard: string | null;
+}
+
+/** Listen if the key may; null if it may not. */
+export function useLiveRefresh(mayListen: boolean): Live | null {
+  const client = useQueryClient();
+  const [live, setLive] = useState<Live>({ state: "connecting", lastHeard: null });
+
+  useEffect(() => {
+    if (!mayListen) return undefined;
+    const stop = new AbortController();
+    const batch = new Batch((events) => applyEvents(client, events));
+    let wasLost = false;
+    const onState = (state: LiveState) => {
+      // Nothing was missed on the first connection: the stream starts at an event before all requests.
+      if (state === "live" && wasLost) void client.invalidateQueries();
+      wasLost = state === "lost";
+      setLive((before) => ({
+        state,
+        lastHeard: state === "lost" && before.state === "live" ? new Date().toISOString() : before.lastHeard,
+      }));
+    };
+    const onEvent = (kind: string, data: string) => {
+      if (kind === "figures") return applyFigures(client, JSON.parse(data) as Figures);
+      const event = JSON.parse(data) as ClusterEvent;
+      tell(event);
+      batch.add(event);
+    };
+    const session = currentSession();
+    const start = session.state === "in" ? session.lastEvent?.toString() : undefined;
+    listen("/api/v1/events?figures=true", start, { onEvent, onState }, stop.signal).catch(() => {
+      // An ended session has led to the sign-in page already. Any other refusal would be repeated.
+      onState("lost");
+    });
+    return () => {
+      stop.abort();
+      batch.clear();
+    };
+  }, [client, mayListen]);
+
+  return mayListen ? live : null;
+}
+
+class Batch {
+  private events: ClusterEvent[] = [];
+  private timer: ReturnType<typeof setTimeout> | undefined;
+
+  constructor(private readonly deliver: (events: ClusterEvent[]) => void) {}
+
+  add(event: ClusterEvent): void {
+    this.events.push(event);
+    this.timer ??= setTimeout(() => {
+      const events = this.events;
+      this.clear();
+      this.deliver(events);
+    }, BATCH_MS);
+  }
+
+  clear(): void {
+    clearTimeout(this.timer);
+    this.timer = undefined;
+    this.events = [];
+  }
+}
+

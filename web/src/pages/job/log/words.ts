@@ -1,0 +1,128 @@
+/** Events as sentences. */
+import type { Measured, Plan, ClusterEvent } from "../../../api/types";
+import { sentence } from "../../../components/Feedback";
+import { bytes, loss, stepTime } from "../../../format";
+import { joined } from "../../../placement/layout";
+import type { EventGroup } from "../search";
+
+export type Tone = "info" | "warning" | "error";
+
+export function toneOf(event: Pick<ClusterEvent, "data">): Tone {
+  const { level, outcome, state } = event.data as { level?: Tone; outcome?: string; state?: string };
+  if (outcome === "failed" || state === "failed") return "error";
+  return level ?? "info";
+}
+
+/** The part of the log that an event belongs to. */
+export function groupOf({ kind, data }: ClusterEvent): EventGroup {
+  if (toneOf({ data }) !== "info") return "notes";
+  switch (kind) {
+    case "measured":
+    case "validated":
+    case "layers-timed":
+    case "rows":
+      return "progress";
+    case "sampled":
+      return "samples";
+    case "checkpoint":
+    case "artifact":
+      return "results";
+    case "note":
+      return "notes";
+    default:
+      return "plan";
+  }
+}
+
+export function wordsFor({ kind, data }: ClusterEvent): string {
+  switch (kind) {
+    case "state":
+      return stateChanged(data as { state: string; reason: string });
+    case "planned":
+      return planned((data as { plan: Plan }).plan);
+    case "reformed":
+      return reformed(data as { sentence: string; seconds: number; recomputed: number });
+    case "started": {
+      const { first_step, total_steps } = data as { first_step: number; total_steps: number };
+      return `All machines hold their shards; steps ${first_step} to ${total_steps} begin.`;
+    }
+    case "rows": {
+      const { done, total, failed } = data as { done: number; total: number; failed: number };
+      return `${done} of ${total} rows are done${failed > 0 ? `, ${failed} with an error` : ""}.`;
+    }
+    case "validated":
+      return validated(data as { split: string; step: number; loss: number; accuracy?: number | null; perplexity?: number | null });
+    case "sampled": {
+      const { step, prompt, text } = data as { step: number; prompt: string; text: string };
+      return `Sample at step ${step}: “${prompt}” continues “${text}”.`;
+    }
+    case "checkpoint": {
+      const { step, size_bytes } = data as { step: number; size_bytes: number };
+      return `Checkpoint at step ${step}, ${bytes(size_bytes)}.`;
+    }
+    case "artifact": {
+      const { name, size_bytes } = data as { name: string; size_bytes: number };
+      return `Artifact ${name}, ${bytes(size_bytes)}.`;
+    }
+    case "measured":
+      return measured(data as unknown as Measured);
+    case "layers-timed": {
+      const { step, machines } = data as { step: number; machines: Record<string, unknown> };
+      const count = Object.keys(machines).length;
+      return `Layers timed up to step ${step} on ${count} ${count === 1 ? "machine" : "machines"}.`;
+    }
+    case "replan-proposed":
+      return sentence(`a better plan: ${(data as { sentence: string }).sentence}`);
+    case "replan-abandoned":
+      return sentence(`the better plan is given up: ${(data as { reason: string }).reason}`);
+    case "protection":
+      return (data as { is_protected: boolean }).is_protected
+        ? "Every layer is on two machines: losing any one of them costs no step."
+        : "Not protected: a copy of what one machine alone holds was lost.";
+    case "offended":
+    case "link-cut":
+      return sentence((data as { sentence: string }).sentence);
+    case "note":
+      // Not capitalized: it may begin with the name of a machine.
+      return (data as { message: string }).message;
+    case "ended": {
+      const { outcome, reason } = data as { outcome: string; reason: string };
+      return sentence(`the attempt ${outcome === "cancelled" ? "was cancelled" : outcome}: ${reason}`);
+    }
+    case "cancel-requested":
+      return "Cancelling was asked for.";
+    default:
+      return `${kind} ${JSON.stringify(data)}`;
+  }
+}
+
+function stateChanged({ state, reason }: { state: string; reason: string }): string {
+  return sentence(reason === "" ? state : `${state}: ${reason}`);
+}
+
+function planned(plan: Plan): string {
+  const machines = plan.stages.flatMap((stage) => stage.members.map((member) => member.name));
+  return `Planned ${plan.num_layers} layers in ${plan.stages.length} ${plan.stages.length === 1 ? "stage" : "stages"} on ${joined(machines)}.`;
+}
+
+function reformed(data: { sentence: string; seconds: number; recomputed: number }): string {
+  const { sentence: what, seconds, recomputed } = data;
+  const again = recomputed === 0 ? "" : `, ${recomputed} ${recomputed === 1 ? "microbatch" : "microbatches"} computed again`;
+  // Not capitalized: it may begin with the name of a machine.
+  return `${what}; no step for ${stepTime(seconds)}${again}.`;
+}
+
+function measured({ measured_step_s, predicted_step_s }: Measured): string {
+  const took = `Steps take ${stepTime(measured_step_s)}`;
+  return predicted_step_s == null ? `${took}.` : `${took}, predicted ${stepTime(predicted_step_s)}.`;
+}
+
+function validated(data: { split: string; step: number; loss: number; accuracy?: number | null; perplexity?: number | null }): string {
+  const extra =
+    data.accuracy != null
+      ? `, ${(100 * data.accuracy).toFixed(1)} % right`
+      : data.perplexity != null
+        ? `, perplexity ${data.perplexity.toPrecision(3)}`
+        : "";
+  return `${data.split === "test" ? "Final test" : "Validation"} at step ${data.step}: loss ${loss(data.loss)}${extra}.`;
+}

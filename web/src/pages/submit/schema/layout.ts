@@ -1,0 +1,126 @@
+/**
+ * Decides which fields are visible and which are folded. Fields of the schema that are not named here are folded under
+ * "More", so that a new field is always reachable.
+ */
+import type { Field } from "./schema";
+import { find } from "./schema";
+
+export interface Fold {
+  title: string;
+  fields: readonly string[];
+}
+
+export interface Section extends Fold {
+  folds: readonly Fold[];
+}
+
+const MODEL = { title: "Model", fields: ["name", "model"], folds: [] };
+const ANSWERER = { title: "Model", fields: ["name", "deployment", "model"], folds: [] };
+
+const LAYOUTS: Record<string, readonly Section[]> = {
+  train: [
+    MODEL,
+    {
+      title: "Data",
+      fields: ["data.files", "data.dataset"],
+      folds: [
+        { title: "Columns, validation and test", fields: ["data"] },
+        { title: "Tokenizer", fields: ["tokenizer"] },
+      ],
+    },
+    {
+      title: "Training",
+      fields: [
+        "training.steps",
+        "training.batch_size",
+        "training.sequence_length",
+        "training.optimizer.name",
+        "training.optimizer.learning_rate",
+      ],
+      folds: [
+        { title: "Optimizer and schedule", fields: ["training.optimizer", "training.schedule", "training.max_gradient_norm"] },
+        {
+          title: "Validation, checkpoints and samples",
+          fields: [
+            "training.validate_every",
+            "training.early_stopping",
+            "training.checkpoint_every",
+            "training.checkpoints_kept",
+            "training.samples",
+          ],
+        },
+        { title: "Trained parameters", fields: ["training.lora", "training.freeze"] },
+        { title: "Precision, memory and seed", fields: ["training"] },
+      ],
+    },
+    { title: "Machines", fields: [], folds: [{ title: "Placement of the model on the machines", fields: ["parallelism"] }] },
+  ],
+  generate: [
+    ANSWERER,
+    { title: "Data", fields: ["data.files", "data.prompt", "data.messages"], folds: [] },
+    {
+      title: "Answers",
+      fields: ["sampling.max_tokens", "sampling.temperature"],
+      folds: [
+        { title: "How answers are drawn", fields: ["sampling"] },
+        { title: "Output", fields: ["output", "concurrency"] },
+      ],
+    },
+  ],
+  embed: [
+    ANSWERER,
+    { title: "Data", fields: ["data.files", "data.text"], folds: [{ title: "Output", fields: ["output", "concurrency"] }] },
+  ],
+  serve: [
+    MODEL,
+    {
+      title: "Size",
+      fields: ["replicas", "max_seq", "max_concurrent"],
+      folds: [
+        {
+          title: "Objective for choosing machines",
+          fields: ["objective", "prompt_tokens", "new_tokens", "first_token_limit_s", "next_token_limit_s"],
+        },
+        { title: "Precision and machines", fields: ["dtype", "parallelism"] },
+      ],
+    },
+  ],
+};
+
+/** A part of the form with its fields. */
+export interface Part {
+  title: string;
+  fields: readonly Field[];
+  folds: readonly Part[];
+}
+
+/** Lay out the fields of a job. The name of an object, `training`, includes those of its fields that no part names. */
+export function layOut(root: Field, kind: string): Part[] {
+  const sections = LAYOUTS[kind] ?? [];
+  const named = new Set(sections.flatMap((section) => [section, ...section.folds].flatMap((part) => part.fields)));
+  const isElsewhere = (field: Field, by: string): boolean => named.has(field.path.join(".")) && field.path.join(".") !== by;
+
+  /** The field without the parts that are shown elsewhere; undefined if nothing is left. */
+  const rest = (field: Field, by: string): Field | undefined => {
+    if (isElsewhere(field, by)) return undefined;
+    if (![...named].some((name) => name.startsWith(`${field.path.join(".")}.`))) return field;
+    const fields = field.fields.map((one) => rest(one, by)).filter((one) => one !== undefined);
+    // Its alternatives are shown with its fields.
+    return fields.length === 0 ? undefined : { ...field, fields, exactlyOne: [] };
+  };
+  const fieldsOf = (part: Fold): Field[] =>
+    part.fields
+      .map((name) => find(root, name.split(".")))
+      .filter((field) => field !== undefined)
+      .map((field) => rest(field, field.path.join(".")))
+      .filter((field) => field !== undefined);
+
+  const parts: Part[] = sections.map((section) => ({
+    title: section.title,
+    fields: fieldsOf(section),
+    folds: section.folds.map((fold) => ({ title: fold.title, fields: fieldsOf(fold), folds: [] })),
+  }));
+  const isNamed = (field: Field) => [...named].some((name) => name === field.path[0] || name.startsWith(`${field.path[0]}.`));
+  const more = root.fields.filter((field) => !isNamed(field));
+  return more.length === 0 ? parts : [...parts, { title: "More", fields: [], folds: [{ title: "More", fields: more, folds: [] }] }];
+}
