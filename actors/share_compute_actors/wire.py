@@ -272,7 +272,7 @@ def pack_failure(failure: ShareComputeError) -> bytes:
 
 
 def answers_by(
-    schema: Packs[T], told: Callable[[Exception], ShareComputeError]
+    schema: Packs[T], translate: Callable[[Exception], ShareComputeError]
 ) -> Callable[[Callable[Parameters, T]], Callable[Parameters, bytes]]:
     """Return a decorator that encodes the result or the error of an actor's method as bytes.
 
@@ -280,7 +280,7 @@ def answers_by(
 
     Args:
         schema: schema of the method's return value.
-        told: converts any exception of the method into an error that may be sent.
+        translate: converts any exception of the method into an error that may be sent.
     """
 
     def decorate(method: Callable[Parameters, T]) -> Callable[Parameters, bytes]:
@@ -289,7 +289,7 @@ def answers_by(
             try:
                 return pack_answer(schema, method(*arguments, **options))
             except Exception as failure:  # noqa: BLE001 - the answer contains it, and the caller decides
-                return pack_failure(told(failure))
+                return pack_failure(translate(failure))
 
         # Ray follows `__wrapped__` to find the method's concurrency group, which is on the outermost function.
         answer.__signature__ = signature(method)  # type: ignore[attr-defined]

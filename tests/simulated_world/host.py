@@ -190,7 +190,7 @@ class Host(Process):
             case Discard():
                 return [self._discard]
             case Tell():
-                return self._tell(effect.message)
+                return self._notify(effect.message)
 
     def _starting(self) -> None:
         failures = self._pass(Point.cell_starting)
@@ -345,7 +345,7 @@ class Host(Process):
     def _discard(self) -> None:
         self._work = _Work(heard=self._work.heard)
 
-    def _tell(self, message: ToCoordinator) -> list[Action]:
+    def _notify(self, message: ToCoordinator) -> list[Action]:
         has_peers = False
         if isinstance(message, Prepared):
             complete, membership = self._complete, self.machine.membership

@@ -62,9 +62,9 @@ class ServingMember(LinkedMember):
         self._key = key
         self._said: queue.SimpleQueue[ToServer] = queue.SimpleQueue()
         self._engine = StepEngine(self._said.put)
-        threading.Thread(target=self._tell, name="tell", daemon=True).start()
+        threading.Thread(target=self._notify, name="notify", daemon=True).start()
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         """Send queued messages to the server, on a separate thread because each Ray call would delay the next token."""
         try:
             while True:

@@ -14,7 +14,7 @@ from share_compute.inference.scheduler.events import Embedded, Finished
 from share_compute.inference.scheduler.options import Generation, SamplingOptions
 from share_compute_api.openai.engine import ModelFacts, Stream, StreamEvent, TextEngine
 from share_compute_api.openai.requests import TextRequest
-from share_compute_api.openai.writing import Piece, Told, Writer
+from share_compute_api.openai.writing import FullAnswer, Piece, Writer
 
 if TYPE_CHECKING:
     from share_compute_api.workers.isolated.vocabulary import Vocabulary
@@ -150,21 +150,21 @@ class Completion:
         if piece != _NOTHING:
             batch.append((place, piece))
 
-    async def collected(self) -> list[Told]:
+    async def collected(self) -> list[FullAnswer]:
         """Return the whole answer of each sequence when all have ended.
 
         Raises:
             ShareComputeError: a sequence cannot continue; ``details["partial"]`` has the text generated before the
                 failure.
         """
-        answers = [Told() for _ in self._writers]
+        answers = [FullAnswer() for _ in self._writers]
         try:
             async for batch in self.pieces():
                 for index, piece in batch:
                     answers[index].add(piece)
         except ShareComputeError as failure:
-            if any(told.text for told in answers):
-                failure.details = {**failure.details, "partial": [told.text for told in answers]}
+            if any(answer.text for answer in answers):
+                failure.details = {**failure.details, "partial": [answer.text for answer in answers]}
             raise
         return answers
 

@@ -199,7 +199,7 @@ def of_deployments(
     for one in deployments:
         match one.state:
             case DeploymentState.failed:
-                told = Alert(
+                alert = Alert(
                     id=f"deployment-failed {one.id}",
                     kind="deployment-failed",
                     severity="error",
@@ -209,7 +209,7 @@ def of_deployments(
                     deployment_id=one.id,
                 )
             case DeploymentState.degraded:
-                told = Alert(
+                alert = Alert(
                     id=f"deployment-degraded {one.id}",
                     kind="deployment-degraded",
                     severity="warning",
@@ -217,7 +217,7 @@ def of_deployments(
                     deployment_id=one.id,
                 )
             case DeploymentState.pending | DeploymentState.loading if now - one.created_at > longest_wait:
-                told = Alert(
+                alert = Alert(
                     id=f"deployment-waits {one.id}",
                     kind="deployment-waits",
                     severity="warning",
@@ -228,7 +228,7 @@ def of_deployments(
                 )
             case _:
                 continue
-        yield told
+        yield alert
 
 
 class AlertWatch:
@@ -254,4 +254,4 @@ class AlertWatch:
         if known is not None and known.keys() != found.keys():
             began = [alert.text for name, alert in found.items() if name not in known]
             ended = [alert.text for name, alert in known.items() if name not in found]
-            self._context.store.events.tell("alerts", {"began": began, "ended": ended})
+            self._context.store.events.record("alerts", {"began": began, "ended": ended})

@@ -46,7 +46,7 @@ def stream(
     caller: ApiKeyRecord,
     *,
     job_id: str | None = None,
-    tells_figures: bool = False,
+    includes_figures: bool = False,
 ) -> StreamingResponse:
     """Stream all events after number ``after``, of one job or of the cluster, until the client disconnects.
 
@@ -57,11 +57,11 @@ def stream(
         after: number of the last event that the client has received.
         caller: API key of the request.
         job_id: id of the job whose events are streamed; None for all events.
-        tells_figures: whether to include live statistics of deployments. Their events have no number, because a client
-            that reconnects gets the current statistics.
+        includes_figures: whether to include live statistics of deployments. Their events have no number, because a
+            client that reconnects gets the current statistics.
     """
     return StreamingResponse(
-        _events(context, after, caller.id, job_id, Figures() if tells_figures else None),
+        _events(context, after, caller.id, job_id, Figures() if includes_figures else None),
         media_type=sse.MEDIA_TYPE,
         headers=sse.HEADERS,
     )

@@ -19,7 +19,7 @@ from share_compute.store.database.tables import Contributor, Event, Job
 from share_compute.store.events import add_event
 from share_compute.store.records import JobRecord, QueuedJob
 from share_compute.store.secret import new_id
-from share_compute.store.work import lease_changes, tell_free, tell_work
+from share_compute.store.work import lease_changes, record_free, record_work
 
 
 class Jobs:
@@ -72,7 +72,7 @@ class Jobs:
             )
             session.add(row)
             session.flush()
-            _tell(session, row, None, now)
+            _record_event(session, row, None, now)
             return JobRecord.model_validate(row)
 
     def get(self, job_id: str) -> JobRecord:
@@ -170,7 +170,7 @@ class Jobs:
             row = job_row(session, job_id)
             if row.state == JobState.queued and row.reason != reason:
                 row.reason = reason
-                _tell(session, row, row.state, self._clock())
+                _record_event(session, row, row.state, self._clock())
 
     def begin(
         self, job_id: str, contributor_ids: Collection[str], reason: str = "making a plan"
@@ -203,7 +203,7 @@ class Jobs:
                     job=job_id,
                 )
             holder = {"job": job_id, "name": row.name}
-            tell_work(session, now, lease_changes(session, holder, contributor_ids, None))
+            record_work(session, now, lease_changes(session, holder, contributor_ids, None))
             return JobRecord.model_validate(row)
 
     def move(
@@ -371,9 +371,9 @@ def move_job(
         row.tokens_per_s = row.tokens_per_s if state is JobState.succeeded else None
         row.cancel_requested_at = None
         held = Contributor.job_id == row.id
-        tell_free(session, now, held)
+        record_free(session, now, held)
         session.execute(update(Contributor).where(held).values(job_id=None))
-    _tell(session, row, before.value, now, error=error)
+    _record_event(session, row, before.value, now, error=error)
 
 
 def ask_to_stop(session: Session, row: Job, now: datetime) -> None:
@@ -443,7 +443,7 @@ def _from(row: Job) -> str:
     )
 
 
-def _tell(
+def _record_event(
     session: Session, row: Job, before: str | None, now: datetime, *, error: dict[str, Any] | None = None
 ) -> None:
     data = {"state": row.state, "from": before, "reason": row.reason, **({"error": error} if error else {})}

@@ -40,7 +40,7 @@ from share_compute.store.events import add_job_events
 from share_compute.store.jobs import job_row, move_job
 from share_compute.store.records import ArtifactRecord, JobRecord, MetricRecord
 from share_compute.store.secret import new_id
-from share_compute.store.work import lease_changes, parts, tell_free, tell_work
+from share_compute.store.work import lease_changes, parts, record_free, record_work
 
 _USABLE = (ContributorState.ready, ContributorState.draining)
 
@@ -110,8 +110,8 @@ class Progress:
             wanted.append(Metric.step <= until_step)
         query = select(Metric).where(*wanted).order_by(Metric.step, Metric.split)
         if most is not None:
-            told = _telling(wanted, most)
-            query = query.join(told, (told.c.split == Metric.split) & (told.c.step == Metric.step))
+            chosen = _decimated(wanted, most)
+            query = query.join(chosen, (chosen.c.split == Metric.split) & (chosen.c.step == Metric.step))
         with self._database.read() as session:
             job_row(session, job_id)
             return [MetricRecord.model_validate(row) for row in session.scalars(query)]
@@ -126,8 +126,8 @@ class Progress:
         with self._database.write() as session:
             row = job_row(session, job_id)
             _apply(session, row, saved, now)
-            told = [(saved.type, saved.model_dump(mode="json", exclude={"type"}))]
-            add_job_events(session, (job_id, row.attempt), now, told)
+            events = [(saved.type, saved.model_dump(mode="json", exclude={"type"}))]
+            add_job_events(session, (job_id, row.attempt), now, events)
         return self.artifact(job_id, saved.name)
 
     def artifacts(self, job_id: str) -> list[ArtifactRecord]:
@@ -156,7 +156,7 @@ def artifact_row(session: Session, job_id: str, name: str) -> Artifact:
     return row
 
 
-def _telling(wanted: Sequence[ColumnElement[bool]], most: int) -> Subquery:
+def _decimated(wanted: Sequence[ColumnElement[bool]], most: int) -> Subquery:
     """Return (split, step) of about ``most`` metrics of each split that preserve the shape of the loss curve.
 
     Each of ``most // 2`` sections keeps its minimum and maximum, as in min-max decimation.
@@ -268,12 +268,12 @@ def _lease(session: Session, row: Job, plan: Plan, now: datetime, *states: Contr
     session.execute(update(Contributor).where(used, free, usable).values(job_id=row.id))
     leased = session.scalars(select(Contributor.id).where(Contributor.job_id == row.id)).all()
     held = parts(row.plan) if row.plan else None
-    tell_work(session, now, lease_changes(session, {"job": row.id, "name": row.name}, leased, held))
+    record_work(session, now, lease_changes(session, {"job": row.id, "name": row.name}, leased, held))
 
 
 def _release_all_but(session: Session, row: Job, kept: Collection[str], now: datetime) -> None:
     others = (Contributor.job_id == row.id) & Contributor.id.not_in(kept)
-    tell_free(session, now, others)
+    record_free(session, now, others)
     session.execute(update(Contributor).where(others).values(job_id=None))
 
 

@@ -178,7 +178,7 @@ class Story:
     def reformed(self, *followers: str) -> tuple[str, ...]:
         """Return who is said to be expected when an epoch was formed."""
         event = Reformed(epoch=1, step=3, plan=solution("a").plan, seconds=0, recomputed=0, sentence="")
-        self.changes.tell_reformed(event, self.membership(*followers))
+        self.changes.report_reformed(event, self.membership(*followers))
         told = self.told.pop()
         assert isinstance(told, Reformed)
         return told.expected

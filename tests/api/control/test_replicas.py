@@ -78,7 +78,7 @@ def test_at_zero_it_stays_with_the_next_server(store: Store, tmp_path: Path) -> 
         await house.until(lambda: first.is_closed)
         await house.until(lambda: "no replica is up" in house.store.deployments.get(record.id).reason)
 
-    async def sequel(house: House) -> None:
+    async def next_attempt(house: House) -> None:
         (record,) = house.store.deployments.list()
         await house.until(lambda: house.engines.find("llama") is not None)
         await house.until(lambda: "the server was restarted" in house.store.deployments.get(record.id).reason)
@@ -89,7 +89,7 @@ def test_at_zero_it_stays_with_the_next_server(store: Store, tmp_path: Path) -> 
         assert DeploymentState.pending.value not in reasons(house)[-4:]
 
     run(store, tmp_path, story)
-    run(store, tmp_path, sequel)
+    run(store, tmp_path, next_attempt)
 
 
 def test_who_waits_for_too_long_is_told_when_to_come_again(store: Store, tmp_path: Path) -> None:

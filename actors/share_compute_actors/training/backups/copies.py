@@ -103,7 +103,7 @@ class Copies:
         keeper: this member.
         training: settings of the training.
         device: device that computes updates.
-        tell: receives errors, from any thread.
+        notify: receives errors, from any thread.
         room: space for all copies.
         reach: returns the interface to a primary, from its actor, the keeper, and an event that ends waits.
     """
@@ -113,14 +113,14 @@ class Copies:
         keeper: Worker,
         training: TrainingSpec,
         device: torch.device,
-        tell: Callable[[ShareComputeError], None],
+        notify: Callable[[ShareComputeError], None],
         room: Room,
         reach: Callable[[Any, Worker, threading.Event | _Deadline], Any] = RemoteOwner,
     ) -> None:
         self._keeper = keeper
         self._training = training
         self._device = device
-        self._tell = tell
+        self._notify = notify
         self._room = room
         self._reach = reach
         self.former: Legacy | None = None
@@ -257,11 +257,11 @@ class Copies:
     def _fail(self, shard: ShardRange, failure: Exception) -> None:
         lacks_room = is_lack_of_room(failure)
         if not (lacks_room or isinstance(failure, (ContributorLost, VerificationFailed))):
-            self._tell(as_ours(failure))
+            self._notify(as_ours(failure))
             return
         owner = next((one.owner for one in self._followed.values() if one.shard == shard), "")
         room = "free space in this machine's folder for temporary files, and memory"
-        self._tell(
+        self._notify(
             NoCopy(
                 f"no copy of what another machine holds is kept here for now: {failure}",
                 hint=room if lacks_room else "nothing: another copy starts soon",

@@ -95,7 +95,7 @@ class Conductor:
         inbox: messages of members.
         training: training section of the job's specification.
         changes: changes for the next pause.
-        tell: receives events.
+        report: receives events.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class Conductor:
         inbox: queue.SimpleQueue[Heard],
         training: TrainingSpec,
         changes: Changes,
-        tell: Callable[[AttemptEvent], None],
+        report: Callable[[AttemptEvent], None],
     ) -> None:
         self._group = group
         self._step_log = step_log
@@ -116,7 +116,7 @@ class Conductor:
         self._inbox = inbox
         self._training = training
         self._changes = changes
-        self._tell = tell
+        self._report = report
         self._links = Links(group, self._note)
         self._injector = FaultInjector(group.failures, None)
         standing = step_log.read()
@@ -347,9 +347,9 @@ class Conductor:
             for answer in self._carry_out(waiting.popleft()):
                 waiting.extend(self._machine.handle(answer))
         if self._machine.phase in ("stepping", "paused") and self._formed is not self._membership:
-            self._tell_reformed()
+            self._report_reformed()
 
-    def _tell_reformed(self) -> None:
+    def _report_reformed(self) -> None:
         """Report that the members of a new epoch compute, unless it is the first epoch."""
         before, self._formed = self._formed, self._membership
         # Before the report: after it, other jobs may use the machines of these members.
@@ -380,7 +380,7 @@ class Conductor:
                 return [recorded]
             case Tell(worker=worker, message=message):
                 failures = self._passes(SENDING[type(message)])
-                self._injector.messages.send(worker, lambda: self._group.tell(worker, message), failures)
+                self._injector.messages.send(worker, lambda: self._group.send(worker, message), failures)
             case Plan():
                 self._passes(Point.planning)
                 answer = self._form(effect)
@@ -441,7 +441,7 @@ class Conductor:
         sentence += "They were not used; the step continues without it"
         if is_over:
             sentence += f". {name} is quarantined"
-        self._tell(
+        self._report(
             Offended(
                 machine=worker,
                 step=step,
@@ -485,7 +485,7 @@ class Conductor:
         return [*self._on_doubt(expel), Assemble(self._group.workers)]
 
     def _note(self, message: str) -> None:
-        self._tell(Note(message=message))
+        self._report(Note(message=message))
 
     def _passes(self, point: Point) -> list[Failure]:
         return self._injector.passes(point, self._machine.committed + 1)

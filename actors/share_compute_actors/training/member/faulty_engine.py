@@ -29,7 +29,7 @@ from share_compute_actors.testing.message_faults import (
 )
 from share_compute_actors.training.backups.copies import Copies
 from share_compute_actors.training.backups.logs import HEAD
-from share_compute_actors.training.member.engine import Engine, TellCoordinator, described
+from share_compute_actors.training.member.engine import Engine, NotifyCoordinator, described
 from share_compute_actors.training.member.outbox import Outbox
 from share_compute_actors.training.member.rows import Rows
 from share_compute_actors.training.member.runner import Runner
@@ -44,7 +44,7 @@ class FaultyEngine(Engine):
         injector: the member's part of the script.
         machine: the member's protocol machine.
         tree: the order in which gradients are added.
-        tell: sends a message to the coordinator; called on the compute thread.
+        notify: sends a message to the coordinator; called on the compute thread.
         copies: backup copies of other members' shards.
     """
 
@@ -53,14 +53,14 @@ class FaultyEngine(Engine):
         injector: FaultInjector,
         machine: MemberMachine,
         tree: SummationTree,
-        tell: TellCoordinator,
+        notify: NotifyCoordinator,
         copies: Copies,
     ) -> None:
         self._injector = injector  # set before `super().__init__` starts the thread
         self._faults = injector.messages
         self._of_message: list[Failure] = []
         """Failures that apply to the message that is being written."""
-        super().__init__(machine, tree, tell, copies)
+        super().__init__(machine, tree, notify, copies)
 
     def _make_outbox(self) -> Outbox:
         return FaultyOutbox(self._faults, self._passes)
@@ -142,7 +142,7 @@ class FaultyEngine(Engine):
     def _deliver(self, message: ToCoordinator, figures: StepFigures | None) -> None:
         if isinstance(message, Prepared) and deviates(self._of_message):
             message = replace(message, digest="another")
-        self._faults.send(None, lambda: self._tell(message, figures), self._of_message)
+        self._faults.send(None, lambda: self._notify(message, figures), self._of_message)
 
 
 class FaultyOutbox(Outbox):

@@ -38,7 +38,7 @@ from share_compute_actors.testing.fault_injection import FaultInjector, freeze, 
 from share_compute_actors.training.backups.copies import Copies
 from share_compute_actors.training.backups.room import Room
 from share_compute_actors.training.member.backup_calls import KeepsCopies
-from share_compute_actors.training.member.engine import Engine, Forming, TellCoordinator
+from share_compute_actors.training.member.engine import Engine, Forming, NotifyCoordinator
 from share_compute_actors.training.member.faulty_engine import FaultyEngine
 from share_compute_actors.training.member.lifeline import Lifeline
 from share_compute_actors.training.member.loading import build_runner, fill_runner
@@ -81,13 +81,13 @@ class Member(GivesState, KeepsCopies, LinkedMember):
             setup.worker,
             setup.training,
             torch.device(setup.device),
-            lambda failure: self._tell(failure, None),
+            lambda failure: self._notify(failure, None),
             Room(setup.lent_bytes),
         )
-        engine: Callable[[MemberMachine, SummationTree, TellCoordinator, Copies], Engine] = Engine
+        engine: Callable[[MemberMachine, SummationTree, NotifyCoordinator, Copies], Engine] = Engine
         if setup.failures:
             engine = partial(FaultyEngine, FaultInjector(setup.failures, setup.worker))
-        self._engine = engine(self._machine, self._tree, self._tell, copies)
+        self._engine = engine(self._machine, self._tree, self._notify, copies)
         self._runner: Runner | None = None
         self._next: Runner | None = None
         self._next_applied = 0
@@ -100,7 +100,7 @@ class Member(GivesState, KeepsCopies, LinkedMember):
         self._lifeline = Lifeline()
         self._unacknowledged = Unacknowledged()
 
-    def _tell(self, message: ToCoordinator | ShareComputeError, figures: StepFigures | None) -> None:
+    def _notify(self, message: ToCoordinator | ShareComputeError, figures: StepFigures | None) -> None:
         coordinator, key = self._coordinator
         said = pack_said(message, figures)
         self._unacknowledged.add(coordinator.hear.remote(self._setup.worker, key, said), said)
@@ -166,12 +166,12 @@ class Member(GivesState, KeepsCopies, LinkedMember):
         assert self._next is not None
         self._runner, self._next = self._next, None
         inputs, targets = (
-            Rows(self._shard_store, part, self._tell_shard_store_lost) for part in ("inputs", "targets")
+            Rows(self._shard_store, part, self._report_shard_store_lost) for part in ("inputs", "targets")
         )
         self._engine.equip(self._runner, inputs, targets, loaded)
 
-    def _tell_shard_store_lost(self, lost: ShardStoreLost) -> None:
-        self._tell(lost, None)
+    def _report_shard_store_lost(self, lost: ShardStoreLost) -> None:
+        self._notify(lost, None)
 
     # -- epochs ------------------------------------------------------------------------------------------------------
 

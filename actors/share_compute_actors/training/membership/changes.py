@@ -86,7 +86,7 @@ class Changes:
     Args:
         group: the members.
         requests: control requests of the control plane.
-        tell: receives events.
+        report: receives events.
         can_shadow: whether members can be shadowed while they train.
         quarantined: machines that made wrong numbers, which the job must not use.
     """
@@ -95,7 +95,7 @@ class Changes:
         self,
         group: TrainingGroup,
         requests: ControlRequests,
-        tell: Callable[[AttemptEvent], None],
+        report: Callable[[AttemptEvent], None],
         *,
         can_shadow: bool = True,
         quarantined: Collection[Worker] = (),
@@ -103,7 +103,7 @@ class Changes:
         self._group = group
         self.requests = requests
         """Control requests of the control plane."""
-        self._tell = tell
+        self._report = report
         self._can_shadow = can_shadow
         self._lock = threading.Lock()
         """Guards the pending plan; also held while plans are reported, so that the reports arrive in order."""
@@ -120,7 +120,7 @@ class Changes:
         self._room: dict[Worker, int] = {}
         """Usable memory in bytes, by machine; only of machines that turned out to have less memory than they lend."""
         self.recopying = Recopying()
-        self.protection = ProtectionWatch(group, tell)
+        self.protection = ProtectionWatch(group, report)
         self.parting: frozenset[Worker] = frozenset()
         """Living members that the next epoch must leave out."""
         self.why = ""
@@ -131,7 +131,7 @@ class Changes:
     def propose(self, solution: Solution, proposed: ReplanProposed) -> None:
         """Report a better plan, and carry it out once its machines are ready; replaces a pending plan. Thread-safe."""
         with self._lock:
-            self._tell(proposed)
+            self._report(proposed)
             self._given_up = ""
             if self._joining is None or not self._joining.takes(solution, proposed):
                 self._joining = Joining(
@@ -254,7 +254,7 @@ class Changes:
         self.end_others(membership)
         with self._lock:
             if self._given_up:
-                self._tell(ReplanAbandoned(reason=self._given_up))
+                self._report(ReplanAbandoned(reason=self._given_up))
                 self._given_up = ""
                 self._was_given_up = True
         return False
@@ -269,7 +269,7 @@ class Changes:
         self._group.remove(self._group.workers - set(membership.everybody) - self.expected - self._suspected)
         self._group.withdraw(self.expected)
 
-    def tell_reformed(self, event: Reformed, membership: Membership) -> None:
+    def report_reformed(self, event: Reformed, membership: Membership) -> None:
         """Report an epoch, with the machines that are expected to join the job.
 
         Args:
@@ -282,7 +282,7 @@ class Changes:
                 self._given_up = ""
             if self._joining is not None:
                 expected |= self._joining.machines - set(membership.workers)
-            self._tell(event.model_copy(update={"expected": tuple(sorted(expected))}))
+            self._report(event.model_copy(update={"expected": tuple(sorted(expected))}))
         self.protection.reform(membership)
 
     @property

@@ -337,7 +337,7 @@ class TrainingGroup(WorkerGroup):
             for message in sign.unacknowledged:
                 yield worker, message.encode()
 
-    def tell(self, worker: Worker, message: ToMember) -> None:
+    def send(self, worker: Worker, message: ToMember) -> None:
         """Send a message to a member without waiting for an answer; does nothing if the member is gone."""
         actor = self._actors.get(worker)
         if actor is not None:

@@ -24,7 +24,7 @@ class Seat:
         self.number = number
         self.slot = Slot(stages)
         self.replica: Replica | None = None
-        self.told = frozenset[tuple[str, str | None]]()
+        self.offered = frozenset[tuple[str, str | None]]()
         """(id, Ray node) of each machine in the last offer to the replica."""
         self.interruptions = Interruptions()
         """Times in which the replica computed nothing, numbered."""

@@ -95,14 +95,14 @@ class Serving:
         self._autoscaler = Autoscaler(record.spec.replicas, record.spec.max_concurrent, _wanted_first(record))
         self._scaled = _FIRST
         """Reason for the present target number of replicas."""
-        self._untold: tuple[int, Decision] | None = None
+        self._unrecorded: tuple[int, Decision] | None = None
         """Scaling decision that is not recorded in the store yet: (number of replicas before, decision)."""
         self._seats = Seats(record.spec.parallelism.stages, drain_s)
         self._folder = Path()
         self._window_tokens = 0
         self._pooling: Pooling | None = None
         self._engine: RayEngine | None = None
-        self._told: tuple[DeploymentState, str, list[Plan]] | None = None
+        self._recorded: tuple[DeploymentState, str, list[Plan]] | None = None
         self.is_ending = False
         """Whether the deployment is ending its replicas; its task must not be cancelled meanwhile."""
 
@@ -169,7 +169,7 @@ class Serving:
         can_chat = await asyncio.to_thread(has_chat_template, self._folder)
         facts = ModelFacts(self._spec.name, kind, created, self._window_tokens, self._folder, can_chat)
         if not self._autoscaler.wanted:  # no replica runs, so none has to be restarted
-            self._told, self._scaled = (self._record.state, self._record.reason, []), _RESTARTED
+            self._recorded, self._scaled = (self._record.state, self._record.reason, []), _RESTARTED
         elif self._record.state is not DeploymentState.pending:
             await self._move(DeploymentState.pending, _RESTARTED, plans=[])
         self._engine = RayEngine(facts, self._metrics.of(self._spec.name))
@@ -208,7 +208,7 @@ class Serving:
             await self._give_machines()
         except (ContributorLost, Unavailable, VerificationFailed) as failure:
             _log.warning("deployment %s: %s", self._spec.name, failure.message)
-        await self._tell()
+        await self._record_state()
 
     async def _see(self, seat: Seat) -> None:
         """Poll a replica's status; restart the replica if its process died or does not answer."""
@@ -222,10 +222,10 @@ class Serving:
         except (ContributorLost, TimeoutError) as failure:
             _log.warning("a replica of %s is restarted: %s", self._spec.name, failure)
             await self._drop(seat)
-            await self._tell_interruptions(seat, seat.interruptions.died(now_s))
+            await self._record_interruptions(seat, seat.interruptions.died(now_s))
             return
         seat.slot.see(status, now_s)
-        await self._tell_interruptions(seat, seat.interruptions.news(status, now_s))
+        await self._record_interruptions(seat, seat.interruptions.news(status, now_s))
         self._engine.see(seat.replica, status.predicted_tokens_per_s, is_ready=seat.slot.is_ready)
         if status.state is DeploymentState.ready:
             seat.failures = 0
@@ -236,15 +236,15 @@ class Serving:
                 raise _Failed(status.reason, error)
             await self._drop(seat)
 
-    async def _tell_interruptions(self, seat: Seat, news: Sequence[Interruption]) -> None:
+    async def _record_interruptions(self, seat: Seat, news: Sequence[Interruption]) -> None:
         """Record in the store that the replica was interrupted, or that it continues."""
         deployments = self._store.deployments
         for one in news:
-            tell = deployments.interrupted if one.seconds is None else deployments.went_on
-            await asyncio.to_thread(tell, self._record.id, seat.number, one)
+            record = deployments.interrupted if one.seconds is None else deployments.went_on
+            await asyncio.to_thread(record, self._record.id, seat.number, one)
 
     async def _drop(self, seat: Seat) -> None:
-        replica, seat.replica, seat.told = seat.replica, None, frozenset()
+        replica, seat.replica, seat.offered = seat.replica, None, frozenset()
         seat.slot.see(None, asyncio.get_running_loop().time())
         if replica is not None:
             assert self._engine is not None
@@ -262,13 +262,13 @@ class Serving:
         else:
             decision = self._autoscaler.decide(engine.demand, now_s)
         if decision is not None:
-            self._untold, self._scaled = (before, decision), decision.reason
-        if self._untold is not None:
-            before, decision = self._untold
+            self._unrecorded, self._scaled = (before, decision), decision.reason
+        if self._unrecorded is not None:
+            before, decision = self._unrecorded
             await asyncio.to_thread(
                 self._store.deployments.scaled, self._record.id, before, decision.wanted, decision.reason
             )
-            self._untold = None
+            self._unrecorded = None
         for seat in self._seats.fit(self._autoscaler.wanted, now_s, engine.ongoing):
             if seat.replica is not None:
                 engine.retire(seat.replica, is_leaving=not seat.stays)
@@ -311,9 +311,9 @@ class Serving:
             if not seat.stays:
                 return
             seat.replica = await self._start(seat.number, live_topology(machines))
-        elif known != seat.told:
+        elif known != seat.offered:
             await seat.replica.offer(live_topology(machines))
-        seat.told = known
+        seat.offered = known
 
     async def _start(self, number: int, topology: Topology) -> Replica:
         from share_compute_actors.inference.assignment import ServingAssignment
@@ -333,7 +333,7 @@ class Serving:
         self._engine.add(replica)
         return replica
 
-    async def _tell(self) -> None:
+    async def _record_state(self) -> None:
         """Record the deployment's state, derived from the statuses of all replicas."""
         assert self._engine is not None
         statuses = [seat.slot.status for seat in self._seats.staying]
@@ -341,13 +341,13 @@ class Serving:
         self._engine.reason = reason
         placed = [status.prediction for status in statuses if status is not None]
         plans = [prediction.plan for prediction in placed if prediction is not None]
-        if (state, reason, plans) == self._told:
+        if (state, reason, plans) == self._recorded:
             return
-        is_new = self._told is None or self._told[0] is DeploymentState.pending
+        is_new = self._recorded is None or self._recorded[0] is DeploymentState.pending
         if is_new and state not in (DeploymentState.pending, DeploymentState.loading):
             await self._move(DeploymentState.loading, _STARTS)  # it loaded between two polls
         await self._move(state, reason, plans=plans)
-        self._told = state, reason, plans
+        self._recorded = state, reason, plans
 
 
 def standing_of(
@@ -370,8 +370,8 @@ def standing_of(
     first = others[0]
     reason = _STARTS if first is None or first.state.is_final else first.reason
     if ready:
-        told = f"{len(ready)} of {len(replicas)} replicas answer; {reason}"
-        return DeploymentState.ready if len(ready) >= fewest else DeploymentState.degraded, told
+        offered = f"{len(ready)} of {len(replicas)} replicas answer; {reason}"
+        return DeploymentState.ready if len(ready) >= fewest else DeploymentState.degraded, offered
     state = DeploymentState.pending if first is None or first.state.is_final else first.state
     return state, reason
 

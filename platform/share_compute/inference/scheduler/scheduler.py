@@ -407,10 +407,10 @@ def _finished(live: LiveSequence, reason: FinishReason) -> Finished:
 
 def _verify(step: EngineStep, result: StepResult) -> None:
     asked = sorted((chunk.sequence, chunk.start + chunk.count) for chunk in step.chunks if chunk.samples)
-    told = sorted((sampled.sequence, sampled.position) for sampled in result.sampled)
-    if asked != told:
+    sampled_at = sorted((sampled.sequence, sampled.position) for sampled in result.sampled)
+    if asked != sampled_at:
         raise VerificationFailed(
             f"the last stage sampled other tokens in step {step.id} than it was asked for",
             hint="form the stages again",
-            details={"asked": asked, "told": told},
+            details={"asked": asked, "told": sampled_at},
         )
