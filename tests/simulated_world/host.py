@@ -320,8 +320,8 @@ class Host(Process):
         epoch, shard, gradient = self.machine.epoch, self.shard, self._complete
         return self._sending(
             Point.log_sending,
-            log.keeper,
-            lambda: self._world.hosts[log.keeper].hear_log(log, epoch, self.worker, shard, gradient),
+            log.holder,
+            lambda: self._world.hosts[log.holder].hear_log(log, epoch, self.worker, shard, gradient),
         )
 
     def _apply(self, apply: Apply) -> None:

@@ -23,7 +23,7 @@ from share_compute.training.optimizers import optimizer_tensors, parameter_of, r
 from share_compute_actors.training.backups import copying, followers
 from share_compute_actors.training.backups.copying import Copied, Copier, Outline, ShardRange
 from share_compute_actors.training.backups.followers import Follower
-from share_compute_actors.training.backups.logs import letters
+from share_compute_actors.training.backups.logs import gradient_messages
 from share_compute_actors.training.backups.room import Room
 from share_compute_actors.training.member.runner import Runner
 from share_compute_actors.training.membership.backups import backups_of
@@ -70,7 +70,9 @@ class Trainer:
         )
         self.runner.reduce([])
         if follower is not None:
-            sent = letters(self.runner.gradients, self.runner.loss_scale, self.runner.scale_of(self.step))
+            sent = gradient_messages(
+                self.runner.gradients, self.runner.loss_scale, self.runner.scale_of(self.step)
+            )
             for place, tensor in [*sent, *sent]:
                 follower.take(step, place, tensor.clone())
 

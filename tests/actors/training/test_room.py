@@ -16,7 +16,7 @@ from share_compute_actors.machine.temporary import is_memory, temporary_folder
 from share_compute_actors.messages import Followed
 from share_compute_actors.training.backups.copies import Copies
 from share_compute_actors.training.backups.followers import Follower
-from share_compute_actors.training.backups.logs import letters
+from share_compute_actors.training.backups.logs import gradient_messages
 from share_compute_actors.training.backups.room import Room, reserve_bytes
 from share_compute_actors.training.backups.tensor_file import TensorFile
 from share_compute_actors.transport.envelope import Label
@@ -103,7 +103,9 @@ def take_step(copies: Copies, trainer: Trainer) -> None:
     number, runner = trainer.step + 1, trainer.runner
     thanked = [
         copies.take(Label("train", number, "log", place, 0), tensor.clone())
-        for place, tensor in letters(runner.gradients, runner.loss_scale, runner.scale_of(trainer.step))
+        for place, tensor in gradient_messages(
+            runner.gradients, runner.loss_scale, runner.scale_of(trainer.step)
+        )
     ]
     assert thanked[-1] is not None
     assert thanked[-1].owner == "ann"

@@ -70,7 +70,7 @@ STORE_DIED = {"code": ShardStoreLost.code, "hint": "resume it"}
 
 
 @pytest.mark.parametrize(
-    ("failure", "rests"),
+    ("failure", "pauses"),
     [
         (Failure.noticed(DIED), False),
         (Failure.reported("the shard store died", STORE_DIED), False),
@@ -120,12 +120,12 @@ def test_machines_whose_members_live_are_kept_for_the_takeover(store: Store, tmp
     run(store, tmp_path, story)
 
 
-def test_the_next_attempt_is_told_which_steps_are_known(store: Store, tmp_path: Path) -> None:
+def test_the_next_attempt_knows_which_steps_are_known(store: Store, tmp_path: Path) -> None:
     async def story(cluster: Cluster) -> None:
         ada = cluster.contributor("ada")
         cluster.submit()
         attempt = await cluster.attempts.get()
-        assert attempt.assignment.told == 0
+        assert attempt.assignment.known_step == 0
         saved = CheckpointSaved(step=2, path=tmp_path / "checkpoint", size_bytes=1)
         await attempt.report(planned(ada), step(1), step(2), saved, step(3))
         await cluster.until(attempt.assignment.job_id, lambda job: job.step == 3)

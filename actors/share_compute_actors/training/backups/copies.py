@@ -42,13 +42,13 @@ class RemoteOwner:
 
     Args:
         actor: the primary.
-        keeper: the backup member that makes the copy.
+        backup: the backup member that makes the copy.
         stopping: once it is set, calls to the primary are abandoned.
     """
 
-    def __init__(self, actor: Any, keeper: Worker, stopping: threading.Event | _Deadline) -> None:
+    def __init__(self, actor: Any, backup: Worker, stopping: threading.Event | _Deadline) -> None:
         self._actor = actor
-        self._keeper = keeper
+        self._backup = backup
         self._stopping = stopping
 
     def outline(self, shard: ShardRange) -> Outline:
@@ -58,7 +58,7 @@ class RemoteOwner:
 
     def copy(self, shard: ShardRange, names: Sequence[str]) -> Copied:
         """See `Copier.copy`."""
-        copied: Copied = self._ask("set_aside", self._keeper, shard, names)
+        copied: Copied = self._ask("set_aside", self._backup, shard, names)
         return copied
 
     def piece(self, ticket: int, name: str, start: int, stop: int) -> Piece:
@@ -100,24 +100,24 @@ class Copies:
     All methods except `outlines`, `of`, `catch_up` and `are_whole` belong to the compute thread.
 
     Args:
-        keeper: this member.
+        backup: this member.
         training: settings of the training.
         device: device that computes updates.
         notify: receives errors, from any thread.
         room: space for all copies.
-        reach: returns the interface to a primary, from its actor, the keeper, and an event that ends waits.
+        reach: returns the interface to a primary, from its actor, the backup, and an event that ends waits.
     """
 
     def __init__(
         self,
-        keeper: Worker,
+        backup: Worker,
         training: TrainingSpec,
         device: torch.device,
         notify: Callable[[ShareComputeError], None],
         room: Room,
         reach: Callable[[Any, Worker, threading.Event | _Deadline], Any] = RemoteOwner,
     ) -> None:
-        self._keeper = keeper
+        self._backup = backup
         self._training = training
         self._device = device
         self._notify = notify
@@ -130,7 +130,7 @@ class Copies:
         self._followed: dict[int, Followed] = {}
         """Primaries, by stage."""
         self._came: dict[tuple[int, int], set[int]] = {}
-        """Indices of the gradient messages (see `letters`) that arrived in this epoch, by stage and step."""
+        """Indices of the gradient messages (see `gradient_messages`) that arrived in this epoch, by stage and step."""
         self._wanted: dict[tuple[int, int], int] = {}
         """Total number of messages of a gradient, by stage and step; known once the gradient's head has arrived."""
 
@@ -151,7 +151,7 @@ class Copies:
                 continue
             # Without an outline, `Follower.follow` asks for it later and fetches all data.
             with suppress(StaleEpoch, ContributorLost):
-                owner = self._reach(one.actor, self._keeper, _Deadline(_OUTLINE_S))
+                owner = self._reach(one.actor, self._backup, _Deadline(_OUTLINE_S))
                 found[one.shard] = owner.outline(one.shard)
         return found
 
@@ -204,7 +204,7 @@ class Copies:
         self._came.clear()
         self._wanted.clear()
         for one in followed.values():
-            kept[one.shard].follow((one.owner, one.actor), partial(self._reach, one.actor, self._keeper))
+            kept[one.shard].follow((one.owner, one.actor), partial(self._reach, one.actor, self._backup))
 
     def _has_room(self, outlines: Iterable[Outline]) -> bool:
         """Whether there is space for copies with these outlines, beside the existing copies."""

@@ -156,10 +156,10 @@ class Copier:
         self._aside.clear()
         self._versions.clear()
 
-    def forget_all_but(self, keepers: Collection[Worker]) -> None:
-        """Drop the clones of members that are not in `keepers`, because these members fetch no more."""
-        for keeper in self._aside.keys() - set(keepers):
-            self._aside.pop(keeper, None)
+    def forget_all_but(self, backups: Collection[Worker]) -> None:
+        """Drop the clones of members that are not in `backups`, because these members fetch no more."""
+        for backup in self._aside.keys() - set(backups):
+            self._aside.pop(backup, None)
 
     def outline(self, shard: ShardRange) -> Outline:
         """Return the outline of the shard.
@@ -181,21 +181,21 @@ class Copier:
             ),
         )
 
-    def copy(self, shard: ShardRange, names: Sequence[str], keeper: Worker = "") -> Copied:
+    def copy(self, shard: ShardRange, names: Sequence[str], backup: Worker = "") -> Copied:
         """Clone some parameters or buffers, with their optimizer state.
 
         Args:
             shard: layers [start, stop).
             names: names of parameters or buffers; if empty, the backup member's clones are only dropped.
-            keeper: the backup member that fetches them; its previous clones are dropped.
+            backup: the backup member that fetches them; its previous clones are dropped.
 
         Raises:
             StaleEpoch: this member does not compute with the shard, or other backup members use the space for clones.
         """
-        copied: Copied = self._run(partial(self._copy, shard, names, keeper))
+        copied: Copied = self._run(partial(self._copy, shard, names, backup))
         return copied
 
-    def _copy(self, shard: ShardRange, names: Sequence[str], keeper: Worker) -> Copied:
+    def _copy(self, shard: ShardRange, names: Sequence[str], backup: Worker) -> Copied:
         runner, step = self._at(shard)
         here = runner.stage.persistent()
         found = {name: here[name] for name in names}
@@ -204,15 +204,15 @@ class Copier:
         if runner.optimizer is not None:
             state = optimizer_tensors(runner.optimizer, runner.parameters)
             found |= {name: tensor for name, tensor in state.items() if parameter_of(name) in found}
-        others = [tensors for one, (_, tensors) in list(self._aside.items()) if one != keeper]
+        others = [tensors for one, (_, tensors) in list(self._aside.items()) if one != backup]
         aside = sum(tensor.nbytes for tensors in (*others, found) for tensor in tensors.values())
         if found and any(others) and aside > _MOST_ASIDE_BYTES:
             raise StaleEpoch("others fetch from here now", hint="nothing: it is asked for again")
         self._ticket += 1
         clones = {name: tensor.detach().to("cpu", copy=True) for name, tensor in found.items()}
-        self._aside.pop(keeper, None)
+        self._aside.pop(backup, None)
         if clones:
-            self._aside[keeper] = self._ticket, clones
+            self._aside[backup] = self._ticket, clones
         parts = tuple(
             Part(name, str(clone.dtype).removeprefix("torch."), tuple(clone.shape))
             for name, clone in clones.items()

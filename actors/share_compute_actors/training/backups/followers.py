@@ -166,7 +166,7 @@ class Follower:
         return {part: self._snapshot.get(part) for part in self._snapshot.names if parameter_of(part) == name}
 
     def take(self, step: int, place: int, tensor: Tensor) -> None:
-        """Store one message of a step's gradient (see `letters`); a repeated message changes nothing.
+        """Store one message of a step's gradient (see `gradient_messages`); a repeated message changes nothing.
 
         Args:
             step: number of the step.
@@ -196,7 +196,7 @@ class Follower:
             self._compacting = self._submit(self._compact)
 
     def misfit(self, place: int, tensor: Tensor) -> str | None:
-        """Return the defect of one message of a gradient (see `letters`), for display; None if it has none."""
+        """Return the defect of a gradient message (see `gradient_messages`), for display; None if there is none."""
         if place == HEAD:
             return HEAD_SHAPE.misfit(tensor)
         buckets = None if self._outline is None else self._outline.buckets

@@ -23,8 +23,8 @@ from share_compute_actors.testing.fault_injection import FaultInjector
 from share_compute_actors.testing.message_faults import (
     MessageFaults,
     deviates,
+    faulty_encoding,
     is_poisoned,
-    wrong_letter,
     wrong_tensor,
 )
 from share_compute_actors.training.backups.copies import Copies
@@ -33,7 +33,7 @@ from share_compute_actors.training.member.engine import Engine, NotifyCoordinato
 from share_compute_actors.training.member.outbox import Outbox
 from share_compute_actors.training.member.rows import Rows
 from share_compute_actors.training.member.runner import Runner
-from share_compute_actors.transport.channel import Channel, Letter
+from share_compute_actors.transport.channel import Channel, EncodedTensor
 from share_compute_actors.transport.envelope import Label
 
 
@@ -163,21 +163,23 @@ class FaultyOutbox(Outbox):
     def send(self, channel: Channel, send: Send, tensor: Tensor) -> None:
         """Send the output of a cell."""
         failures = self._passes(Point.tensor_sending)
-        letter = channel.write(send.target, Label("train", *send.label), wrong_tensor(tensor, failures))
-        self._post(channel, send.target, wrong_letter(letter, failures), failures)
+        encoded = channel.write(send.target, Label("train", *send.label), wrong_tensor(tensor, failures))
+        self._post(channel, send.target, faulty_encoding(encoded, failures), failures)
 
     def _send_log(self, channel: Channel, log: Log, stage: int, runner: Runner, *, is_repeated: bool) -> None:
         self._of_log = self._passes(Point.log_sending)
         super()._send_log(channel, log, stage, runner, is_repeated=is_repeated)
 
-    def _post_log(self, channel: Channel, keeper: Worker, place: int, letter: Letter) -> None:
+    def _post_log(self, channel: Channel, holder: Worker, place: int, encoded: EncodedTensor) -> None:
         # Only the head is subject to faults: it does not change if the step is applied while the head is delayed.
-        self._post(channel, keeper, letter, self._of_log if place == HEAD else [])
+        self._post(channel, holder, encoded, self._of_log if place == HEAD else [])
 
-    def _post(self, channel: Channel, target: Worker, letter: Letter, failures: list[Failure]) -> None:
+    def _post(
+        self, channel: Channel, target: Worker, encoded: EncodedTensor, failures: list[Failure]
+    ) -> None:
         self._faults.send(
             target,
-            lambda: channel.post(target, letter),
+            lambda: channel.post(target, encoded),
             failures,
-            lambda: channel.post(target, letter.damaged()),
+            lambda: channel.post(target, encoded.damaged()),
         )

@@ -22,7 +22,7 @@ from share_compute.shard import Shard
 from share_compute.training.finiteness import Finding, first_of
 from share_compute_actors.group.allocator import passing_through, peak_resident_bytes
 from share_compute_actors.group.answering import answers
-from share_compute_actors.group.fetching import Givers
+from share_compute_actors.group.fetching import SourceClient
 from share_compute_actors.group.linked_member import LinkedMember
 from share_compute_actors.machine.reach import Place, unanswered
 from share_compute_actors.machine.stalled import close_stalled_connections
@@ -37,7 +37,7 @@ from share_compute_actors.messages import (
 from share_compute_actors.testing.fault_injection import FaultInjector, freeze, kill
 from share_compute_actors.training.backups.copies import Copies
 from share_compute_actors.training.backups.room import Room
-from share_compute_actors.training.member.backup_calls import KeepsCopies
+from share_compute_actors.training.member.backup_calls import BackupCalls
 from share_compute_actors.training.member.engine import Engine, Forming, NotifyCoordinator
 from share_compute_actors.training.member.faulty_engine import FaultyEngine
 from share_compute_actors.training.member.lifeline import Lifeline
@@ -56,7 +56,7 @@ from share_compute_actors.wire import COUNT, FLAG, NAMES, NOTHING
 
 
 @ray.remote(num_cpus=0, concurrency_groups={"orders": 1, "control": 2, "mail": 2, "pieces": 2, "copies": 2})
-class Member(GivesState, KeepsCopies, LinkedMember):
+class Member(GivesState, BackupCalls, LinkedMember):
     """Does one machine's work for one job, over all its epochs.
 
     Methods of the group ``orders`` run on the compute thread, one after the other. The other groups answer at any time.
@@ -133,8 +133,8 @@ class Member(GivesState, KeepsCopies, LinkedMember):
         if runner is None or runner.stage.shard != shard:
             self._next = None  # frees the memory of a shard that was loaded for an epoch that never began
             runner = build_runner(self._setup, self._tree, shard)
-        givers = None if sources is None else Givers(sources, self._setup.worker, self)
-        fill_runner(runner, self._setup, givers)
+        client = None if sources is None else SourceClient(sources, self._setup.worker, self)
+        fill_runner(runner, self._setup, client)
         self._next, self._next_applied = runner, applied
         return sum(tensor.nbytes for tensor in runner.stage.persistent().values())
 

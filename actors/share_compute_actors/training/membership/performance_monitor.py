@@ -22,7 +22,7 @@ from share_compute.lifecycle.attempt_events import (
     StageTiming,
 )
 from share_compute.planning.cost.timings import LayerTiming, MachineTimings, Timings
-from share_compute.planning.drift import DriftLimits, DriftWatch, propose, seats
+from share_compute.planning.drift import DriftLimits, DriftWatch, layout_of, propose
 from share_compute.planning.planner import Solution
 from share_compute.protocol.membership import Worker
 from share_compute.topology import Topology
@@ -239,7 +239,7 @@ class PerformanceMonitor:
         with self._lock:
             if self._over or replan is None or self._solution is not solution:
                 return
-            better = seats(replan.solution.plan)
+            better = layout_of(replan.solution.plan)
             if better == self._proposed:
                 return
             self._proposed = better

@@ -50,7 +50,7 @@ class ProtectionWatch:
         """
         if self._membership is None or not self._group.workers.issuperset(self._membership.workers):
             return  # a member is lost: the next epoch begins soon, and its copies are watched instead
-        keepers = set(self._membership.backups.values())
-        if self._poll.is_unanimous(lambda: self._group.ask_for_whole_copies(keepers)):
+        holders = set(self._membership.backups.values())
+        if self._poll.is_unanimous(lambda: self._group.query_whole_copies(holders)):
             self._membership, self._is_protected = None, True
             self._report(Protection(step=step, is_protected=True))

@@ -242,12 +242,12 @@ class TrainingGroup(WorkerGroup):
         """Ask catch-up replicas whether they have caught up; return the pending calls, with the member of each."""
         return {self._actors[worker].is_up_to_date.remote(): worker for worker in followers}
 
-    def ask_for_whole_copies(self, keepers: Collection[Worker]) -> dict[Any, Worker]:
+    def query_whole_copies(self, holders: Collection[Worker]) -> dict[Any, Worker]:
         """Ask members whether their backup copies are complete; return the pending calls, with the member of each."""
-        return {self._actors[worker].has_whole_copies.remote(): worker for worker in keepers}
+        return {self._actors[worker].has_whole_copies.remote(): worker for worker in holders}
 
     def is_affirmed(self, worker: Worker, asked: Any) -> bool:
-        """Whether a member answered yes to `ask_following` or `ask_for_whole_copies`."""
+        """Whether a member answered yes to `ask_following` or `query_whole_copies`."""
         try:
             return answered(FLAG, asked, self.name(worker))
         except (Undeclared, RayError) as failure:

@@ -27,8 +27,8 @@ from share_compute.planning.plan import Plan
 from share_compute.specification import ModelSpec
 from share_compute.store import ContributorRecord, DeploymentRecord, Store
 from share_compute.topology import Topology
+from share_compute_api.control.deployments.replica_set import ManagedReplica, ReplicaSet
 from share_compute_api.control.deployments.replicas import nodes
-from share_compute_api.control.deployments.seats import Seat, Seats
 from share_compute_api.control.machines.live_topology import live_topology
 from share_compute_api.openai.engine import Engines, ModelFacts
 from share_compute_api.openai.metering import ServingMetrics
@@ -97,7 +97,7 @@ class Serving:
         """Reason for the present target number of replicas."""
         self._unrecorded: tuple[int, Decision] | None = None
         """Scaling decision that is not recorded in the store yet: (number of replicas before, decision)."""
-        self._seats = Seats(record.spec.parallelism.stages, drain_s)
+        self._replicas = ReplicaSet(record.spec.parallelism.stages, drain_s)
         self._folder = Path()
         self._window_tokens = 0
         self._pooling: Pooling | None = None
@@ -109,12 +109,16 @@ class Serving:
     @property
     def statuses(self) -> list[ServingStatus]:
         """Last statuses of the replicas that reported one."""
-        return self._seats.statuses
+        return self._replicas.statuses
 
     @property
     def numbered(self) -> dict[int, ServingStatus]:
         """Last statuses by replica number."""
-        return {seat.number: seat.slot.status for seat in self._seats if seat.slot.status is not None}
+        return {
+            managed.number: managed.slot.status
+            for managed in self._replicas
+            if managed.slot.status is not None
+        }
 
     @property
     def name(self) -> str:
@@ -124,11 +128,11 @@ class Serving:
     @property
     def replicas(self) -> ReplicaCounts:
         """Numbers of ready, wanted and draining replicas, and of waiting sequences."""
-        staying = self._seats.staying
+        staying = self._replicas.staying
         return ReplicaCounts(
-            ready=sum(seat.slot.is_ready for seat in staying),
+            ready=sum(managed.slot.is_ready for managed in staying),
             wanted=self._autoscaler.wanted,
-            leaving=sum(not seat.stays for seat in self._seats),
+            leaving=sum(not managed.stays for managed in self._replicas),
             waiting=self._engine.demand.waiting if self._engine is not None else 0,
             reason=self._scaled,
         )
@@ -182,10 +186,10 @@ class Serving:
             if self._engines.find(self._spec.name) is self._engine:
                 self._engines.remove(self._spec.name)
             await self._engine.close(gone)
-        for seat in self._seats:
-            if seat.ending is None:
-                seat.end()
-        endings = [seat.ending for seat in self._seats if seat.ending is not None]
+        for managed in self._replicas:
+            if managed.ending is None:
+                managed.end()
+        endings = [managed.ending for managed in self._replicas if managed.ending is not None]
         await asyncio.gather(*endings, return_exceptions=True)
         await asyncio.to_thread(self._store.leases.release_all, self._record.id)
 
@@ -202,50 +206,50 @@ class Serving:
 
     async def _look(self) -> None:
         try:
-            for seat in self._seats:
-                await self._see(seat)
+            for managed in self._replicas:
+                await self._see(managed)
             await self._scale()
             await self._give_machines()
         except (ContributorLost, Unavailable, VerificationFailed) as failure:
             _log.warning("deployment %s: %s", self._spec.name, failure.message)
         await self._record_state()
 
-    async def _see(self, seat: Seat) -> None:
+    async def _see(self, managed: ManagedReplica) -> None:
         """Poll a replica's status; restart the replica if its process died or does not answer."""
         now_s = asyncio.get_running_loop().time()
-        if seat.replica is None:
+        if managed.replica is None:
             return
         assert self._engine is not None
         try:
             async with asyncio.timeout(_ANSWER_S):
-                status = await seat.replica.status()
+                status = await managed.replica.status()
         except (ContributorLost, TimeoutError) as failure:
             _log.warning("a replica of %s is restarted: %s", self._spec.name, failure)
-            await self._drop(seat)
-            await self._record_interruptions(seat, seat.interruptions.died(now_s))
+            await self._drop(managed)
+            await self._record_interruptions(managed, managed.interruptions.died(now_s))
             return
-        seat.slot.see(status, now_s)
-        await self._record_interruptions(seat, seat.interruptions.news(status, now_s))
-        self._engine.see(seat.replica, status.predicted_tokens_per_s, is_ready=seat.slot.is_ready)
+        managed.slot.see(status, now_s)
+        await self._record_interruptions(managed, managed.interruptions.news(status, now_s))
+        self._engine.see(managed.replica, status.predicted_tokens_per_s, is_ready=managed.slot.is_ready)
         if status.state is DeploymentState.ready:
-            seat.failures = 0
+            managed.failures = 0
         elif status.state.is_final:
-            seat.failures += 1
+            managed.failures += 1
             error = status.error or {}
-            if error.get("code") in _FOR_USERS or seat.failures >= _MOST_FAILURES:
+            if error.get("code") in _FOR_USERS or managed.failures >= _MOST_FAILURES:
                 raise _Failed(status.reason, error)
-            await self._drop(seat)
+            await self._drop(managed)
 
-    async def _record_interruptions(self, seat: Seat, news: Sequence[Interruption]) -> None:
+    async def _record_interruptions(self, managed: ManagedReplica, news: Sequence[Interruption]) -> None:
         """Record in the store that the replica was interrupted, or that it continues."""
         deployments = self._store.deployments
         for one in news:
             record = deployments.interrupted if one.seconds is None else deployments.went_on
-            await asyncio.to_thread(record, self._record.id, seat.number, one)
+            await asyncio.to_thread(record, self._record.id, managed.number, one)
 
-    async def _drop(self, seat: Seat) -> None:
-        replica, seat.replica, seat.offered = seat.replica, None, frozenset()
-        seat.slot.see(None, asyncio.get_running_loop().time())
+    async def _drop(self, managed: ManagedReplica) -> None:
+        replica, managed.replica, managed.offered = managed.replica, None, frozenset()
+        managed.slot.see(None, asyncio.get_running_loop().time())
         if replica is not None:
             assert self._engine is not None
             self._engine.remove(replica)
@@ -269,14 +273,14 @@ class Serving:
                 self._store.deployments.scaled, self._record.id, before, decision.wanted, decision.reason
             )
             self._unrecorded = None
-        for seat in self._seats.fit(self._autoscaler.wanted, now_s, engine.ongoing):
-            if seat.replica is not None:
-                engine.retire(seat.replica, is_leaving=not seat.stays)
-        for seat in self._seats.done(now_s, engine.ongoing):
-            if seat.replica is not None:
-                engine.remove(seat.replica)
-            seat.end()
-        self._seats.forget_ended()
+        for managed in self._replicas.fit(self._autoscaler.wanted, now_s, engine.ongoing):
+            if managed.replica is not None:
+                engine.retire(managed.replica, is_leaving=not managed.stays)
+        for managed in self._replicas.done(now_s, engine.ongoing):
+            if managed.replica is not None:
+                engine.remove(managed.replica)
+            managed.end()
+        self._replicas.forget_ended()
 
     async def _give_machines(self) -> None:
         now_s = asyncio.get_running_loop().time()
@@ -284,13 +288,13 @@ class Serving:
             machine.id: machine
             for machine in await asyncio.to_thread(self._store.contributors.list, _PRESENT)
         }
-        given_back = {one for seat in self._seats for one in seat.slot.settle(present, now_s)}
+        given_back = {one for managed in self._replicas for one in managed.slot.settle(present, now_s)}
         held = [machine for machine in present.values() if machine.deployment_id == self._record.id]
-        used = {one for seat in self._seats for one in (*seat.slot.machines, *seat.slot.parting)}
+        used = {one for managed in self._replicas for one in (*managed.slot.machines, *managed.slot.parting)}
         idle = [machine for machine in held if machine.id not in used]
         free = [machine for machine in present.values() if _is_free(machine)]
-        staying = self._seats.staying
-        wanting = next((seat.slot for seat in staying if seat.slot.wants([*idle, *free])), None)
+        staying = self._replicas.staying
+        wanting = next((managed.slot for managed in staying if managed.slot.wants([*idle, *free])), None)
         if wanting is not None and free:
             kept = await self._members()
             free = [machine for machine in free if not kept.get(machine.id)]
@@ -301,19 +305,19 @@ class Serving:
         elif given_back or idle:
             surplus = {machine.id for machine in idle}
             await asyncio.to_thread(self._store.leases.release, self._record.id, surplus)
-        for seat in self._seats:
-            usable = [present[one] for one in sorted(seat.slot.machines & present.keys())]
-            await self._offer(seat, usable)
+        for managed in self._replicas:
+            usable = [present[one] for one in sorted(managed.slot.machines & present.keys())]
+            await self._offer(managed, usable)
 
-    async def _offer(self, seat: Seat, machines: Sequence[ContributorRecord]) -> None:
+    async def _offer(self, managed: ManagedReplica, machines: Sequence[ContributorRecord]) -> None:
         known = nodes(machines)
-        if seat.replica is None:
-            if not seat.stays:
+        if managed.replica is None:
+            if not managed.stays:
                 return
-            seat.replica = await self._start(seat.number, live_topology(machines))
-        elif known != seat.offered:
-            await seat.replica.offer(live_topology(machines))
-        seat.offered = known
+            managed.replica = await self._start(managed.number, live_topology(machines))
+        elif known != managed.offered:
+            await managed.replica.offer(live_topology(machines))
+        managed.offered = known
 
     async def _start(self, number: int, topology: Topology) -> Replica:
         from share_compute_actors.inference.assignment import ServingAssignment
@@ -336,7 +340,7 @@ class Serving:
     async def _record_state(self) -> None:
         """Record the deployment's state, derived from the statuses of all replicas."""
         assert self._engine is not None
-        statuses = [seat.slot.status for seat in self._seats.staying]
+        statuses = [managed.slot.status for managed in self._replicas.staying]
         state, reason = standing_of(statuses, self._spec.replicas.min, self._scaled)
         self._engine.reason = reason
         placed = [status.prediction for status in statuses if status is not None]

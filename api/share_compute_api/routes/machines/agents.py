@@ -106,10 +106,10 @@ async def dial(
             f"other machines cannot reach {wanted.address}",
             hint="give an IP address of this machine that they reach, with --address",
         )
-    address, greeting = str(wanted.address), bytes.fromhex(wanted.greeting)
+    address, handshake = str(wanted.address), bytes.fromhex(wanted.greeting)
     async with context.dials:
         mine, found = await asyncio.gather(
-            asyncio.to_thread(closed_ports, address, wanted.ports, greeting),
+            asyncio.to_thread(closed_ports, address, wanted.ports, handshake),
             context.measurements.dial(contributor, address, wanted.ports, wanted.greeting),
         )
     named = await run_in_threadpool(lambda: {one: context.store.contributors.get(one) for one in found})
