@@ -64,7 +64,7 @@ def undeclared(sender: str, fault: str) -> Undeclared:
         fault: description of the defect.
     """
     return Undeclared(
-        f"{sender} sent what is no declared message: {fault}",
+        f"{sender} sent a message that does not match its schema: {fault}",
         machine=sender,
         hint="check that this machine runs the same version of share-compute; remove it if it does",
     )
@@ -200,9 +200,9 @@ _KINDS: dict[str, type[ShareComputeError]] = {
     if isinstance(kind, type) and issubclass(kind, ShareComputeError)
 }
 _FACTS: dict[str, dict[str, type]] = {
-    "OutOfMemory": {"room_bytes": int},
+    "OutOfMemory": {"taken_bytes": int},
     "Busy": {"retry_after_s": int},
-    "NoCopy": {"lacks_room": bool, "epoch": int, "owner": str},
+    "NoCopy": {"lacks_space": bool, "epoch": int, "owner": str},
 }
 """Required details of an error and their types, by the error's class name: code that handles the error reads them."""
 

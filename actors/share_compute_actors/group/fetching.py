@@ -130,7 +130,7 @@ def _again(client: SourceClient, source: Source, method: str, extent: Extent) ->
         ContributorLost: the piece arrived damaged at each attempt.
     """
     damaged = ContributorLost(
-        f"{extent.name} arrived damaged from {source.name} whenever it was asked for",
+        f"{extent.name} arrived damaged from {source.name} in every attempt",
         machine=source.name,
         hint="look into memory and network of that machine, then resume the job",
     )
@@ -174,7 +174,8 @@ def _given(asked: Any, source: Source) -> Any:
         if source.worker is None:
             raise shard_store_lost() from failure
         raise StaleEpoch(
-            "who had a part of the shard died while it was loaded", hint="nothing: the next epoch begins"
+            "a member died while its part of the shard was loaded",
+            hint="no action needed: the next epoch begins",
         ) from failure
 
 

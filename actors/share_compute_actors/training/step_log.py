@@ -296,5 +296,5 @@ class StepLog:
 def superseded() -> StaleEpoch:
     """Return the error for a coordinator that another coordinator has replaced."""
     return StaleEpoch(
-        "another coordinator has taken over this job", hint="nothing: follow the job's other attempt"
+        "another coordinator has taken over this job", hint="no action needed: follow the job's other attempt"
     )

@@ -302,14 +302,17 @@ class Channel:
         start = time.perf_counter()
         while label not in self._arrived:
             if self._is_interrupted:
-                raise StaleEpoch(f"epoch {self.epoch} is over", hint="nothing: the next epoch begins")
+                raise StaleEpoch(
+                    f"epoch {self.epoch} is over", hint="no action needed: the next epoch begins"
+                )
             for rejected in self.rejected:
                 if rejected.label == label:
                     name = self._names.get(rejected.source, rejected.source)
                     raise WrongTensor.of(name, rejected.source, rejected.what, label.step)
             if self.lacks():
                 raise StaleEpoch(
-                    f"a tensor for {self._worker} was lost on its way", hint="nothing: the next epoch begins"
+                    f"a tensor for {self._worker} was lost in transit",
+                    hint="no action needed: the next epoch begins",
                 )
             left_s = start + timeout_s - time.perf_counter()
             if left_s <= 0:

@@ -145,7 +145,7 @@ def _server(target: Target) -> Iterator[Finding]:
     yield Finding("server", "ok", f"{url} answers in {probe.round_trip_s * 1000:.0f} ms")
     yield check_clock(probe.skew_s)
     if target.api_key is None:
-        text = "not compared: the server tells them to those who have an API key, or an invite when they join"
+        text = "not compared: only holders of an API key, or of an invite when they join, can read them"
         yield Finding("server's versions", "ok", text)
         return
     try:

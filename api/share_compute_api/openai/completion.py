@@ -126,7 +126,7 @@ class Completion:
             except Exception:  # noqa: BLE001 - it is logged, and the reader gets an error
                 if not limit.expired():
                     _log.exception("an engine failed")
-                    mistake = "the server made a mistake"
+                    mistake = "internal server error"
                     failure = ShareComputeError(mistake, hint="look into its log, and report it")
             if batch or limit.expired():
                 yield batch
@@ -141,7 +141,7 @@ class Completion:
         assert not isinstance(event, Embedded), "a text that became a vector has no tokens"
         if isinstance(event, Finished) and event.reason == "cancelled":
             # The client did not cancel the sequence, so the client gets an error.
-            raise Unavailable("the request was given up", hint="ask again")
+            raise Unavailable("the request was cancelled", hint="ask again")
         piece = self._writers[place].read(event)
         if piece.finish is not None:
             del self._open[event.sequence]
@@ -175,11 +175,11 @@ class Completion:
 
 
 def _most_tokens(request: TextRequest, prompt_tokens: int, window_tokens: int) -> int:
-    room = window_tokens - prompt_tokens
+    left_tokens = window_tokens - prompt_tokens
     wanted = request.most_tokens
     if wanted is None:
-        wanted = room if request.default_tokens is None else min(room, request.default_tokens)
-    if room < max(1, wanted):
+        wanted = left_tokens if request.default_tokens is None else min(left_tokens, request.default_tokens)
+    if left_tokens < max(1, wanted):
         raise TooLong(
             f"the prompt has {prompt_tokens} tokens and asks for {max(1, wanted)} more, "
             f"the model's window is {window_tokens}",

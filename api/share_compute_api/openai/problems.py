@@ -97,9 +97,7 @@ def problem_of(failure: Exception) -> OpenAiProblem:
             return OpenAiProblem(status, str(failure.detail), code, headers=dict(failure.headers or {}))
         case _:
             _log.error("a request to a model failed", exc_info=failure)
-            return OpenAiProblem(
-                500, "the server made a mistake; look into its log, and report it", "internal"
-            )
+            return OpenAiProblem(500, "internal server error; look into its log, and report it", "internal")
 
 
 def _ours(failure: ShareComputeError) -> OpenAiProblem:

@@ -175,7 +175,7 @@ def of_jobs(
                 id=f"job-fruitless {waiting.id}",
                 kind="job-fruitless",
                 severity="warning",
-                text=f"job {waiting.name} gets nowhere: {waiting.fruitless_attempts} attempts in a row were "
+                text=f"job {waiting.name} makes no progress: {waiting.fruitless_attempts} attempts in a row were "
                 f"lost before a step was committed",
                 hint=f"look into its log: share-compute logs {waiting.id}",
                 since=waiting.waiting_since,
@@ -244,7 +244,7 @@ class AlertWatch:
             try:
                 await asyncio.to_thread(self.look)
             except ShareComputeError as failure:
-                _log.warning("alerts could not be looked for: %s", failure.message)
+                _log.warning("alerts could not be checked: %s", failure.message)
             await asyncio.sleep(_LOOK_S)
 
     def look(self) -> None:

@@ -153,6 +153,6 @@ def _unexpected(request: Request, failure: Exception) -> JSONResponse:
         request,
         500,
         ShareComputeError.code,
-        "the server made a mistake",
+        "internal server error",
         hint="look into the server's log, and report it",
     )

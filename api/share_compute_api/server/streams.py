@@ -35,7 +35,8 @@ def starting_point(after: int | None, last_event_id: str | None, default: int) -
         return default if after is None else after
     if not (last_event_id.isascii() and last_event_id.isdigit()) or int(last_event_id) > MOST:
         raise UserError(
-            f"Last-Event-ID {last_event_id!r} is not a number of ours", hint="send the id of an event"
+            f"Last-Event-ID {last_event_id!r} is not the id of an event of this server",
+            hint="send the id of an event",
         )
     return int(last_event_id)
 

@@ -199,7 +199,7 @@ class Jobs:
             if leased.rowcount != len(contributor_ids):
                 raise Conflict(
                     f"only {leased.rowcount} of {len(contributor_ids)} contributors are still free",
-                    hint="look again at which are",
+                    hint="list the free contributors, and try again",
                     job=job_id,
                 )
             holder = {"job": job_id, "name": row.name}
@@ -415,7 +415,7 @@ def _again_unless_cancelled(
         begins = f"continuing from its members' state, else from {_from(row)},"
     else:
         begins = f"continuing from {_from(row)}"
-    reason = f"{why}; {begins} as soon as enough machines are there"
+    reason = f"{why}; {begins} as soon as enough machines are ready"
     _again(session, row, reason, now, error, leaves_members=leaves_members)
 
 

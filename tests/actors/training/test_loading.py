@@ -95,6 +95,6 @@ def test_a_member_that_gives_no_names_is_blamed_by_the_one_that_loads(answer: An
         persistent=lambda: dict(HELD), added=frozenset({"small"}), initialize_added=lambda _seed: None
     )
     client = fetching.SourceClient(Sources((Source(actor, "ada", "c-ada"),)))
-    with pytest.raises(WrongTensor, match="ada sent what is no declared message") as found:
+    with pytest.raises(WrongTensor, match="ada sent a message that does not match its schema") as found:
         loading._stored(stage, client, 0)
     assert found.value.worker == "c-ada"

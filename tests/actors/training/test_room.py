@@ -119,7 +119,7 @@ def test_a_copy_for_which_there_is_no_room_is_not_begun(tmp_path: Path) -> None:
     copies, copy, told = copies_in(Narrow(snapshot, tmp_path), trainer)
     (said,) = told
     assert isinstance(said, NoCopy)
-    assert said.lacks_room
+    assert said.lacks_space
     assert f"more in {tmp_path}" in said.message
     assert not copy.is_whole
     assert copies.catch_up(), "nobody is to wait for it"
@@ -141,7 +141,7 @@ def test_a_copy_whose_gradients_find_no_room_is_given_up_and_gives_its_room_back
     take_step(copies, trainer)
     (said,) = told
     assert isinstance(said, NoCopy)
-    assert said.lacks_room
+    assert said.lacks_space
     assert not copy.bring_to(2, {2: 1.0})
     take_step(copies, trainer)
     copies.keep(1, trainer.step, {})
@@ -184,5 +184,5 @@ def test_a_copy_without_room_to_be_brought_forward_is_given_up(tmp_path: Path) -
     assert not copy.bring_to(1, {1: 1.0})
     (said,) = told
     assert isinstance(said, NoCopy)
-    assert said.lacks_room
+    assert said.lacks_space
     copies.keep(1, 1, {})

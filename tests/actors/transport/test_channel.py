@@ -187,7 +187,7 @@ def test_a_damaged_tensor_is_dropped_and_missed_at_once(pair: Pair) -> None:
     assert bob.take(5.0) is None
     assert bob.damaged == 1
     assert bob.lacks()
-    with pytest.raises(StaleEpoch, match="lost on its way"):
+    with pytest.raises(StaleEpoch, match="lost in transit"):
         bob.receive(label(), "ann", 60.0)
 
 
@@ -195,7 +195,7 @@ def test_who_lacks_something_finds_out(pair: Pair) -> None:
     ann, bob = pair()
     ann.write(BOB, label(), torch.ones(1))  # and nobody sends it
     ann.report_sent()
-    with pytest.raises(StaleEpoch, match="c-bob was lost on its way"):
+    with pytest.raises(StaleEpoch, match="c-bob was lost in transit"):
         bob.receive(label(), "ann", 60.0)
 
 
@@ -300,6 +300,6 @@ def test_an_envelope_with_undeclared_fields_is_dropped(pair: Pair, change: dict[
     written = json.dumps([list({**known, **change}.values())]).encode()
     seal = xxhash.xxh3_64_intdigest(content, seed=xxhash.xxh3_64_intdigest(written))
     ann.post(BOB, encoded._replace(envelope=struct.pack(">BQ", WIRE_VERSION, seal) + written))
-    with pytest.raises(StaleEpoch, match="was lost on its way"):
+    with pytest.raises(StaleEpoch, match="was lost in transit"):
         bob.receive(label(), "ann", 5.0)
     assert not bob.rejected

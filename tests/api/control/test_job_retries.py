@@ -44,7 +44,7 @@ def test_a_job_that_lost_its_machines_continues_from_its_checkpoint(store: Store
         assert again.assignment.timings == timed
         (told,) = [event for event in store.events.after(0, job_id=job_id) if event.data.get("error")]
         assert told.data["reason"] == (
-            "machines were lost: ada; continuing from step 2 as soon as enough machines are there"
+            "machines were lost: ada; continuing from step 2 as soon as enough machines are ready"
         )
         assert (told.data["state"], told.data["error"]) == ("queued", LOST.error)
         job = store.jobs.get(job_id)
@@ -131,7 +131,7 @@ def test_the_next_attempt_knows_which_steps_are_known(store: Store, tmp_path: Pa
         await cluster.until(attempt.assignment.job_id, lambda job: job.step == 3)
         await attempt.die(DIED)
         again = (await cluster.attempts.get()).assignment
-        assert (again.told, again.checkpoint) == (3, tmp_path / "checkpoint")
+        assert (again.known_step, again.checkpoint) == (3, tmp_path / "checkpoint")
 
     run(store, tmp_path, story, Patience(retry_s=3600))
 
@@ -205,7 +205,7 @@ def test_a_job_that_ran_waits_for_the_memory_that_was_lost(store: Store, tmp_pat
         reason = await too_large_now(cluster, await cluster.attempts.get(), job_id)
         assert reason == (
             "waiting for contributors: needs about 1.2 GiB more memory: let another machine join; "
-            "continuing from the start (it has no checkpoint) as soon as enough machines are there"
+            "continuing from the start (it has no checkpoint) as soon as enough machines are ready"
         )
         edsger = cluster.contributor("edsger")
         another = await cluster.attempts.get()

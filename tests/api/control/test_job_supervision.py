@@ -123,7 +123,7 @@ def test_a_job_goes_on_after_the_server_was_restarted(store: Store, tmp_path: Pa
         reasons = [event.data.get("reason") for event in store.events.after(0)]
         assert (
             "the server was restarted; continuing from its members' state, else from step 5, "
-            "as soon as enough machines are there"
+            "as soon as enough machines are ready"
         ) in reasons
 
     run(store, tmp_path, first_life)
@@ -194,13 +194,13 @@ def test_a_job_whose_end_could_not_be_written_is_queued_again(
         with without_table(store, "events"):
             await attempt.report(step(1))
             await logged(caplog, "its end could not be written")
-            await logged(caplog, "jobs could not be looked at")
+            await logged(caplog, "jobs could not be checked")
         again = await cluster.attempts.get()
         assert again.assignment.attempt == 2
         assert attempt.killed.is_set()
         reasons = [event.data.get("reason") for event in store.events.after(0, job_id=job_id)]
         lost = "its attempt was lost; continuing from its members' state, else from the start (it has no checkpoint)"
-        assert f"{lost}, as soon as enough machines are there" in reasons
+        assert f"{lost}, as soon as enough machines are ready" in reasons
 
     run(store, tmp_path, story, Patience(store_s=0))
 
@@ -215,7 +215,7 @@ def test_what_runs_goes_on_while_the_store_is_away(
         await cluster.until(job_id, lambda job: job.state is JobState.running)
         with without_table(store, "jobs"):
             await attempt.report(step(1))
-            await logged(caplog, "jobs could not be looked at")
+            await logged(caplog, "jobs could not be checked")
             await logged(caplog, "trying again")
         await attempt.report(SUCCEEDED)
         job = await cluster.until(job_id, lambda job: job.state is JobState.succeeded)

@@ -55,7 +55,7 @@ def test_a_request_at_zero_is_answered_after_a_cold_start(store: Store, tmp_path
         await house.until(lambda: first.is_closed and not house.leased())
         at_zero = house.store.deployments.get(record.id)
         assert at_zero.state is DeploymentState.ready
-        assert at_zero.reason == "no replica is up: nobody asked for 0 s; the next request starts one"
+        assert at_zero.reason == "no replica is up: no request for 0 s; the next request starts one"
         assert at_zero.plans == ()
         asking = asyncio.create_task(answered(house, wanted(1)))
         second = await house.replicas.get()

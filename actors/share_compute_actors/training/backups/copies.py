@@ -29,7 +29,7 @@ from share_compute_actors.messages import Followed
 from share_compute_actors.training.backups.copying import Copied, Legacy, Outline, ShardRange
 from share_compute_actors.training.backups.followers import Follower
 from share_compute_actors.training.backups.logs import HEAD, Head
-from share_compute_actors.training.backups.room import Room, is_lack_of_room
+from share_compute_actors.training.backups.room import Room, is_out_of_space
 from share_compute_actors.transport.envelope import Label
 from share_compute_actors.transport.pieces import Piece
 
@@ -70,7 +70,7 @@ class RemoteOwner:
         asked = getattr(self._actor, method).remote(*arguments)
         while not ray.wait([asked], timeout=_POLL_S)[0]:
             if self._stopping.is_set():
-                raise StaleEpoch("nobody wants this copy any more", hint="nothing: its owner trains on")
+                raise StaleEpoch("the copy was cancelled", hint="no action needed: its owner trains on")
         try:
             return ray.get(asked)
         except RayTaskError as failure:
@@ -80,7 +80,7 @@ class RemoteOwner:
         except RayActorError as failure:
             raise ContributorLost(
                 "a machine was lost while its part of the model was copied",
-                hint="resume the job if it does not go on by itself",
+                hint="resume the job if it does not continue by itself",
             ) from failure
 
 
@@ -186,7 +186,7 @@ class Copies:
         }
         dropped = [self._followers[shard] for shard in self._followers.keys() - kept.keys()]
         legacies = self._legacies(committed, dropped)
-        outlines = outlines if outlines and self._has_room(outlines.values()) else {}
+        outlines = outlines if outlines and self._has_space(outlines.values()) else {}
         fresh = {
             shard: Follower(shard, self._training, self._device, partial(self._fail, shard), self._room)
             for shard in wanted.keys() - kept.keys()
@@ -206,7 +206,7 @@ class Copies:
         for one in followed.values():
             kept[one.shard].follow((one.owner, one.actor), partial(self._reach, one.actor, self._backup))
 
-    def _has_room(self, outlines: Iterable[Outline]) -> bool:
+    def _has_space(self, outlines: Iterable[Outline]) -> bool:
         """Whether there is space for copies with these outlines, beside the existing copies."""
         state_tensors = self._training.optimizer.name.state_tensors
         try:
@@ -255,16 +255,16 @@ class Copies:
         return followed
 
     def _fail(self, shard: ShardRange, failure: Exception) -> None:
-        lacks_room = is_lack_of_room(failure)
-        if not (lacks_room or isinstance(failure, (ContributorLost, VerificationFailed))):
+        lacks_space = is_out_of_space(failure)
+        if not (lacks_space or isinstance(failure, (ContributorLost, VerificationFailed))):
             self._notify(as_ours(failure))
             return
         owner = next((one.owner for one in self._followed.values() if one.shard == shard), "")
         room = "free space in this machine's folder for temporary files, and memory"
         self._notify(
             NoCopy(
-                f"no copy of what another machine holds is kept here for now: {failure}",
-                hint=room if lacks_room else "nothing: another copy starts soon",
-                details={"lacks_room": lacks_room, "epoch": self._epoch, "owner": owner},
+                f"no backup copy of another machine's shard is kept here for now: {failure}",
+                hint=room if lacks_space else "no action needed: another copy starts soon",
+                details={"lacks_space": lacks_space, "epoch": self._epoch, "owner": owner},
             )
         )

@@ -207,7 +207,10 @@ class Copier:
         others = [tensors for one, (_, tensors) in list(self._aside.items()) if one != backup]
         aside = sum(tensor.nbytes for tensors in (*others, found) for tensor in tensors.values())
         if found and any(others) and aside > _MOST_ASIDE_BYTES:
-            raise StaleEpoch("others fetch from here now", hint="nothing: it is asked for again")
+            raise StaleEpoch(
+                "other members fetch copies from this member now",
+                hint="no action needed: the fetch is repeated",
+            )
         self._ticket += 1
         clones = {name: tensor.detach().to("cpu", copy=True) for name, tensor in found.items()}
         self._aside.pop(backup, None)
@@ -228,7 +231,7 @@ class Copier:
         clones = dict(list(self._aside.values())).get(ticket)
         if clones is None:
             raise StaleEpoch(
-                "other parameters were set aside since", hint="nothing: they are asked for again"
+                "these clones were replaced by later ones", hint="no action needed: the fetch is repeated"
             )
         content = clones[name].contiguous().reshape(-1).view(torch.uint8)[start:stop].numpy()
         return Piece.sealed(name, content)
@@ -245,12 +248,15 @@ class Copier:
         for name, version in self._versions.items():
             if name in here and here[name]._version != version:  # noqa: SLF001
                 raise ShareComputeError(
-                    f"{name} changes while the model is trained, and is no parameter: no other machine can follow it",
+                    f"{name} changes during training and is no parameter, so no backup copy of it can be kept",
                     hint="set parallelism.backups to false",
                 )
 
     def _at(self, shard: ShardRange) -> tuple[Held, int]:
         runner, step = self._here()
         if runner is None or (runner.stage.shard.start, runner.stage.shard.stop) != shard:
-            raise StaleEpoch("the shard is not here any more", hint="nothing: another copy is made")
+            raise StaleEpoch(
+                "this member does not hold the shard any more",
+                hint="no action needed: another copy is made",
+            )
         return runner, step

@@ -35,7 +35,7 @@ from share_compute.training.optimizers import (
 )
 from share_compute_actors.training.backups.copying import Legacy, Outline, Owner, Part, ShardRange
 from share_compute_actors.training.backups.logs import HEAD, HEAD_SHAPE, Log
-from share_compute_actors.training.backups.room import Room, is_lack_of_room
+from share_compute_actors.training.backups.room import Room, is_out_of_space
 from share_compute_actors.training.backups.tensor_file import TensorFile
 from share_compute_actors.transport.pieces import TRIES, whole
 
@@ -177,7 +177,7 @@ class Follower:
             Unavailable: there is no space for the message.
         """
         if self.is_spoilt:
-            self._give_room_back()
+            self._release_space()
             return
         if step <= self._floor:
             return
@@ -249,10 +249,10 @@ class Follower:
 
     def close(self, after: Collection[Future[None]] = ()) -> None:
         """Delete the copy, and release its space, once the futures in ``after`` have read the data that they need."""
-        self._give_room_back(after)
+        self._release_space(after)
         self._own.shutdown(wait=False)
 
-    def _give_room_back(self, after: Collection[Future[None]] = ()) -> None:
+    def _release_space(self, after: Collection[Future[None]] = ()) -> None:
         """Delete all data; called on the thread of `take`, so that no data arrives meanwhile."""
         if not self._is_forgotten:
             self._is_forgotten = True
@@ -347,7 +347,7 @@ class Follower:
         tensor = torch.empty(part.shape, dtype=getattr(torch, part.dtype))
         content = tensor.reshape(-1).view(torch.uint8).numpy()
         damaged = ContributorLost(
-            f"a piece of {part.name} came damaged {TRIES} times",
+            f"a piece of {part.name} arrived damaged {TRIES} times",
             hint="check the network between the machines, then resume the job",
         )
         for start in range(0, len(content), _PIECE_BYTES):
@@ -356,7 +356,7 @@ class Follower:
             piece = whole(partial(owner.piece, ticket, part.name, start, stop), damaged)
             content[start:stop] = piece.content
             if stopping.wait(time.perf_counter() - began_s):
-                raise StaleEpoch("nobody wants this copy any more", hint="nothing")
+                raise StaleEpoch("the copy was cancelled", hint="no action needed")
         return tensor
 
     def _is_long(self) -> bool:
@@ -386,7 +386,7 @@ class Follower:
         try:
             self._advance(step, scales)
         except Exception as failure:
-            if not (is_lack_of_room(failure) or isinstance(failure, VerificationFailed)):
+            if not (is_out_of_space(failure) or isinstance(failure, VerificationFailed)):
                 raise
             self.is_spoilt = True
             self._fail(failure)

@@ -195,7 +195,7 @@ class CheckpointManager:
         if copies and not all(are_copies.values()) and not self._has_told_of_memory:
             self._has_told_of_memory = True
             short = ", ".join(sorted(self._group.name(worker) for worker in first if not are_copies[worker]))
-            message = f"training waits for its checkpoints: no memory for a copy of what {short} holds"
+            message = f"training waits for its checkpoints: no memory for a copy of the shard of {short}"
             self._report(Note(message=message))
         return all(are_copies.values())
 
@@ -224,8 +224,8 @@ class CheckpointManager:
         if size_bytes is None:
             self._report(
                 Note(
-                    message=f"what step {saving.step} left could not be saved whole: "
-                    "a machine was lost before all was fetched from it",
+                    message=f"the state of step {saving.step} could not be saved completely: "
+                    "a machine was lost before its part was fetched",
                     level="warning",
                 )
             )

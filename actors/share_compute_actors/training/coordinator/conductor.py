@@ -282,7 +282,7 @@ class Conductor:
             if self._membership is not None and self._membership.backups.get(message.owner) == worker:
                 is_current = message.epoch == self._membership.epoch  # if not, a newer copy was begun since
                 self._changes.recopying.lost(
-                    worker, lacks_room=message.lacks_room, is_restarted=not is_current
+                    worker, lacks_space=message.lacks_space, is_restarted=not is_current
                 )
                 if is_current:
                     self._changes.protection.lose_copy(self._machine.committed)
@@ -311,8 +311,8 @@ class Conductor:
     def _do_without(self, worker: Worker, failure: OutOfMemory) -> None:
         """Continue without a machine that has less memory than it lends; it may join again with a smaller limit."""
         name = self._group.name(worker)
-        self._note(f"{name} ran out of memory at {bytes_text(failure.room_bytes)}: it is given less")
-        self._changes.shrink(worker, failure.room_bytes)
+        self._note(f"{name} ran out of memory at {bytes_text(failure.taken_bytes)}: it is given less")
+        self._changes.shrink(worker, failure.taken_bytes)
         self._group.remove([worker])
         self._lose(frozenset([worker]))
 
@@ -466,7 +466,9 @@ class Conductor:
         """Return the error for non-finite numbers for which no machine is to blame."""
         failure = self._not_finite or not_finite("gradient", effect.step)
         if effect.is_alone:
-            failure.witnesses = "; no other machine could compute it again to tell the machine from the model"
+            failure.witnesses = (
+                "; no other machine could compute it again to tell a faulty machine from a faulty model"
+            )
         elif effect.by:
             failure.witnesses = f"; {listed(sorted(map(self._group.name, effect.by)))} found the same"
         failure.message += failure.witnesses
@@ -550,7 +552,7 @@ class Conductor:
             self._machine.patience *= 2
         if self._epochs_in_vain > _EPOCHS_IN_VAIN:
             raise Unavailable(
-                f"members began step {self._machine.committed + 1} anew {_EPOCHS_IN_VAIN} times, without a loss",
+                f"members restarted step {self._machine.committed + 1} {_EPOCHS_IN_VAIN} times, although none was lost",
                 hint="look into the job's log for what failed, and at the network between its machines",
                 step=self._machine.committed + 1,
             )

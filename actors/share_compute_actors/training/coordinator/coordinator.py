@@ -61,7 +61,9 @@ class Coordinator:
             error = {"code": "internal", "hint": "report this together with the job's log"}
             reason = f"{type(failure).__name__}: {failure}"
             _log.exception(
-                "attempt %d of %s made a mistake", self._assignment.attempt, self._assignment.job_id
+                "attempt %d of %s failed with an internal error",
+                self._assignment.attempt,
+                self._assignment.job_id,
             )
             self._report(AttemptEnded(outcome="failed", reason=reason, error=error))
 

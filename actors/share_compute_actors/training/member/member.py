@@ -195,7 +195,7 @@ class Member(GivesState, BackupCalls, LinkedMember):
 
     def _form(self, epoch: int, meeting: Rendezvous | None, rank: int, size: int) -> None:
         if epoch < self._machine.epoch:
-            raise StaleEpoch(f"epoch {epoch} is over", hint="nothing: the next epoch begins")
+            raise StaleEpoch(f"epoch {epoch} is over", hint="no action needed: the next epoch begins")
         self._next = None  # a shard that was loaded for an abandoned plan
         group = None
         if meeting is not None and size > 1:
@@ -312,7 +312,7 @@ class Member(GivesState, BackupCalls, LinkedMember):
 
     @ray.method(concurrency_group="pieces")
     @answers(NOTHING)
-    def let_go(self) -> None:
+    def release_snapshot(self) -> None:
         """Release the snapshot."""
         self._pieces = None
 

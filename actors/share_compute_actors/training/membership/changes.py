@@ -43,15 +43,15 @@ class Recopying:
         self._rest_s = _REST_S
         self._due_s: float | None = None
 
-    def lost(self, worker: Worker, *, lacks_room: bool, is_restarted: bool = False) -> None:
+    def lost(self, worker: Worker, *, lacks_space: bool, is_restarted: bool = False) -> None:
         """Record that a member lost its backup copy.
 
         Args:
             worker: the member.
-            lacks_room: whether it lacks the memory for a copy.
+            lacks_space: whether it lacks the memory for a copy.
             is_restarted: whether the member has begun another copy since then.
         """
-        if lacks_room:
+        if lacks_space:
             self._cramped.add(worker)
         if self._due_s is not None or is_restarted:
             return
@@ -117,7 +117,7 @@ class Changes:
         self._suspected: set[Worker] = set()
         """Members that are in no stage, because it is not decided yet whether their numbers are wrong."""
         self.backoff = Backoff(_REST_S, _LONGEST_REST_S, _SOON_S)
-        self._room: dict[Worker, int] = {}
+        self._memory_limits: dict[Worker, int] = {}
         """Usable memory in bytes, by machine; only of machines that turned out to have less memory than they lend."""
         self.recopying = Recopying()
         self.protection = ProtectionWatch(group, report)
@@ -207,16 +207,16 @@ class Changes:
         """Exclude a machine from the job from now on."""
         self._quarantined.add(worker)
 
-    def shrink(self, worker: Worker, room_bytes: int) -> None:
+    def shrink(self, worker: Worker, taken_bytes: int) -> None:
         """Limit the memory that is used of a machine from now on."""
-        self._room[worker] = min(room_bytes, self._room.get(worker, room_bytes))
+        self._memory_limits[worker] = min(taken_bytes, self._memory_limits.get(worker, taken_bytes))
 
     def _as_it_is(self, machine: Contributor) -> Contributor:
-        room = self._room.get(machine.id)
-        if room is None or machine.memory_bytes <= room:
+        limit_bytes = self._memory_limits.get(machine.id)
+        if limit_bytes is None or machine.memory_bytes <= limit_bytes:
             return machine
         devices = (
-            replace(device, memory_bytes=room) if device == machine.device else device
+            replace(device, memory_bytes=limit_bytes) if device == machine.device else device
             for device in machine.devices
         )
         return replace(machine, devices=tuple(devices))
@@ -231,21 +231,21 @@ class Changes:
         if self.leaving or self._shares is not None or self.recopying.is_due:
             return True
         if joining is None:
-            return self._let_go(membership)
+            return self._release_abandoned(membership)
         usable, offer = self.usable, self.requests.offered
         lacking = joining.lacking(usable)
         if not lacking:
             return joining.needs_epoch(usable, membership, None if offer is None else offer.answers)
         # Some machines of the plan have left again, did not join, or belong to another job now.
         self._drop(joining, f"the job cannot have {joining.names(lacking)}")
-        return self._let_go(membership)
+        return self._release_abandoned(membership)
 
     def _drop(self, joining: Joining, why: str = "") -> None:
         with self._lock:
             if self._joining is joining:
                 self._joining, self._given_up = None, why
 
-    def _let_go(self, membership: Membership) -> bool:
+    def _release_abandoned(self, membership: Membership) -> bool:
         """Release the machines of a plan that was given up; return whether this needs another epoch."""
         if not self._given_up:
             return False

@@ -27,7 +27,7 @@ class LinksCut(ContributorLost):
     def __init__(self, pairs: Collection[Pair], names: Collection[str]) -> None:
         super().__init__(
             f"these machines do not reach each other any more: {listed(sorted(names))}",
-            hint="nothing: the job is planned around them; open the network between them to use both",
+            hint="no action needed: the job is planned around them; open the network between them to use both",
         )
         self.pairs = tuple(sorted(pairs))
 

@@ -159,7 +159,9 @@ class MembershipPlanner:
             return self._moved(before, wanted, asked)
         except (PlanInfeasible, ContributorLost) as failure:
             self._changes.why = ""
-            self._report(Note(message=f"stays with its plan, since in the better one {failure.message}"))
+            self._report(
+                Note(message=f"the job keeps its plan, because with the better one {failure.message}")
+            )
             return None
 
     def _moved(self, before: Membership, solution: Solution, asked: Plan) -> Form:

@@ -96,7 +96,7 @@ class TrainingGroup(WorkerGroup):
         names = listed(sorted(map(self.name, workers)))
         raise LinkLost(
             f"the server was cut off from its machines, and connections to {names} did not come back",
-            hint="nothing: another coordinator continues with what they hold",
+            hint="no action needed: another coordinator continues with what they hold",
         )
 
     # -- joining and leaving -----------------------------------------------------------------------------------------
@@ -145,7 +145,7 @@ class TrainingGroup(WorkerGroup):
                 worker: actor.follow.remote(self._coordinator, self._shard_store, self.issue_key(worker))
                 for worker, actor in actors.items()
             },
-            goes_on=True,
+            skips_lost=True,
         )
 
     def load(self, plan: Plan) -> None:
@@ -173,14 +173,14 @@ class TrainingGroup(WorkerGroup):
                 worker: self._actors[worker].load.remote(self._shard_store, shard, sources, applied)
                 for worker, shard in shards.items()
             },
-            goes_on=True,
+            skips_lost=True,
         )
         for worker, size in sizes.items():
             self._note(f"{self.name(worker)} holds {size / 2**20:.1f} MiB of weights")
         adopted = self.gather(
             NOTHING,
             {worker: self._actors[worker].adopt.remote(0, applied) for worker in self.workers & sizes.keys()},
-            goes_on=True,
+            skips_lost=True,
         )
         for worker in sorted(shards.keys() - adopted.keys()):
             self._note(f"lost machine {self.name(worker)} while it loaded")
@@ -268,7 +268,7 @@ class TrainingGroup(WorkerGroup):
             names = [self._inventory(holder, ref) for holder, ref in zip(holders, refs, strict=True)]
         except (RayActorError, ObjectLostError) as failure:
             raise StaleEpoch(
-                "who had a part of the model died", hint="nothing: the next epoch begins"
+                "a member that held a part of the model died", hint="no action needed: the next epoch begins"
             ) from failure
         places = {name: place for place, known in reversed(list(enumerate(names))) for name in known}
         return Sources(tuple(holders), places)

@@ -211,7 +211,9 @@ class BatchAttempt:
             except Busy as busy:
                 await asyncio.sleep(min(busy.details.get("retry_after_s", _PAUSE_S), _LONGEST_PAUSE_S))
             except (Unavailable, ContributorLost) as lost:
-                _log.info("batch %s, row %d is asked for again: %s", self._job.id, row.number, lost.message)
+                _log.info(
+                    "batch %s, row %d is sent to the model again: %s", self._job.id, row.number, lost.message
+                )
                 await asyncio.sleep(_PAUSE_S)
             except ShareComputeError as failure:
                 mistakes += 1

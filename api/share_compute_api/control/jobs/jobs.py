@@ -236,15 +236,15 @@ class JobSupervisor:
             failure = Failure.noticed(lost)
         except Exception as mistake:  # noqa: BLE001 - the job must not stay running for ever, and the log has it
             _log.exception("job %s, attempt %d failed in the server", job.id, job.attempt)
-            reason = f"the server made a mistake: {type(mistake).__name__}"
+            reason = f"internal server error: {type(mistake).__name__}"
             failure = Failure.noticed(ShareComputeError(reason, hint="look into its log", job=job.id))
         if failure is not None:
             try:
-                await self._go_on(job, machines, failure, has_committed=following.has_committed)
+                await self._requeue_or_fail(job, machines, failure, has_committed=following.has_committed)
             except Conflict as over:
                 _log.info("job %s, attempt %d is over already: %s", job.id, job.attempt, over.message)
 
-    async def _go_on(
+    async def _requeue_or_fail(
         self,
         job: JobRecord,
         machines: list[ContributorRecord],

@@ -109,7 +109,7 @@ class RayMachine:
             return adapter.validate_json(text)
         except ValueError as failure:
             raise Unavailable(
-                "it answered a measurement with something else",
+                "it answered a measurement with an invalid message",
                 hint="run share-compute doctor there, and let it join again",
                 machine=self._id,
             ) from failure

@@ -220,9 +220,9 @@ class Explanation:
     def _why_out(self, machine: int) -> str:
         problem = Problem(self._cost, self._stages, self._members)
         with_it = self._additions.of(problem, self._layout)[machine]
-        return self._no_room(machine) if with_it is None else self._not_worth_it(machine, with_it)
+        return self._does_not_fit(machine) if with_it is None else self._not_worth_it(machine, with_it)
 
-    def _no_room(self, machine: int) -> str:
+    def _does_not_fit(self, machine: int) -> str:
         lent = self._cost.topology.contributors[machine].memory_bytes
         if float(self._cost.memory_bytes[machine]) < self._cost.least_bytes:
             return f"the {bytes_text(lent)} that it lends do not hold a single layer"
