@@ -7,12 +7,13 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
+from share_compute.backoff import backoff_s
 from share_compute.lifecycle.attempt_events import AttemptEvent, Reformed, ReplanAbandoned, ReplanProposed
 from share_compute.planning.planner import Solution
 from share_compute.protocol.membership import Membership, Worker
 from share_compute.quantities import listed
 from share_compute.topology import Contributor, Topology
-from share_compute_actors.group.backoff import Backoff, next_pause_s
+from share_compute_actors.group.backoff import Backoff
 from share_compute_actors.training.membership.backups import backups_of
 from share_compute_actors.training.membership.control_requests import ControlRequests
 from share_compute_actors.training.membership.epochs import Shares, shards_of, stages_of
@@ -20,11 +21,11 @@ from share_compute_actors.training.membership.joining import Joining
 from share_compute_actors.training.membership.protection import ProtectionWatch
 from share_compute_actors.training.membership.training_group import TrainingGroup
 
-_REST_S = 5.0
+_PAUSE_S = 5.0
 """First backoff in seconds: of a machine whose member was lost, and of a lost backup copy."""
 _SOON_S = 30.0
 """If a member is lost within this many seconds after it joined, the backoff of its machine doubles."""
-_LONGEST_REST_S = 600.0
+_LONGEST_PAUSE_S = 600.0
 _LASTING = 4
 """A copy that exists for this many times the last backoff counts as lasting: its loss resets the backoff."""
 
@@ -40,7 +41,7 @@ class Recopying:
         self._clock = clock
         self._cramped: set[Worker] = set()
         self._begun_s = clock()
-        self._rest_s = _REST_S
+        self._doublings = 0
         self._due_s: float | None = None
 
     def lost(self, worker: Worker, *, lacks_space: bool, is_restarted: bool = False) -> None:
@@ -56,9 +57,10 @@ class Recopying:
         if self._due_s is not None or is_restarted:
             return
         now = self._clock()
-        has_lasted = now - self._begun_s >= _LASTING * self._rest_s
-        self._rest_s = next_pause_s(self._rest_s, _REST_S, _LONGEST_REST_S, has_lasted=has_lasted)
-        self._due_s = now + self._rest_s
+        last_s = backoff_s(_PAUSE_S, self._doublings, _LONGEST_PAUSE_S)
+        has_lasted = now - self._begun_s >= _LASTING * last_s
+        self._doublings = 0 if has_lasted else self._doublings + 1
+        self._due_s = now + backoff_s(_PAUSE_S, self._doublings, _LONGEST_PAUSE_S)
 
     @property
     def is_due(self) -> bool:
@@ -116,7 +118,7 @@ class Changes:
         self._quarantined: set[Worker] = set(quarantined)
         self._suspected: set[Worker] = set()
         """Members that are in no stage, because it is not decided yet whether their numbers are wrong."""
-        self.backoff = Backoff(_REST_S, _LONGEST_REST_S, _SOON_S)
+        self.backoff = Backoff(_PAUSE_S, _LONGEST_PAUSE_S, _SOON_S)
         self._memory_limits: dict[Worker, int] = {}
         """Usable memory in bytes, by machine; only of machines that turned out to have less memory than they lend."""
         self.recopying = Recopying()

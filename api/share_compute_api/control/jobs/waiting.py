@@ -9,9 +9,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from share_compute.backoff import backoff_s
 from share_compute.lifecycle.states import ContributorState
 from share_compute.store import ContributorRecord, JobRecord
-from share_compute_api.connection.backoff import doubled_s
 from share_compute_api.control import AWAY
 from share_compute_api.control.jobs.retry_policy import may_wait
 from share_compute_api.control.patience import Patience
@@ -54,7 +54,7 @@ class Waiting:
 
     def pause(self, job: JobRecord) -> None:
         """Put a job off after a lost attempt. The pause doubles with each consecutive attempt that commits no step."""
-        pause_s = doubled_s(self._patience.retry_s, max(job.fruitless_attempts - 1, 0))
+        pause_s = backoff_s(self._patience.retry_s, max(job.fruitless_attempts - 1, 0))
         self._put_off[job.id] = _PutOff(job.attempt, until=self._clock() + pause_s)
 
     def began(self, job: JobRecord) -> None:
