@@ -116,12 +116,12 @@ class Attempt:
         """
         import ray
 
-        told = 0
+        received = 0
         try:
             while True:
-                news = attempt_events.validate_json(ray.get(self._actor.events.remote(told, 5.0)))
+                news = attempt_events.validate_json(ray.get(self._actor.events.remote(received, 5.0)))
                 now_s = time.monotonic()
-                told += len(news)
+                received += len(news)
                 if not news and ray.wait([self._running], timeout=0)[0]:
                     ray.get(self._running)  # raises the error that stopped its events
                 for event in news:

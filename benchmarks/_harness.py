@@ -179,7 +179,7 @@ def lead(
     solution: Solution,
     facts: Any,
     shard_store: Any,
-    tell: Callable[[AttemptEvent], None],
+    report: Callable[[AttemptEvent], None],
     observe: Callable[[int, float, Any], None] = lambda _step, _seconds, _figures: None,
     group_class: Any = None,
 ) -> Led:
@@ -218,7 +218,7 @@ def lead(
     step_log = StepLog(assignment.folder, assignment.attempt)
     step_log.claim()
     step_log.rewind(facts.first_step - 1)
-    progress = TrainingProgress(assignment.spec, facts.state, tell)
+    progress = TrainingProgress(assignment.spec, facts.state, report)
 
     class Reports(Listener):
         """Reports steps, without search for better plans or shares."""
@@ -236,14 +236,16 @@ def lead(
         def ticked(self) -> None:
             pass
 
-    changes = Changes(group, requests, tell)
-    monitor = PerformanceMonitor(assignment, solution, tell, changes)
+    changes = Changes(group, requests, report)
+    monitor = PerformanceMonitor(assignment, solution, report, changes)
     start = Start(facts, solution, runs, facts.state)
     planner = MembershipPlanner(
-        assignment, start, changes, Resharder(group, facts.first_step), step_log, monitor, tell
+        assignment, start, changes, Resharder(group, facts.first_step), step_log, monitor, report
     )
     inbox = forward_mail(mailbox)
-    conductor = Conductor(group, step_log, planner, Reports(), inbox, assignment.spec.training, changes, tell)
+    conductor = Conductor(
+        group, step_log, planner, Reports(), inbox, assignment.spec.training, changes, report
+    )
     conductor.assemble()
 
     def end() -> None:

@@ -106,7 +106,7 @@ class Served:
         self.topology = topology
         self.server = DeploymentServer.remote(assignment.model_dump_json())  # type: ignore[attr-defined]
         self._running = self.server.run.remote()
-        self._told = 0
+        self._received = 0
         self._next = 0
 
     def status(self) -> ServingStatus:
@@ -165,8 +165,8 @@ class Served:
         """Return the events since the last call; wait a short time for some."""
         import ray
 
-        events = read_events(ray.get(self.server.pull.remote(self._told, 1.0)))
-        self._told += len(events)
+        events = read_events(ray.get(self.server.pull.remote(self._received, 1.0)))
+        self._received += len(events)
         return events
 
     def follow(self, streams: Streams, until: Callable[[], bool] | None = None) -> Streams:

@@ -173,7 +173,7 @@ class Filled:
             return
         job, members = self._draw.choice(self._running)
         step = self._steps[job.id] = self._steps.get(job.id, 0) + 1
-        told: StepCommitted | Measured = StepCommitted(
+        event: StepCommitted | Measured = StepCommitted(
             step=step,
             loss=2.3 / (1 + step),
             learning_rate=0.001,
@@ -186,10 +186,10 @@ class Filled:
         if chance < 0.15:
             busy = {member: self._draw.random() for member in members}
             timings = tuple(StageTiming(predicted_busy_s=None, measured_busy_s=s) for s in busy.values())
-            told = Measured(
+            event = Measured(
                 step=step, predicted_step_s=None, measured_step_s=1.0, stages=timings, machines=busy
             )
-        self._store.progress.record(job.id, job.attempt, [told])
+        self._store.progress.record(job.id, job.attempt, [event])
 
 
 def _spec() -> dict[str, Any]:

@@ -46,7 +46,7 @@ READY_S = 120.0
 
 
 @dataclass
-class Told:
+class Measurements:
     """Answers that clients received, and measured memory."""
 
     tokens: Counter[str] = field(default_factory=Counter)
@@ -77,7 +77,7 @@ def make_folder(folder: Path) -> None:
 
 
 async def client(
-    http: httpx.AsyncClient, name: str, key: str, told: Told, warm_s: float, end_s: float
+    http: httpx.AsyncClient, name: str, key: str, measured: Measurements, warm_s: float, end_s: float
 ) -> None:
     """Stream answers one after the other until ``end_s``."""
     chance = random.Random()
@@ -95,7 +95,7 @@ async def client(
         try:
             async with http.stream("POST", "/v1/completions", json=body, headers=headers) as answer:
                 if answer.status_code != httpx.codes.OK:
-                    told.answers[str(answer.status_code)] += 1
+                    measured.answers[str(answer.status_code)] += 1
                     await asyncio.sleep(float(answer.headers.get("Retry-After", "1")))
                     continue
                 tokens = 0
@@ -103,21 +103,21 @@ async def client(
                     if not line.startswith("data: {"):
                         continue
                     if is_first:
-                        told.first_token_s.append(time.monotonic() - asked_s)
+                        measured.first_token_s.append(time.monotonic() - asked_s)
                         is_first = False
                     event = json.loads(line.removeprefix("data: "))
                     if "error" in event:
-                        told.answers[event["error"]["code"]] += 1
+                        measured.answers[event["error"]["code"]] += 1
                     tokens = (event.get("usage") or {}).get("completion_tokens", tokens)
-                told.answers["200" if tokens == NEW else "incomplete"] += 1
+                measured.answers["200" if tokens == NEW else "incomplete"] += 1
                 # Answers after the end do not count: the key with more clients has more of them in flight.
                 if warm_s < time.monotonic() < end_s:
-                    told.tokens[name] += tokens
+                    measured.tokens[name] += tokens
         except httpx.HTTPError as failure:
-            told.answers[type(failure).__name__] += 1
+            measured.answers[type(failure).__name__] += 1
 
 
-async def watch(told: Told, end_s: float) -> None:
+async def watch(measured: Measurements, end_s: float) -> None:
     """Sample the memory of all processes that were started here until ``end_s``."""
     me = psutil.Process()
     while time.monotonic() < end_s:
@@ -128,22 +128,22 @@ async def watch(told: Told, end_s: float) -> None:
                 sizes.append(process.memory_full_info().uss)
             except psutil.Error:
                 continue
-        told.memory_bytes.append((time.monotonic(), sum(sizes)))
+        measured.memory_bytes.append((time.monotonic(), sum(sizes)))
 
 
-async def load(url: str, keys: dict[str, str], seconds: float) -> tuple[Told, float]:
+async def load(url: str, keys: dict[str, str], seconds: float) -> tuple[Measurements, float]:
     """Run all clients; return the results, and the time from which they count."""
-    told, begin_s = Told(), time.monotonic()
+    measured, begin_s = Measurements(), time.monotonic()
     warm_s, end_s = begin_s + seconds * WARM_SHARE, begin_s + seconds
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
     async with httpx.AsyncClient(base_url=url, timeout=120, limits=limits) as http:
         tasks = [
-            client(http, name, keys[name], told, warm_s, end_s)
+            client(http, name, keys[name], measured, warm_s, end_s)
             for name, count in CLIENTS.items()
             for _ in range(count)
         ]
-        await asyncio.gather(watch(told, end_s), *tasks)
-    return told, warm_s
+        await asyncio.gather(watch(measured, end_s), *tasks)
+    return measured, warm_s
 
 
 def wait_until_ready(control: Client) -> None:
@@ -174,13 +174,13 @@ def main() -> None:
                 keys = {owner: control.create_key(owner).key for owner in CLIENTS}
                 control.deploy({"name": "tiny", "model": {"path": str(folder / "tiny")}})
                 wait_until_ready(control)
-                told, warm_s = asyncio.run(load(cluster.url, keys, seconds))
+                measured, warm_s = asyncio.run(load(cluster.url, keys, seconds))
                 (status,) = control.deployment_status("tiny").replicas
         finally:
             cluster.close()
             close_run_folder(membership)
-    wrong = {what: count for what, count in told.answers.items() if what not in ("200", "429")}
-    few, many = told.tokens["few"], told.tokens["many"]
+    wrong = {what: count for what, count in measured.answers.items() if what not in ("200", "429")}
+    few, many = measured.tokens["few"], measured.tokens["many"]
     print_figure(
         "fair_between_keys",
         ours=few,
@@ -188,14 +188,14 @@ def main() -> None:
         peer_name="tokens of the key with three times as many clients",
         ratio=min(few, many) / max(few, many, 1) / (1 - FAIR),
         unit="tokens",
-        answers=dict(told.answers),
+        answers=dict(measured.answers),
         errors_but_429=sum(wrong.values()),
         tokens_per_s=round((few + many) / (seconds * (1 - WARM_SHARE)), 1),
-        first_token_p50_s=round(statistics.median(told.first_token_s), 3),
+        first_token_p50_s=round(statistics.median(measured.first_token_s), 3),
         clients=sum(CLIENTS.values()),
         seconds=seconds,
     )
-    warm = [size for when, size in told.memory_bytes if when > warm_s]
+    warm = [size for when, size in measured.memory_bytes if when > warm_s]
     third = max(len(warm) // 3, 1)
     before, after = statistics.median(warm[:third]), statistics.median(warm[-third:])
     print_figure(

@@ -134,7 +134,7 @@ def attempt(topology: Topology, tmp_path: Path) -> Attempt:
             checkpoint=checkpoint,
             drift=drift,
             checkpoint_every_s=checkpoint_every_s,
-            told=known,
+            known_step=known,
             failures=tuple(failures),
             timings=timings or {},
         )

@@ -78,7 +78,7 @@ def is_refusal(failure: BaseException) -> bool:
 
 def _refuse(*_: Any, **__: Any) -> NoReturn:
     raise PickleRefused(
-        "this process reads no pickles: only bytes, texts, numbers, lists and dicts are taken in"
+        "this process reads no pickles: only bytes, texts, numbers, lists and dicts are accepted"
     )
 
 

@@ -64,7 +64,7 @@ def undeclared(sender: str, fault: str) -> Undeclared:
         fault: description of the defect.
     """
     return Undeclared(
-        f"{sender} sent what is no declared message: {fault}",
+        f"{sender} sent a message that does not match its schema: {fault}",
         machine=sender,
         hint="check that this machine runs the same version of share-compute; remove it if it does",
     )
@@ -200,9 +200,9 @@ _KINDS: dict[str, type[ShareComputeError]] = {
     if isinstance(kind, type) and issubclass(kind, ShareComputeError)
 }
 _FACTS: dict[str, dict[str, type]] = {
-    "OutOfMemory": {"room_bytes": int},
+    "OutOfMemory": {"taken_bytes": int},
     "Busy": {"retry_after_s": int},
-    "NoCopy": {"lacks_room": bool, "epoch": int, "owner": str},
+    "NoCopy": {"lacks_space": bool, "epoch": int, "owner": str},
 }
 """Required details of an error and their types, by the error's class name: code that handles the error reads them."""
 
@@ -272,7 +272,7 @@ def pack_failure(failure: ShareComputeError) -> bytes:
 
 
 def answers_by(
-    schema: Packs[T], told: Callable[[Exception], ShareComputeError]
+    schema: Packs[T], translate: Callable[[Exception], ShareComputeError]
 ) -> Callable[[Callable[Parameters, T]], Callable[Parameters, bytes]]:
     """Return a decorator that encodes the result or the error of an actor's method as bytes.
 
@@ -280,7 +280,7 @@ def answers_by(
 
     Args:
         schema: schema of the method's return value.
-        told: converts any exception of the method into an error that may be sent.
+        translate: converts any exception of the method into an error that may be sent.
     """
 
     def decorate(method: Callable[Parameters, T]) -> Callable[Parameters, bytes]:
@@ -289,7 +289,7 @@ def answers_by(
             try:
                 return pack_answer(schema, method(*arguments, **options))
             except Exception as failure:  # noqa: BLE001 - the answer contains it, and the caller decides
-                return pack_failure(told(failure))
+                return pack_failure(translate(failure))
 
         # Ray follows `__wrapped__` to find the method's concurrency group, which is on the outermost function.
         answer.__signature__ = signature(method)  # type: ignore[attr-defined]

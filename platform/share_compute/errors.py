@@ -235,14 +235,14 @@ class PlanInfeasible(ShareComputeError):
 
 
 class OutOfMemory(PlanInfeasible):
-    """A machine had less memory than it lends; ``details`` has the memory that its process took (``room_bytes``)."""
+    """A machine had less memory than it lends; ``details`` has the memory that its process took (``taken_bytes``)."""
 
     code = "out-of-memory"
 
     @property
-    def room_bytes(self) -> int:
+    def taken_bytes(self) -> int:
         """Return the memory that the process had taken, in bytes."""
-        return int(self.details["room_bytes"])
+        return int(self.details["taken_bytes"])
 
 
 class NoCopy(ShareComputeError):
@@ -251,9 +251,9 @@ class NoCopy(ShareComputeError):
     code = "no-copy"
 
     @property
-    def lacks_room(self) -> bool:
+    def lacks_space(self) -> bool:
         """Return whether the machine lacks memory for the backup; another machine may have enough."""
-        return bool(self.details.get("lacks_room"))
+        return bool(self.details.get("lacks_space"))
 
     @property
     def owner(self) -> str:

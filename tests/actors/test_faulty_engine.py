@@ -36,12 +36,12 @@ class Member:
         copies = Copies("ann", training, torch.device("cpu"), self.told.put, CopyQuota(0))
         machine, tree = MemberMachine("ann", -1), SummationTree((2,))
         self.engine = (
-            TrainingEngine(machine, tree, self._tell, copies)
+            TrainingEngine(machine, tree, self._notify, copies)
             if failures is None
-            else FaultyEngine(FaultInjector(failures, "ann"), machine, tree, self._tell, copies)
+            else FaultyEngine(FaultInjector(failures, "ann"), machine, tree, self._notify, copies)
         )
 
-    def _tell(self, message: ToCoordinator | ShareComputeError, _: StepFigures | None) -> None:
+    def _notify(self, message: ToCoordinator | ShareComputeError, _: StepFigures | None) -> None:
         self.told.put(message)
 
     def answers(self, wait_s: float) -> list[str]:

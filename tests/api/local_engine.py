@@ -146,10 +146,10 @@ class LocalEngine:
         while (steps := self._next_steps()) is not None:
             for step in steps:
                 try:
-                    self._tell(self._complete(step))
+                    self._report(self._complete(step))
                 except Exception as failure:  # noqa: BLE001 - reported to the readers of its sequences
                     _log.exception("a step failed")
-                    self._tell(self._begin_anew(step, as_ours(failure)))
+                    self._report(self._restart(step, as_ours(failure)))
                     break
 
     def _next_steps(self) -> list[EngineStep] | None:
@@ -173,7 +173,7 @@ class LocalEngine:
         with self._news:
             return self._scheduler.completed(result)
 
-    def _begin_anew(self, step: EngineStep, failure: ShareComputeError) -> list[SequenceEvent]:
+    def _restart(self, step: EngineStep, failure: ShareComputeError) -> list[SequenceEvent]:
         """Give up the sequence that a failure names, or all of the engine step, and compute all others again."""
         inside = {chunk.sequence for chunk in step.chunks} | {opening.sequence for opening in step.opens}
         given_up = inside & {failure.details.get("sequence")} or inside
@@ -185,7 +185,7 @@ class LocalEngine:
             events = self._scheduler.reform(self._scheduler.epoch + 1, self._limits)
         return [*(Failed(sequence, failure) for sequence in sorted(given_up)), *events]
 
-    def _tell(self, events: list[SequenceEvent]) -> None:
+    def _report(self, events: list[SequenceEvent]) -> None:
         if events and self._loop is not None:
             self._loop.call_soon_threadsafe(self._deliver, events)
 

@@ -51,7 +51,7 @@ class Attempt:
         """Raised by the next offers, one each."""
         self._news = asyncio.Condition()
 
-    async def tell(self, *events: AttemptEvent) -> None:
+    async def report(self, *events: AttemptEvent) -> None:
         async with self._news:
             self.told += events
             self._news.notify_all()
@@ -82,7 +82,7 @@ class Attempt:
     async def suspend(self) -> None:
         self.suspended.set()
         await self.suspension.wait()
-        await self.tell(AttemptEnded(outcome="succeeded", reason="done"))
+        await self.report(AttemptEnded(outcome="succeeded", reason="done"))
 
     async def offer(self, offer: Offer) -> None:
         if self.refusals:

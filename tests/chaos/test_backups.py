@@ -129,7 +129,7 @@ def test_a_copy_that_its_disk_damages_is_begun_anew_while_training_goes_on(
         attempt, tmp_path / "damaged", document, failures, machines=machines, on_event=damage
     )
     said = [event.message for event in events if event.type == "note"]
-    assert any("machine-0: no copy of what another machine holds" in message for message in said)
+    assert any("machine-0: no backup copy of another machine's shard" in message for message in said)
     anew, after_death = (event for event in events if isinstance(event, Reformed))
     assert "begun anew" in anew.sentence
     assert not anew.lost

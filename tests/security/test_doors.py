@@ -187,7 +187,7 @@ def test_an_event_stream_with_nothing_to_tell_stays_open(tmp_path: Path) -> None
             next(lines)
             assert until_closed(connect(plane)).startswith(b"HTTP/1.1 408")  # deadlines pass meanwhile
             assert until_closed(connect(plane)).startswith(b"HTTP/1.1 408")
-            plane.store.events.tell("alerts", {})
+            plane.store.events.record("alerts", {})
             assert any(line == "event: alerts" for line in lines)
 
 

@@ -63,7 +63,7 @@ def test_every_transaction_that_writes_is_fenced(open_store: Callable[[], Store]
     _, code = older.invites.create(label="kept", expires_in_s=60)
     newer._database.claim("newer", newer.clock())
     for write in (
-        lambda: older.events.tell("alert", {}),
+        lambda: older.events.record("alert", {}),
         lambda: older.invites.create(label="late", expires_in_s=60),
         older.leases.release_all,
         lambda: older.jobs.requeue_interrupted("restarted"),

@@ -96,7 +96,7 @@ def test_the_documented_proxy_passes_streams_uploads_and_addresses(tmp_path: Pat
         with client.stream("GET", "/api/v1/events", headers=key) as stream:
             lines = stream.iter_lines()
             next(lines)  # before anything happened
-            plane.store.events.tell("alerts", {})
+            plane.store.events.record("alerts", {})
             assert any(line == "event: alerts" for line in lines)
 
         folder = make_tokenizer(tmp_path / "tokenizer")

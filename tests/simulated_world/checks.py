@@ -47,13 +47,13 @@ class Checks:
             is_right = each.digest == self._model.digest(gradient)
             _must(is_right, f"step {step}: {worker} prepared another gradient")
         for worker in membership.workers:
-            for keeper in membership.keepers(worker):
-                vault = hosts[keeper].vaults.get(membership.shards[membership.stage_of(worker)])
+            for holder in membership.copy_holders(worker):
+                vault = hosts[holder].vaults.get(membership.shards[membership.stage_of(worker)])
                 # Otherwise that machine has died since, or this coordinator was replaced and will be refused.
-                if hosts[keeper].machine.epoch == membership.epoch:
-                    scales = {**hosts[keeper].scales, step: record.scale}
+                if hosts[holder].machine.epoch == membership.epoch:
+                    scales = {**hosts[holder].scales, step: record.scale}
                     is_kept = vault is not None and vault.reaches(step, scales)
-                    _must(is_kept, f"step {step}: {keeper} cannot rebuild what {worker} has")
+                    _must(is_kept, f"step {step}: {holder} cannot rebuild what {worker} has")
 
     def before_update(self, host: Host, apply: Apply) -> None:
         """Check an update that a member is about to make."""

@@ -190,7 +190,7 @@ class Host(Process):
             case Discard():
                 return [self._discard]
             case SendToCoordinator():
-                return self._tell(effect.message)
+                return self._notify(effect.message)
 
     def _starting(self) -> None:
         failures = self._pass(Point.cell_starting)
@@ -320,8 +320,8 @@ class Host(Process):
         epoch, shard, gradient = self.machine.epoch, self.shard, self._complete
         return self._sending(
             Point.log_sending,
-            log.keeper,
-            lambda: self._world.hosts[log.keeper].hear_log(log, epoch, self.worker, shard, gradient),
+            log.holder,
+            lambda: self._world.hosts[log.holder].hear_log(log, epoch, self.worker, shard, gradient),
         )
 
     def _apply(self, apply: Apply) -> None:
@@ -345,7 +345,7 @@ class Host(Process):
     def _discard(self) -> None:
         self._work = _Work(heard=self._work.heard)
 
-    def _tell(self, message: ToCoordinator) -> list[Action]:
+    def _notify(self, message: ToCoordinator) -> list[Action]:
         has_peers = False
         if isinstance(message, Prepared):
             complete, membership = self._complete, self.machine.membership

@@ -190,9 +190,9 @@ class Planner:
     ) -> None:
         """Give all members that hold copies the weights that they lack."""
         for shard, stage in zip(membership.shards, membership.stages, strict=True):
-            for keeper in (hosts[keeper] for owner in stage for keeper in membership.keepers(owner)):
-                if shard not in keeper.vaults or not keeper.vaults[shard].reaches(committed, keeper.scales):
-                    keeper.vaults[shard] = Vault(
+            for holder in (hosts[holder] for owner in stage for holder in membership.copy_holders(owner)):
+                if shard not in holder.vaults or not holder.vaults[shard].reaches(committed, holder.scales):
+                    holder.vaults[shard] = Vault(
                         committed, {layer: weights[layer] for layer in range(*shard)}
                     )
 

@@ -77,7 +77,7 @@ class Seat(Process):
             case PlanMembership():
                 return [self._passing(Point.planning), lambda: self._plan(effect)]
             case SendToMember():
-                return self._tell(effect)
+                return self._notify(effect)
             case Committed():
                 return [lambda: self._world.on_committed(self, effect)]
             case Blame():
@@ -93,14 +93,14 @@ class Seat(Process):
             case Pause():
                 return [self._passing(Point.pausing), lambda: self._world.on_pause(self, effect.step)]
 
-    def _tell(self, tell: SendToMember) -> list[Action]:
-        if isinstance(tell.message, Form):
-            self._form = tell.message
+    def _notify(self, notice: SendToMember) -> list[Action]:
+        if isinstance(notice.message, Form):
+            self._form = notice.message
 
         def deliver() -> None:
-            self._world.hosts[tell.worker].hear(tell.message)
+            self._world.hosts[notice.worker].hear(notice.message)
 
-        return self._sending(SENDING[type(tell.message)], tell.worker, deliver)
+        return self._sending(SENDING[type(notice.message)], notice.worker, deliver)
 
     def _record(self, record: WriteStepLog) -> None:
         """Write after a delay, and report the answer after another delay, even if this process is dead by then."""

@@ -73,9 +73,9 @@ def as_reported(failure: Exception) -> ShareComputeError:
     if not is_out_of_memory(cause):
         return as_ours(failure)
     on_gpu = isinstance(cause, torch.OutOfMemoryError)
-    room_bytes = torch.cuda.max_memory_reserved() if on_gpu else psutil.Process().memory_info().rss
+    taken_bytes = torch.cuda.max_memory_reserved() if on_gpu else psutil.Process().memory_info().rss
     return OutOfMemory(
-        "there was no more memory in the midst of a step",
+        "out of memory during a step",
         hint="lend more memory there, use more stages, or smaller microbatches",
-        details={"room_bytes": room_bytes},
+        details={"taken_bytes": taken_bytes},
     )

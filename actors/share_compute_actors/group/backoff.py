@@ -5,12 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 
+from share_compute.backoff import backoff_s
 from share_compute.protocol.membership import Worker
-
-
-def next_pause_s(last_s: float, first_s: float, longest_s: float, *, has_lasted: bool) -> float:
-    """Return the next pause in seconds: ``first_s`` if the last attempt lasted, else twice ``last_s`` up to a limit."""
-    return first_s if has_lasted else min(2 * last_s, longest_s)
 
 
 class Backoff:
@@ -38,8 +34,8 @@ class Backoff:
         self._clock = clock
         self._since: dict[Worker, float] = {}
         """Time when each member joined, by member."""
-        self._pauses: dict[Worker, tuple[float, float]] = {}
-        """Duration of each machine's last pause in seconds, and the time when it ends."""
+        self._pauses: dict[Worker, tuple[int, float]] = {}
+        """Number of doublings of each machine's last pause, and the time when the pause ends."""
 
     def joined(self, workers: Iterable[Worker]) -> None:
         """Record that members have joined. A member that is already recorded keeps its earlier time."""
@@ -51,9 +47,10 @@ class Backoff:
         """Begin the pause of a machine whose member was lost or did not start."""
         now_s = self._clock()
         has_lasted = now_s - self._since.pop(worker, now_s) >= self._lasting_s
-        last_s, _ = self._pauses.get(worker, (self._first_s / 2, 0.0))
-        pause_s = next_pause_s(last_s, self._first_s, self._longest_s, has_lasted=has_lasted)
-        self._pauses[worker] = pause_s, now_s + pause_s
+        doublings = 0
+        if worker in self._pauses and not has_lasted:
+            doublings = self._pauses[worker][0] + 1
+        self._pauses[worker] = doublings, now_s + backoff_s(self._first_s, doublings, self._longest_s)
 
     def __contains__(self, worker: Worker) -> bool:
         """Whether a machine is in its pause now."""

@@ -31,7 +31,7 @@ _CALL_BYTES = 3 * CHUNK_BYTES
 sends it inside the reply, in one transfer."""
 
 
-class Givers:
+class SourceClient:
     """Calls the sources of a member's tensors; a source that is the member itself is called directly.
 
     Args:
@@ -64,7 +64,7 @@ class Givers:
 
 def fill(
     tensors: Mapping[str, Tensor],
-    givers: Givers,
+    client: SourceClient,
     method: str,
     dtype: torch.dtype = torch.float32,
     numbers: Collection[str] = (),
@@ -73,7 +73,7 @@ def fill(
 
     Args:
         tensors: tensors to fill, by stored name.
-        givers: the sources of the tensors.
+        client: the sources of the tensors.
         method: method of the sources that returns rows.
         dtype: dtype of the rows that the sources return.
         numbers: names of the tensors that must be finite if another member is their source.
@@ -84,19 +84,19 @@ def fill(
         UserError: the weights do not belong to the configuration.
         WrongTensor: a member returned data that does not fit the request.
     """
-    calls = list(_calls(tensors, givers.sources, dtype.itemsize))
+    calls = list(_calls(tensors, client.sources, dtype.itemsize))
     asked = deque(
-        givers.begin(source, method, pack_extents(extents)) for source, extents in calls[:_CALLS_AHEAD]
+        client.begin(source, method, pack_extents(extents)) for source, extents in calls[:_CALLS_AHEAD]
     )
     for number, (source, extents) in enumerate(calls, start=_CALLS_AHEAD):
         pieces: list[Piece] = asked.popleft()()
         if number < len(calls):
             later, wanted = calls[number]
-            asked.append(givers.begin(later, method, pack_extents(wanted)))
+            asked.append(client.begin(later, method, pack_extents(wanted)))
         if len(pieces) != len(extents):
             raise wrong(source, f"it gave {len(pieces)} tensors in place of {len(extents)}")
         for extent, piece in zip(extents, pieces, strict=True):
-            arrived = piece if piece.is_whole else _again(givers, source, method, extent)
+            arrived = piece if piece.is_whole else _again(client, source, method, extent)
             if source.worker is not None:
                 rows = rows_of(tensors[extent.name], extent.start, extent.stop)
                 _require_fit(source, extent, arrived, rows, dtype, is_finite=extent.name in numbers)
@@ -123,20 +123,20 @@ def wrong(source: Source, what: str) -> WrongTensor:
     return WrongTensor.of(source.name, source.worker or "", what)
 
 
-def _again(givers: Givers, source: Source, method: str, extent: Extent) -> Piece:
+def _again(client: SourceClient, source: Source, method: str, extent: Extent) -> Piece:
     """Fetch one piece again until it arrives undamaged.
 
     Raises:
         ContributorLost: the piece arrived damaged at each attempt.
     """
     damaged = ContributorLost(
-        f"{extent.name} arrived damaged from {source.name} whenever it was asked for",
+        f"{extent.name} arrived damaged from {source.name} in every attempt",
         machine=source.name,
         hint="look into memory and network of that machine, then resume the job",
     )
 
     def ask() -> Piece:
-        pieces: list[Piece] = givers.ask(source, method, pack_extents([extent]))
+        pieces: list[Piece] = client.ask(source, method, pack_extents([extent]))
         return pieces[0]
 
     return whole(ask, damaged)
@@ -174,7 +174,8 @@ def _given(asked: Any, source: Source) -> Any:
         if source.worker is None:
             raise shard_store_lost() from failure
         raise StaleEpoch(
-            "who had a part of the shard died while it was loaded", hint="nothing: the next epoch begins"
+            "a member died while its part of the shard was loaded",
+            hint="no action needed: the next epoch begins",
         ) from failure
 
 

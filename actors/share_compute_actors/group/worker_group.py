@@ -122,19 +122,19 @@ class WorkerGroup(ABC):
         )
 
     def gather(
-        self, schema: Packs[Answer], calls: Mapping[Worker, Any], *, goes_on: bool = False
+        self, schema: Packs[Answer], calls: Mapping[Worker, Any], *, skips_lost: bool = False
     ) -> dict[Worker, Answer]:
         """Return the answers to calls, by member. A member whose answer does not match the schema counts as lost.
 
         Args:
             schema: schema of an answer.
             calls: pending Ray calls, by member.
-            goes_on: whether to keep waiting for the other members when some are lost. If not, the first loss ends the
-                wait.
+            skips_lost: whether to keep waiting for the other members when some are lost. If not, the first loss ends
+                the wait.
 
         Raises:
             Cancelled: the submitter cancelled the job.
-            MembersLost: members died or became unresponsive; with `goes_on`, all of them did.
+            MembersLost: members died or became unresponsive; with `skips_lost`, all of them did.
             ShareComputeError: a member raised this error on purpose.
         """
         waiting = {ref: worker for worker, ref in calls.items()}
@@ -151,7 +151,7 @@ class WorkerGroup(ABC):
             if self._cancelled.is_set():
                 raise Cancelled
             lost |= self.check_members()
-            if lost and not goes_on:
+            if lost and not skips_lost:
                 raise MembersLost(lost)
             waiting = {ref: worker for ref, worker in waiting.items() if worker not in lost}
         if calls and not answers:

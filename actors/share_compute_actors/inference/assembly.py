@@ -74,8 +74,8 @@ class Assembly:
         self._target: Placement | None = None
         """The placement that replaces `placement` as soon as its own members are ready; None if none is planned."""
         self._tried: frozenset[Worker] = frozenset()
-        """Set of members with which `_go_on` was tried last; it is not repeated with the same set."""
-        self._room_left: dict[Worker, float] = {}
+        """Set of members with which `_form_again` was tried last; it is not repeated with the same set."""
+        self._memory_fractions: dict[Worker, float] = {}
         self._backoff = Backoff(_PAUSE_S, _LONGEST_PAUSE_S, _LASTING_S)
         self._paused: frozenset[Worker] = frozenset()
         """Machines that were in their backoff at the last call of `_plan`."""
@@ -110,7 +110,7 @@ class Assembly:
 
     def shrink(self, worker: Worker) -> None:
         """Reduce the KV capacity of a machine whose memory did not suffice."""
-        self._room_left[worker] = _LEFT * self._room_left.get(worker, 1.0)
+        self._memory_fractions[worker] = _LEFT * self._memory_fractions.get(worker, 1.0)
 
     def is_from(self, worker: Any, key: Any) -> bool:
         """Whether a key is the one issued to this member."""
@@ -153,7 +153,7 @@ class Assembly:
         self._lose(self._group.check_members())
         self._take_in()
         if self.placement is None:
-            self._go_on()
+            self._form_again()
         self._plan()
         if self._target is not None and self._group.workers.issuperset(self._target.workers):
             self._form(self._target)
@@ -184,7 +184,7 @@ class Assembly:
             self._backoff.lost(worker)
             self._is_to_plan = True
 
-    def _go_on(self) -> None:
+    def _form_again(self) -> None:
         """Form stages from the present members, if they can hold the model."""
         there = self._group.workers
         if not there or there == self._tried or not self._was_ready:
@@ -247,7 +247,7 @@ class Assembly:
                 placement,
                 {worker: self._group.held[worker].holding for worker in workers},
                 self._planner.window_tokens,
-                self._room_left,
+                self._memory_fractions,
                 embeds=self._planner.embeds,
             )
             if len(workers) > 1:
@@ -310,6 +310,6 @@ class Assembly:
             self._service.close(
                 Unavailable(
                     f"{self._planner.spec.name} lacks machines: {self._lacking}",
-                    hint="try again when more machines are there",
+                    hint="try again when more machines have joined",
                 )
             )

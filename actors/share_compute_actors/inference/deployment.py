@@ -114,8 +114,8 @@ class ReplicaRunner:
         if not self._sent or self._assembly.placement is None or not self._assembly.is_idle:
             self._moved_s = time.monotonic()
         elif time.monotonic() - self._moved_s > _STANDSTILL_S:
-            _log.warning("nothing is computed of %d steps", len(self._sent))
-            self._assembly.break_up("nothing was computed of what was sent")
+            _log.warning("no member computes, although the results of %d steps are due", len(self._sent))
+            self._assembly.break_up("no member computed the steps that were sent")
 
     def _hear(self) -> None:
         """Wait for a message, and process all messages that have arrived."""
@@ -169,7 +169,7 @@ class ReplicaRunner:
     def _trouble(self, worker: Worker, trouble: Trouble) -> None:
         """Handle a member's `Trouble` report, which affects a machine, sequences or only the current epoch."""
         failure = trouble.failure
-        _log.warning("%s cannot go on: %s", self._assembly.name(worker), failure.message)
+        _log.warning("%s cannot continue: %s", self._assembly.name(worker), failure.message)
         self._troubles += 1
         if isinstance(failure, OutOfMemory):
             self._assembly.shrink(worker)

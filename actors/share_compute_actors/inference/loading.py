@@ -17,7 +17,7 @@ from share_compute.inference.runtime.quantization import SCALE, is_quantized
 from share_compute.inference.runtime.stage import ServingStage
 from share_compute.shard import Shard
 from share_compute_actors.group.allocator import passing_through
-from share_compute_actors.group.fetching import Givers, fill, fits
+from share_compute_actors.group.fetching import SourceClient, fill, fits
 from share_compute_actors.inference.messages import ServingSetup
 from share_compute_actors.machine.device import measured_device
 from share_compute_actors.messages import Sources, server_source
@@ -80,14 +80,14 @@ def fill_shard(setup: ServingSetup, weights: Any, stage: EngineStage, missing: d
         PlanInfeasible: the shard does not fit into this machine's memory.
         UserError: the weights do not belong to the configuration.
     """
-    givers = Givers(Sources((server_source(weights),)))
+    client = SourceClient(Sources((server_source(weights),)))
     groups: dict[tuple[str, torch.dtype], dict[str, Tensor]] = {}
     for name, tensor in missing.items():
         groups.setdefault(_asked(name, tensor, stage.dtype), {})[name] = tensor
     missing.clear()
     with fits(stage.shard, setup.name), torch.inference_mode(), passing_through():
         for (method, dtype), tensors in groups.items():
-            fill(tensors, givers, method, dtype)
+            fill(tensors, client, method, dtype)
 
 
 def _asked(name: str, tensor: Tensor, dtype: torch.dtype) -> tuple[str, torch.dtype]:

@@ -60,21 +60,21 @@ class ServingMember(LinkedMember):
         self._setup = setup
         self._server = server
         self._key = key
-        self._said: queue.SimpleQueue[ToServer] = queue.SimpleQueue()
-        self._engine = StepEngine(self._said.put)
-        threading.Thread(target=self._tell, name="tell", daemon=True).start()
+        self._outgoing: queue.SimpleQueue[ToServer] = queue.SimpleQueue()
+        self._engine = StepEngine(self._outgoing.put)
+        threading.Thread(target=self._notify, name="notify", daemon=True).start()
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         """Send queued messages to the server, on a separate thread because each Ray call would delay the next token."""
         try:
             while True:
-                messages = [pack_to_server(self._said.get())]
+                messages = [pack_to_server(self._outgoing.get())]
                 with suppress(queue.Empty):
                     while True:
-                        messages.append(pack_to_server(self._said.get_nowait()))
+                        messages.append(pack_to_server(self._outgoing.get_nowait()))
                 self._server.hear.remote(self._setup.worker, self._key, messages)
         except BaseException:  # noqa: BLE001 - this thread sends no messages after an error
-            _log.exception("%s cannot be heard any more, and ends", self._setup.name)
+            _log.exception("%s cannot send its results to the server, and exits", self._setup.name)
             os._exit(1)  # the server, which waits for messages, notices the loss at once
 
     # -- between epochs ----------------------------------------------------------------------------------------------

@@ -132,5 +132,5 @@ class SchedulerService:
             return self._figures.measured(time.monotonic())
 
     def _report(self, events: list[SequenceEvent]) -> None:
-        self._figures.told(events, time.monotonic())
+        self._figures.record_events(events, time.monotonic())
         self._feed.put(events)

@@ -62,7 +62,7 @@ class ServingGroup(WorkerGroup):
         self._model = model
         self._weights = weights
         self._server = server
-        self._lives: dict[Any, Worker] = {}
+        self._alive_calls: dict[Any, Worker] = {}
         """A pending `live` call to each member. It ends only when the member dies."""
         self._newcomers: dict[Worker, _Newcomer] = {}
         self.held: dict[Worker, Held] = {}
@@ -135,13 +135,15 @@ class ServingGroup(WorkerGroup):
                 refused[worker] = as_ours(failure)
             else:
                 self._actors[worker] = newcomer.actor
-                self._lives[newcomer.actor.live.remote()] = worker
+                self._alive_calls[newcomer.actor.live.remote()] = worker
         return refused
 
     def remove(self, workers: Collection[Worker]) -> None:
         """Remove members from the group and kill their actors."""
         super().remove(workers)
-        self._lives = {call: worker for call, worker in self._lives.items() if worker not in workers}
+        self._alive_calls = {
+            call: worker for call, worker in self._alive_calls.items() if worker not in workers
+        }
         for worker in workers:
             self.held.pop(worker, None)
 
@@ -152,8 +154,12 @@ class ServingGroup(WorkerGroup):
 
     def check_members(self) -> frozenset[Worker]:
         """Remove and return lost members; a dead process is noticed at once, an unresponsive one after a while."""
-        ended = ray.wait(list(self._lives), num_returns=len(self._lives), timeout=0)[0] if self._lives else []
-        dead = frozenset(self._lives[call] for call in ended)
+        ended = (
+            ray.wait(list(self._alive_calls), num_returns=len(self._alive_calls), timeout=0)[0]
+            if self._alive_calls
+            else []
+        )
+        dead = frozenset(self._alive_calls[call] for call in ended)
         self.remove(dead)
         return dead | super().check_members()
 

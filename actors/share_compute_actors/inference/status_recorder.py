@@ -56,7 +56,7 @@ class StatusRecorder:
         self._window_tokens = window_tokens
         self._lock = threading.Lock()
         self._state = DeploymentState.pending
-        self._reason = "its model is looked at"
+        self._reason = "the model's files are being read"
         self._is_looking = True
         self._error: dict[str, Any] | None = None
         self._epoch = 0

@@ -31,19 +31,19 @@ that the receiver notices a loss."""
 _MOST_UNREAD = 64
 """Largest number of engine steps whose tokens the first stage has not read; no more steps are ever in flight."""
 
-Tell = Callable[[ToServer], None]
+NotifyServer = Callable[[ToServer], None]
 
 
 class StepEngine(ComputeThread):
     """Executes engine steps.
 
     Args:
-        tell: sends a message to the server; called on the compute thread.
+        notify: sends a message to the server; called on the compute thread.
     """
 
-    def __init__(self, tell: Tell) -> None:
+    def __init__(self, notify: NotifyServer) -> None:
         super().__init__()
-        self._tell = tell
+        self._notify = notify
         self.stage: EngineStage | None = None
         self.keeps_plain = False
         """Whether memory suffices for weights in both forms, plain and packed, once the shard is sealed."""
@@ -124,7 +124,7 @@ class StepEngine(ComputeThread):
         except Exception as failure:  # noqa: BLE001 - the report goes to the server, which decides
             self.is_computing = False
             self._row = None  # drops later steps of this epoch, which depend on this one
-            self._tell(Trouble(step.epoch, as_reported(failure), step.id))
+            self._notify(Trouble(step.epoch, as_reported(failure), step.id))
 
     def _compute(self, step: EngineStep) -> None:
         assert self.stage is not None
@@ -149,7 +149,7 @@ class StepEngine(ComputeThread):
                 self._feed_back([sampled.sequence for sampled in drawn], tokens)
             elif tokens:
                 self._send(0, WireLabel("serve", step.id, "token", 0, self._place), torch.tensor(tokens))
-            self._tell(StepResult(step.id, step.epoch, outputs))
+            self._notify(StepResult(step.id, step.epoch, outputs))
         elif step.chunks:
             assert isinstance(outputs, Tensor)
             self._send(self._place + 1, WireLabel("serve", step.id, "activation", 0, self._place), outputs)

@@ -81,15 +81,15 @@ class ContributorActor:
         return json.dumps([asdict(link) for link in links_to(self._id, peers)])
 
     @ray.method(concurrency_group="echo")
-    def dial(self, address: str, ports: Sequence[int], greeting: str) -> str:
+    def dial(self, address: str, ports: Sequence[int], handshake: str) -> str:
         """Test another machine's ports from this machine; return the result of `closed_ports` as JSON.
 
         Args:
             address: IP address of another machine.
             ports: TCP ports that the other machine listens on.
-            greeting: handshake that the other machine sends on each connection, in hexadecimal.
+            handshake: handshake that the other machine sends on each connection, in hexadecimal.
         """
-        return json.dumps(closed_ports(address, ports, bytes.fromhex(greeting)))
+        return json.dumps(closed_ports(address, ports, bytes.fromhex(handshake)))
 
     @ray.method(concurrency_group="echo")
     def echo(self, payload: Payload) -> int:

@@ -235,7 +235,7 @@ def _policy(settings: Settings, run_folder: Path, tables: Path) -> Policy:
     if not landlock_version():
         _log.warning(
             "this system cannot confine the Ray head to its files (Landlock, Linux 5.13): "
-            "everybody who holds the cluster's token can read what this user can"
+            "holders of the cluster's token can read every file that this user can read"
         )
     return policy
 

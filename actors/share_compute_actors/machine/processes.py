@@ -300,7 +300,7 @@ class ChildProcesses:
             self.write()
         except OSError as failure:
             if not self._is_stale:
-                _log.warning("processes are not written down in %s any more: %s", self.folder, failure)
+                _log.warning("processes cannot be recorded in %s any more: %s", self.folder, failure)
             self._is_stale = True
         else:
             self._is_stale = False

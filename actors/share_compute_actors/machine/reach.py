@@ -75,7 +75,7 @@ def unanswered(places: Collection[Place]) -> frozenset[Place]:
 
 
 @contextmanager
-def listening(address: str, ports: Collection[int], greeting: bytes) -> Iterator[None]:
+def listening(address: str, ports: Collection[int], handshake: bytes) -> Iterator[None]:
     """Answer connections to these ports with a handshake inside the block, so that other hosts can test the ports.
 
     This side must not close a connection first: that would keep the port in TIME-WAIT for a minute (RFC 9293, 3.6).
@@ -85,7 +85,7 @@ def listening(address: str, ports: Collection[int], greeting: bytes) -> Iterator
     Args:
         address: IP address to listen at.
         ports: TCP ports.
-        greeting: handshake that is sent on each connection.
+        handshake: handshake that is sent on each connection.
 
     Raises:
         OSError: a port is taken.
@@ -103,10 +103,10 @@ def listening(address: str, ports: Collection[int], greeting: bytes) -> Iterator
             connection = stack.enter_context(listener.accept()[0])
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
             connection.setblocking(False)  # noqa: FBT003
-            connection.sendall(greeting)
+            connection.sendall(handshake)
             selector.register(connection, selectors.EVENT_READ, connection)
 
-        def greet() -> None:
+        def send_handshakes() -> None:
             while not is_over.is_set():
                 for key, _ in selector.select(_LOOK_S):
                     with suppress(OSError):
@@ -116,7 +116,7 @@ def listening(address: str, ports: Collection[int], greeting: bytes) -> Iterator
                             selector.unregister(key.data)
                             key.data.close()
 
-        thread = threading.Thread(target=greet, name="greet", daemon=True)
+        thread = threading.Thread(target=send_handshakes, name="handshakes", daemon=True)
         thread.start()
         try:
             yield
@@ -126,7 +126,7 @@ def listening(address: str, ports: Collection[int], greeting: bytes) -> Iterator
 
 
 def closed_ports(
-    address: str, ports: Collection[int], greeting: bytes, within_s: float = 3.0
+    address: str, ports: Collection[int], handshake: bytes, within_s: float = 3.0
 ) -> tuple[int, ...]:
     """Return the ports that do not send the expected handshake, sorted.
 
@@ -135,7 +135,7 @@ def closed_ports(
     Args:
         address: IP address to connect to.
         ports: TCP ports.
-        greeting: handshake that is expected on each connection.
+        handshake: handshake that is expected on each connection.
         within_s: time limit for each port, in seconds. Up to 256 ports are tried at once.
     """
 
@@ -143,11 +143,11 @@ def closed_ports(
         try:
             with socket.create_connection((address, port), timeout=within_s) as connection:
                 received = b""
-                while len(received) < len(greeting) and (part := connection.recv(len(greeting))):
+                while len(received) < len(handshake) and (part := connection.recv(len(handshake))):
                     received += part
         except OSError:
             return True
-        return received != greeting
+        return received != handshake
 
     ordered = sorted(ports)
     with ThreadPoolExecutor(max_workers=_AT_ONCE, thread_name_prefix="dial") as threads:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from share_compute.protocol.failures import FailureKind, InjectedFailure
 from share_compute.protocol.membership import Worker
-from share_compute_actors.transport.channel import Letter
+from share_compute_actors.transport.channel import EncodedTensor
 
 Send = Callable[[], None]
 _NOT_OVERTAKEN_S = 2.0
@@ -125,9 +125,9 @@ def wrong_tensor(tensor: Tensor, failures: Sequence[InjectedFailure]) -> Tensor:
     return tensor + 1 if _has(failures, FailureKind.deviate) else tensor
 
 
-def wrong_letter(letter: Letter, failures: Sequence[InjectedFailure]) -> Letter:
+def faulty_encoding(encoded: EncodedTensor, failures: Sequence[InjectedFailure]) -> EncodedTensor:
     """Return the encoded tensor that is sent in place of ``letter``, changed as these failures specify."""
-    return letter.shortened() if _has(failures, FailureKind.resize) else letter
+    return encoded.shortened() if _has(failures, FailureKind.resize) else encoded
 
 
 def is_poisoned(failures: Sequence[InjectedFailure]) -> bool:

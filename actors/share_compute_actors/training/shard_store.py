@@ -342,7 +342,7 @@ class ShardStore:
             size_bytes = writer.finish()
         except BaseException as failure:
             writer.discard()
-            _let_go(members)
+            _release_snapshots(members)
             if isinstance(failure, _DEATHS):
                 return Saved(None)
             if isinstance(failure, (Undeclared, RayError)):
@@ -389,7 +389,7 @@ def _piece(member: Any, machine: str, number: int) -> Piece | None:
     return answered(PIECE, member.piece.remote(number), machine)
 
 
-def _let_go(members: Iterable[Any]) -> None:
+def _release_snapshots(members: Iterable[Any]) -> None:
     for member in members:
         with suppress(RayError):  # a dead member holds no snapshot
-            ray.get(member.let_go.remote())
+            ray.get(member.release_snapshot.remote())

@@ -181,9 +181,9 @@ class StepLog:
             )  # fmt: skip
             if standing is None:
                 return None
-            told = None if facts is None else _steps.dump_json(facts).decode()
+            encoded = None if facts is None else _steps.dump_json(facts).decode()
             self._base.execute(
-                "INSERT OR REPLACE INTO steps VALUES (?, ?, ?, ?)", (step, scale, told, generation)
+                "INSERT OR REPLACE INTO steps VALUES (?, ?, ?, ?)", (step, scale, encoded, generation)
             )
             self._base.execute("DELETE FROM steps WHERE step <= ?", (step - _STEPS_KEPT,))
             return self.read()
@@ -296,5 +296,5 @@ class StepLog:
 def superseded() -> StaleEpoch:
     """Return the error for a coordinator that another coordinator has replaced."""
     return StaleEpoch(
-        "another coordinator has taken over this job", hint="nothing: follow the job's other attempt"
+        "another coordinator has taken over this job", hint="no action needed: follow the job's other attempt"
     )

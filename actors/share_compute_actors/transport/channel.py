@@ -49,22 +49,22 @@ Deliver = Callable[[bytes, np.ndarray], None]
 """Sends an envelope and the tensor's bytes by a Ray call."""
 
 
-class Letter(NamedTuple):
+class EncodedTensor(NamedTuple):
     """A tensor in the form in which it is sent."""
 
     envelope: bytes
     content: np.ndarray
 
-    def damaged(self) -> Letter:
+    def damaged(self) -> EncodedTensor:
         """Return a copy with one flipped bit, like damage by defective memory or a defective network."""
         content = self.content.copy()
         content[len(content) // 2] ^= 1
-        return Letter(self.envelope, content)
+        return EncodedTensor(self.envelope, content)
 
-    def shortened(self) -> Letter:
+    def shortened(self) -> EncodedTensor:
         """Return a copy without the last byte but with a valid seal, like the output of a defective sender."""
         envelope, content = Envelope.unpack(self.envelope, self.content.data), self.content[:-1]
-        return Letter(envelope.pack(content.data), content)
+        return EncodedTensor(envelope.pack(content.data), content)
 
 
 _DTYPES: Mapping[str, torch.dtype] = {
@@ -208,7 +208,7 @@ class Channel:
         """Send a tensor and return at once; the tensor must not change afterwards."""
         self.post(worker, self.write(worker, label, tensor))
 
-    def write(self, worker: Worker, label: WireLabel, tensor: Tensor) -> Letter:
+    def write(self, worker: Worker, label: WireLabel, tensor: Tensor) -> EncodedTensor:
         """Return a tensor in the form in which it is sent to ``worker``, and count it, so that its loss is noticed."""
         ready = tensor.detach().to("cpu").contiguous()
         if worker in self._direct and label.cargo != "hello":
@@ -223,16 +223,16 @@ class Channel:
             source=self._worker,
             number=self._sent[worker],
         )
-        return Letter(envelope.pack(content.data), content)
+        return EncodedTensor(envelope.pack(content.data), content)
 
-    def post(self, worker: Worker, letter: Letter) -> None:
+    def post(self, worker: Worker, encoded: EncodedTensor) -> None:
         """Send a tensor that `write` prepared, and return at once."""
         if self.is_cut(worker):
             return
         if worker in self._by_call:
-            self._by_call[worker](letter.envelope, letter.content)
+            self._by_call[worker](encoded.envelope, encoded.content)
         else:
-            self._direct[worker].send_multipart([letter.envelope, letter.content.data], copy=False)
+            self._direct[worker].send_multipart([encoded.envelope, encoded.content.data], copy=False)
 
     def report_sent(self) -> None:
         """Report to each receiver how many tensors were sent to it, so that it notices losses."""
@@ -302,14 +302,17 @@ class Channel:
         start = time.perf_counter()
         while label not in self._arrived:
             if self._is_interrupted:
-                raise StaleEpoch(f"epoch {self.epoch} is over", hint="nothing: the next epoch begins")
+                raise StaleEpoch(
+                    f"epoch {self.epoch} is over", hint="no action needed: the next epoch begins"
+                )
             for rejected in self.rejected:
                 if rejected.label == label:
                     name = self._names.get(rejected.source, rejected.source)
                     raise WrongTensor.of(name, rejected.source, rejected.what, label.step)
             if self.lacks():
                 raise StaleEpoch(
-                    f"a tensor for {self._worker} was lost on its way", hint="nothing: the next epoch begins"
+                    f"a tensor for {self._worker} was lost in transit",
+                    hint="no action needed: the next epoch begins",
                 )
             left_s = start + timeout_s - time.perf_counter()
             if left_s <= 0:

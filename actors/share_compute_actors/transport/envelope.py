@@ -91,7 +91,7 @@ class Envelope:
         written = data[_SEAL.size :]
         if checksum != _checksum(written, content):
             raise VerificationFailed(
-                f"a tensor of {len(content)} bytes was damaged on its way",
+                f"a tensor of {len(content)} bytes was damaged in transit",
                 hint="check memory and network of the machines that it came from and to",
             )
         return cls(*_FIELDS.unpack(written, "a member"))

@@ -144,7 +144,7 @@ def take_all(
         Undeclared: a piece belongs to a file that this machine must not write.
     """
     damaged = ContributorLost(
-        f"a piece of what {machine} saves arrived damaged {TRIES} times",
+        f"a piece of the state of {machine} arrived damaged {TRIES} times",
         machine=machine,
         hint="look into memory and network of that machine; the job continues from its last checkpoint",
     )

@@ -88,7 +88,7 @@ class ChannelStore(dist.Store):  # type: ignore[misc]
                 value = self._channel.receive(self._label(key), "a member", timeout.total_seconds())
             except ContributorLost as failure:
                 raise ContributorLost(
-                    f"group {self._meeting.group} could not form: a member did not come in time",
+                    f"group {self._meeting.group} could not form: a member did not connect in time",
                     hint="check that these machines reach each other, then resume the job",
                 ) from failure
             self._known[key] = value.numpy().tobytes()

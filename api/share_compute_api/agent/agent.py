@@ -264,7 +264,7 @@ class Agent:
         work = client.heartbeat()
         # State `joining` at this point means that the report of the node (`online`) did not reach the server.
         if work.state in (ContributorState.lost, ContributorState.joining):
-            raise ContributorLost(work.reason, hint="it comes back")
+            raise ContributorLost(work.reason, hint="it connects again by itself")
         return work
 
     def _show_work(self, work: ContributorWork) -> None:
@@ -309,7 +309,7 @@ class Agent:
     def _wait(self, trouble: ShareComputeError, last_contact: float) -> None:
         if time.monotonic() - last_contact > _PATIENCE_S:
             raise Unavailable(
-                f"the server stayed away for {_PATIENCE_S / 60:.0f} minutes: {trouble.message}",
+                f"the server did not answer for {_PATIENCE_S / 60:.0f} minutes: {trouble.message}",
                 hint="join again when it is back",
             ) from trouble
         pause_s = self._backoff.failed()
@@ -331,7 +331,7 @@ class Agent:
         try:
             client.online(node_id=self._node.node_id, address=self._node.address)
         except Unavailable as silence:  # for example, the head is being replaced
-            raise ContributorLost(silence.message, hint="it comes back") from silence
+            raise ContributorLost(silence.message, hint="it connects again by itself") from silence
         self._show("being measured")
 
     def _take_ports(self, client: AgentClient, access: ClusterAccess, limits: NodeLimits) -> NodePorts:
@@ -343,7 +343,7 @@ class Agent:
         try:
             found = require_reachable(client.dial, address, ports.all, options.port_range, self._show)
         except Unavailable as silence:
-            raise ContributorLost(silence.message, hint="it comes back") from silence
+            raise ContributorLost(silence.message, hint="it connects again by itself") from silence
         self._view = replace(self._view, warnings=(*self._machine_warnings, *found))
         return ports
 

@@ -29,7 +29,7 @@ _DIAL_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class Greeting:
+class ServerProbe:
     """A server's health, with the round-trip time and the clock skew that the request measured."""
 
     health: Health
@@ -38,13 +38,13 @@ class Greeting:
     """Seconds by which this machine's clock is ahead of the server's."""
 
 
-def greet(url: str, fingerprint: str | None = None) -> Greeting:
+def probe_server(url: str, fingerprint: str | None = None) -> ServerProbe:
     """Return a server's health; the clock skew is measured against the middle of the round trip."""
     before = datetime.now(UTC)
     health = fetch_health(url, fingerprint)
     round_trip = datetime.now(UTC) - before
     skew = before + round_trip / 2 - health.time
-    return Greeting(health, round_trip.total_seconds(), skew.total_seconds())
+    return ServerProbe(health, round_trip.total_seconds(), skew.total_seconds())
 
 
 def fetch_health(url: str, fingerprint: str | None = None, *, timeout_s: float = 10.0) -> Health:

@@ -24,7 +24,7 @@ from share_compute_actors.machine.preflight import (
     check_walls,
 )
 from share_compute_actors.machine.run_folders import abandoned, root_folder
-from share_compute_api.agent.client import greet
+from share_compute_api.agent.client import probe_server
 from share_compute_api.connection.discovery import Target, find_target
 from share_compute_api.connection.transport import Transport
 from share_compute_api.schemas.bodies import Status
@@ -138,14 +138,14 @@ def _target(url: str | None) -> Target | None:
 def _server(target: Target) -> Iterator[CheckResult]:
     url = target.url
     try:
-        greeting = greet(url, target.fingerprint)
+        probe = probe_server(url, target.fingerprint)
     except ShareComputeError as failure:
         yield CheckResult("server", "fail", failure.message, hint=failure.hint)
         return
-    yield CheckResult("server", "ok", f"{url} answers in {greeting.round_trip_s * 1000:.0f} ms")
-    yield check_clock(greeting.skew_s)
+    yield CheckResult("server", "ok", f"{url} answers in {probe.round_trip_s * 1000:.0f} ms")
+    yield check_clock(probe.skew_s)
     if target.api_key is None:
-        text = "not compared: the server tells them to those who have an API key, or an invite when they join"
+        text = "not compared: only holders of an API key, or of an invite when they join, can read them"
         yield CheckResult("server's versions", "ok", text)
         return
     try:

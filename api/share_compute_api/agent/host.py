@@ -177,13 +177,13 @@ class Host:
         self._printed.put((device, None))
 
     def _show(self, device: _Device, line: str) -> None:
-        told = json.loads(line)
+        printed = json.loads(line)
         device.view = replace(
             device.view,
-            phase=told["phase"],
-            contributor_id=told["contributor_id"],
-            work=ContributorWork.model_validate(told["work"]) if told["work"] else None,
-            warnings=tuple(told["warnings"]),
+            phase=printed["phase"],
+            contributor_id=printed["contributor_id"],
+            work=ContributorWork.model_validate(printed["work"]) if printed["work"] else None,
+            warnings=tuple(printed["warnings"]),
         )
         self._report(device.view)
 

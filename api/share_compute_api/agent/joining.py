@@ -24,7 +24,7 @@ from share_compute_actors.machine.preflight import (
     usable_threads,
 )
 from share_compute_actors.machine.run_folders import root_folder, sweep
-from share_compute_api.agent.client import greet
+from share_compute_api.agent.client import probe_server
 from share_compute_api.agent.devices import LentDevice
 from share_compute_api.connection.private import require_private_url
 from share_compute_api.schemas.agents import Limits
@@ -131,8 +131,8 @@ def check_machine(options: JoinOptions, limits: Limits, find_head: Callable[[], 
         require_private_url(options.url)
     check_memory(limits.memory_bytes).require()
     check_disk(root_folder()).require()
-    greeting = greet(options.url, options.fingerprint)
-    check_clock(greeting.skew_s).require(ClockSkew)
+    probe = probe_server(options.url, options.fingerprint)
+    check_clock(probe.skew_s).require(ClockSkew)
     ray_address = find_head()
     check_head(ray_address).require(Unavailable)
     target = ray_address.rpartition(":")[0].strip("[]")

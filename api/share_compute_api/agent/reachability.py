@@ -74,10 +74,10 @@ def require_reachable(
     """
     problem = ""
     for attempt in range(1, TRIES + 1):
-        greeting = secrets.token_bytes(16)
+        handshake = secrets.token_bytes(16)
         try:
-            with listening(address, ports, greeting):
-                found = dial(DialRequest(address=ip_address(address), ports=ports, greeting=greeting.hex()))
+            with listening(address, ports, handshake):
+                found = dial(DialRequest(address=ip_address(address), ports=ports, greeting=handshake.hex()))
         except OSError as failure:
             raise ContributorLost(
                 f"a TCP port of this machine was taken: {failure}", hint="it tries other ports"

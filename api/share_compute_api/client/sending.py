@@ -57,7 +57,7 @@ def send(
     kind = kind or kind_of([inside for inside, _ in files])
     for inside, _ in files:
         check_suffix(inside, kind)
-    _require_room(transport, sum(file.stat().st_size for _, file in files))
+    _require_space(transport, sum(file.stat().st_size for _, file in files))
     body = {"name": name or path.resolve().name, "kind": kind}
     upload = transport.read(UploadView, "POST", "/uploads", json=body)
     try:
@@ -71,11 +71,11 @@ def send(
         raise
 
 
-def _require_room(transport: Transport, size_bytes: int) -> None:
+def _require_space(transport: Transport, size_bytes: int) -> None:
     # The size is checked first: a server that rejects a body closes the connection before the client can read the
     # reason.
-    room = transport.read(UploadList, "GET", "/uploads")
-    left = min(room.upload_limit_bytes, room.limit_bytes - room.used_bytes)
+    uploads = transport.read(UploadList, "GET", "/uploads")
+    left = min(uploads.upload_limit_bytes, uploads.limit_bytes - uploads.used_bytes)
     if size_bytes > left:
         raise TooLarge(
             f"{bytes_text(size_bytes)} are more than the {bytes_text(max(left, 0))} that the server has room for",

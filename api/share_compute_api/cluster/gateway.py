@@ -81,7 +81,7 @@ class Gateway:
                 else:
                     waiting.set_exception(CallFailed(answer.failure))
         except (ConnectionError, ValueError, ValidationError) as failure:
-            _log.error("the process that calls Ray said something odd: %s", failure)
+            _log.error("the process that calls Ray sent an invalid line: %s", failure)
         finally:
             self.close()
 
@@ -206,7 +206,7 @@ def translated(who: str, *, mistake_hint: str, loss_hint: str, job: str | None =
             raise raised(failure) from failed
         if failure.kind == "mistake":
             raise Unavailable(
-                f"{who} made a mistake: {failure.message}", hint=mistake_hint, job=job
+                f"{who} failed with an internal error: {failure.message}", hint=mistake_hint, job=job
             ) from failed
         if failure.kind == "no_answer":
             raise Unavailable(f"Ray does not answer: {failure.message}", hint=loss_hint, job=job) from failed

@@ -1,23 +1,16 @@
-"""Exponential backoff: the delay before the next attempt doubles with each consecutive failure."""
+"""Delays between attempts at one operation, with a random part."""
 
 from __future__ import annotations
 
-import math
 import random
 from dataclasses import dataclass, field
 
-_MOST_DOUBLINGS = 30
-"""Limit of the exponent: a count of failures that grows for days must not overflow."""
-
-
-def doubled_s(first_s: float, failures: int, longest_s: float = math.inf) -> float:
-    """Return the delay in seconds after ``failures`` failures: ``first_s * 2**failures``, up to ``longest_s``."""
-    return min(first_s * 2.0 ** min(failures, _MOST_DOUBLINGS), longest_s)
+from share_compute.backoff import backoff_s
 
 
 @dataclass(slots=True)
 class ExponentialBackoff:
-    """Delays between attempts at one operation.
+    """Exponential backoff of one operation.
 
     Args:
         first_s: delay after the first failure, in seconds.
@@ -33,7 +26,7 @@ class ExponentialBackoff:
 
     def failed(self) -> float:
         """Count a failure; return the delay before the next attempt, in seconds."""
-        pause_s = doubled_s(self.first_s, self._failures, self.longest_s)
+        pause_s = backoff_s(self.first_s, self._failures, self.longest_s)
         self._failures += 1
         return random.uniform(pause_s / 2, pause_s) if self.has_jitter else pause_s  # noqa: S311 - no secret
 

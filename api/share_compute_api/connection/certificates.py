@@ -83,7 +83,7 @@ def start_warnings(settings: Settings, certificate: ServerCertificate | None) ->
     ):
         return
     if settings.insecure:
-        yield "plain HTTP: whoever listens on the way reads API keys and the cluster's token (--insecure)"
+        yield "plain HTTP: an eavesdropper on the network can read API keys and the cluster's token (--insecure)"
     else:
         yield (
             "plain HTTP: other machines cannot join, since the cluster's token would be readable on the way; "

@@ -72,7 +72,7 @@ class ConnectionTable:
         """Add a new connection as half-open; returns whether it is admitted."""
         group = address_group(address)
         if len(self._open) >= self.limits.connections:
-            self._make_room()
+            self._drop_oldest()
         if len(self._open) >= self.limits.connections + _SPARE:
             self._dropped += 1
             return False
@@ -124,7 +124,7 @@ class ConnectionTable:
             )
             self._dropped, self._logged_s = 0, now_s
 
-    def _make_room(self) -> None:
+    def _drop_oldest(self) -> None:
         if self._idle:
             self._drop(next(iter(self._idle)))
         elif self._half_open:

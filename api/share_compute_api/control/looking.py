@@ -27,5 +27,5 @@ async def keep_looking(look: Callable[[], Awaitable[None]], at: str, notifier: N
         try:
             await look()
         except ShareComputeError as failure:
-            _log.warning("%s could not be looked at: %s", at, failure.message)
+            _log.warning("%s could not be checked: %s", at, failure.message)
         await notifier.wait(ticket, LOOK_S)

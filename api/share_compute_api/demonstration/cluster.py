@@ -149,6 +149,6 @@ def _ended(child: Child, what: str) -> ShareComputeError:
     lines = [line for line in child.log_tail().splitlines() if line.strip()] or ["it printed nothing"]
     return Unavailable(
         f"{what} ended with status {child.exit_code}: {lines[-1][:300]}",
-        hint="share-compute doctor may tell why",
+        hint="run share-compute doctor to find the cause",
         details={"log": child.log_tail()},
     )

@@ -89,7 +89,7 @@ class AnswerStream(Response):
                 ending = Unavailable("the server ends", hint="ask again in a while")
                 await _body(send, failed(ending), more=False)
         except TimeoutError:
-            _log.info("a client read nothing for %g s: its request is given up", _UNREAD_S)
+            _log.info("a client read nothing for %g s: its request is cancelled", _UNREAD_S)
         finally:
             work.cancel()
             watch.cancel()

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict
 
 from share_compute import __version__
 from share_compute_api.openai.engine import ModelFacts
-from share_compute_api.openai.writing import AnswerPiece, Finish, Told, Written
+from share_compute_api.openai.writing import AnswerPiece, Finish, FullAnswer, Written
 
 if TYPE_CHECKING:
     from share_compute_api.workers.isolated.vocabulary import Vocabulary
@@ -186,7 +186,7 @@ class ModelList(_Answer):
 class Shape(Protocol):
     """Builds the answers of one route, whole or as chunks of a stream."""
 
-    def whole(self, answers: Sequence[Told], usage: Usage) -> BaseModel:
+    def whole(self, answers: Sequence[FullAnswer], usage: Usage) -> BaseModel:
         """Return the whole answer, for a request that is not streamed."""
 
     def first(self, index: int) -> list[dict[str, Any]]:
@@ -207,8 +207,8 @@ class _Shape:
         kind: value of a chunk's ``object``.
         model: name of the model.
         vocabulary: the model's vocabulary.
-        tells_tokens: whether log-probabilities were asked for.
-        tells_usage: whether a stream reports its usage.
+        includes_tokens: whether log-probabilities were asked for.
+        includes_usage: whether a stream reports its usage.
     """
 
     def __init__(
@@ -218,15 +218,15 @@ class _Shape:
         model: str,
         vocabulary: Vocabulary,
         *,
-        tells_tokens: bool,
-        tells_usage: bool,
+        includes_tokens: bool,
+        includes_usage: bool,
     ) -> None:
         self._vocabulary = vocabulary
-        self._tells_tokens = tells_tokens
+        self._includes_tokens = includes_tokens
         self._facts = {"id": f"{prefix}-{secrets.token_hex(12)}", "created": int(time.time()), "model": model}
         self._chunk = {**self._facts, "object": kind, "system_fingerprint": FINGERPRINT}
         # The API promises that every chunk has the field if the stream reports usage.
-        self._usage: dict[str, Any] = {"usage": None} if tells_usage else {}
+        self._usage: dict[str, Any] = {"usage": None} if includes_usage else {}
 
     def _framed(self, choice: dict[str, Any]) -> dict[str, Any]:
         return {**self._chunk, "choices": [choice], **self._usage}
@@ -242,26 +242,28 @@ class _Shape:
 class ChatShape(_Shape):
     """Builds the answers of /v1/chat/completions."""
 
-    def __init__(self, model: str, vocabulary: Vocabulary, *, tells_tokens: bool, tells_usage: bool) -> None:
+    def __init__(
+        self, model: str, vocabulary: Vocabulary, *, includes_tokens: bool, includes_usage: bool
+    ) -> None:
         super().__init__(
             "chatcmpl",
             "chat.completion.chunk",
             model,
             vocabulary,
-            tells_tokens=tells_tokens,
-            tells_usage=tells_usage,
+            includes_tokens=includes_tokens,
+            includes_usage=includes_usage,
         )
 
-    def whole(self, answers: Sequence[Told], usage: Usage) -> ChatCompletion:
+    def whole(self, answers: Sequence[FullAnswer], usage: Usage) -> ChatCompletion:
         """Return the whole answer, for a request that is not streamed."""
         choices = [
             ChatChoice(
                 index=index,
-                message=ChatMessage(content=told.text),
-                logprobs=self._logprobs(told.tokens),
-                finish_reason=told.finish,
+                message=ChatMessage(content=answer.text),
+                logprobs=self._logprobs(answer.tokens),
+                finish_reason=answer.finish,
             )
-            for index, told in enumerate(answers)
+            for index, answer in enumerate(answers)
         ]
         return ChatCompletion(**self._facts, choices=choices, usage=usage)
 
@@ -283,7 +285,7 @@ class ChatShape(_Shape):
         )
 
     def _logprobs(self, tokens: Sequence[Written]) -> ChatLogprobs | None:
-        if not self._tells_tokens:
+        if not self._includes_tokens:
             return None
         return ChatLogprobs(
             content=[
@@ -308,25 +310,30 @@ class TextShape(_Shape):
         model: str,
         vocabulary: Vocabulary,
         *,
-        tells_tokens: bool,
-        tells_top: bool,
-        tells_usage: bool,
+        includes_tokens: bool,
+        includes_top: bool,
+        includes_usage: bool,
     ) -> None:
         super().__init__(
-            "cmpl", "text_completion", model, vocabulary, tells_tokens=tells_tokens, tells_usage=tells_usage
+            "cmpl",
+            "text_completion",
+            model,
+            vocabulary,
+            includes_tokens=includes_tokens,
+            includes_usage=includes_usage,
         )
-        self._tells_top = tells_top
+        self._includes_top = includes_top
 
-    def whole(self, answers: Sequence[Told], usage: Usage) -> TextCompletion:
+    def whole(self, answers: Sequence[FullAnswer], usage: Usage) -> TextCompletion:
         """Return the whole answer, for a request that is not streamed."""
         choices = [
             TextChoice(
                 index=index,
-                text=told.text,
-                logprobs=self._logprobs(told.tokens),
-                finish_reason=told.finish,
+                text=answer.text,
+                logprobs=self._logprobs(answer.tokens),
+                finish_reason=answer.finish,
             )
-            for index, told in enumerate(answers)
+            for index, answer in enumerate(answers)
         ]
         return TextCompletion(**self._facts, choices=choices, usage=usage)
 
@@ -348,14 +355,14 @@ class TextShape(_Shape):
         )
 
     def _logprobs(self, tokens: Sequence[Written]) -> TextLogprobs | None:
-        if not self._tells_tokens:
+        if not self._includes_tokens:
             return None
         emitted = [written.emitted for written in tokens]
         top = [{self._text(id_): _finite(logprob) for id_, logprob in one.top} for one in emitted]
         return TextLogprobs(
             tokens=[self._text(one.token) for one in emitted],
             token_logprobs=[_finite(one.logprob) for one in emitted],
-            top_logprobs=top if self._tells_top else None,
+            top_logprobs=top if self._includes_top else None,
             text_offset=[written.offset for written in tokens],
         )
 

@@ -61,12 +61,12 @@ async def _generated(
     completion = await _completion(spec, row, engine, tokenizer, owner)
     await completion.begin(engine)
     try:
-        (told,) = await completion.collected()
+        (answer,) = await completion.collected()
     finally:
         completion.close()
     new_tokens = completion.completion_tokens
     usage = _usage(completion.prompt_tokens, new_tokens) | {"completion_tokens": new_tokens}
-    return RowAnswer({"output": told.text, "finish_reason": told.finish, "usage": usage}, new_tokens)
+    return RowAnswer({"output": answer.text, "finish_reason": answer.finish, "usage": usage}, new_tokens)
 
 
 async def _completion(

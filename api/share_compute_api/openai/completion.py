@@ -14,7 +14,7 @@ from share_compute.inference.scheduler.events import Embedded, Finished
 from share_compute.inference.scheduler.options import Generation, SamplingOptions
 from share_compute_api.openai.engine import ModelFacts, Stream, StreamEvent, TextEngine
 from share_compute_api.openai.requests import TextRequest
-from share_compute_api.openai.writing import AnswerPiece, Told, Writer
+from share_compute_api.openai.writing import AnswerPiece, FullAnswer, Writer
 
 if TYPE_CHECKING:
     from share_compute_api.workers.isolated.vocabulary import Vocabulary
@@ -128,7 +128,7 @@ class Completion:
             except Exception:  # noqa: BLE001 - it is logged, and the reader gets an error
                 if not limit.expired():
                     _log.exception("an engine failed")
-                    mistake = "the server made a mistake"
+                    mistake = "internal server error"
                     failure = ShareComputeError(mistake, hint="look into its log, and report it")
             if batch or limit.expired():
                 yield batch
@@ -143,7 +143,7 @@ class Completion:
         assert not isinstance(event, Embedded), "a text that became a vector has no tokens"
         if isinstance(event, Finished) and event.reason == "cancelled":
             # The client did not cancel the sequence, so the client gets an error.
-            raise Unavailable("the request was given up", hint="ask again")
+            raise Unavailable("the request was cancelled", hint="ask again")
         piece = self._writers[place].read(event)
         if piece.finish is not None:
             del self._open[event.sequence]
@@ -152,21 +152,21 @@ class Completion:
         if piece != _NOTHING:
             batch.append((place, piece))
 
-    async def collected(self) -> list[Told]:
+    async def collected(self) -> list[FullAnswer]:
         """Return the whole answer of each sequence when all have ended.
 
         Raises:
             ShareComputeError: a sequence cannot continue; ``details["partial"]`` has the text generated before the
                 failure.
         """
-        answers = [Told() for _ in self._writers]
+        answers = [FullAnswer() for _ in self._writers]
         try:
             async for batch in self.pieces():
                 for index, piece in batch:
                     answers[index].add(piece)
         except ShareComputeError as failure:
-            if any(told.text for told in answers):
-                failure.details = {**failure.details, "partial": [told.text for told in answers]}
+            if any(answer.text for answer in answers):
+                failure.details = {**failure.details, "partial": [answer.text for answer in answers]}
             raise
         return answers
 
@@ -177,11 +177,11 @@ class Completion:
 
 
 def _most_tokens(request: TextRequest, prompt_tokens: int, window_tokens: int) -> int:
-    room = window_tokens - prompt_tokens
+    left_tokens = window_tokens - prompt_tokens
     wanted = request.most_tokens
     if wanted is None:
-        wanted = room if request.default_tokens is None else min(room, request.default_tokens)
-    if room < max(1, wanted):
+        wanted = left_tokens if request.default_tokens is None else min(left_tokens, request.default_tokens)
+    if left_tokens < max(1, wanted):
         raise TooLong(
             f"the prompt has {prompt_tokens} tokens and asks for {max(1, wanted)} more, "
             f"the model's window is {window_tokens}",

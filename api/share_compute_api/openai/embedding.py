@@ -39,7 +39,7 @@ async def embedded(generate: Generate, owner: str, prompts: Sequence[tuple[int, 
         async for events in stream:
             for event in events:
                 if not isinstance(event, Embedded):
-                    raise Unavailable("the text was given up", hint="send it again")
+                    raise Unavailable("the request was cancelled", hint="send it again")
                 vectors[event.sequence] = np.frombuffer(event.vector, "<f4").tolist()
     finally:
         stream.close()

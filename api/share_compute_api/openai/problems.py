@@ -16,7 +16,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from share_compute.errors import Busy, NotAuthorized, ShareComputeError, TooLong, UserError
-from share_compute.files.field_errors import MOST_NAMED, cut, field_name, told
+from share_compute.files.field_errors import MOST_NAMED, cut, field_name, fields_text
 from share_compute_api.connection.departures import ClientGone
 from share_compute_api.openai.requests import UNSUPPORTED
 
@@ -97,9 +97,7 @@ def problem_of(failure: Exception) -> OpenAiProblem:
             return OpenAiProblem(status, str(failure.detail), code, headers=dict(failure.headers or {}))
         case _:
             _log.error("a request to a model failed", exc_info=failure)
-            return OpenAiProblem(
-                500, "the server made a mistake; look into its log, and report it", "internal"
-            )
+            return OpenAiProblem(500, "internal server error; look into its log, and report it", "internal")
 
 
 def _ours(failure: ShareComputeError) -> OpenAiProblem:
@@ -131,7 +129,7 @@ def _invalid(failure: RequestValidationError) -> OpenAiProblem:
     ]
     first = errors[0]
     code = _VALIDATION.get(first["type"], "invalid_value")
-    return OpenAiProblem(HTTPStatus.BAD_REQUEST, told(fields, len(errors)), code, param=_name(first))
+    return OpenAiProblem(HTTPStatus.BAD_REQUEST, fields_text(fields, len(errors)), code, param=_name(first))
 
 
 def _name(error: dict[str, Any]) -> str | None:

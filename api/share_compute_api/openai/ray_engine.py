@@ -67,8 +67,8 @@ class RayEngine:
         self._refuse_too_many(len(generations))
         numbers = [generation.sequence for generation in generations]
         stream = RequestStream(numbers, self._cancel)
-        lives = self._recovery.add(generations, stream)
-        placing = asyncio.create_task(self._place_new(lives))
+        sequences = self._recovery.add(generations, stream)
+        placing = asyncio.create_task(self._place_new(sequences))
         self._new.add(placing)
         placing.add_done_callback(self._new.discard)
         try:
@@ -106,10 +106,10 @@ class RayEngine:
         if live is not None and live.replica is not None and not live.is_placing:
             self._spawn_cancelling(live.replica, [live])
 
-    def _spawn_cancelling(self, replica: Replica, lives: Sequence[Resumable]) -> None:
-        self._spawn(self._tell_cancelled(replica, [live.generation.sequence for live in lives]))
+    def _spawn_cancelling(self, replica: Replica, sequences: Sequence[Resumable]) -> None:
+        self._spawn(self._send_cancelled(replica, [live.generation.sequence for live in sequences]))
 
-    async def _tell_cancelled(self, replica: Replica, sequences: Sequence[int]) -> None:
+    async def _send_cancelled(self, replica: Replica, sequences: Sequence[int]) -> None:
         try:
             await replica.cancel(sequences)
         except ShareComputeError as failure:
@@ -227,49 +227,49 @@ class RayEngine:
 
     # -- placing -----------------------------------------------------------------------------------------------------
 
-    async def _place_new(self, lives: Sequence[Resumable]) -> None:
+    async def _place_new(self, sequences: Sequence[Resumable]) -> None:
         """Submit new sequences with `_place`; remove them from the table if that fails."""
         try:
-            await self._place(lives)
+            await self._place(sequences)
         except BaseException:
-            for live in lives:
+            for live in sequences:
                 self._recovery.forget(live.generation.sequence)
             raise
 
-    async def _place(self, lives: Sequence[Resumable]) -> None:
+    async def _place(self, sequences: Sequence[Resumable]) -> None:
         """Submit sequences with ``is_placing`` set to one replica, all together; if no replica takes them, they wait.
 
         Raises:
             ShareComputeError: the replicas rejected the sequences.
         """
         try:
-            refusal = await self._offer(lives)
+            refusal = await self._offer(sequences)
         finally:
-            for live in lives:
+            for live in sequences:
                 live.is_placing = False
         unwanted: dict[Replica, list[Resumable]] = {}
-        for live in lives:
+        for live in sequences:
             if live.replica is not None and not self._recovery.has(live):
                 unwanted.setdefault(live.replica, []).append(live)
         for replica, ended in unwanted.items():
             self._spawn_cancelling(replica, ended)
         if refusal is not None:
             raise refusal
-        if any(live.waits and self._recovery.has(live) for live in lives):
+        if any(live.waits and self._recovery.has(live) for live in sequences):
             self._watch_waiting()
             self._spawn_placing()
 
-    async def _offer(self, lives: Sequence[Resumable]) -> ShareComputeError | None:
+    async def _offer(self, sequences: Sequence[Resumable]) -> ShareComputeError | None:
         """Submit sequences to the first replica that accepts them; if none does, return a replica's error."""
         refusal: ShareComputeError | None = None
-        for replica in self._router.in_turn(len(lives), self.ongoing):
-            lives = [live for live in lives if self._recovery.has(live)]
-            if not lives:
+        for replica in self._router.in_turn(len(sequences), self.ongoing):
+            sequences = [live for live in sequences if self._recovery.has(live)]
+            if not sequences:
                 return None
-            for live in lives:
+            for live in sequences:
                 live.replica = replica
             try:
-                await replica.submit([live.rest() for live in lives])
+                await replica.submit([live.rest() for live in sequences])
             except Conflict:
                 return None  # an earlier attempt has delivered the sequences
             except ContributorLost:
@@ -277,12 +277,12 @@ class RayEngine:
             except (Busy, TooLong, Unavailable) as failure:  # another replica may have more KV capacity
                 refusal = failure if not isinstance(refusal, Busy) else refusal
             except BaseException:
-                for live in lives:
+                for live in sequences:
                     live.replica = None
                 raise
             else:
                 return None
-            for live in lives:
+            for live in sequences:
                 live.replica = None
         return refusal
 

@@ -235,7 +235,7 @@ class SequenceRecovery:
                     continue
                 self._note_token(live, event, time_s)
                 live.emitted.append(event.token)
-            elif self._may_go_on(replica, event):
+            elif self._may_continue(replica, event):
                 given_up.append(live)
                 continue
             else:
@@ -244,7 +244,7 @@ class SequenceRecovery:
             live.stream.put(event)
         self.free(given_up)
 
-    def _may_go_on(self, replica: Replica, event: SequenceEvent) -> bool:
+    def _may_continue(self, replica: Replica, event: SequenceEvent) -> bool:
         """Return whether the event says that ``replica`` gave the sequence up, and another replica may continue it."""
         is_given_up = isinstance(event, Failed) and isinstance(event.error, Unavailable)
         return is_given_up and any(taker is not replica for taker in self._router.takers)
@@ -256,12 +256,12 @@ class SequenceRecovery:
             self._meter.first_token(time_s - live.came_s, event.cached_tokens)
         live.last_token_s = time_s
 
-    def free(self, lives: Sequence[Resumable]) -> None:
+    def free(self, sequences: Sequence[Resumable]) -> None:
         """Remove sequences from their replica; they wait for another one."""
         time_s = now_s()
-        for live in lives:
+        for live in sequences:
             live.replica, live.waits_s = None, time_s
-        if lives:
+        if sequences:
             self._freed()
 
 

@@ -43,7 +43,7 @@ class Written:
 
 
 @dataclass(slots=True)
-class Told:
+class FullAnswer:
     """Concatenation of all pieces of one sequence."""
 
     text: str = ""
@@ -84,7 +84,7 @@ class Writer:
         self._tokens: list[Written] = []
         self._read = 0
         """Number of characters decoded from the tokens."""
-        self._told = 0
+        self._returned = 0
         """Number of characters returned to the client."""
         self.num_tokens = 0
         """Number of generated tokens."""
@@ -102,21 +102,21 @@ class Writer:
             return AnswerPiece()
         if self._keeps_tokens:
             self._tokens.append(Written(event, self._read))
-        return self._tell(self._detokenizer.push(event.token))
+        return self._take(self._detokenizer.push(event.token))
 
     def _finish(self, why: Finish) -> AnswerPiece:
-        piece = self._tell(self._detokenizer.flush())
+        piece = self._take(self._detokenizer.flush())
         if piece.finish is not None:
             return piece
         text = piece.text + self._stops.flush()
         tokens, self._tokens = (*piece.tokens, *self._tokens), []
         return AnswerPiece(text, tokens, why)
 
-    def _tell(self, text: str) -> AnswerPiece:
+    def _take(self, text: str) -> AnswerPiece:
         self._read += len(text)
         shown = self._stops.push(text)
-        self._told += len(shown)
-        ready = [written for written in self._tokens if written.offset < self._told]
+        self._returned += len(shown)
+        ready = [written for written in self._tokens if written.offset < self._returned]
         self._tokens = self._tokens[len(ready) :]
         return AnswerPiece(shown, tuple(ready), "stop" if self._stops.found else None)
 
@@ -145,7 +145,7 @@ class Detokenizer:
         """The last tokens whose text was returned, as context, followed by tokens whose text was not fully returned
         yet."""
         self._context = len(self._window)
-        self._told = len(tokenizer.decode(self._window))
+        self._returned = len(tokenizer.decode(self._window))
         """Number of characters of the window's text that were returned."""
 
     def push(self, id_: int) -> str:
@@ -155,16 +155,16 @@ class Detokenizer:
         self._window.append(id_)
         text = self._tokenizer.decode(self._window)
         if not text.endswith(_BROKEN):
-            new = self._tell(text, len(text))
+            new = self._take(text, len(text))
             if new:
                 del self._window[: self._context]
                 self._context = len(self._window)
-                self._told = len(self._tokenizer.decode(self._window))
+                self._returned = len(self._tokenizer.decode(self._window))
         elif len(self._window) - self._context > _MOST_BYTES:
             # A character has at most `_MOST_BYTES` tokens, so only a character that the last tokens began can be
             # incomplete.
             broken = len(text) - len(text.rstrip(_BROKEN))
-            new = self._tell(text, len(text) - min(broken, _MOST_BYTES))
+            new = self._take(text, len(text) - min(broken, _MOST_BYTES))
         else:
             new = ""
         return new + self._shrink(text)
@@ -172,11 +172,11 @@ class Detokenizer:
     def flush(self) -> str:
         """Return the text that is still held back, after the last token."""
         text = self._tokenizer.decode(self._window)
-        return self._tell(text, len(text))
+        return self._take(text, len(text))
 
-    def _tell(self, text: str, stop: int) -> str:
-        new = text[self._told : stop]
-        self._told = max(self._told, stop)
+    def _take(self, text: str, stop: int) -> str:
+        new = text[self._returned : stop]
+        self._returned = max(self._returned, stop)
         return new
 
     def _shrink(self, text: str) -> str:
@@ -188,10 +188,10 @@ class Detokenizer:
         cuts = range(half, 0, -1)
         cut = next((at for at in cuts if decode(window[:at]) + decode(window[at:]) == text), half)
         gone = len(decode(window[:cut]))
-        new = self._tell(text, gone)
+        new = self._take(text, gone)
         del window[:cut]
         self._context = max(0, self._context - cut)
-        self._told -= gone
+        self._returned -= gone
         return new
 
 

@@ -175,7 +175,7 @@ def of_jobs(
                 id=f"job-fruitless {waiting.id}",
                 kind="job-fruitless",
                 severity="warning",
-                text=f"job {waiting.name} gets nowhere: {waiting.fruitless_attempts} attempts in a row were "
+                text=f"job {waiting.name} makes no progress: {waiting.fruitless_attempts} attempts in a row were "
                 f"lost before a step was committed",
                 hint=f"look into its log: share-compute logs {waiting.id}",
                 since=waiting.waiting_since,
@@ -199,7 +199,7 @@ def of_deployments(
     for one in deployments:
         match one.state:
             case DeploymentState.failed:
-                told = Alert(
+                alert = Alert(
                     id=f"deployment-failed {one.id}",
                     kind="deployment-failed",
                     severity="error",
@@ -209,7 +209,7 @@ def of_deployments(
                     deployment_id=one.id,
                 )
             case DeploymentState.degraded:
-                told = Alert(
+                alert = Alert(
                     id=f"deployment-degraded {one.id}",
                     kind="deployment-degraded",
                     severity="warning",
@@ -217,7 +217,7 @@ def of_deployments(
                     deployment_id=one.id,
                 )
             case DeploymentState.pending | DeploymentState.loading if now - one.created_at > longest_wait:
-                told = Alert(
+                alert = Alert(
                     id=f"deployment-waits {one.id}",
                     kind="deployment-waits",
                     severity="warning",
@@ -228,7 +228,7 @@ def of_deployments(
                 )
             case _:
                 continue
-        yield told
+        yield alert
 
 
 class AlertWatch:
@@ -244,7 +244,7 @@ class AlertWatch:
             try:
                 await asyncio.to_thread(self.look)
             except ShareComputeError as failure:
-                _log.warning("alerts could not be looked for: %s", failure.message)
+                _log.warning("alerts could not be checked: %s", failure.message)
             await asyncio.sleep(_LOOK_S)
 
     def look(self) -> None:
@@ -254,4 +254,4 @@ class AlertWatch:
         if known is not None and known.keys() != found.keys():
             began = [alert.text for name, alert in found.items() if name not in known]
             ended = [alert.text for name, alert in known.items() if name not in found]
-            self._context.store.events.tell("alerts", {"began": began, "ended": ended})
+            self._context.store.events.record("alerts", {"began": began, "ended": ended})

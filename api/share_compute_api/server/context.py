@@ -111,7 +111,7 @@ class Context:
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self.tasks.discard(task)
         if not task.cancelled() and (failure := task.exception()) is not None:
-            _log.error("something beside the requests failed", exc_info=failure)
+            _log.error("a background task failed", exc_info=failure)
 
     def url(self, request: Request) -> str:
         """Return the URL at which other machines reach this server."""

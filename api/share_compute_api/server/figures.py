@@ -32,7 +32,7 @@ class SentFigures:
     """Remembers the statistics that one client of the event stream has received."""
 
     def __init__(self) -> None:
-        self._told: dict[str, DeploymentFigures] = {}
+        self._sent: dict[str, DeploymentFigures] = {}
         self._next_s = self._again_s = 0.0
 
     def news(self, deployments: Callable[[], Iterable[Snapshot]], now_s: float) -> list[DeploymentFigures]:
@@ -47,15 +47,15 @@ class SentFigures:
         self._next_s = now_s + PERIOD_S
         at = datetime.now(UTC)
         seen = {one.name: _figures(one, at) for one in deployments()}
-        news = [one for one in seen.values() if not _says_the_same(one, self._told.get(one.name))]
+        news = [one for one in seen.values() if not _is_unchanged(one, self._sent.get(one.name))]
         if now_s >= self._again_s:
             self._again_s = now_s + _AGAIN_S
             news = list(seen.values())
-        self._told = seen
+        self._sent = seen
         return news
 
 
-def _says_the_same(one: DeploymentFigures, before: DeploymentFigures | None) -> bool:
+def _is_unchanged(one: DeploymentFigures, before: DeploymentFigures | None) -> bool:
     return before is not None and one == before.model_copy(update={"at": one.at})
 
 

@@ -102,7 +102,7 @@ class Guesses:
                 wait_s = max(wait_s, 60 - now_s % 60)
         if wait_s > 0:
             raise TooManyAttempts(
-                "too many wrong keys or invites came from there",
+                "too many wrong keys or invites came from this address",
                 hint=f"try again in {ceil(wait_s)} s, with the right one",
                 details={"retry_after_s": ceil(wait_s)},
             )

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
 
 from share_compute.errors import ShareComputeError, UserError
-from share_compute.files.field_errors import MOST_NAMED, cut, field_name, told
+from share_compute.files.field_errors import MOST_NAMED, cut, field_name, fields_text
 
 MEDIA_TYPE = "application/problem+json"
 _HTTP = {
@@ -128,7 +128,7 @@ def _invalid(request: Request, failure: Exception) -> JSONResponse:
         request,
         UserError.status,
         UserError.code,
-        told(fields, len(errors)),
+        fields_text(fields, len(errors)),
         hint="fix these fields of the request",
         details={"fields": fields},
     )
@@ -153,6 +153,6 @@ def _unexpected(request: Request, failure: Exception) -> JSONResponse:
         request,
         500,
         ShareComputeError.code,
-        "the server made a mistake",
+        "internal server error",
         hint="look into the server's log, and report it",
     )

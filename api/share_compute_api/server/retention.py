@@ -49,7 +49,7 @@ class Cleaner:
                         _log.info("pruned %d things, %d bytes", len(report.pruned), report.size_bytes)
                 await asyncio.to_thread(self.look)
             except ShareComputeError as failure:
-                _log.warning("what is deleted could not be removed: %s", failure.message)
+                _log.warning("deleted files could not be removed: %s", failure.message)
             await asyncio.sleep(_LOOK_S)
 
     def look(self) -> None:

@@ -35,7 +35,8 @@ def starting_point(after: int | None, last_event_id: str | None, default: int) -
         return default if after is None else after
     if not (last_event_id.isascii() and last_event_id.isdigit()) or int(last_event_id) > MOST:
         raise UserError(
-            f"Last-Event-ID {last_event_id!r} is not a number of ours", hint="send the id of an event"
+            f"Last-Event-ID {last_event_id!r} is not the id of an event of this server",
+            hint="send the id of an event",
         )
     return int(last_event_id)
 
@@ -46,7 +47,7 @@ def stream(
     caller: ApiKeyRecord,
     *,
     job_id: str | None = None,
-    tells_figures: bool = False,
+    includes_figures: bool = False,
 ) -> StreamingResponse:
     """Stream all events after number ``after``, of one job or of the cluster, until the client disconnects.
 
@@ -57,11 +58,11 @@ def stream(
         after: number of the last event that the client has received.
         caller: API key of the request.
         job_id: id of the job whose events are streamed; None for all events.
-        tells_figures: whether to include live statistics of deployments. Their events have no number, because a client
-            that reconnects gets the current statistics.
+        includes_figures: whether to include live statistics of deployments. Their events have no number, because a
+            client that reconnects gets the current statistics.
     """
     return StreamingResponse(
-        _events(context, after, caller.id, job_id, SentFigures() if tells_figures else None),
+        _events(context, after, caller.id, job_id, SentFigures() if includes_figures else None),
         media_type=sse.MEDIA_TYPE,
         headers=sse.HEADERS,
     )

@@ -29,7 +29,7 @@ def looking(field: str) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError) as failure:
-        raise refused(field, f"it cannot be looked at: {failure}", "fix its rights, or the path") from failure
+        raise refused(field, f"it cannot be checked: {failure}", "fix its rights, or the path") from failure
 
 
 def refused(field: str, problem: str, hint: str) -> UserError:

@@ -178,7 +178,7 @@ class UploadStore:
             self._entry(upload_id, caller)
             entry = self._open_entry(upload_id)
             check_suffix(path, entry.view.kind)
-            self._require_room(entry, announced_bytes)
+            self._require_space(entry, announced_bytes)
             if path not in entry.files and len(entry.files) >= MOST_FILES:
                 raise TooLarge(
                     f"an upload has at most {MOST_FILES} files",
@@ -212,7 +212,7 @@ class UploadStore:
             entry = self._entry(upload_id, caller)
             if entry.view.state == "complete":
                 return entry.shown()
-            self._require_rest(entry)
+            self._require_complete(entry)
             entry.is_closing = True
             shown = entry.shown()
         try:
@@ -314,7 +314,7 @@ class UploadStore:
             raise Conflict(f"upload {upload_id} takes no more files", hint="begin another upload")
         return entry
 
-    def _require_rest(self, entry: _Entry) -> None:
+    def _require_complete(self, entry: _Entry) -> None:
         if entry.arriving:
             what = "1 file of it is" if entry.arriving == 1 else f"{entry.arriving} files of it are"
             raise Conflict(
@@ -327,7 +327,7 @@ class UploadStore:
     def _used_bytes(self) -> int:
         return sum(entry.size_bytes for entry in self._entries.values())
 
-    def _require_room(self, entry: _Entry, more_bytes: int) -> None:
+    def _require_space(self, entry: _Entry, more_bytes: int) -> None:
         for used, most, what in (
             (entry.size_bytes, self.most_bytes_each, "one upload"),
             (self._used_bytes(), self.most_bytes, "all uploads together"),
@@ -352,7 +352,7 @@ class UploadStore:
 
     def _reserve(self, entry: _Entry, more_bytes: int) -> None:
         with self._lock:
-            self._require_room(entry, more_bytes)
+            self._require_space(entry, more_bytes)
             entry.arriving_bytes += more_bytes
 
     def _release(self, entry: _Entry, size_bytes: int) -> None:

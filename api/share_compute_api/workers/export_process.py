@@ -48,7 +48,7 @@ class ExportProcesses:
                     hint="try again when the server has more memory to spare",
                 )
             raise ShareComputeError(
-                "the export made a mistake", hint="look into the server's log, and report it"
+                "the export failed with an internal error", hint="look into the server's log, and report it"
             )
         document = json.loads(answer)
         if (problem := document.get("problem")) is not None:

@@ -135,7 +135,7 @@ class PlanProcesses:
                     hint=f"try again, or {_ALONE}",
                 )
             raise ShareComputeError(
-                "the planner made a mistake", hint="look into the server's log, and report it"
+                "the planner failed with an internal error", hint="look into the server's log, and report it"
             )
         document = json.loads(answer)
         if (problem := document.get("problem")) is not None:

@@ -67,15 +67,15 @@ def _write_lines(inputs: Inputs, parts: Parts, file: Path) -> None:
         rows = inputs.objects()
     with file.open("wb") as opened:
         for row, answer in zip(rows, answers, strict=True):
-            opened.write(_line({**row, **_told(answer)}))
+            opened.write(_line({**row, **_without_nulls(answer)}))
 
 
-def _told(answer: Mapping[str, Any]) -> dict[str, Any]:
+def _without_nulls(answer: Mapping[str, Any]) -> dict[str, Any]:
     """Return the columns of an answer that are not null."""
-    told = {name: value for name, value in answer.items() if value is not None}
-    if "usage" in told:
-        told["usage"] = {name: value for name, value in told["usage"].items() if value is not None}
-    return told
+    columns = {name: value for name, value in answer.items() if value is not None}
+    if "usage" in columns:
+        columns["usage"] = {name: value for name, value in columns["usage"].items() if value is not None}
+    return columns
 
 
 def _line(row: Mapping[str, Any]) -> bytes:

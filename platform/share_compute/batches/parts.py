@@ -110,7 +110,9 @@ class Parts:
         except FileNotFoundError:
             return
         except (OSError, pa.ArrowException) as failure:
-            _log.warning("%s is damaged; its rows are asked for again: %s", self._file(number), failure)
+            _log.warning(
+                "%s is damaged; its rows are sent to the model again: %s", self._file(number), failure
+            )
             return
         self._count(number, len(errors) - errors.null_count)
 

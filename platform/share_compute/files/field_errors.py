@@ -17,7 +17,7 @@ _MOST_CHARACTERS = 300
 def invalid(failure: ValidationError, hint: str) -> UserError:
     """Return the error for a document that pydantic refuses; ``details`` has the wrong fields."""
     fields = field_errors(failure)
-    return UserError(told(fields, failure.error_count()), hint=hint, details={"fields": fields})
+    return UserError(fields_text(fields, failure.error_count()), hint=hint, details={"fields": fields})
 
 
 def field_errors(failure: ValidationError) -> list[dict[str, str]]:
@@ -29,7 +29,7 @@ def field_errors(failure: ValidationError) -> list[dict[str, str]]:
     ]
 
 
-def told(fields: Sequence[dict[str, str]], total: int) -> str:
+def fields_text(fields: Sequence[dict[str, str]], total: int) -> str:
     """Return the message about wrong fields; ``total`` also counts fields that are not listed."""
     texts = [": ".join(filter(None, (item["field"], item["problem"]))) for item in fields]
     if total > len(fields):

@@ -14,7 +14,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, ValidationError, field_
 
 from share_compute import __version__
 from share_compute.errors import UserError
-from share_compute.files.field_errors import field_errors, told
+from share_compute.files.field_errors import field_errors, fields_text
 from share_compute.files.plain_text import PlainText, plain
 from share_compute.files.plain_yaml import read_json, read_yaml, write_yaml
 from share_compute.files.strict import StrictModel, nearest
@@ -255,7 +255,7 @@ def parse_topology(data: Any) -> Topology:
         problems = field_errors(failure)
         named = [{**item, "field": _shown(item["field"], data)} for item in problems]
         raise UserError(
-            told(named, failure.error_count()),
+            fields_text(named, failure.error_count()),
             hint="fix these fields of the topology",
             details={"fields": problems},
         ) from failure

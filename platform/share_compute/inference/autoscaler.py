@@ -116,7 +116,7 @@ class Autoscaler:
             return self._become(wanted, f"{_sequences(sequences)} came while none was up")
         idle_s = demand.idle_s if not limits.min and not sequences else None
         if idle_s is not None and idle_s >= limits.downscale_to_zero_delay_s:
-            return self._become(0, f"nobody asked for {limits.downscale_to_zero_delay_s:g} s")
+            return self._become(0, f"no request for {limits.downscale_to_zero_delay_s:g} s")
         up, down = self._needed(sequences), self._needed(sequences, _FILLED)
         self._more.see(up if up > self.wanted else None, now_s)
         self._fewer.see(down if down < self.wanted else None, now_s)

@@ -28,7 +28,7 @@ class Assignment(StrictModel):
     """Folder of the job on the server, with prepared data, checkpoints and artifacts."""
     checkpoint: Path | None = None
     """Folder of the checkpoint to continue from."""
-    told: int = 0
+    known_step: int = 0
     """Last committed step that the control plane knows of; later committed steps are reported again."""
     drift: float = Field(default=0.25, gt=0)
     """Fraction by which measured step times may differ from predicted ones before the job is replanned."""

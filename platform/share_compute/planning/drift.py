@@ -169,7 +169,7 @@ def propose(
     except PlanInfeasible:
         return None
     present = _numbered_as_in(current, better)
-    if present is None or better.plan.prediction is None or seats(better.plan) == seats(current.plan):
+    if present is None or better.plan.prediction is None or layout_of(better.plan) == layout_of(current.plan):
         return None
     better_s, now_s = better.plan.prediction.step_s, simulate_step(better.cost, present).step_s
     carried_s, moved_bytes = moving(better.cost, present, better.layout)
@@ -195,9 +195,9 @@ def propose(
             f"with layers moved, {step_text} ({percent_text(1 - better_s / now_s)} less); over {steps_left} steps "
             f"that saves {seconds_text(gain_s)}, moving {bytes_text(moved_bytes)} costs {seconds_text(move_cost_s)}"
         )
-    used = {topology[machine].name for _, _, members in seats(current.plan) for machine, _ in members}
+    used = {topology[machine].name for _, _, members in layout_of(current.plan) for machine, _ in members}
     taken_in = sorted(
-        {topology[machine].name for _, _, members in seats(better.plan) for machine, _ in members} - used
+        {topology[machine].name for _, _, members in layout_of(better.plan) for machine, _ in members} - used
     )
     if taken_in:
         sentence += f"; it takes in {listed(taken_in)}, if no other job has taken them"
@@ -248,7 +248,7 @@ def _state_bytes(cost: TrainingCost, layer: int) -> int:
     return math.ceil(FLOAT_BYTES * (held + trained * cost.workload.optimizer_tensors))
 
 
-def seats(plan: Plan) -> list[tuple[int, int, tuple[tuple[str, tuple[int, ...]], ...]]]:
+def layout_of(plan: Plan) -> list[tuple[int, int, tuple[tuple[str, tuple[int, ...]], ...]]]:
     """Return the layers of each stage, and the contributor id and microbatches of each member.
 
     Two plans for which this function returns equal values do the same work.
@@ -267,6 +267,8 @@ def have_same_shards(one: Plan, other: Plan) -> bool:
     """Return whether the same machines hold the same layers; the plans may still differ in shares of microbatches."""
 
     def held(plan: Plan) -> list[tuple[int, int, list[str]]]:
-        return [(start, stop, [machine for machine, _ in members]) for start, stop, members in seats(plan)]
+        return [
+            (start, stop, [machine for machine, _ in members]) for start, stop, members in layout_of(plan)
+        ]
 
     return held(one) == held(other)

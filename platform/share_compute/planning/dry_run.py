@@ -100,7 +100,7 @@ def lay_out(
     cost = TrainingCost(profile, usable, complete(usable), workload(spec, plan.microbatches), known)
     index = {machine.id: place for place, machine in enumerate(usable.contributors)}
     # Members without microbatches are left out: the simulation needs at least one microbatch for each member.
-    seats = [
+    members_of = [
         [place for place, member in enumerate(stage.members) if member.microbatches] for stage in plan.stages
     ]
     layout = Layout(
@@ -111,7 +111,7 @@ def lay_out(
                 tuple(index[stage.members[place].contributor_id] for place in places),
                 tuple(len(stage.members[place].microbatches) for place in places),
             )
-            for stage, places in zip(plan.stages, seats, strict=True)
+            for stage, places in zip(plan.stages, members_of, strict=True)
         )
     )
     step = simulate_step(cost, layout, with_transfers=True)
@@ -123,24 +123,24 @@ def lay_out(
         step_s=step.step_s,
         cell_count=len(step.cells),
         cells=tuple(
-            TimelineCell.model_validate({**cell._asdict(), "member": seats[cell.stage][cell.member]})
+            TimelineCell.model_validate({**cell._asdict(), "member": members_of[cell.stage][cell.member]})
             for cell in step.cells
         ),
         transfers=tuple(
             TimelineTransfer(
                 microbatch=sent.microbatch,
                 kind=sent.kind,
-                source=(sent.source[0], seats[sent.source[0]][sent.source[1]]),
-                target=(sent.target[0], seats[sent.target[0]][sent.target[1]]),
+                source=(sent.source[0], members_of[sent.source[0]][sent.source[1]]),
+                target=(sent.target[0], members_of[sent.target[0]][sent.target[1]]),
                 start_s=sent.start_s,
                 stop_s=sent.stop_s,
             )
             for sent in step.transfers
         ),
         updates=tuple(
-            TimelineUpdate(stage=place, member=seats[place][seat], start_s=start_s, stop_s=stop_s)
+            TimelineUpdate(stage=place, member=members_of[place][index], start_s=start_s, stop_s=stop_s)
             for place, stage in enumerate(layout.stages)
-            for seat, machine in enumerate(stage.members)
+            for index, machine in enumerate(stage.members)
             for start_s, stop_s in [step.updates[machine]]
         ),
     )

@@ -254,18 +254,18 @@ def _stage_plans(
 ) -> Iterable[StagePlan]:
     for place, stage in enumerate(layout.stages):
         members = []
-        for seat, (machine, owned) in enumerate(zip(stage.members, blocks(stage.shares), strict=True)):
+        for index, (machine, owned) in enumerate(zip(stage.members, blocks(stage.shares), strict=True)):
             contributor = cost.topology.contributors[machine]
             members.append(
                 MemberPlan(
                     contributor_id=contributor.id,
                     name=contributor.name,
                     microbatches=owned,
-                    memory_bytes=math.ceil(cost.member_bytes(layout, place, seat)),
+                    memory_bytes=math.ceil(cost.member_bytes(layout, place, index)),
                     lent_bytes=contributor.memory_bytes,
                     busy_fraction=timeline.busy_fractions[machine] if timeline is not None else None,
-                    reason=explanation.why_in(place, seat),
-                    standing=explanation.standing(place, seat),
+                    reason=explanation.why_in(place, index),
+                    standing=explanation.standing(place, index),
                 )
             )
         shard = Shard(spec.name, stage.start, stage.stop, cost.num_layers)

@@ -556,9 +556,9 @@ class CoordinatorMachine:
         self._word, self._phase = word, phase
         self._answered = set()
         self._quiet_ticks = 0
-        return self._tell(self.workers) or self._if_all_answered()
+        return self._send_to(self.workers) or self._if_all_answered()
 
-    def _tell(self, workers: Iterable[Worker]) -> list[Effect]:
+    def _send_to(self, workers: Iterable[Worker]) -> list[Effect]:
         assert self._word is not None
         return [SendToMember(worker, self._word) for worker in sorted(workers)]
 
@@ -570,4 +570,4 @@ class CoordinatorMachine:
             return self._change()
         # Repeat at ticks 2, 4, 8, ...: the first tick may directly follow the message, and a step takes time.
         is_due = self._quiet_ticks > 1 and self._quiet_ticks.bit_count() == 1
-        return self._tell(self.workers - self._answered) if is_due else []
+        return self._send_to(self.workers - self._answered) if is_due else []

@@ -93,7 +93,7 @@ class MemberMachine:
         """Tensors that arrived before this member began their epoch or step."""
         self._waiting: list[Action] = []
         self._logged: set[int] = set()
-        """Positions in `Membership.keepers` of the members that have received the gradient of the open step."""
+        """Positions in `Membership.copy_holders` of the members that have received the gradient of the open step."""
         self._phase: Phase = "computing"
         self._running: Compute | Reduce | Apply | None = None
         self._halt: Halt | None = None
@@ -224,7 +224,7 @@ class MemberMachine:
         self._step.arrived = {label for label in self._step.arrived if label.cargo == "tied"}
         self._take_early()
         for resend in form.membership.resends:
-            if resend.keeper == self.worker:
+            if resend.holder == self.worker:
                 label = TensorLabel(form.membership.step, resend.cargo, resend.microbatch, resend.stage)
                 effects.append(Send(label, resend.target))
         effects += [SendToCoordinator(rejected) for rejected in self._rejected.values()]
@@ -424,8 +424,8 @@ class MemberMachine:
     def _unlogged(self) -> list[Log]:
         assert self.membership is not None
         return [
-            Log(self._step.number, keeper, place)
-            for place, keeper in enumerate(self.membership.keepers(self.worker))
+            Log(self._step.number, holder, place)
+            for place, holder in enumerate(self.membership.copy_holders(self.worker))
             if place not in self._logged
         ]
 

@@ -76,7 +76,7 @@ class Logged:
     epoch: int
     step: int
     place: int
-    """Position of that member in `Membership.keepers`."""
+    """Position of that member in `Membership.copy_holders`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,9 +148,9 @@ class Log:
     """Send the reduced gradient to a member that holds a copy of this member's state."""
 
     step: int
-    keeper: Worker
+    holder: Worker
     place: int
-    """Position of the receiver in `Membership.keepers`."""
+    """Position of the receiver in `Membership.copy_holders`."""
 
 
 @dataclass(frozen=True, slots=True)

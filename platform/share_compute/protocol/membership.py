@@ -26,11 +26,11 @@ class Task(NamedTuple):
 class Resend(NamedTuple):
     """A kept boundary tensor that a member needs again."""
 
-    keeper: Worker
+    holder: Worker
     cargo: Literal["activation", "gradient"]
     microbatch: int
     stage: int
-    """Stage of the keeper."""
+    """Stage of the holder."""
     target: Worker
 
 
@@ -85,7 +85,7 @@ class Membership:
         comers = {follower for followers in self.followers.values() for follower in followers}
         return members + tuple(sorted(comers - set(members)))
 
-    def keepers(self, owner: Worker) -> tuple[Worker, ...]:
+    def copy_holders(self, owner: Worker) -> tuple[Worker, ...]:
         """Return the members that hold a copy of a member's state: its backup, if any, then its catch-up replicas."""
         backup = self.backups.get(owner)
         followers = (follower for follower in self.followers.get(owner, ()) if follower != backup)

@@ -147,10 +147,10 @@ def _resends(held: _Held, tasks: Tasks) -> Iterator[Resend]:
     for place, row in enumerate(tasks):
         for microbatch, task in enumerate(row):
             if task.forward and place > 0:
-                keeper = held.by("activations", place - 1, microbatch)
-                if keeper is not None:
-                    yield Resend(keeper, "activation", microbatch, place - 1, task.worker)
+                holder = held.by("activations", place - 1, microbatch)
+                if holder is not None:
+                    yield Resend(holder, "activation", microbatch, place - 1, task.worker)
             if task.backward and place < len(tasks) - 1:
-                keeper = held.by("gradients", place + 1, microbatch)
-                if keeper is not None:
-                    yield Resend(keeper, "gradient", microbatch, place + 1, task.worker)
+                holder = held.by("gradients", place + 1, microbatch)
+                if holder is not None:
+                    yield Resend(holder, "gradient", microbatch, place + 1, task.worker)

@@ -55,7 +55,7 @@ class Churn:
         expected = 2 * machines * until_s / (self.mean_up_s + self.mean_down_s)
         if expected > MOST_EVENTS:
             raise UserError(
-                f"the machines would go and come back about {expected:.2g} times; a simulation takes {MOST_EVENTS:,}",
+                f"the machines would leave and return about {expected:.2g} times; a simulation takes {MOST_EVENTS:,}",
                 hint="simulate fewer hours or machines, or a longer time between failures",
             )
         return self._events(machines, until_s, np.random.default_rng([seed, 1]))

@@ -2,7 +2,7 @@
 
 Between two changes of members all steps are alike, so the clock goes from change to change. The event simulator of a
 step gives the step time. The rules of `share_compute.simulation.rules` give the cost of a death.
-`share_compute.simulation.crew` chooses the replacement.
+`share_compute.simulation.fleet_planner` chooses the replacement.
 
 Machines that return are spares. From time to time the planner searches again, if a step takes longer than it once did
 and a machine has returned. The job moves to the better plan at the end of a step if that saves time before the end of
@@ -22,7 +22,7 @@ from share_compute.errors import UserError
 from share_compute.models.profiles.profile import ModelProfile
 from share_compute.planning.cost.layout import Layout
 from share_compute.simulation.churn import Churn, ChurnEvent
-from share_compute.simulation.crew import Crew
+from share_compute.simulation.fleet_planner import FleetPlanner
 from share_compute.simulation.ledger import Ledger
 from share_compute.simulation.report import SimulationReport
 from share_compute.simulation.rules import Change, Downtime, EpochRules, Rules
@@ -96,14 +96,14 @@ class _Run:
     def __init__(
         self, spec: TrainJob, topology: Topology, profile: ModelProfile, scenario: Scenario, rules: Rules
     ) -> None:
-        self._crew = Crew(spec, topology, profile)
+        self._planner = FleetPlanner(spec, topology, profile)
         self._profile, self._scenario, self._rules = profile, scenario, rules
         self._ledger = Ledger(scenario.duration_s)
         self._counts: Counter[str] = Counter(searches=1)
         self._alive = np.ones(len(topology.contributors), dtype=bool)
         self._is_running = True
         # This is the current layout, or the last one while no plan is possible.
-        self._layout = self._crew.first_plan()
+        self._layout = self._planner.first_plan()
         # These are the last layout whose members had all their state, and the machines that died since then.
         self._holders, self._gone = self._layout, set[int]()
         self._switch: tuple[float, Layout] | None = None
@@ -148,7 +148,7 @@ class _Run:
         self._settle(now_s)
         self._gone.add(machine)
         done = self._ledger.close(now_s)
-        layout = self._crew.replaced(self._layout, machine, self._alive)
+        layout = self._planner.replaced(self._layout, machine, self._alive)
         is_search = layout is None
         if layout is None:
             layout = self._search()
@@ -183,8 +183,10 @@ class _Run:
         if layout is None:
             return
         at_s = self._ledger.end_of_step_s(now_s)
-        gained_s = (self._scenario.duration_s - at_s) * (1 - self._crew.step_s(layout) / self._ledger.step_s)
-        pause = self._rules.pause(self._crew.cost, Change(self._layout, layout))
+        gained_s = (self._scenario.duration_s - at_s) * (
+            1 - self._planner.step_s(layout) / self._ledger.step_s
+        )
+        pause = self._rules.pause(self._planner.cost, Change(self._layout, layout))
         if gained_s > pause.total_s:
             self._switch = at_s, layout
 
@@ -202,7 +204,7 @@ class _Run:
 
     def _search(self) -> Layout | None:
         self._counts["searches"] += 1
-        return self._crew.plan(self._alive)
+        return self._planner.plan(self._alive)
 
     def _settle(self, now_s: float) -> None:
         """Record the present members as holders of the state, if all of them have received it."""
@@ -213,11 +215,11 @@ class _Run:
         self, now_s: float, layout: Layout, carried: float, *, is_death: bool, is_search: bool
     ) -> None:
         change = Change(self._holders, layout, frozenset(self._gone), is_death=is_death, is_search=is_search)
-        self._open(now_s, layout, self._rules.pause(self._crew.cost, change), carried)
+        self._open(now_s, layout, self._rules.pause(self._planner.cost, change), carried)
 
     def _open(self, now_s: float, layout: Layout, pause: Downtime, carried: float) -> None:
         self._layout = layout
-        self._ledger.open(now_s, self._crew.step_s(layout), pause, carried)
+        self._ledger.open(now_s, self._planner.step_s(layout), pause, carried)
         self._best_step_s = min(self._best_step_s, self._ledger.step_s)
         self._counts["epochs"] += 1
 
@@ -226,7 +228,7 @@ class _Run:
     def _measure(self, now_s: float) -> None:
         """Integrate the number and speed of machines and members over the time since the last call."""
         lasted_s, self._seen_s = now_s - self._seen_s, now_s
-        speed = self._crew.flops_per_s
+        speed = self._planner.flops_per_s
         members = list(self._layout.machines) if self._is_running else []
         self._areas["machines"] += lasted_s * float(self._alive.sum())
         self._areas["lent"] += lasted_s * float(speed[self._alive].sum())
@@ -235,7 +237,7 @@ class _Run:
 
     def report(self, seed: int) -> SimulationReport:
         """Return the report of the simulation."""
-        workload, duration_s, counts = self._crew.cost.workload, self._scenario.duration_s, self._counts
+        workload, duration_s, counts = self._planner.cost.workload, self._scenario.duration_s, self._counts
         committed, lost = self._ledger.committed, self._ledger.lost
         samples_per_s = committed * workload.batch_size / duration_s
         computed = committed * workload.batch_size * _flops(self._profile, workload.sequence_length)

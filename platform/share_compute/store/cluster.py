@@ -48,7 +48,7 @@ class ClusterRows:
         self._database = database
         self._clock = clock
 
-    def glance(self, contributor_ids: Collection[str] | None = None) -> list[GlanceRecord]:
+    def summaries(self, contributor_ids: Collection[str] | None = None) -> list[GlanceRecord]:
         """Return the given machines, or all except those gone for more than a day, in the order they joined."""
         query = select(*_COLUMNS).order_by(ContributorRow.joined_at, ContributorRow.id)
         if contributor_ids is not None:
@@ -59,7 +59,7 @@ class ClusterRows:
             rows = session.execute(query).all()
             owners = _owners(session, contributor_ids)
             held = _held(session, rows)
-            return [_glance(row, owners.get(row.id), held.get(row.id)) for row in rows]
+            return [_summary(row, owners.get(row.id), held.get(row.id)) for row in rows]
 
     def links(self, states: Collection[ContributorState]) -> list[tuple[str, str | None, Any]]:
         """Return (id, address, links) of measured machines in these states, in the order they joined."""
@@ -135,7 +135,7 @@ def _measured(capacity: str | None, links: str | None) -> _Measured:
     )
 
 
-def _glance(row: Any, owner: str | None, held: HeldRecord | None) -> GlanceRecord:
+def _summary(row: Any, owner: str | None, held: HeldRecord | None) -> GlanceRecord:
     measured = _measured(row.capacity, row.links)
     return GlanceRecord(
         id=row.id,

@@ -20,7 +20,7 @@ def read_cursor(cursor: str) -> tuple[datetime, str]:
     Raises:
         UserError: the text is not a cursor of this server.
     """
-    foreign = UserError("the cursor is not one of ours", hint="use next_cursor of the page before")
+    foreign = UserError("the cursor is invalid", hint="use next_cursor of the page before")
     try:
         moment, row_id = base64.urlsafe_b64decode(cursor).decode().split(" ")
         at = datetime.fromisoformat(moment)

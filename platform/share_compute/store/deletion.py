@@ -104,10 +104,12 @@ class Deletions:
                     f"deployment {row.name} is {row.state}; only one that is over can be forgotten",
                     hint=f"take it down first: share-compute undeploy {row.name}",
                 )
-            told = (EventRow.job_id.is_(None), EventRow.kind == DEPLOYMENT)
-            session.execute(delete(EventRow).where(*told, EventRow.data["id"].as_string() == row.id))
+            of_deployments = (EventRow.job_id.is_(None), EventRow.kind == DEPLOYMENT)
+            session.execute(
+                delete(EventRow).where(*of_deployments, EventRow.data["id"].as_string() == row.id)
+            )
             session.delete(row)
-            _tell(session, now, deployment=row.id, name=row.name)
+            _record_event(session, now, deployment=row.id, name=row.name)
 
     def due(self) -> list[str]:
         """Return the ids of jobs that are over now and whose deletion was requested while they ran."""
@@ -134,7 +136,7 @@ def delete_job(session: Session, row: JobRow, data_folder: Path, now: datetime) 
         session.execute(delete(table).where(table.job_id == row.id))
     session.delete(row)
     remove_folder(session, job_folder(data_folder, row.kind, row.id), now)
-    _tell(session, now, job=row.id, name=row.name)
+    _record_event(session, now, job=row.id, name=row.name)
 
 
 def delete_artifact(session: Session, row: ArtifactRow, now: datetime) -> None:
@@ -144,7 +146,7 @@ def delete_artifact(session: Session, row: ArtifactRow, now: datetime) -> None:
     # The folder of an export contains only the artifact, under the name `model`.
     path = Path(row.path)
     remove_folder(session, path.parent if path.parent.parent.name == "exports" else path, now)
-    _tell(session, now, job=row.job_id, artifact=row.name)
+    _record_event(session, now, job=row.job_id, artifact=row.name)
 
 
 def remove_folder(session: Session, folder: Path, now: datetime) -> None:
@@ -188,5 +190,5 @@ def _names(spec: dict[str, object], job_id: str) -> bool:
     return job_id in json.dumps([spec.get("model"), spec.get("data")])
 
 
-def _tell(session: Session, now: datetime, **what: str) -> None:
+def _record_event(session: Session, now: datetime, **what: str) -> None:
     add_event(session, DELETED, now, what)

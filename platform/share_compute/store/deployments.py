@@ -20,7 +20,7 @@ from share_compute.store.database.tables import DeploymentRow
 from share_compute.store.events import DEPLOYMENT, add_event
 from share_compute.store.records import DeploymentRecord
 from share_compute.store.secret import new_id
-from share_compute.store.work import tell_deployment_work
+from share_compute.store.work import record_deployment_work
 
 _LIVE = [state.value for state in LIVE]
 
@@ -65,7 +65,7 @@ class Deployments:
             )
             session.add(row)
             session.flush()
-            _tell(session, row, None, now)
+            _record_event(session, row, None, now)
             return DeploymentRecord.model_validate(row)
 
     def get(self, key: str) -> DeploymentRecord:
@@ -152,7 +152,7 @@ class Deployments:
                 _move(session, row, state, reason, now, error=error)
                 if laid is not None:
                     row.plans = laid
-                    tell_deployment_work(session, row, now)
+                    record_deployment_work(session, row, now)
             return DeploymentRecord.model_validate(row)
 
     def set_replicas(self, key: str, change: ReplicasSpec) -> DeploymentRecord:
@@ -179,7 +179,7 @@ class Deployments:
             if spec.replicas != replicas:
                 row.spec = spec.model_copy(update={"replicas": replicas}).model_dump(mode="json")
                 asked = {"asked": str(replicas), "asked_before": str(spec.replicas)}
-                _tell(session, row, row.state, self._clock(), replicas=asked)
+                _record_event(session, row, row.state, self._clock(), replicas=asked)
             return DeploymentRecord.model_validate(row)
 
     def scaled(self, deployment_id: str, before: int, wanted: int, reason: str) -> None:
@@ -191,7 +191,7 @@ class Deployments:
         with self._database.write() as session:
             row = deployment_row(session, deployment_id)
             replicas = {"wanted": wanted, "wanted_before": before}
-            _tell(session, row, row.state, self._clock(), reason=reason, replicas=replicas)
+            _record_event(session, row, row.state, self._clock(), reason=reason, replicas=replicas)
 
     def interrupted(self, deployment_id: str, replica: int, interruption: Interruption) -> None:
         """Write an event that a replica lost a part of its model, so its requests wait.
@@ -208,7 +208,7 @@ class Deployments:
         with self._database.write() as session:
             row = deployment_row(session, deployment_id)
             facts["of"] = max(1, len(row.plans))
-            _tell(session, row, row.state, self._clock(), interrupted=facts)
+            _record_event(session, row, row.state, self._clock(), interrupted=facts)
 
     def went_on(self, deployment_id: str, replica: int, interruption: Interruption) -> None:
         """Write an event that a replica continues after an interruption.
@@ -224,7 +224,7 @@ class Deployments:
         facts = {"replica": replica, **interruption.model_dump(mode="json", exclude={"reason", "machines"})}
         with self._database.write() as session:
             row = deployment_row(session, deployment_id)
-            _tell(session, row, row.state, self._clock(), went_on=facts)
+            _record_event(session, row, row.state, self._clock(), went_on=facts)
 
     def stop(self, key: str, reason: str = "taken down") -> DeploymentRecord:
         """Take a deployment down, given its id or its name. A second call changes nothing.
@@ -279,9 +279,11 @@ def _move(
         row.ready_at = now
     if state.is_final:
         row.ended_at = now
-    _tell(session, row, before, now)
+    _record_event(session, row, before, now)
 
 
-def _tell(session: Session, row: DeploymentRow, before: str | None, now: datetime, **more: Any) -> None:
+def _record_event(
+    session: Session, row: DeploymentRow, before: str | None, now: datetime, **more: Any
+) -> None:
     data = {"id": row.id, "name": row.name, "state": row.state, "from": before, "reason": row.reason, **more}
     add_event(session, DEPLOYMENT, now, data | ({"error": row.error} if row.error else {}))

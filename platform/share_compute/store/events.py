@@ -9,7 +9,7 @@ from typing import Any
 from sqlalchemy import func, insert, select
 from sqlalchemy.orm import Session
 
-from share_compute.store.database.database import TOLD, Database
+from share_compute.store.database.database import HAS_EVENTS, Database
 from share_compute.store.database.tables import EventRow
 from share_compute.store.records import EventRecord
 
@@ -18,13 +18,13 @@ DEPLOYMENT = "deployment"
 
 
 class Events:
-    """The table of events. Rows are written with the change that they report, or by `tell`."""
+    """The table of events. Rows are written with the change that they report, or by `record`."""
 
     def __init__(self, database: Database, clock: Callable[[], datetime]) -> None:
         self._database = database
         self._clock = clock
 
-    def tell(self, kind: str, data: dict[str, Any]) -> None:
+    def record(self, kind: str, data: dict[str, Any]) -> None:
         """Write an event of the server itself, without a change of another row."""
         with self._database.write() as session:
             add_event(session, kind, self._clock(), data)
@@ -79,7 +79,7 @@ def add_event(
     )
     # Flush each event alone, so that event numbers follow the order of the calls.
     session.flush()
-    session.info[TOLD] = True
+    session.info[HAS_EVENTS] = True
 
 
 def add_job_events(
@@ -90,4 +90,4 @@ def add_job_events(
     if rows:
         common = {"at": at, "job_id": job_id, "attempt": attempt}
         session.execute(insert(EventRow), [{"kind": kind, "data": data, **common} for kind, data in rows])
-        session.info[TOLD] = True
+        session.info[HAS_EVENTS] = True

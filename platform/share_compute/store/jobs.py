@@ -19,7 +19,7 @@ from share_compute.store.database.tables import ContributorRow, EventRow, JobRow
 from share_compute.store.events import add_event
 from share_compute.store.records import JobRecord, QueuedJob
 from share_compute.store.secret import new_id
-from share_compute.store.work import lease_changes, tell_free, tell_work
+from share_compute.store.work import lease_changes, record_free, record_work
 
 
 class Jobs:
@@ -72,7 +72,7 @@ class Jobs:
             )
             session.add(row)
             session.flush()
-            _tell(session, row, None, now)
+            _record_event(session, row, None, now)
             return JobRecord.model_validate(row)
 
     def get(self, job_id: str) -> JobRecord:
@@ -177,7 +177,7 @@ class Jobs:
             row = job_row(session, job_id)
             if row.state == JobState.queued and row.reason != reason:
                 row.reason = reason
-                _tell(session, row, row.state, self._clock())
+                _record_event(session, row, row.state, self._clock())
 
     def begin(
         self, job_id: str, contributor_ids: Collection[str], reason: str = "making a plan"
@@ -206,11 +206,11 @@ class Jobs:
             if leased.rowcount != len(contributor_ids):
                 raise Conflict(
                     f"only {leased.rowcount} of {len(contributor_ids)} contributors are still free",
-                    hint="look again at which are",
+                    hint="list the free contributors, and try again",
                     job=job_id,
                 )
             holder = {"job": job_id, "name": row.name}
-            tell_work(session, now, lease_changes(session, holder, contributor_ids, None))
+            record_work(session, now, lease_changes(session, holder, contributor_ids, None))
             return JobRecord.model_validate(row)
 
     def move(
@@ -380,9 +380,9 @@ def move_job(
         row.tokens_per_s = row.tokens_per_s if state is JobState.succeeded else None
         row.cancel_requested_at = None
         held = ContributorRow.job_id == row.id
-        tell_free(session, now, held)
+        record_free(session, now, held)
         session.execute(update(ContributorRow).where(held).values(job_id=None))
-    _tell(session, row, before.value, now, error=error)
+    _record_event(session, row, before.value, now, error=error)
 
 
 def ask_to_stop(session: Session, row: JobRow, now: datetime) -> None:
@@ -424,7 +424,7 @@ def _again_unless_cancelled(
         begins = f"continuing from its members' state, else from {_from(row)},"
     else:
         begins = f"continuing from {_from(row)}"
-    reason = f"{why}; {begins} as soon as enough machines are there"
+    reason = f"{why}; {begins} as soon as enough machines are ready"
     _again(session, row, reason, now, error, leaves_members=leaves_members)
 
 
@@ -452,7 +452,7 @@ def _from(row: JobRow) -> str:
     )
 
 
-def _tell(
+def _record_event(
     session: Session, row: JobRow, before: str | None, now: datetime, *, error: dict[str, Any] | None = None
 ) -> None:
     data = {"state": row.state, "from": before, "reason": row.reason, **({"error": error} if error else {})}

@@ -11,7 +11,7 @@ from share_compute.lifecycle.states import ContributorState
 from share_compute.store.database.database import Database
 from share_compute.store.database.tables import ContributorRow, DeploymentRow
 from share_compute.store.records import ContributorRecord
-from share_compute.store.work import tell_deployment_work, tell_free
+from share_compute.store.work import record_deployment_work, record_free
 
 
 class Leases:
@@ -35,7 +35,7 @@ class Leases:
             rows = session.scalars(query.order_by(ContributorRow.joined_at, ContributorRow.id)).all()
             deployment = session.get(DeploymentRow, deployment_id)
             if deployment is not None:
-                tell_deployment_work(session, deployment, self._clock())
+                record_deployment_work(session, deployment, self._clock())
             return [ContributorRecord.model_validate(row) for row in rows]
 
     def release(self, deployment_id: str, contributor_ids: Collection[str]) -> None:
@@ -53,5 +53,5 @@ class Leases:
 
     def _release(self, held: ColumnElement[bool]) -> None:
         with self._database.write() as session:
-            tell_free(session, self._clock(), held)
+            record_free(session, self._clock(), held)
             session.execute(update(ContributorRow).where(held).values(deployment_id=None))

@@ -40,7 +40,7 @@ from share_compute.store.events import add_job_events
 from share_compute.store.jobs import job_row, move_job
 from share_compute.store.records import ArtifactRecord, JobRecord, MetricRecord
 from share_compute.store.secret import new_id
-from share_compute.store.work import lease_changes, parts, tell_free, tell_work
+from share_compute.store.work import lease_changes, parts, record_free, record_work
 
 _USABLE = (ContributorState.ready, ContributorState.draining)
 
@@ -110,8 +110,10 @@ class Progress:
             wanted.append(MetricRow.step <= until_step)
         query = select(MetricRow).where(*wanted).order_by(MetricRow.step, MetricRow.split)
         if most is not None:
-            told = _telling(wanted, most)
-            query = query.join(told, (told.c.split == MetricRow.split) & (told.c.step == MetricRow.step))
+            chosen = _decimated(wanted, most)
+            query = query.join(
+                chosen, (chosen.c.split == MetricRow.split) & (chosen.c.step == MetricRow.step)
+            )
         with self._database.read() as session:
             job_row(session, job_id)
             return [MetricRecord.model_validate(row) for row in session.scalars(query)]
@@ -126,8 +128,8 @@ class Progress:
         with self._database.write() as session:
             row = job_row(session, job_id)
             _apply(session, row, saved, now)
-            told = [(saved.type, saved.model_dump(mode="json", exclude={"type"}))]
-            add_job_events(session, (job_id, row.attempt), now, told)
+            events = [(saved.type, saved.model_dump(mode="json", exclude={"type"}))]
+            add_job_events(session, (job_id, row.attempt), now, events)
         return self.artifact(job_id, saved.name)
 
     def artifacts(self, job_id: str) -> list[ArtifactRecord]:
@@ -158,7 +160,7 @@ def artifact_row(session: Session, job_id: str, name: str) -> ArtifactRow:
     return row
 
 
-def _telling(wanted: Sequence[ColumnElement[bool]], most: int) -> Subquery:
+def _decimated(wanted: Sequence[ColumnElement[bool]], most: int) -> Subquery:
     """Return (split, step) of about ``most`` metrics of each split that preserve the shape of the loss curve.
 
     Each of ``most // 2`` sections keeps its minimum and maximum, as in min-max decimation.
@@ -272,12 +274,12 @@ def _lease(session: Session, row: JobRow, plan: Plan, now: datetime, *states: Co
     session.execute(update(ContributorRow).where(used, free, usable).values(job_id=row.id))
     leased = session.scalars(select(ContributorRow.id).where(ContributorRow.job_id == row.id)).all()
     held = parts(row.plan) if row.plan else None
-    tell_work(session, now, lease_changes(session, {"job": row.id, "name": row.name}, leased, held))
+    record_work(session, now, lease_changes(session, {"job": row.id, "name": row.name}, leased, held))
 
 
 def _release_all_but(session: Session, row: JobRow, kept: Collection[str], now: datetime) -> None:
     others = (ContributorRow.job_id == row.id) & ContributorRow.id.not_in(kept)
-    tell_free(session, now, others)
+    record_free(session, now, others)
     session.execute(update(ContributorRow).where(others).values(job_id=None))
 
 

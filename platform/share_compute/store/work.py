@@ -17,7 +17,7 @@ from sqlalchemy import ColumnElement, and_, func, insert, or_, select
 from sqlalchemy.orm import Session
 
 from share_compute.lifecycle.states import GONE
-from share_compute.store.database.database import TOLD, Database
+from share_compute.store.database.database import HAS_EVENTS, Database
 from share_compute.store.database.tables import ContributorRow, DeploymentRow, EventRow
 from share_compute.store.records import BusyRecord, SpellRecord, WorkRecord
 
@@ -26,7 +26,7 @@ FREE: dict[str, Any] = {"job": None, "deployment": None}
 """Data of the ``work`` event of a machine that has become free."""
 
 
-def tell_work(session: Session, now: datetime, work: Mapping[str, dict[str, Any]]) -> None:
+def record_work(session: Session, now: datetime, work: Mapping[str, dict[str, Any]]) -> None:
     """Write the ``work`` events of machines, given by contributor id."""
     if work:
         rows = [
@@ -34,7 +34,7 @@ def tell_work(session: Session, now: datetime, work: Mapping[str, dict[str, Any]
             for machine, data in work.items()
         ]
         session.execute(insert(EventRow), rows)
-        session.info[TOLD] = True
+        session.info[HAS_EVENTS] = True
 
 
 def parts(*plans: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
@@ -59,9 +59,9 @@ def parts(*plans: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     }
 
 
-def tell_free(session: Session, now: datetime, *held: Any) -> None:
+def record_free(session: Session, now: datetime, *held: Any) -> None:
     """Write events that the machines matching these conditions are free; call this before they are released."""
-    tell_work(session, now, dict.fromkeys(session.scalars(select(ContributorRow.id).where(*held)), FREE))
+    record_work(session, now, dict.fromkeys(session.scalars(select(ContributorRow.id).where(*held)), FREE))
 
 
 @dataclass(slots=True)
@@ -120,8 +120,8 @@ class WorkHistory:
                 ended = spell.ended
                 if spell.data.get("job") is None or (ended is not None and ended.at < since):
                     continue
-                told = _of_job(spell, "measured").where(EventRow.at >= since).order_by(EventRow.seq)
-                for at, data in session.execute(told.with_only_columns(EventRow.at, EventRow.data)):
+                measured = _of_job(spell, "measured").where(EventRow.at >= since).order_by(EventRow.seq)
+                for at, data in session.execute(measured.with_only_columns(EventRow.at, EventRow.data)):
                     busy_s = _busy_s(data, contributor_id, spell.data.get("stage"))
                     if busy_s is not None and data["measured_step_s"] > 0:
                         share = min(1.0, busy_s / data["measured_step_s"])
@@ -222,13 +222,13 @@ def lease_changes(
         .where(EventRow.contributor_id.in_(leased), changes_work())
         .group_by(EventRow.contributor_id)
     )
-    told = session.execute(select(EventRow.contributor_id, EventRow.data).where(EventRow.seq.in_(last)))
-    before = {machine: data for machine, data in told if machine is not None}
+    rows = session.execute(select(EventRow.contributor_id, EventRow.data).where(EventRow.seq.in_(last)))
+    before = {machine: data for machine, data in rows if machine is not None}
     return {machine: data for machine, data in new.items() if before.get(machine) != data}
 
 
-def tell_deployment_work(session: Session, row: DeploymentRow, now: datetime) -> None:
+def record_deployment_work(session: Session, row: DeploymentRow, now: datetime) -> None:
     """Write ``work`` events for the machines of a deployment whose part of the model changed."""
     leased = session.scalars(select(ContributorRow.id).where(ContributorRow.deployment_id == row.id)).all()
     holder = {"deployment": row.id, "name": row.name}
-    tell_work(session, now, lease_changes(session, holder, leased, parts(*row.plans)))
+    record_work(session, now, lease_changes(session, holder, leased, parts(*row.plans)))

@@ -253,9 +253,9 @@ class GradientBuckets:
         """
         hashed = xxhash.xxh3_128()
         for bucket in self._whole.buckets:
-            words = bucket.view(torch.int32 if bucket.element_size() == _WORD_BYTES else torch.int16)
-            told = words if words.device.type == "cpu" else words.sum(dtype=torch.int64).cpu()
-            hashed.update(told.numpy().data)
+            values = bucket.view(torch.int32 if bucket.element_size() == _WORD_BYTES else torch.int16)
+            digested = values if values.device.type == "cpu" else values.sum(dtype=torch.int64).cpu()
+            hashed.update(digested.numpy().data)
         return hashed.hexdigest()
 
     @property

@@ -49,16 +49,16 @@ def test_copies_that_were_lost_are_begun_anew_later_each_time_they_do_not_last()
     first = recopying.backups(stages, fleet)
     for rest_s in (10.0, 20.0, 40.0):
         assert not recopying.is_due
-        recopying.lost("b", lacks_room=False)
+        recopying.lost("b", lacks_space=False)
         clock.now_s += rest_s - 0.1
-        recopying.lost("c", lacks_room=False)  # the same epoch will do
+        recopying.lost("c", lacks_space=False)  # the same epoch will do
         assert not recopying.is_due
         clock.now_s += 0.2
         assert recopying.is_due
         recopying.begun()
         assert recopying.backups(stages, fleet) == first
     clock.now_s += 3600.0
-    recopying.lost("b", lacks_room=False)
+    recopying.lost("b", lacks_space=False)
     clock.now_s += 5.1
     assert recopying.is_due
 
@@ -66,7 +66,7 @@ def test_copies_that_were_lost_are_begun_anew_later_each_time_they_do_not_last()
 def test_a_copy_that_was_lost_before_another_was_begun_is_not_begun_once_more() -> None:
     clock = Clock()
     recopying = Recopying(clock)
-    recopying.lost("b", lacks_room=False, is_restarted=True)
+    recopying.lost("b", lacks_space=False, is_restarted=True)
     clock.now_s += 3600.0
     assert not recopying.is_due
 
@@ -75,7 +75,7 @@ def test_another_one_is_asked_for_the_copy_that_found_no_room() -> None:
     fleet = Topology(tuple(machine(worker, 1e9) for worker in "abc"))
     recopying = Recopying(Clock())
     before = recopying.backups((("a",), ("b", "c")), fleet)["a"]
-    recopying.lost(before, lacks_room=True)
+    recopying.lost(before, lacks_space=True)
     assert recopying.backups((("a",), ("b", "c")), fleet)["a"] == ({"b", "c"} - {before}).pop()
 
 
@@ -132,7 +132,7 @@ def test_lack_of_memory_is_told_with_what_there_was() -> None:
     assert is_out_of_memory(caught.value)
     told = as_reported(caught.value)
     assert isinstance(told, OutOfMemory)
-    assert told.room_bytes > 10 * 2**20
+    assert told.taken_bytes > 10 * 2**20
     assert not is_out_of_memory(RuntimeError("shapes differ"))
     assert "shapes differ" in as_reported(RuntimeError("shapes differ")).message
 
@@ -178,7 +178,7 @@ class Story:
     def reformed(self, *followers: str) -> tuple[str, ...]:
         """Return who is said to be expected when an epoch was formed."""
         event = Reformed(epoch=1, step=3, plan=solution("a").plan, seconds=0, recomputed=0, sentence="")
-        self.changes.tell_reformed(event, self.membership(*followers))
+        self.changes.report_reformed(event, self.membership(*followers))
         told = self.told.pop()
         assert isinstance(told, Reformed)
         return told.expected

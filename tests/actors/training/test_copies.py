@@ -41,7 +41,7 @@ def copies(trainer: Trainer) -> Iterator[Copies]:
     assert not failures
 
 
-def directly(owner: Any, _keeper: str, _stopping: object) -> Any:
+def directly(owner: Any, _backup: str, _stopping: object) -> Any:
     """Reach an owner in the same process."""
     return owner
 

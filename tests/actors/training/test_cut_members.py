@@ -71,7 +71,7 @@ class Crew:
         (membership("a", is_tied=True), set()),
     ],
 )
-def test_neighbours_and_keepers_of_copies_need_each_other(
+def test_neighbours_and_holders_of_copies_need_each_other(
     formed: Membership, pairs: set[tuple[str, str]]
 ) -> None:
     assert needed(formed) == pairs

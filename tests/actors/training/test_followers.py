@@ -23,7 +23,7 @@ from share_compute.training.optimizers import optimizer_tensors, parameter_of, r
 from share_compute_actors.training.backups import copying, followers
 from share_compute_actors.training.backups.copying import Copied, Copier, ShardOutline, ShardRange
 from share_compute_actors.training.backups.followers import Follower
-from share_compute_actors.training.backups.logs import letters
+from share_compute_actors.training.backups.logs import gradient_messages
 from share_compute_actors.training.backups.room import CopyQuota
 from share_compute_actors.training.member.runner import Runner
 from share_compute_actors.training.membership.backups import backups_of
@@ -70,7 +70,9 @@ class Trainer:
         )
         self.runner.reduce([])
         if follower is not None:
-            sent = letters(self.runner.gradients, self.runner.loss_scale, self.runner.scale_of(self.step))
+            sent = gradient_messages(
+                self.runner.gradients, self.runner.loss_scale, self.runner.scale_of(self.step)
+            )
             for place, tensor in [*sent, *sent]:
                 follower.take(step, place, tensor.clone())
 
@@ -393,7 +395,7 @@ def test_an_owner_without_the_shard_is_asked_again(follow: Callable[..., Followe
         def outline(self, shard: ShardRange) -> ShardOutline:
             self.asked += 1
             if self.asked == 1:
-                raise StaleEpoch("the shard is not here any more", hint="nothing")
+                raise StaleEpoch("this member does not hold the shard any more", hint="no action needed")
             return super().outline(shard)
 
     trainer.let_copy(Late)
@@ -416,7 +418,7 @@ def test_another_owner_goes_on_where_one_was_lost(
             if len(asked) == 3:
                 is_silent.set()
                 assert ended.wait(10.0)
-                raise StaleEpoch("nobody wants this copy any more", hint="nothing")
+                raise StaleEpoch("the copy was cancelled", hint="no action needed")
             return super().copy(shard, names)
 
     lost = Mortal(lambda work: work(), lambda: (trainer.runner, trainer.step))
@@ -483,7 +485,7 @@ def test_who_asks_for_more_than_may_lie_aside_waits_for_others(monkeypatch: pyte
     names = list(trainer.copier.outline(WHOLE).sizes)
     trainer.copier.copy(WHOLE, names, "ann")
     trainer.copier.copy(WHOLE, names, "ann")
-    with pytest.raises(StaleEpoch, match="others fetch"):
+    with pytest.raises(StaleEpoch, match="other members fetch"):
         trainer.copier.copy(WHOLE, names, "bob")
     trainer.copier.copy(WHOLE, (), "ann")
     trainer.copier.copy(WHOLE, names, "bob")

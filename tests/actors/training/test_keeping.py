@@ -178,7 +178,7 @@ def test_a_member_that_dies_before_all_is_fetched_costs_one_checkpoint(
     events = succeeded(
         attempt(job(corpus, pretrained, members=2), on_event=on_event, failures=[first_of_stages])
     )
-    assert any("what step 4 left could not be saved whole" in note for note in notes_of(events))
+    assert any("the state of step 4 could not be saved completely" in note for note in notes_of(events))
     assert list(checkpoints_of(events)) == [8, 10]
     assert all(damage(path) is None for path in checkpoints_of(events).values())
 

@@ -47,7 +47,7 @@ def damaged(piece: Piece) -> Piece:
 
 def loaded(source: Source) -> dict[str, torch.Tensor]:
     tensors = {name: torch.zeros_like(tensor) for name, tensor in HELD.items()}
-    fetching.fill(tensors, fetching.Givers(Sources((source,))), "weights")
+    fetching.fill(tensors, fetching.SourceClient(Sources((source,))), "weights")
     return tensors
 
 
@@ -81,8 +81,8 @@ def test_a_member_that_loads_from_its_own_copy_makes_no_call() -> None:
     copied = giver(lambda call, piece: damaged(piece) if call == 1 else piece)
     own: Any = SimpleNamespace(weights=lambda extents, _shard: copied.weights.remote(extents))
     tensors = {name: torch.zeros_like(tensor) for name, tensor in HELD.items()}
-    givers = fetching.Givers(Sources((Source(None, "ada", "ada", (0, 4)),)), "ada", own)
-    fetching.fill(tensors, givers, "weights")
+    client = fetching.SourceClient(Sources((Source(None, "ada", "ada", (0, 4)),)), "ada", own)
+    fetching.fill(tensors, client, "weights")
     assert all(torch.equal(tensors[name], tensor) for name, tensor in HELD.items())
     assert len(copied.calls) == 1 + len(HELD)
 
@@ -94,7 +94,7 @@ def test_a_member_that_gives_no_names_is_blamed_by_the_one_that_loads(answer: An
     stage: Any = SimpleNamespace(
         persistent=lambda: dict(HELD), added=frozenset({"small"}), initialize_added=lambda _seed: None
     )
-    givers = fetching.Givers(Sources((Source(actor, "ada", "c-ada"),)))
-    with pytest.raises(WrongTensor, match="ada sent what is no declared message") as found:
-        loading._stored(stage, givers, 0)
+    client = fetching.SourceClient(Sources((Source(actor, "ada", "c-ada"),)))
+    with pytest.raises(WrongTensor, match="ada sent a message that does not match its schema") as found:
+        loading._stored(stage, client, 0)
     assert found.value.worker == "c-ada"

@@ -16,7 +16,7 @@ from share_compute_actors.machine.temporary import is_memory, temporary_folder
 from share_compute_actors.messages import Followed
 from share_compute_actors.training.backups.copies import Copies
 from share_compute_actors.training.backups.followers import Follower
-from share_compute_actors.training.backups.logs import letters
+from share_compute_actors.training.backups.logs import gradient_messages
 from share_compute_actors.training.backups.room import CopyQuota, reserve_bytes
 from share_compute_actors.training.backups.tensor_file import TensorFile
 from share_compute_actors.transport.envelope import WireLabel
@@ -103,7 +103,9 @@ def take_step(copies: Copies, trainer: Trainer) -> None:
     number, runner = trainer.step + 1, trainer.runner
     thanked = [
         copies.take(WireLabel("train", number, "log", place, 0), tensor.clone())
-        for place, tensor in letters(runner.gradients, runner.loss_scale, runner.scale_of(trainer.step))
+        for place, tensor in gradient_messages(
+            runner.gradients, runner.loss_scale, runner.scale_of(trainer.step)
+        )
     ]
     assert thanked[-1] is not None
     assert thanked[-1].owner == "ann"
@@ -117,7 +119,7 @@ def test_a_copy_for_which_there_is_no_room_is_not_begun(tmp_path: Path) -> None:
     copies, copy, told = copies_in(Narrow(snapshot, tmp_path), trainer)
     (said,) = told
     assert isinstance(said, NoCopy)
-    assert said.lacks_room
+    assert said.lacks_space
     assert f"more in {tmp_path}" in said.message
     assert not copy.is_whole
     assert copies.catch_up(), "nobody is to wait for it"
@@ -139,7 +141,7 @@ def test_a_copy_whose_gradients_find_no_room_is_given_up_and_gives_its_room_back
     take_step(copies, trainer)
     (said,) = told
     assert isinstance(said, NoCopy)
-    assert said.lacks_room
+    assert said.lacks_space
     assert not copy.bring_to(2, {2: 1.0})
     take_step(copies, trainer)
     copies.keep(1, trainer.step, {})
@@ -182,5 +184,5 @@ def test_a_copy_without_room_to_be_brought_forward_is_given_up(tmp_path: Path) -
     assert not copy.bring_to(1, {1: 1.0})
     (said,) = told
     assert isinstance(said, NoCopy)
-    assert said.lacks_room
+    assert said.lacks_space
     copies.keep(1, 1, {})

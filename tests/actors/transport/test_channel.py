@@ -16,7 +16,7 @@ import zmq
 
 from share_compute.errors import ContributorLost, StaleEpoch, VerificationFailed, WrongTensor
 from share_compute_actors.transport.arrivals import Arrivals
-from share_compute_actors.transport.channel import Channel, Keys, Letter, Peer
+from share_compute_actors.transport.channel import Channel, EncodedTensor, Keys, Peer
 from share_compute_actors.transport.envelope import WIRE_VERSION, Envelope, WireLabel
 
 ANN, BOB, CARL = "c-ann", "c-bob", "c-carl"
@@ -108,11 +108,11 @@ def test_ray_calls_end_in_the_same_inbox(pair: Pair) -> None:
     assert torch.equal(bob.receive(label(), "ann", 5.0), tensor)
 
 
-def forged(ann: Channel) -> Letter:
+def forged(ann: Channel) -> EncodedTensor:
     """Return a letter that ann seals in the name of another member."""
-    letter = ann.write(BOB, label(), torch.zeros(2))
-    envelope = replace(Envelope.unpack(letter.envelope, letter.content.data), source=CARL)
-    return letter._replace(envelope=envelope.pack(letter.content.data))
+    encoded = ann.write(BOB, label(), torch.zeros(2))
+    envelope = replace(Envelope.unpack(encoded.envelope, encoded.content.data), source=CARL)
+    return encoded._replace(envelope=envelope.pack(encoded.content.data))
 
 
 def test_a_message_in_the_name_of_another_is_dropped_and_held_against_the_owner_of_the_key(
@@ -138,10 +138,10 @@ def test_who_waits_for_what_another_forges_names_the_forger(pair: Pair) -> None:
 
 def test_a_ray_call_shows_the_key_of_its_sender(pair: Pair) -> None:
     ann, bob = pair()
-    letter, key = forged(ann), bob._keys.call_key(ANN)
-    bob.deliver(CARL, key, *letter)  # in both places: the key is not that one's
-    bob.deliver(CARL, ann._keys.call_key(CARL), *letter)
-    bob.deliver(ANN, key, *letter)
+    encoded, key = forged(ann), bob._keys.call_key(ANN)
+    bob.deliver(CARL, key, *encoded)  # in both places: the key is not that one's
+    bob.deliver(CARL, ann._keys.call_key(CARL), *encoded)
+    bob.deliver(ANN, key, *encoded)
     assert bob.take(5.0) is None
     assert [each.source for each in bob.rejected] == [ANN]
     bob.deliver(ANN, key, *ann.write(BOB, label(), torch.ones(2)))
@@ -187,7 +187,7 @@ def test_a_damaged_tensor_is_dropped_and_missed_at_once(pair: Pair) -> None:
     assert bob.take(5.0) is None
     assert bob.damaged == 1
     assert bob.lacks()
-    with pytest.raises(StaleEpoch, match="lost on its way"):
+    with pytest.raises(StaleEpoch, match="lost in transit"):
         bob.receive(label(), "ann", 60.0)
 
 
@@ -195,7 +195,7 @@ def test_who_lacks_something_finds_out(pair: Pair) -> None:
     ann, bob = pair()
     ann.write(BOB, label(), torch.ones(1))  # and nobody sends it
     ann.report_sent()
-    with pytest.raises(StaleEpoch, match="c-bob was lost on its way"):
+    with pytest.raises(StaleEpoch, match="c-bob was lost in transit"):
         bob.receive(label(), "ann", 60.0)
 
 
@@ -260,9 +260,9 @@ def test_a_wait_can_be_ended_from_another_thread(pair: Pair) -> None:
 )
 def test_what_is_no_tensor_is_held_against_its_sender(pair: Pair, change: dict[str, Any], what: str) -> None:
     ann, bob = pair()
-    letter = ann.write(BOB, label(), torch.zeros(2, 3))
-    envelope = replace(Envelope.unpack(letter.envelope, letter.content.data), **change)
-    ann.post(BOB, letter._replace(envelope=envelope.pack(letter.content.data)))
+    encoded = ann.write(BOB, label(), torch.zeros(2, 3))
+    envelope = replace(Envelope.unpack(encoded.envelope, encoded.content.data), **change)
+    ann.post(BOB, encoded._replace(envelope=envelope.pack(encoded.content.data)))
     with pytest.raises(WrongTensor, match=re.escape(what)) as found:
         bob.receive(label(), "ann", 5.0)
     assert found.value.worker == ANN
@@ -271,9 +271,9 @@ def test_what_is_no_tensor_is_held_against_its_sender(pair: Pair, change: dict[s
 
 def test_an_empty_tensor_with_sizes_that_none_has_is_held_against_its_sender(pair: Pair) -> None:
     ann, bob = pair()
-    letter = ann.write(BOB, label(), torch.zeros(0))
-    envelope = replace(Envelope.unpack(letter.envelope, letter.content.data), shape=(2**52, 2**52, 0))
-    ann.post(BOB, letter._replace(envelope=envelope.pack(letter.content.data)))
+    encoded = ann.write(BOB, label(), torch.zeros(0))
+    envelope = replace(Envelope.unpack(encoded.envelope, encoded.content.data), shape=(2**52, 2**52, 0))
+    ann.post(BOB, encoded._replace(envelope=envelope.pack(encoded.content.data)))
     with pytest.raises(
         WrongTensor, match=re.escape("no float32 has shape [4503599627370496, 4503599627370496, 0]")
     ):
@@ -294,12 +294,12 @@ def test_an_empty_tensor_with_sizes_that_none_has_is_held_against_its_sender(pai
 )
 def test_an_envelope_with_undeclared_fields_is_dropped(pair: Pair, change: dict[str, Any]) -> None:
     ann, bob = pair()
-    letter = ann.write(BOB, label(), torch.zeros(2, 3))
-    known = asdict(Envelope.unpack(letter.envelope, letter.content.data))
-    content = letter.content.data
+    encoded = ann.write(BOB, label(), torch.zeros(2, 3))
+    known = asdict(Envelope.unpack(encoded.envelope, encoded.content.data))
+    content = encoded.content.data
     written = json.dumps([list({**known, **change}.values())]).encode()
     seal = xxhash.xxh3_64_intdigest(content, seed=xxhash.xxh3_64_intdigest(written))
-    ann.post(BOB, letter._replace(envelope=struct.pack(">BQ", WIRE_VERSION, seal) + written))
-    with pytest.raises(StaleEpoch, match="was lost on its way"):
+    ann.post(BOB, encoded._replace(envelope=struct.pack(">BQ", WIRE_VERSION, seal) + written))
+    with pytest.raises(StaleEpoch, match="was lost in transit"):
         bob.receive(label(), "ann", 5.0)
     assert not bob.rejected

@@ -32,7 +32,7 @@ async def training(cluster: Cluster, job_id: str, *contributor_ids: str) -> Atte
     """Return the attempt of a job that runs on these."""
     attempt = await cluster.attempts.get()
     assert attempt.assignment.job_id == job_id
-    await attempt.tell(planned(*contributor_ids))
+    await attempt.report(planned(*contributor_ids))
     await cluster.until(job_id, lambda job: job.state is JobState.running)
     return attempt
 
@@ -59,14 +59,14 @@ def test_a_machine_that_joins_is_offered_and_leased_when_it_is_asked_for(
         assert [machine.id for machine in offer.topology.contributors] == [ada, grace]
         assert {link.source for link in offer.topology.links} == {ada, grace}
         assert (offer.answers, store.contributors.get(grace).job_id) == (None, None)
-        await attempt.tell(proposed(7, ada, grace))
+        await attempt.report(proposed(7, ada, grace))
         assert await answered(attempt, 7) == {ada, grace}
         assert store.contributors.get(grace).job_id == job_id
         other = cluster.submit("other")
         await cluster.until(
             other, lambda job: job.reason.endswith("none is ready (2 more work for other jobs)")
         )
-        await attempt.tell(reformed(ada, grace, joined=(grace,)))
+        await attempt.report(reformed(ada, grace, joined=(grace,)))
         job = await cluster.until(job_id, lambda job: job.reason == "running on 2 machines in 1 stage")
         assert (job.plan, job.proposal) == (laid(ada, grace), None)
         assert store.contributors.get(grace).job_id == job_id
@@ -83,11 +83,11 @@ def test_a_machine_that_another_job_got_in_between_is_not_in_the_answer(store: S
             pass
         second = cluster.submit("second")
         await training(cluster, second, grace)
-        await attempt.tell(proposed(7, ada, grace, edsger))
+        await attempt.report(proposed(7, ada, grace, edsger))
         assert await answered(attempt, 7) == {ada, edsger}
         leases = {one.id: one.job_id for one in store.contributors.list()}
         assert leases == {ada: first, grace: second, edsger: first}
-        await attempt.tell(ReplanAbandoned(reason="the job cannot have grace"))
+        await attempt.report(ReplanAbandoned(reason="the job cannot have grace"))
         await cluster.until(first, lambda job: job.proposal is None)
         assert await answered(attempt, None) == {ada, edsger}
         assert store.contributors.get(edsger).job_id is None
@@ -100,12 +100,12 @@ def test_who_leaves_on_its_way_into_a_job_is_let_go(store: Store, tmp_path: Path
         ada, job_id = cluster.contributor("ada"), cluster.submit()
         attempt = await training(cluster, job_id, ada)
         grace = cluster.contributor("grace")
-        await attempt.tell(proposed(7, ada, grace))
+        await attempt.report(proposed(7, ada, grace))
         assert await answered(attempt, 7) == {ada, grace}
         store.contributors.leave(grace)
         assert await attempt.drains.get() == grace
         assert store.contributors.get(grace).job_id == job_id
-        await attempt.tell(ReplanAbandoned(reason="the job must do without grace"))
+        await attempt.report(ReplanAbandoned(reason="the job must do without grace"))
         await cluster.until(job_id, lambda job: job.proposal is None)
         assert store.contributors.get(grace).job_id is None
 
@@ -134,7 +134,7 @@ def test_a_queued_job_goes_first_and_the_offer_is_withdrawn(store: Store, tmp_pa
         other = await training(cluster, second, grace)
         assert await offered(attempt) == {ada}
         # The first had taken it at the same moment: it is the second's, so the first does without.
-        await attempt.tell(reformed(ada, grace, joined=(grace,)))
+        await attempt.report(reformed(ada, grace, joined=(grace,)))
         assert await attempt.drains.get() == grace
         assert store.contributors.get(grace).job_id == second
         assert other.drains.empty()
@@ -164,7 +164,7 @@ def test_a_job_with_fixed_stages_is_offered_machines_when_it_was_left_on_fewer(
         attempt = await training(cluster, fixed, ada, grace)
         edsger = cluster.contributor("edsger")
         assert attempt.offers.empty()
-        await attempt.tell(reformed(ada, left=(grace,)))
+        await attempt.report(reformed(ada, left=(grace,)))
         while not {ada, edsger} <= await offered(attempt):
             pass
 
@@ -180,7 +180,7 @@ def test_who_leaves_hands_over_first(store: Store, tmp_path: Path) -> None:
         assert await attempt.drains.get() == grace
         assert await offered(attempt) == {ada}
         assert store.contributors.get(grace).job_id == job_id
-        await attempt.tell(reformed(ada, left=(grace,)))
+        await attempt.report(reformed(ada, left=(grace,)))
         await cluster.until(job_id, lambda job: job.plan == laid(ada))
         assert store.contributors.get(grace).job_id is None
         assert attempt.drains.empty()
@@ -196,7 +196,7 @@ def test_who_leaves_before_there_is_a_plan_is_left_out_of_it(store: Store, tmp_p
         store.contributors.leave(grace)
         assert await attempt.drains.get() == grace
         assert await offered(attempt) == {ada}
-        await attempt.tell(planned(ada))
+        await attempt.report(planned(ada))
 
     run(store, tmp_path, story)
 

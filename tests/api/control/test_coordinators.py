@@ -77,7 +77,7 @@ def test_what_was_told_just_before_the_end_is_not_lost() -> None:
 def test_an_end_without_a_word_is_one() -> None:
     async def story() -> None:
         attempt = await ended(Actor([], [], []))
-        with pytest.raises(Unavailable, match="without saying how"):
+        with pytest.raises(Unavailable, match="without a result"):
             await attempt.events(0, 0.0)
 
     asyncio.run(story())

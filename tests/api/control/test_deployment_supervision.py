@@ -362,7 +362,7 @@ def test_a_deployment_comes_back_with_the_next_server(store: Store, tmp_path: Pa
         (await house.replicas.get()).serve(ada)
         await house.until(lambda: house.state(record) is DeploymentState.ready)
 
-    async def sequel(house: House) -> None:
+    async def next_attempt(house: House) -> None:
         (record,) = house.store.deployments.list()
         replica = await house.replicas.get()
         await house.until(lambda: house.state(record) is DeploymentState.pending)
@@ -370,7 +370,7 @@ def test_a_deployment_comes_back_with_the_next_server(store: Store, tmp_path: Pa
         await house.until(lambda: house.state(record) is DeploymentState.ready)
 
     run(store, tmp_path, story)
-    run(store, tmp_path, sequel)
+    run(store, tmp_path, next_attempt)
 
 
 def test_what_can_never_be_served_fails(store: Store, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from share_compute.lifecycle.states import JobState
 from share_compute.planning.cost.timings import LayerTiming, MachineTimings
 from share_compute.store import ContributorRecord, Store
 from share_compute_api.control.jobs.leftovers import Leftovers
-from share_compute_api.control.jobs.retry_policy import AttemptFailure, sequel
+from share_compute_api.control.jobs.retry_policy import AttemptFailure, next_attempt
 from share_compute_api.control.jobs.waiting import Waiting
 from share_compute_api.control.patience import Patience
 
@@ -37,14 +37,14 @@ def test_a_job_that_lost_its_machines_continues_from_its_checkpoint(store: Store
         device = attempt.assignment.topology[ada].device
         timed = {ada: MachineTimings(microbatch_size=1, device=device, layers={0: LayerTiming(0.1, 0.2)})}
         assert attempt.assignment.timings == {}
-        await attempt.tell(planned(ada), LayersTimed(step=1, machines=timed), step(2), saved, step(3), LOST)
+        await attempt.report(planned(ada), LayersTimed(step=1, machines=timed), step(2), saved, step(3), LOST)
         again = await cluster.attempts.get()
         assert attempt.killed.is_set()
         assert (again.assignment.attempt, again.assignment.checkpoint) == (2, tmp_path / "checkpoint")
         assert again.assignment.timings == timed
         (told,) = [event for event in store.events.after(0, job_id=job_id) if event.data.get("error")]
         assert told.data["reason"] == (
-            "machines were lost: ada; continuing from step 2 as soon as enough machines are there"
+            "machines were lost: ada; continuing from step 2 as soon as enough machines are ready"
         )
         assert (told.data["state"], told.data["error"]) == ("queued", LOST.error)
         job = store.jobs.get(job_id)
@@ -58,7 +58,7 @@ def test_a_job_outlives_its_coordinator(store: Store, tmp_path: Path, failure: S
     async def story(cluster: Cluster) -> None:
         ada, job_id = cluster.contributor("ada"), cluster.submit()
         attempt = await cluster.attempts.get()
-        await attempt.tell(planned(ada))
+        await attempt.report(planned(ada))
         await cluster.until(job_id, lambda job: job.state is JobState.running)
         await attempt.die(failure)
         assert (await cluster.attempts.get()).assignment.attempt == 2
@@ -70,24 +70,24 @@ STORE_DIED = {"code": ShardStoreLost.code, "hint": "resume it"}
 
 
 @pytest.mark.parametrize(
-    ("failure", "rests"),
+    ("failure", "pauses"),
     [
         (AttemptFailure.noticed(DIED), False),
-        (AttemptFailure.told("the shard store died", STORE_DIED), False),
-        (AttemptFailure.told(LOST.reason, LOST.error), True),
+        (AttemptFailure.reported("the shard store died", STORE_DIED), False),
+        (AttemptFailure.reported(LOST.reason, LOST.error), True),
     ],
 )
-def test_members_that_live_do_not_wait(store: Store, failure: AttemptFailure, *, rests: bool) -> None:
+def test_members_that_live_do_not_wait(store: Store, failure: AttemptFailure, *, pauses: bool) -> None:
     cluster = Cluster(store, Path(), Patience())
     job = store.jobs.get(cluster.submit())
-    first = sequel(job, failure, has_committed=False, others_run=False)
+    first = next_attempt(job, failure, has_committed=False, others_run=False)
     assert first is not None
-    assert (first.rests, first.fruitless_attempts) == (rests, 1)
-    second = sequel(
+    assert (first.pauses, first.fruitless_attempts) == (pauses, 1)
+    second = next_attempt(
         job.model_copy(update={"fruitless_attempts": 1}), failure, has_committed=False, others_run=False
     )
     assert second is not None
-    assert second.rests  # what it is that dies at once will not be well in a moment
+    assert second.pauses  # what it is that dies at once will not be well in a moment
 
 
 def test_machines_whose_members_live_are_kept_for_the_takeover(store: Store, tmp_path: Path) -> None:
@@ -98,7 +98,7 @@ def test_machines_whose_members_live_are_kept_for_the_takeover(store: Store, tmp
             cluster.submit("second"),
         )
         attempt = await cluster.attempts.get()
-        await attempt.tell(planned(ada), step(1))
+        await attempt.report(planned(ada), step(1))
         await cluster.until(second, lambda job: job.step == 1)
         cluster.members[ada] = {second}
         await attempt.die(DIED)
@@ -114,24 +114,24 @@ def test_machines_whose_members_live_are_kept_for_the_takeover(store: Store, tmp
         held = "needs 2, 1 is ready (1 more holds members of another job)"
         assert f"waiting for contributors: {held}" in reasons
         cluster.members.clear()
-        await last.tell(planned(ada), AttemptEnded(outcome="succeeded", reason="done"))
+        await last.report(planned(ada), AttemptEnded(outcome="succeeded", reason="done"))
         assert (await cluster.attempts.get()).assignment.job_id == first
 
     run(store, tmp_path, story)
 
 
-def test_the_next_attempt_is_told_which_steps_are_known(store: Store, tmp_path: Path) -> None:
+def test_the_next_attempt_knows_which_steps_are_known(store: Store, tmp_path: Path) -> None:
     async def story(cluster: Cluster) -> None:
         ada = cluster.contributor("ada")
         cluster.submit()
         attempt = await cluster.attempts.get()
-        assert attempt.assignment.told == 0
+        assert attempt.assignment.known_step == 0
         saved = CheckpointSaved(step=2, path=tmp_path / "checkpoint", size_bytes=1)
-        await attempt.tell(planned(ada), step(1), step(2), saved, step(3))
+        await attempt.report(planned(ada), step(1), step(2), saved, step(3))
         await cluster.until(attempt.assignment.job_id, lambda job: job.step == 3)
         await attempt.die(DIED)
         again = (await cluster.attempts.get()).assignment
-        assert (again.told, again.checkpoint) == (3, tmp_path / "checkpoint")
+        assert (again.known_step, again.checkpoint) == (3, tmp_path / "checkpoint")
 
     run(store, tmp_path, story, Patience(retry_s=3600))
 
@@ -158,12 +158,12 @@ def test_attempts_that_get_nowhere_end(store: Store, tmp_path: Path) -> None:
     async def story(cluster: Cluster) -> None:
         ada, job_id = cluster.contributor("ada"), cluster.submit()
         first = await cluster.attempts.get()
-        await first.tell(planned(ada), step(1), LOST)
+        await first.report(planned(ada), step(1), LOST)
         for _ in range(4):
-            await (await cluster.attempts.get()).tell(planned(ada), LOST)
+            await (await cluster.attempts.get()).report(planned(ada), LOST)
         sixth = await cluster.attempts.get()
         assert store.jobs.get(job_id).fruitless_attempts == 4
-        await sixth.tell(planned(ada), LOST)
+        await sixth.report(planned(ada), LOST)
         failed = await cluster.until(job_id, lambda job: job.state is JobState.failed)
         assert (failed.attempt, failed.reason, failed.error) == (6, LOST.reason, LOST.error)
         assert store.events.after(0, job_id=job_id)[-2].kind == "ended"
@@ -186,7 +186,7 @@ def test_a_coordinator_that_stays_silent_is_given_up_in_the_end(store: Store, tm
 
 async def too_large_now(cluster: Cluster, attempt: Attempt, job_id: str) -> str:
     """An attempt finds that its machines cannot hold the job; returns what the job waits for."""
-    await attempt.tell(TOO_LARGE)
+    await attempt.report(TOO_LARGE)
     waiting = await cluster.until(
         job_id, lambda job: job.state is JobState.queued and job.attempt > attempt.assignment.attempt
     )
@@ -198,14 +198,14 @@ def test_a_job_that_ran_waits_for_the_memory_that_was_lost(store: Store, tmp_pat
         ada, grace = cluster.contributor("ada"), cluster.contributor("grace")
         job_id = cluster.submit()
         attempt = await cluster.attempts.get()
-        await attempt.tell(planned(ada, grace), step(1))
+        await attempt.report(planned(ada, grace), step(1))
         await cluster.until(job_id, lambda job: job.step == 1)
         cluster.lose(grace, "its Ray node is dead")
-        await attempt.tell(LOST)
+        await attempt.report(LOST)
         reason = await too_large_now(cluster, await cluster.attempts.get(), job_id)
         assert reason == (
             "waiting for contributors: needs about 1.2 GiB more memory: let another machine join; "
-            "continuing from the start (it has no checkpoint) as soon as enough machines are there"
+            "continuing from the start (it has no checkpoint) as soon as enough machines are ready"
         )
         edsger = cluster.contributor("edsger")
         another = await cluster.attempts.get()
@@ -225,7 +225,7 @@ def test_a_job_that_never_fitted_fails(store: Store, tmp_path: Path) -> None:
     async def story(cluster: Cluster) -> None:
         cluster.contributor("ada")
         job_id = cluster.submit()
-        await (await cluster.attempts.get()).tell(TOO_LARGE)
+        await (await cluster.attempts.get()).report(TOO_LARGE)
         failed = await cluster.until(job_id, lambda job: job.state is JobState.failed)
         assert (failed.attempt, failed.error) == (1, LACKING)
 
@@ -239,10 +239,10 @@ def test_a_job_that_was_asked_to_stop_is_not_tried_again(
     async def story(cluster: Cluster) -> None:
         ada, job_id = cluster.contributor("ada"), cluster.submit()
         attempt = await cluster.attempts.get()
-        await attempt.tell(planned(ada))
+        await attempt.report(planned(ada))
         await asyncio.to_thread(store.jobs.cancel, job_id)
         await attempt.cancelled.wait()
-        await (attempt.tell(LOST) if is_told else attempt.die(DIED))
+        await (attempt.report(LOST) if is_told else attempt.die(DIED))
         over = await cluster.until(job_id, lambda job: job.state.is_final)
         assert (over.state, over.error, over.attempt) == (JobState.cancelled, None, 1)
         reason = LOST.reason if is_told else DIED.message
@@ -254,8 +254,8 @@ def test_a_job_that_was_asked_to_stop_is_not_tried_again(
 def test_a_mistake_is_no_loss(store: Store) -> None:
     cluster = Cluster(store, Path(), Patience())
     job = store.jobs.get(cluster.submit())
-    mistake = AttemptFailure.told("no such file", {"code": "not-found"})
-    assert sequel(job, mistake, has_committed=True, others_run=True) is None
+    mistake = AttemptFailure.reported("no such file", {"code": "not-found"})
+    assert next_attempt(job, mistake, has_committed=True, others_run=True) is None
 
 
 class TestResting:
@@ -277,9 +277,9 @@ class TestResting:
         ada, job_id = cluster.contributor("ada"), cluster.submit()
         store.jobs.begin(job_id, [ada])
         job = store.jobs.requeue(job_id, "ada is gone", attempt=1, fruitless_attempts=fruitless)
-        waiting.rest(job)
+        waiting.pause(job)
         now[0] = pause_s - 0.01
-        assert waiting.rests(job)
+        assert waiting.pauses(job)
         assert self.look(store, waiting).why_not(job) == job.reason
         now[0] = pause_s
         assert self.look(store, waiting).why_not(job) is None
@@ -288,7 +288,7 @@ class TestResting:
         async def story(cluster: Cluster) -> None:
             ada, first = cluster.contributor("ada"), cluster.submit("first")
             attempt = await cluster.attempts.get()
-            await attempt.tell(planned(ada), LOST)
+            await attempt.report(planned(ada), LOST)
             await cluster.until(first, lambda job: job.attempt == 2)
             second = cluster.submit("second")
             await cluster.until(second, lambda job: "none is ready (1 more works" in job.reason)
@@ -309,7 +309,7 @@ class TestResting:
 
             def list_after_a_loss(states: Any) -> list[ContributorRecord]:
                 monkeypatch.undo()
-                asyncio.run_coroutine_threadsafe(attempt.tell(planned(ada), LOST), loop).result()
+                asyncio.run_coroutine_threadsafe(attempt.report(planned(ada), LOST), loop).result()
                 asyncio.run_coroutine_threadsafe(
                     cluster.until(first, lambda job: job.attempt == 2), loop
                 ).result()

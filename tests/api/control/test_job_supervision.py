@@ -41,10 +41,10 @@ def test_a_job_waits_for_contributors_then_runs_to_its_end(store: Store, tmp_pat
         assert [link.target for link in attempt.assignment.topology.links] == ["head"]
         assert attempt.assignment.checkpoint_every_s is None
         assert store.jobs.get(job_id).state == "planning"
-        await attempt.tell(planned(ada), step(1))
+        await attempt.report(planned(ada), step(1))
         await cluster.until(job_id, lambda job: job.step == 1 and job.state is JobState.running)
         artifact = ArtifactSaved(name="model", path=tmp_path, size_bytes=1)
-        await attempt.tell(artifact, SUCCEEDED)
+        await attempt.report(artifact, SUCCEEDED)
         await cluster.until(job_id, lambda job: job.state is JobState.succeeded)
         await attempt.killed.wait()
         assert store.contributors.get(ada).job_id is None
@@ -61,18 +61,18 @@ def test_jobs_share_the_cluster_by_what_their_plans_use(store: Store, tmp_path: 
         await cluster.until(
             second, lambda job: job.reason.startswith("waiting for contributors: needs 1, none is ready")
         )
-        await attempt.tell(planned(ada))  # grace is idle in this plan
+        await attempt.report(planned(ada))  # grace is idle in this plan
         other = await cluster.attempts.get()
         assert other.assignment.job_id == second
         assert [machine.id for machine in other.assignment.topology.contributors] == [grace]
         # It does not fit beside the first, so it waits for it to end instead of failing.
-        await other.tell(TOO_LARGE)
+        await other.report(TOO_LARGE)
         waiting = await cluster.until(second, lambda job: job.state is JobState.queued)
         assert "or wait until other jobs give machines back" in waiting.reason
-        await attempt.tell(SUCCEEDED)
+        await attempt.report(SUCCEEDED)
         again = await cluster.attempts.get()
         assert {machine.id for machine in again.assignment.topology.contributors} == {ada, grace}
-        await again.tell(TOO_LARGE)
+        await again.report(TOO_LARGE)
         failed = await cluster.until(second, lambda job: job.state is JobState.failed)
         assert failed.error == {"code": "plan-infeasible"}
 
@@ -83,10 +83,10 @@ def test_cancelling_asks_the_attempt_to_stop(store: Store, tmp_path: Path) -> No
     async def story(cluster: Cluster) -> None:
         ada, job_id = cluster.contributor("ada"), cluster.submit()
         attempt = await cluster.attempts.get()
-        await attempt.tell(planned(ada))
+        await attempt.report(planned(ada))
         await asyncio.to_thread(store.jobs.cancel, job_id)
         await attempt.cancelled.wait()
-        await attempt.tell(AttemptEnded(outcome="cancelled", reason="cancelled on request"))
+        await attempt.report(AttemptEnded(outcome="cancelled", reason="cancelled on request"))
         await cluster.until(job_id, lambda job: job.state is JobState.cancelled)
 
     run(store, tmp_path, story)
@@ -98,7 +98,7 @@ def test_a_coordinator_that_dies_after_a_wish_to_cancel_has_done_what_was_asked(
     async def story(cluster: Cluster) -> None:
         ada, job_id = cluster.contributor("ada"), cluster.submit()
         attempt = await cluster.attempts.get()
-        await attempt.tell(planned(ada))
+        await attempt.report(planned(ada))
         await asyncio.to_thread(store.jobs.cancel, job_id)
         await attempt.cancelled.wait()
         await attempt.die(ContributorLost("the job's coordinator died", hint="resume it"))
@@ -114,7 +114,7 @@ def test_a_job_goes_on_after_the_server_was_restarted(store: Store, tmp_path: Pa
         ada, job_id = cluster.contributor("ada"), cluster.submit()
         attempt = await cluster.attempts.get()
         saved = CheckpointSaved(step=5, path=tmp_path / "checkpoint", size_bytes=1)
-        await attempt.tell(planned(ada), step(5), saved)
+        await attempt.report(planned(ada), step(5), saved)
         await cluster.until(job_id, lambda job: job.checkpoint_step == 5)
 
     async def second_life(cluster: Cluster) -> None:
@@ -123,7 +123,7 @@ def test_a_job_goes_on_after_the_server_was_restarted(store: Store, tmp_path: Pa
         reasons = [event.data.get("reason") for event in store.events.after(0)]
         assert (
             "the server was restarted; continuing from its members' state, else from step 5, "
-            "as soon as enough machines are there"
+            "as soon as enough machines are ready"
         ) in reasons
 
     run(store, tmp_path, first_life)
@@ -135,7 +135,7 @@ def test_a_job_waits_for_its_machines_after_a_restart(store: Store, tmp_path: Pa
         machines = [cluster.contributor(name) for name in ("ada", "grace")]
         job_id = cluster.submit(stages=2)
         attempt = await cluster.attempts.get()
-        await attempt.tell(planned(*machines))
+        await attempt.report(planned(*machines))
         await cluster.until(job_id, lambda job: job.state is JobState.running)
         for machine in machines:
             cluster.lose(machine, AWAY)
@@ -189,18 +189,18 @@ def test_a_job_whose_end_could_not_be_written_is_queued_again(
     async def story(cluster: Cluster) -> None:
         ada, job_id = cluster.contributor("ada"), cluster.submit()
         attempt = await cluster.attempts.get()
-        await attempt.tell(planned(ada))
+        await attempt.report(planned(ada))
         await cluster.until(job_id, lambda job: job.state is JobState.running)
         with without_table(store, "events"):
-            await attempt.tell(step(1))
+            await attempt.report(step(1))
             await logged(caplog, "its end could not be written")
-            await logged(caplog, "jobs could not be looked at")
+            await logged(caplog, "jobs could not be checked")
         again = await cluster.attempts.get()
         assert again.assignment.attempt == 2
         assert attempt.killed.is_set()
         reasons = [event.data.get("reason") for event in store.events.after(0, job_id=job_id)]
         lost = "its attempt was lost; continuing from its members' state, else from the start (it has no checkpoint)"
-        assert f"{lost}, as soon as enough machines are there" in reasons
+        assert f"{lost}, as soon as enough machines are ready" in reasons
 
     run(store, tmp_path, story, Patience(store_s=0))
 
@@ -211,13 +211,13 @@ def test_what_runs_goes_on_while_the_store_is_away(
     async def story(cluster: Cluster) -> None:
         ada, job_id = cluster.contributor("ada"), cluster.submit()
         attempt = await cluster.attempts.get()
-        await attempt.tell(planned(ada))
+        await attempt.report(planned(ada))
         await cluster.until(job_id, lambda job: job.state is JobState.running)
         with without_table(store, "jobs"):
-            await attempt.tell(step(1))
-            await logged(caplog, "jobs could not be looked at")
+            await attempt.report(step(1))
+            await logged(caplog, "jobs could not be checked")
             await logged(caplog, "trying again")
-        await attempt.tell(SUCCEEDED)
+        await attempt.report(SUCCEEDED)
         job = await cluster.until(job_id, lambda job: job.state is JobState.succeeded)
         assert (job.attempt, job.step) == (1, 1)
 
@@ -251,7 +251,7 @@ def test_a_job_waits_for_as_many_machines_as_it_needs(store: Store, tmp_path: Pa
         others = [cluster.contributor(name) for name in ("grace", "edsger")]
         busy = "waiting for contributors: needs 4, 2 are ready (1 more works for other jobs)"
         await cluster.until(large, lambda job: job.reason == busy)
-        await attempt.tell(planned(ada), SUCCEEDED)
+        await attempt.report(planned(ada), SUCCEEDED)
         await cluster.until(large, lambda job: job.reason.endswith("needs 4, 3 are ready"))
         last = cluster.contributor("barbara")
         attempt = await cluster.attempts.get()
@@ -393,7 +393,7 @@ def test_all_jobs_are_suspended_at_once_and_none_begins_meanwhile(store: Store, 
         for machine in machines:
             attempt = await cluster.attempts.get()
             attempt.suspension.clear()  # it answers when both were asked
-            await attempt.tell(planned(machine))
+            await attempt.report(planned(machine))
             attempts.append(attempt)
 
         async def answer() -> None:

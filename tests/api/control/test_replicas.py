@@ -15,7 +15,7 @@ from share_compute.inference.scheduler.options import Generation
 from share_compute.lifecycle.deployment_states import DeploymentState
 from share_compute.specification import ReplicasSpec
 from share_compute.store import Store
-from share_compute_api.control.deployments.seats import Seats
+from share_compute_api.control.deployments.replica_set import ReplicaSet
 from share_compute_api.openai import routing
 from share_compute_api.openai.problems import problem_of
 
@@ -55,7 +55,7 @@ def test_a_request_at_zero_is_answered_after_a_cold_start(store: Store, tmp_path
         await house.until(lambda: first.is_closed and not house.leased())
         at_zero = house.store.deployments.get(record.id)
         assert at_zero.state is DeploymentState.ready
-        assert at_zero.reason == "no replica is up: nobody asked for 0 s; the next request starts one"
+        assert at_zero.reason == "no replica is up: no request for 0 s; the next request starts one"
         assert at_zero.plans == ()
         asking = asyncio.create_task(answered(house, wanted(1)))
         second = await house.replicas.get()
@@ -78,7 +78,7 @@ def test_at_zero_it_stays_with_the_next_server(store: Store, tmp_path: Path) -> 
         await house.until(lambda: first.is_closed)
         await house.until(lambda: "no replica is up" in house.store.deployments.get(record.id).reason)
 
-    async def sequel(house: House) -> None:
+    async def next_attempt(house: House) -> None:
         (record,) = house.store.deployments.list()
         await house.until(lambda: house.engines.find("llama") is not None)
         await house.until(lambda: "the server was restarted" in house.store.deployments.get(record.id).reason)
@@ -89,7 +89,7 @@ def test_at_zero_it_stays_with_the_next_server(store: Store, tmp_path: Path) -> 
         assert DeploymentState.pending.value not in reasons(house)[-4:]
 
     run(store, tmp_path, story)
-    run(store, tmp_path, sequel)
+    run(store, tmp_path, next_attempt)
 
 
 def test_who_waits_for_too_long_is_told_when_to_come_again(store: Store, tmp_path: Path) -> None:
@@ -232,28 +232,28 @@ def test_the_first_who_asks_at_zero_may_bring_much(store: Store, tmp_path: Path)
 
 def test_a_drain_has_a_bound_and_who_leaves_may_stay_again() -> None:
     async def story() -> None:
-        seats = Seats(None, 120.0)
-        seats.fit(3, 0.0, lambda _: 0)
-        busy = {seat.number: Idle() for seat in seats.staying}
-        for seat in seats:
-            seat.replica = busy[seat.number]  # type: ignore[assignment]
+        replica_set = ReplicaSet(None, 120.0)
+        replica_set.fit(3, 0.0, lambda _: 0)
+        busy = {managed.number: Idle() for managed in replica_set.staying}
+        for managed in replica_set:
+            managed.replica = busy[managed.number]  # type: ignore[assignment]
         ongoing = {busy[0]: 5, busy[1]: 1, busy[2]: 9}.__getitem__
-        (left,) = seats.fit(2, 10.0, ongoing)  # type: ignore[arg-type]
+        (left,) = replica_set.fit(2, 10.0, ongoing)  # type: ignore[arg-type]
         assert left.number == 1
-        assert seats.done(130.0, ongoing) == []  # type: ignore[arg-type]
-        (back,) = seats.fit(3, 20.0, ongoing)  # type: ignore[arg-type]
+        assert replica_set.done(130.0, ongoing) == []  # type: ignore[arg-type]
+        (back,) = replica_set.fit(3, 20.0, ongoing)  # type: ignore[arg-type]
         assert back is left
         assert back.stays
-        seats.fit(2, 30.0, ongoing)  # type: ignore[arg-type]
-        assert seats.done(150.0, ongoing) == []  # type: ignore[arg-type]
-        assert seats.done(150.1, ongoing) == [left]  # type: ignore[arg-type]
+        replica_set.fit(2, 30.0, ongoing)  # type: ignore[arg-type]
+        assert replica_set.done(150.0, ongoing) == []  # type: ignore[arg-type]
+        assert replica_set.done(150.1, ongoing) == [left]  # type: ignore[arg-type]
         left.end()
         assert left.ending is not None
-        seats.fit(3, 31.0, ongoing)  # type: ignore[arg-type]
-        assert [seat.number for seat in seats.staying] == [0, 2, 3]
+        replica_set.fit(3, 31.0, ongoing)  # type: ignore[arg-type]
+        assert [managed.number for managed in replica_set.staying] == [0, 2, 3]
         await left.ending
-        seats.forget_ended()
-        assert left not in seats
+        replica_set.forget_ended()
+        assert left not in replica_set
 
     asyncio.run(story())
 

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer, decoders, models
 
 from share_compute.errors import TooLong, UserError
 from share_compute.inference.scheduler.events import Emitted, Finished
-from share_compute_api.openai.writing import Detokenizer, StopStrings, Told, Writer
+from share_compute_api.openai.writing import Detokenizer, FullAnswer, StopStrings, Writer
 from share_compute_api.workers.isolated.tokenizer import ServedTokenizer
 from share_compute_api.workers.isolated.vocabulary import Vocabulary
 
@@ -207,9 +207,9 @@ def test_as_little_as_possible_is_held_back() -> None:
     assert looking.flush() == "x"
 
 
-def written(tokenizer: ServedTokenizer, ids: Sequence[int], **options: Any) -> tuple[Told, list[str]]:
+def written(tokenizer: ServedTokenizer, ids: Sequence[int], **options: Any) -> tuple[FullAnswer, list[str]]:
     writer = Writer(tokenizer.vocabulary, (), keeps_tokens=True, **options)
-    told, pieces = Told(), []
+    told, pieces = FullAnswer(), []
     for index, event in enumerate([*ids, None]):
         finished = Finished(1, "stop", len(ids))
         piece = writer.read(finished if event is None else Emitted(1, index, event, -0.5, ()))

@@ -350,6 +350,6 @@ class TestProcesses:
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(sys, "executable", "/bin/false")
-        with pytest.raises(Exception, match="the planner made a mistake") as error:
+        with pytest.raises(Exception, match="the planner failed with an internal error") as error:
             self.plan(PlanProcesses())
         assert not isinstance(error.value, UserError | PlanInfeasible)

@@ -435,5 +435,5 @@ def test_what_may_not_be_read_is_refused(an_ordinary_user: IsolatedProcesses, pa
         )
         tokenizer = {"path": str(folder)} if part == "tokenizer" else {}
         job = parse_job({"model": model, "tokenizer": tokenizer, "data": {"files": [str(corpus)]}})
-        with pytest.raises(UserError, match=f"{part}.path: it cannot be looked at"):
+        with pytest.raises(UserError, match=f"{part}.path: it cannot be checked"):
             check_job(job, an_ordinary_user)

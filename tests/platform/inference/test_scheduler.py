@@ -294,8 +294,8 @@ def test_results_are_told_in_the_order_of_their_steps() -> None:
     assert first is not None
     assert second is not None
     assert one.scheduler.completed(second) == []
-    told = one.scheduler.completed(first)
-    assert [event.index for event in told if isinstance(event, Emitted)] == [0, 1]
+    events = one.scheduler.completed(first)
+    assert [event.index for event in events if isinstance(event, Emitted)] == [0, 1]
     assert one.scheduler.completed(first) == []
 
 

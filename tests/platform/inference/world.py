@@ -140,7 +140,7 @@ class World:
             asked = self.asked[sequence]
             new = min(asked.options.max_tokens, self.longest[sequence] - len(asked.prompt))
             fits = limits.longest_tokens - len(asked.prompt) > len(self.text[sequence])
-            if fits and len(asked.prompt) + new - 1 > limits.room_tokens:
+            if fits and len(asked.prompt) + new - 1 > limits.capacity_tokens:
                 self.longest[sequence] = limits.longest_tokens
         self.hear(self.scheduler.reform(self.scheduler.epoch + 1, limits))
         self.row = Row(limits)

@@ -165,5 +165,5 @@ def test_every_stage_gets_its_whole_gradient_and_every_cell_its_inputs(held: lis
                 behind = recovery.tasks[place + 1][microbatch]
                 assert behind.backward or ("gradient", microbatch, place + 1) in resent
     for resend in recovery.resends:
-        kept = by_worker[resend.keeper]
+        kept = by_worker[resend.holder]
         assert resend.microbatch in (kept.activations if resend.cargo == "activation" else kept.gradients)

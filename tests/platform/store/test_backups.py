@@ -35,7 +35,7 @@ def file(tmp_path: Path) -> Path:
     upgrade(f"sqlite:///{file}")
     with closing(Store(f"sqlite:///{file}")) as store:
         for number in range(300):
-            store.events.tell("alert", {"number": number, "text": "x" * 200})
+            store.events.record("alert", {"number": number, "text": "x" * 200})
     return file
 
 
@@ -49,7 +49,7 @@ def test_a_backup_is_made_while_the_database_is_used(file: Path, tmp_path: Path)
     with closing(Store(f"sqlite:///{file}")) as store:
         store.hold()
         size_bytes = back_up(file, target)
-        store.events.tell("alert", {"number": 300})
+        store.events.record("alert", {"number": 300})
     assert size_bytes == target.stat().st_size
     assert target.stat().st_mode & 0o077 == 0
     assert [one.name for one in target.parent.iterdir()] == ["one.db"], "one file, without a log"
@@ -65,7 +65,7 @@ def test_what_is_restored_is_what_was_backed_up(file: Path, tmp_path: Path) -> N
     url, target = f"sqlite:///{file}", tmp_path / "one.db"
     back_up(file, target)
     with closing(Store(url)) as store:
-        store.events.tell("alert", {"number": 300})
+        store.events.record("alert", {"number": 300})
     before = target.read_bytes()
     replaced = restore(target, url, NOW)
     assert target.read_bytes() == before
@@ -82,7 +82,7 @@ def test_nothing_is_restored_under_a_running_server(file: Path, tmp_path: Path) 
         store.hold()
         with pytest.raises(Conflict, match="another server uses the database"):
             restore(target, url, NOW)
-        store.events.tell("alert", {"number": 300})
+        store.events.record("alert", {"number": 300})
     assert num_events(file) == 301
     assert not [one.name for one in tmp_path.iterdir() if "replaced" in one.name or one.name.startswith(".")]
 

@@ -192,9 +192,9 @@ def test_events_go_in_pieces(
 ) -> None:
     monkeypatch.setattr("share_compute.store.retention._ROWS_AT_ONCE", 7)
     for number in range(50):
-        store.events.tell("alert", {"number": number})
+        store.events.record("alert", {"number": number})
     clock.now += timedelta(days=2)
-    store.events.tell("alert", {"number": 50})
+    store.events.record("alert", {"number": 50})
     (found,) = store.retention.prune(Keep(events_days=1), tmp_path)
     assert found.rows == 50
     assert [event.data["number"] for event in store.events.after(0)] == [50]

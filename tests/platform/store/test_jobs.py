@@ -271,7 +271,7 @@ def test_fruitless_attempts_are_counted_until_somebody_resumes(store: Store) -> 
     again = store.jobs.requeue(job.id, "ada was lost", attempt=1, fruitless_attempts=3, error=error)
     assert (again.fruitless_attempts, again.error) == (3, None)
     assert again.reason == (
-        "ada was lost; continuing from the start (it has no checkpoint) as soon as enough machines are there"
+        "ada was lost; continuing from the start (it has no checkpoint) as soon as enough machines are ready"
     )
     assert store.events.after(0, job_id=job.id)[-1].data["error"] == error
     store.jobs.cancel(job.id)
@@ -279,7 +279,7 @@ def test_fruitless_attempts_are_counted_until_somebody_resumes(store: Store) -> 
     fresh = store.jobs.create(spec())
     store.jobs.begin(fresh.id, [])
     waiting = store.jobs.requeue(fresh.id, "waiting for contributors", attempt=1)
-    assert waiting.reason == "waiting for contributors; beginning as soon as enough machines are there"
+    assert waiting.reason == "waiting for contributors; beginning as soon as enough machines are ready"
 
 
 def test_members_that_live_on_hold_what_was_committed(store: Store) -> None:
@@ -290,7 +290,7 @@ def test_members_that_live_on_hold_what_was_committed(store: Store) -> None:
     assert again.step == 4
     assert again.reason == (
         "the coordinator died; continuing from its members' state, else from step 3, "
-        "as soon as enough machines are there"
+        "as soon as enough machines are ready"
     )
     store.jobs.begin(job.id, [])
     # The next one died before it had a plan, and nobody knows where those of the first are.
@@ -302,7 +302,7 @@ def test_members_that_live_on_hold_what_was_committed(store: Store) -> None:
     fresh = store.jobs.create(spec())
     store.jobs.begin(fresh.id, [])
     waiting = store.jobs.requeue(fresh.id, "the coordinator died", attempt=1, leaves_members=True)
-    assert waiting.reason == "the coordinator died; beginning as soon as enough machines are there"
+    assert waiting.reason == "the coordinator died; beginning as soon as enough machines are ready"
 
 
 def timed(machine: str, **layers_s: float) -> LayersTimed:
@@ -388,7 +388,7 @@ def test_a_restarted_server_queues_again_what_it_was_at(store: Store) -> None:
     assert (again.state, again.attempt, again.step) == ("queued", 2, 4)
     assert again.reason == (
         "the server was restarted; continuing from its members' state, else from step 3, "
-        "as soon as enough machines are there"
+        "as soon as enough machines are ready"
     )
     assert store.jobs.get(stopped.id).state == "cancelled"
     assert store.contributors.get(worker).job_id is None

@@ -216,7 +216,7 @@ def assert_read(store: Store, revision: str) -> None:
     assert (spell.job_id, spell.stop) == ("job-1", 1)
     (busy,) = store.work.busy("c-1", since=NOON)
     assert busy.busy_fraction == 0.5
-    assert store.cluster.glance()[0].id == "c-1"
+    assert store.cluster.summaries()[0].id == "c-1"
     deployments = store.deployments.list()
     assert [one.name for one in deployments] == ([] if revision < "0005" else ["served"])
     for one in deployments:

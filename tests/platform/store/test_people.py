@@ -63,7 +63,7 @@ def test_a_machine_that_is_lost_twice_is_shown_once(store: Store, clock: Clock) 
         lists = (
             store.contributors.page()[0],
             store.contributors.presences(first.joined_at),
-            store.cluster.glance(),
+            store.cluster.summaries(),
         )
         return [[one.id for one in each] for each in lists]
 
@@ -182,7 +182,7 @@ def test_an_invite_of_several_uses_ends_like_any_other(store: Store, clock: Any)
     grace, _ = join(store, code, "grace")
     (found,) = store.invites.list()
     assert (found.uses, found.used_by) == (3, (ada.id, grace.id))
-    assert {one.owner for one in store.cluster.glance()} == {"class"}
+    assert {one.owner for one in store.cluster.summaries()} == {"class"}
     store.invites.revoke(invite.id)
     with pytest.raises(InviteRevoked):
         join(store, code, "edsger")
@@ -266,8 +266,8 @@ def test_devices_of_one_host_join_by_the_key_of_the_first(store: Store) -> None:
     assert store.contributors.authorize(second.id, key).id == second.id
     with pytest.raises(NotAuthorized):
         store.contributors.authorize(first.id, key)
-    assert [one.owner for one in store.cluster.glance()] == ["ada's"] * 3
-    assert [one.owner for one in store.cluster.glance([third.id])] == ["ada's"]
+    assert [one.owner for one in store.cluster.summaries()] == ["ada's"] * 3
+    assert [one.owner for one in store.cluster.summaries([third.id])] == ["ada's"]
     with pytest.raises(Conflict, match=r"box\.cuda1"):
         sibling(store, first.id, "box.cuda1")
     for number in range(3, MOST_DEVICES):

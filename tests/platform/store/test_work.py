@@ -135,7 +135,7 @@ def test_busy_time_is_kept_by_machine_within_a_bound(store: Store, clock: Any) -
 def test_the_cluster_at_a_glance_tells_owners_links_and_what_is_held(store: Store, clock: Any) -> None:
     code = store.invites.create(label="Ada's laptop")[1]
     ada = store.contributors.join(code, name="ada", host="h", versions={}, limits={"memory_bytes": 100})[0].id
-    (row,) = store.cluster.glance()
+    (row,) = store.cluster.summaries()
     assert (row.owner, row.kind, row.lent_bytes, row.held) == ("Ada's laptop", None, 100, None)
     store.contributors.online(ada, node_id="ab", address="192.0.2.7")
     devices = [
@@ -145,18 +145,18 @@ def test_the_cluster_at_a_glance_tells_owners_links_and_what_is_held(store: Stor
     store.contributors.ready(ada, capacity=devices, links=[Link("head", ada, 0.001, 1e9)])
     job = store.jobs.create(spec("letters"))
     store.jobs.begin(job.id, [ada])
-    assert store.cluster.glance([ada])[0].held is not None
+    assert store.cluster.summaries([ada])[0].held is not None
     store.progress.record(job.id, 1, [Planned(plan=plan((ada, (0, 1, 2, 3))))])
-    (row,) = store.cluster.glance([ada])
+    (row,) = store.cluster.summaries([ada])
     assert (row.kind, row.device, row.flops_per_s, row.lent_bytes) == ("cuda", "a cpu, a gpu", 7.0, 80)
     assert (row.head_latency_s, row.head_bytes_per_s) == (0.001, 1e9)
     assert row.held is not None
     assert (row.held.job_id, row.held.name, row.held.stop, row.held.memory_bytes) == (job.id, "letters", 2, 7)
     store.contributors.set_state(store.contributors.get(ada), ContributorState.lost, "its node died")
-    assert store.cluster.glance()[0].held is None
+    assert store.cluster.summaries()[0].held is None
     clock.pass_s(2 * 86_400)
-    assert store.cluster.glance() == []
-    assert len(store.cluster.glance([ada])) == 1
+    assert store.cluster.summaries() == []
+    assert len(store.cluster.summaries([ada])) == 1
 
 
 def test_deployments_tell_what_their_machines_hold(store: Store, clock: Any) -> None:
@@ -166,14 +166,14 @@ def test_deployments_tell_what_their_machines_hold(store: Store, clock: Any) -> 
     placed = [plan((ada, (0, 1, 2, 3)))]
     store.deployments.set_state(served.id, DeploymentState.loading, "it loads", plans=placed)
     clock.pass_s(30)
-    rows = {row.id: row for row in store.cluster.glance()}
+    rows = {row.id: row for row in store.cluster.summaries()}
     row, free = rows[ada], rows[bob]
     assert row.held is not None
     assert (row.held.deployment_id, row.held.name, row.held.stop) == (served.id, "llama", 2)
     assert free.held is not None
     assert free.held.stop is None
     store.leases.release(served.id, [bob])
-    assert store.cluster.glance([bob])[0].held is None
+    assert store.cluster.summaries([bob])[0].held is None
     store.leases.release_all(served.id)
     (last, first) = store.work.of(ada).spells
     assert (last.deployment_id, last.stop, last.seconds, last.steps, first.stop) == (

@@ -116,7 +116,8 @@ def test_a_job_goes_on_without_a_hostile_member(
     assert not hostile.marker.exists(), hostile.marker.read_text()
     notes = [event.message for event in told if event.type == "note"]
     assert any(
-        note.startswith("lost machine evil: evil sent what is no declared message") for note in notes
+        note.startswith("lost machine evil: evil sent a message that does not match its schema")
+        for note in notes
     ), notes
     assert told[-1].type == "ended"
     assert told[-1].outcome == "succeeded"

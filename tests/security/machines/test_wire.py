@@ -123,8 +123,8 @@ def test_what_comes_of_steps_arrives_as_it_was_said(message: Any) -> None:
 
 ERRORS: list[ShareComputeError] = [
     ContributorLost("gone", machine="machine-3", step=4, job="job-1", hint="resume"),
-    OutOfMemory("too little", details={"room_bytes": 17}),
-    NoCopy("no room", details={"lacks_room": True, "epoch": 3, "owner": "c1"}),
+    OutOfMemory("too little", details={"taken_bytes": 17}),
+    NoCopy("no room", details={"lacks_space": True, "epoch": 3, "owner": "c1"}),
     UserError("wrong", details={"fields": [{"field": "a", "problem": "b"}]}),
 ]
 

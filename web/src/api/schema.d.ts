@@ -8838,7 +8838,7 @@ export interface operations {
             query?: {
                 /** @description Only events with a higher number. */
                 after?: number | null;
-                /** @description Also tell figures of deployments as they change: events `figures`, without a number. */
+                /** @description Also send statistics of deployments as they change: events `figures`, without a number. */
                 figures?: boolean;
             };
             header?: {
@@ -10120,7 +10120,7 @@ export interface operations {
                 after_step?: number;
                 /** @description Last event received. */
                 until_step?: number | null;
-                /** @description Where a split has more steps than this, of each stretch of them only the one with the lowest and the one with the highest loss are told, so that a curve through them looks the same. */
+                /** @description Where a split has more steps than this, of each stretch of them only the one with the lowest and the one with the highest loss are returned, so that a curve through them looks the same. */
                 most?: number | null;
             };
             header?: never;

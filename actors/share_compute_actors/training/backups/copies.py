@@ -29,7 +29,7 @@ from share_compute_actors.messages import Followed
 from share_compute_actors.training.backups.copying import Copied, Legacy, ShardOutline, ShardRange
 from share_compute_actors.training.backups.followers import Follower
 from share_compute_actors.training.backups.logs import HEAD, GradientLogHeader
-from share_compute_actors.training.backups.room import CopyQuota, is_lack_of_room
+from share_compute_actors.training.backups.room import CopyQuota, is_out_of_space
 from share_compute_actors.transport.envelope import WireLabel
 from share_compute_actors.transport.pieces import Piece
 
@@ -42,13 +42,13 @@ class RemotePrimary:
 
     Args:
         actor: the primary.
-        keeper: the backup member that makes the copy.
+        backup: the backup member that makes the copy.
         stopping: once it is set, calls to the primary are abandoned.
     """
 
-    def __init__(self, actor: Any, keeper: Worker, stopping: threading.Event | _Deadline) -> None:
+    def __init__(self, actor: Any, backup: Worker, stopping: threading.Event | _Deadline) -> None:
         self._actor = actor
-        self._keeper = keeper
+        self._backup = backup
         self._stopping = stopping
 
     def outline(self, shard: ShardRange) -> ShardOutline:
@@ -58,7 +58,7 @@ class RemotePrimary:
 
     def copy(self, shard: ShardRange, names: Sequence[str]) -> Copied:
         """See `Copier.copy`."""
-        copied: Copied = self._ask("set_aside", self._keeper, shard, names)
+        copied: Copied = self._ask("set_aside", self._backup, shard, names)
         return copied
 
     def piece(self, ticket: int, name: str, start: int, stop: int) -> Piece:
@@ -70,7 +70,7 @@ class RemotePrimary:
         asked = getattr(self._actor, method).remote(*arguments)
         while not ray.wait([asked], timeout=_POLL_S)[0]:
             if self._stopping.is_set():
-                raise StaleEpoch("nobody wants this copy any more", hint="nothing: its owner trains on")
+                raise StaleEpoch("the copy was cancelled", hint="no action needed: its owner trains on")
         try:
             return ray.get(asked)
         except RayTaskError as failure:
@@ -80,7 +80,7 @@ class RemotePrimary:
         except RayActorError as failure:
             raise ContributorLost(
                 "a machine was lost while its part of the model was copied",
-                hint="resume the job if it does not go on by itself",
+                hint="resume the job if it does not continue by itself",
             ) from failure
 
 
@@ -100,28 +100,28 @@ class Copies:
     All methods except `outlines`, `of`, `catch_up` and `are_whole` belong to the compute thread.
 
     Args:
-        keeper: this member.
+        backup: this member.
         training: settings of the training.
         device: device that computes updates.
-        tell: receives errors, from any thread.
+        notify: receives errors, from any thread.
         room: space for all copies.
-        reach: returns the interface to a primary. Its arguments are the primary's actor, the keeper, and an event that
+        reach: returns the interface to a primary. Its arguments are the primary's actor, the backup, and an event that
             ends waits.
     """
 
     def __init__(
         self,
-        keeper: Worker,
+        backup: Worker,
         training: TrainingSpec,
         device: torch.device,
-        tell: Callable[[ShareComputeError], None],
+        notify: Callable[[ShareComputeError], None],
         room: CopyQuota,
         reach: Callable[[Any, Worker, threading.Event | _Deadline], Any] = RemotePrimary,
     ) -> None:
-        self._keeper = keeper
+        self._backup = backup
         self._training = training
         self._device = device
-        self._tell = tell
+        self._notify = notify
         self._room = room
         self._reach = reach
         self.former: Legacy | None = None
@@ -131,7 +131,7 @@ class Copies:
         self._followed: dict[int, Followed] = {}
         """Primaries, by stage."""
         self._came: dict[tuple[int, int], set[int]] = {}
-        """Indices of the gradient messages (see `letters`) that arrived in this epoch, by stage and step."""
+        """Indices of the gradient messages (see `gradient_messages`) that arrived in this epoch, by stage and step."""
         self._wanted: dict[tuple[int, int], int] = {}
         """Total number of messages of a gradient, by stage and step; known once the gradient's head has arrived."""
 
@@ -152,7 +152,7 @@ class Copies:
                 continue
             # Without an outline, `Follower.follow` asks for it later and fetches all data.
             with suppress(StaleEpoch, ContributorLost):
-                owner = self._reach(one.actor, self._keeper, _Deadline(_OUTLINE_S))
+                owner = self._reach(one.actor, self._backup, _Deadline(_OUTLINE_S))
                 found[one.shard] = owner.outline(one.shard)
         return found
 
@@ -187,7 +187,7 @@ class Copies:
         }
         dropped = [self._followers[shard] for shard in self._followers.keys() - kept.keys()]
         legacies = self._legacies(committed, dropped)
-        outlines = outlines if outlines and self._has_room(outlines.values()) else {}
+        outlines = outlines if outlines and self._has_space(outlines.values()) else {}
         fresh = {
             shard: Follower(shard, self._training, self._device, partial(self._fail, shard), self._room)
             for shard in wanted.keys() - kept.keys()
@@ -205,9 +205,9 @@ class Copies:
         self._came.clear()
         self._wanted.clear()
         for one in followed.values():
-            kept[one.shard].follow((one.owner, one.actor), partial(self._reach, one.actor, self._keeper))
+            kept[one.shard].follow((one.owner, one.actor), partial(self._reach, one.actor, self._backup))
 
-    def _has_room(self, outlines: Iterable[ShardOutline]) -> bool:
+    def _has_space(self, outlines: Iterable[ShardOutline]) -> bool:
         """Whether there is space for copies with these outlines, beside the existing copies."""
         state_tensors = self._training.optimizer.name.state_tensors
         try:
@@ -256,16 +256,16 @@ class Copies:
         return followed
 
     def _fail(self, shard: ShardRange, failure: Exception) -> None:
-        lacks_room = is_lack_of_room(failure)
-        if not (lacks_room or isinstance(failure, (ContributorLost, VerificationFailed))):
-            self._tell(as_ours(failure))
+        lacks_space = is_out_of_space(failure)
+        if not (lacks_space or isinstance(failure, (ContributorLost, VerificationFailed))):
+            self._notify(as_ours(failure))
             return
         owner = next((one.owner for one in self._followed.values() if one.shard == shard), "")
         room = "free space in this machine's folder for temporary files, and memory"
-        self._tell(
+        self._notify(
             NoCopy(
-                f"no copy of what another machine holds is kept here for now: {failure}",
-                hint=room if lacks_room else "nothing: another copy starts soon",
-                details={"lacks_room": lacks_room, "epoch": self._epoch, "owner": owner},
+                f"no backup copy of another machine's shard is kept here for now: {failure}",
+                hint=room if lacks_space else "no action needed: another copy starts soon",
+                details={"lacks_space": lacks_space, "epoch": self._epoch, "owner": owner},
             )
         )

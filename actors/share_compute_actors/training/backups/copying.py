@@ -156,10 +156,10 @@ class Copier:
         self._aside.clear()
         self._versions.clear()
 
-    def forget_all_but(self, keepers: Collection[Worker]) -> None:
-        """Drop the clones of members that are not in `keepers`, because these members fetch no more."""
-        for keeper in self._aside.keys() - set(keepers):
-            self._aside.pop(keeper, None)
+    def forget_all_but(self, backups: Collection[Worker]) -> None:
+        """Drop the clones of members that are not in `backups`, because these members fetch no more."""
+        for backup in self._aside.keys() - set(backups):
+            self._aside.pop(backup, None)
 
     def outline(self, shard: ShardRange) -> ShardOutline:
         """Return the outline of the shard.
@@ -181,21 +181,21 @@ class Copier:
             ),
         )
 
-    def copy(self, shard: ShardRange, names: Sequence[str], keeper: Worker = "") -> Copied:
+    def copy(self, shard: ShardRange, names: Sequence[str], backup: Worker = "") -> Copied:
         """Clone some parameters or buffers, with their optimizer state.
 
         Args:
             shard: layers [start, stop).
             names: names of parameters or buffers; if empty, the backup member's clones are only dropped.
-            keeper: the backup member that fetches them; its previous clones are dropped.
+            backup: the backup member that fetches them; its previous clones are dropped.
 
         Raises:
             StaleEpoch: this member does not compute with the shard, or other backup members use the space for clones.
         """
-        copied: Copied = self._run(partial(self._copy, shard, names, keeper))
+        copied: Copied = self._run(partial(self._copy, shard, names, backup))
         return copied
 
-    def _copy(self, shard: ShardRange, names: Sequence[str], keeper: Worker) -> Copied:
+    def _copy(self, shard: ShardRange, names: Sequence[str], backup: Worker) -> Copied:
         runner, step = self._at(shard)
         here = runner.stage.persistent()
         found = {name: here[name] for name in names}
@@ -204,15 +204,18 @@ class Copier:
         if runner.optimizer is not None:
             state = optimizer_tensors(runner.optimizer, runner.parameters)
             found |= {name: tensor for name, tensor in state.items() if parameter_of(name) in found}
-        others = [tensors for one, (_, tensors) in list(self._aside.items()) if one != keeper]
+        others = [tensors for one, (_, tensors) in list(self._aside.items()) if one != backup]
         aside = sum(tensor.nbytes for tensors in (*others, found) for tensor in tensors.values())
         if found and any(others) and aside > _MOST_ASIDE_BYTES:
-            raise StaleEpoch("others fetch from here now", hint="nothing: it is asked for again")
+            raise StaleEpoch(
+                "other members fetch copies from this member now",
+                hint="no action needed: the fetch is repeated",
+            )
         self._ticket += 1
         clones = {name: tensor.detach().to("cpu", copy=True) for name, tensor in found.items()}
-        self._aside.pop(keeper, None)
+        self._aside.pop(backup, None)
         if clones:
-            self._aside[keeper] = self._ticket, clones
+            self._aside[backup] = self._ticket, clones
         parts = tuple(
             ClonedTensor(name, str(clone.dtype).removeprefix("torch."), tuple(clone.shape))
             for name, clone in clones.items()
@@ -228,7 +231,7 @@ class Copier:
         clones = dict(list(self._aside.values())).get(ticket)
         if clones is None:
             raise StaleEpoch(
-                "other parameters were set aside since", hint="nothing: they are asked for again"
+                "these clones were replaced by later ones", hint="no action needed: the fetch is repeated"
             )
         content = clones[name].contiguous().reshape(-1).view(torch.uint8)[start:stop].numpy()
         return Piece.sealed(name, content)
@@ -245,12 +248,15 @@ class Copier:
         for name, version in self._versions.items():
             if name in here and here[name]._version != version:  # noqa: SLF001
                 raise ShareComputeError(
-                    f"{name} changes while the model is trained, and is no parameter: no other machine can follow it",
+                    f"{name} changes during training and is no parameter, so no backup copy of it can be kept",
                     hint="set parallelism.backups to false",
                 )
 
     def _at(self, shard: ShardRange) -> tuple[ShardState, int]:
         runner, step = self._here()
         if runner is None or (runner.stage.shard.start, runner.stage.shard.stop) != shard:
-            raise StaleEpoch("the shard is not here any more", hint="nothing: another copy is made")
+            raise StaleEpoch(
+                "this member does not hold the shard any more",
+                hint="no action needed: another copy is made",
+            )
         return runner, step

@@ -41,7 +41,7 @@ from share_compute_actors.training.backups.copying import (
     ShardRange,
 )
 from share_compute_actors.training.backups.logs import HEAD, HEAD_SHAPE, GradientLog
-from share_compute_actors.training.backups.room import CopyQuota, is_lack_of_room
+from share_compute_actors.training.backups.room import CopyQuota, is_out_of_space
 from share_compute_actors.training.backups.tensor_file import TensorFile
 from share_compute_actors.transport.pieces import TRIES, whole
 
@@ -172,7 +172,7 @@ class Follower:
         return {part: self._snapshot.get(part) for part in self._snapshot.names if parameter_of(part) == name}
 
     def take(self, step: int, place: int, tensor: Tensor) -> None:
-        """Store one message of a step's gradient (see `letters`); a repeated message changes nothing.
+        """Store one message of a step's gradient (see `gradient_messages`); a repeated message changes nothing.
 
         Args:
             step: number of the step.
@@ -183,7 +183,7 @@ class Follower:
             Unavailable: there is no space for the message.
         """
         if self.is_spoilt:
-            self._give_room_back()
+            self._release_space()
             return
         if step <= self._floor:
             return
@@ -202,7 +202,7 @@ class Follower:
             self._compacting = self._submit(self._compact)
 
     def misfit(self, place: int, tensor: Tensor) -> str | None:
-        """Return the defect of one message of a gradient (see `letters`), for display; None if it has none."""
+        """Return the defect of a gradient message (see `gradient_messages`), for display; None if there is none."""
         if place == HEAD:
             return HEAD_SHAPE.misfit(tensor)
         buckets = None if self._outline is None else self._outline.buckets
@@ -255,10 +255,10 @@ class Follower:
 
     def close(self, after: Collection[Future[None]] = ()) -> None:
         """Delete the copy, and release its space, once the futures in ``after`` have read the data that they need."""
-        self._give_room_back(after)
+        self._release_space(after)
         self._own.shutdown(wait=False)
 
-    def _give_room_back(self, after: Collection[Future[None]] = ()) -> None:
+    def _release_space(self, after: Collection[Future[None]] = ()) -> None:
         """Delete all data; called on the thread of `take`, so that no data arrives meanwhile."""
         if not self._is_forgotten:
             self._is_forgotten = True
@@ -353,7 +353,7 @@ class Follower:
         tensor = torch.empty(part.shape, dtype=getattr(torch, part.dtype))
         content = tensor.reshape(-1).view(torch.uint8).numpy()
         damaged = ContributorLost(
-            f"a piece of {part.name} came damaged {TRIES} times",
+            f"a piece of {part.name} arrived damaged {TRIES} times",
             hint="check the network between the machines, then resume the job",
         )
         for start in range(0, len(content), _PIECE_BYTES):
@@ -362,7 +362,7 @@ class Follower:
             piece = whole(partial(owner.piece, ticket, part.name, start, stop), damaged)
             content[start:stop] = piece.content
             if stopping.wait(time.perf_counter() - began_s):
-                raise StaleEpoch("nobody wants this copy any more", hint="nothing")
+                raise StaleEpoch("the copy was cancelled", hint="no action needed")
         return tensor
 
     def _is_long(self) -> bool:
@@ -392,7 +392,7 @@ class Follower:
         try:
             self._advance(step, scales)
         except Exception as failure:
-            if not (is_lack_of_room(failure) or isinstance(failure, VerificationFailed)):
+            if not (is_out_of_space(failure) or isinstance(failure, VerificationFailed)):
                 raise
             self.is_spoilt = True
             self._fail(failure)

@@ -47,7 +47,7 @@ class GradientLogHeader(NamedTuple):
         return cls(int(buckets), loss_scale, None if before != before else before)  # noqa: PLR0124 - only NaN differs from itself
 
 
-def letters(
+def gradient_messages(
     gradients: GradientBuckets, loss_scale: LossScale, scale_before: float | None
 ) -> Iterator[tuple[int, Tensor]]:
     """Yield the messages of a gradient, each with its index: the packed `GradientLogHeader`, then the buckets."""
@@ -84,7 +84,7 @@ class GradientLog:
         return self._file.nbytes
 
     def take(self, place: int, tensor: Tensor) -> None:
-        """Store one message of the gradient (see `letters`); a repeated message changes nothing.
+        """Store one message of the gradient (see `gradient_messages`); a repeated message changes nothing.
 
         Raises:
             Unavailable: there is no space for the message.

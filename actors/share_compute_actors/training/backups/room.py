@@ -87,7 +87,7 @@ class CopyQuota:
         return min(left, memory) if disk.total else memory  # some file systems report no size
 
 
-def is_lack_of_room(failure: Exception) -> bool:
+def is_out_of_space(failure: Exception) -> bool:
     """Whether a failure means that a copy had no space, on the disk or in memory."""
     return isinstance(failure, Unavailable) or is_out_of_memory(failure)
 

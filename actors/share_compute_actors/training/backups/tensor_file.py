@@ -98,7 +98,7 @@ class TensorFile:
         content = self._read(place.begin, place.size)
         if xxhash.xxh3_64_intdigest(content) != place.digest:
             raise VerificationFailed(
-                f"{name} was damaged on the disk that keeps a copy of it",
+                f"{name} was damaged in its backup copy on the disk",
                 hint="check that machine's disk and memory",
             )
         return _tensor(content, place.dtype).reshape(place.shape)
@@ -152,7 +152,7 @@ class TensorFile:
 
 def _lost() -> VerificationFailed:
     return VerificationFailed(
-        "the disk lost part of a copy of another machine's part of the model",
+        "part of a backup copy of another machine's shard could not be read back from the disk",
         hint="check that machine's disk",
     )
 

@@ -39,7 +39,7 @@ class TrainingAttempt:
 
     Args:
         assignment: the job, and the machines that it may use.
-        tell: receives events.
+        report: receives events.
         requests: control requests of the control plane.
         inbox: messages of members.
     """
@@ -47,12 +47,12 @@ class TrainingAttempt:
     def __init__(
         self,
         assignment: Assignment,
-        tell: Callable[[AttemptEvent], None],
+        report: Callable[[AttemptEvent], None],
         requests: ControlRequests,
         inbox: SimpleQueue[Heard],
     ) -> None:
         self._assignment = assignment
-        self._tell = tell
+        self._report = report
         self._requests = requests
         self._inbox = inbox
 
@@ -90,10 +90,10 @@ class TrainingAttempt:
             if start.takeover is not None:
                 group.attach(start.takeover.actors)
             else:
-                self._tell(Planned(plan=start.solution.plan))
+                self._report(Planned(plan=start.solution.plan))
                 group.load(start.solution.plan)
             run = TrainingRun(
-                assignment, start, shard_store, group, step_log, self._requests, self._inbox, self._tell
+                assignment, start, shard_store, group, step_log, self._requests, self._inbox, self._report
             )
             return AttemptEnded(outcome="succeeded", reason=run.run())
         except (ShardStoreLost, LinkLost, StaleEpoch):
@@ -151,15 +151,15 @@ class TrainingAttempt:
 
     def _prepare(self, shard_store: Any) -> ShardStoreFacts:
         asked = shard_store.prepare.remote()
-        told = ""
+        reported = ""
         while not ray.wait([asked], timeout=1.0)[0]:
             if self._requests.cancelled.is_set():
                 raise Cancelled
             if self._requests.suspended.is_set():
                 raise suspended("while its data was prepared")
             what, _ = ask_shard_store(PROGRESS, shard_store.progress.remote())
-            if what != told:
-                told = what
+            if what != reported:
+                reported = what
                 self._note(what)
         facts = ask_shard_store(FACTS, asked)
         for note in facts.notes:
@@ -167,7 +167,7 @@ class TrainingAttempt:
         return facts
 
     def _note(self, message: str, level: Literal["info", "warning", "error"] = "info") -> None:
-        self._tell(Note(message=message, level=level))
+        self._report(Note(message=message, level=level))
 
 
 def _without(topology: Topology, quarantined: Collection[Worker]) -> Topology:

@@ -60,7 +60,7 @@ class CheckpointManager:
         group: the members, which hold the model.
         conductor: pauses training, so that no step is computed while snapshots are taken.
         assignment: the attempt, with the job's folder and the period of checkpoints.
-        tell: receives events.
+        report: receives events.
         requests: control requests of the control plane.
     """
 
@@ -70,7 +70,7 @@ class CheckpointManager:
         group: TrainingGroup,
         conductor: Conductor,
         assignment: Assignment,
-        tell: Callable[[AttemptEvent], None],
+        report: Callable[[AttemptEvent], None],
         requests: ControlRequests,
     ) -> None:
         self._shard_store = shard_store
@@ -78,7 +78,7 @@ class CheckpointManager:
         self._conductor = conductor
         self._place = assignment.folder
         self._requests = requests
-        self._tell = tell
+        self._report = report
         self._under_way: _Saving | None = None
         self._whole: str | None = None
         """Last folder that was reported as saved.
@@ -165,7 +165,7 @@ class CheckpointManager:
             except MembersLost:
                 continue  # the shard store itself finds out whether it still needs the lost members
             except ShareComputeError as failure:
-                self._tell(Note(message=failure.message, level="warning"))
+                self._report(Note(message=failure.message, level="warning"))
 
     # -- at a pause --------------------------------------------------------------------------------------------------
 
@@ -195,8 +195,8 @@ class CheckpointManager:
         if copies and not all(are_copies.values()) and not self._has_told_of_memory:
             self._has_told_of_memory = True
             short = ", ".join(sorted(self._group.name(worker) for worker in first if not are_copies[worker]))
-            message = f"training waits for its checkpoints: no memory for a copy of what {short} holds"
-            self._tell(Note(message=message))
+            message = f"training waits for its checkpoints: no memory for a copy of the shard of {short}"
+            self._report(Note(message=message))
         return all(are_copies.values())
 
     def _finish(self) -> None:
@@ -222,17 +222,17 @@ class CheckpointManager:
             self._group.detector.accuse(saving.holders[saved.culprit], VerificationFailed(saved.fault))
         size_bytes = saved.size_bytes
         if size_bytes is None:
-            self._tell(
+            self._report(
                 Note(
-                    message=f"what step {saving.step} left could not be saved whole: "
-                    "a machine was lost before all was fetched from it",
+                    message=f"the state of step {saving.step} could not be saved completely: "
+                    "a machine was lost before its part was fetched",
                     level="warning",
                 )
             )
             return
         self._whole = saving.folder
         path = self._place / saving.folder
-        self._tell(
+        self._report(
             CheckpointSaved(step=saving.step, path=path, size_bytes=size_bytes)
             if saving.kind == "checkpoint"
             else ArtifactSaved(name=_RESULT, path=path, size_bytes=size_bytes)

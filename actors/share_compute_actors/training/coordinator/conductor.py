@@ -95,7 +95,7 @@ class Conductor:
         inbox: messages of members.
         training: training section of the job's specification.
         changes: changes for the next pause.
-        tell: receives events.
+        report: receives events.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class Conductor:
         inbox: queue.SimpleQueue[Heard],
         training: TrainingSpec,
         changes: Changes,
-        tell: Callable[[AttemptEvent], None],
+        report: Callable[[AttemptEvent], None],
     ) -> None:
         self._group = group
         self._step_log = step_log
@@ -116,7 +116,7 @@ class Conductor:
         self._inbox = inbox
         self._training = training
         self._changes = changes
-        self._tell = tell
+        self._report = report
         self._links = MemberLinks(group, self._note)
         self._injector = FaultInjector(group.failures, None)
         standing = step_log.read()
@@ -282,7 +282,7 @@ class Conductor:
             if self._membership is not None and self._membership.backups.get(message.owner) == worker:
                 is_current = message.epoch == self._membership.epoch  # if not, a newer copy was begun since
                 self._changes.recopying.lost(
-                    worker, lacks_room=message.lacks_room, is_restarted=not is_current
+                    worker, lacks_space=message.lacks_space, is_restarted=not is_current
                 )
                 if is_current:
                     self._changes.protection.lose_copy(self._machine.committed)
@@ -311,8 +311,8 @@ class Conductor:
     def _do_without(self, worker: Worker, failure: OutOfMemory) -> None:
         """Continue without a machine that has less memory than it lends; it may join again with a smaller limit."""
         name = self._group.name(worker)
-        self._note(f"{name} ran out of memory at {bytes_text(failure.room_bytes)}: it is given less")
-        self._changes.shrink(worker, failure.room_bytes)
+        self._note(f"{name} ran out of memory at {bytes_text(failure.taken_bytes)}: it is given less")
+        self._changes.shrink(worker, failure.taken_bytes)
         self._group.remove([worker])
         self._lose(frozenset([worker]))
 
@@ -347,9 +347,9 @@ class Conductor:
             for answer in self._carry_out(waiting.popleft()):
                 waiting.extend(self._machine.handle(answer))
         if self._machine.phase in ("stepping", "paused") and self._formed is not self._membership:
-            self._tell_reformed()
+            self._report_reformed()
 
-    def _tell_reformed(self) -> None:
+    def _report_reformed(self) -> None:
         """Report that the members of a new epoch compute, unless it is the first epoch."""
         before, self._formed = self._formed, self._membership
         # End members before the report, because other jobs may use their machines after it.
@@ -380,7 +380,7 @@ class Conductor:
                 return [recorded]
             case SendToMember(worker=worker, message=message):
                 failures = self._passes(SENDING[type(message)])
-                self._injector.messages.send(worker, lambda: self._group.tell(worker, message), failures)
+                self._injector.messages.send(worker, lambda: self._group.send(worker, message), failures)
             case PlanMembership():
                 self._passes(Point.planning)
                 answer = self._form(effect)
@@ -441,7 +441,7 @@ class Conductor:
         sentence += "They were not used; the step continues without it"
         if is_over:
             sentence += f". {name} is quarantined"
-        self._tell(
+        self._report(
             Offended(
                 machine=worker,
                 step=step,
@@ -466,7 +466,9 @@ class Conductor:
         """Return the error for non-finite numbers for which no machine is to blame."""
         failure = self._not_finite or not_finite("gradient", effect.step)
         if effect.is_alone:
-            failure.witnesses = "; no other machine could compute it again to tell the machine from the model"
+            failure.witnesses = (
+                "; no other machine could compute it again to tell a faulty machine from a faulty model"
+            )
         elif effect.by:
             failure.witnesses = f"; {listed(sorted(map(self._group.name, effect.by)))} found the same"
         failure.message += failure.witnesses
@@ -485,7 +487,7 @@ class Conductor:
         return [*self._on_doubt(expel), Assemble(self._group.workers)]
 
     def _note(self, message: str) -> None:
-        self._tell(Note(message=message))
+        self._report(Note(message=message))
 
     def _passes(self, point: Point) -> list[InjectedFailure]:
         return self._injector.passes(point, self._machine.committed + 1)
@@ -550,7 +552,7 @@ class Conductor:
             self._machine.patience *= 2
         if self._epochs_in_vain > _EPOCHS_IN_VAIN:
             raise Unavailable(
-                f"members began step {self._machine.committed + 1} anew {_EPOCHS_IN_VAIN} times, without a loss",
+                f"members restarted step {self._machine.committed + 1} {_EPOCHS_IN_VAIN} times, although none was lost",
                 hint="look into the job's log for what failed, and at the network between its machines",
                 step=self._machine.committed + 1,
             )

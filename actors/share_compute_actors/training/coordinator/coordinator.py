@@ -50,20 +50,22 @@ class Coordinator:
         try:
             from share_compute_actors.training.coordinator.attempt import TrainingAttempt  # noqa: PLC0415 - loads torch
 
-            attempt = TrainingAttempt(self._assignment, self._tell, self._requests, self._inbox)
-            self._tell(attempt.make())
+            attempt = TrainingAttempt(self._assignment, self._report, self._requests, self._inbox)
+            self._report(attempt.make())
         except Cancelled:
-            self._tell(AttemptEnded(outcome="cancelled", reason="cancelled on request"))
+            self._report(AttemptEnded(outcome="cancelled", reason="cancelled on request"))
         except ShareComputeError as failure:
             error = {"code": failure.code, **failure.facts()}
-            self._tell(AttemptEnded(outcome="failed", reason=failure.message, error=error))
+            self._report(AttemptEnded(outcome="failed", reason=failure.message, error=error))
         except Exception as failure:  # noqa: BLE001 - an attempt must always say how it ended
             error = {"code": "internal", "hint": "report this together with the job's log"}
             reason = f"{type(failure).__name__}: {failure}"
             _log.exception(
-                "attempt %d of %s made a mistake", self._assignment.attempt, self._assignment.job_id
+                "attempt %d of %s failed with an internal error",
+                self._assignment.attempt,
+                self._assignment.job_id,
             )
-            self._tell(AttemptEnded(outcome="failed", reason=reason, error=error))
+            self._report(AttemptEnded(outcome="failed", reason=reason, error=error))
 
     @ray.method(concurrency_group="control")
     def events(self, after: int, timeout_s: float) -> str:
@@ -104,5 +106,5 @@ class Coordinator:
         """Ask the attempt to move a machine's shard to other machines, and to stop using the machine."""
         self._requests.leave(contributor_id)
 
-    def _tell(self, event: AttemptEvent) -> None:
+    def _report(self, event: AttemptEvent) -> None:
         self._feed.put([event])

@@ -39,7 +39,7 @@ class Evaluation:
         shard_store: the shard store's actor, which has the tokenizer.
         group: the members.
         conductor: pauses training, so that no step is computed meanwhile.
-        tell: receives events.
+        report: receives events.
     """
 
     def __init__(
@@ -49,14 +49,14 @@ class Evaluation:
         shard_store: Any,
         group: TrainingGroup,
         conductor: Conductor,
-        tell: Callable[[AttemptEvent], None],
+        report: Callable[[AttemptEvent], None],
     ) -> None:
         self._spec = spec
         self._facts = facts
         self._shard_store = shard_store
         self._group = group
         self._conductor = conductor
-        self._tell = tell
+        self._report = report
 
     def mean_loss(self, split: Literal["validation", "test"], step: int) -> float:
         """Compute, report and return the mean loss on a split.
@@ -77,7 +77,7 @@ class Evaluation:
             raise not_finite(f"{split} loss", step)
         language = self._facts.blueprint.task == "language"
         correct = sum(part.correct for part in parts) / sum(part.targets for part in parts)
-        self._tell(
+        self._report(
             Validated(
                 split=split,
                 step=step,
@@ -114,7 +114,7 @@ class Evaluation:
         for prompt, row in zip(wanted.prompts, self._facts.prompts, strict=True):
             made = continue_greedily(next_logits, row, wanted.max_tokens, window, self._facts.text_ends)
             text = ask_shard_store(TEXT, self._shard_store.text.remote(list(made)))
-            self._tell(Sampled(step=step, prompt=prompt, text=text))
+            self._report(Sampled(step=step, prompt=prompt, text=text))
 
     def _next_logits(self, step: int, ids: list[int]) -> Tensor:
         way = [stage[0] for stage in self._conductor.membership.stages]

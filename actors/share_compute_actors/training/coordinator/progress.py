@@ -54,12 +54,12 @@ class TrainingProgress:
     Args:
         spec: the job, with its number of microbatches settled.
         state: training state after the last committed step.
-        tell: receives events.
+        report: receives events.
     """
 
-    def __init__(self, spec: TrainJob, state: TrainingState, tell: Callable[[AttemptEvent], None]) -> None:
+    def __init__(self, spec: TrainJob, state: TrainingState, report: Callable[[AttemptEvent], None]) -> None:
         self._training = spec.training
-        self._tell = tell
+        self._report = report
         self.state = state
         """Training state after the last committed step."""
         stopping = spec.training.early_stopping
@@ -123,9 +123,9 @@ class TrainingProgress:
         for worker, said in figures.items():
             self._busy_s[worker] += said.seconds - said.waited_s
         self._trained_s += seconds
-        self._tell(facts.event)
+        self._report(facts.event)
         if facts.is_skipped:
-            self._tell(
+            self._report(
                 Note(
                     message=f"step {step} changed nothing: its gradient is not finite in float16; "
                     f"the loss is multiplied by {facts.loss_scale.factor:g} from now on"

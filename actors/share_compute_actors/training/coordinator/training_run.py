@@ -53,7 +53,7 @@ class TrainingRun(Listener):
         step_log: the step log of the job, claimed by this attempt.
         requests: control requests of the control plane.
         inbox: messages of members.
-        tell: receives events.
+        report: receives events.
     """
 
     def __init__(
@@ -65,21 +65,21 @@ class TrainingRun(Listener):
         step_log: StepLog,
         requests: ControlRequests,
         inbox: SimpleQueue[Heard],
-        tell: Callable[[AttemptEvent], None],
+        report: Callable[[AttemptEvent], None],
     ) -> None:
         spec = assignment.spec
         self._assignment = assignment
         self._start = start
         self._group = group
         self._step_log = step_log
-        self._tell = tell
+        self._report = report
         self._training = spec.training
         self._changes = Changes(
-            group, requests, tell, can_shadow=spec.parallelism.backups, quarantined=step_log.quarantined()
+            group, requests, report, can_shadow=spec.parallelism.backups, quarantined=step_log.quarantined()
         )
         self._balancer = Balancer()
-        self._monitor = PerformanceMonitor(assignment, start.solution, tell, self._changes)
-        self._progress = TrainingProgress(spec, start.state, tell)
+        self._monitor = PerformanceMonitor(assignment, start.solution, report, self._changes)
+        self._progress = TrainingProgress(spec, start.state, report)
         self._planner = MembershipPlanner(
             assignment,
             start,
@@ -87,13 +87,15 @@ class TrainingRun(Listener):
             Resharder(group, start.facts.first_step),
             step_log,
             self._monitor,
-            tell,
+            report,
         )
         self._conductor = Conductor(
-            group, step_log, self._planner, self, inbox, spec.training, self._changes, tell
+            group, step_log, self._planner, self, inbox, spec.training, self._changes, report
         )
-        self._evaluation = Evaluation(spec, start.facts, shard_store, group, self._conductor, tell)
-        self._checkpoints = CheckpointManager(shard_store, group, self._conductor, assignment, tell, requests)
+        self._evaluation = Evaluation(spec, start.facts, shard_store, group, self._conductor, report)
+        self._checkpoints = CheckpointManager(
+            shard_store, group, self._conductor, assignment, report, requests
+        )
 
     def run(self) -> str:
         """Train and save the result; return the reason why training ended.
@@ -118,19 +120,19 @@ class TrainingRun(Listener):
         self._balancer.reform(self._conductor.membership)
         if self._start.takeover is not None:
             self._monitor.reform(self._planner.solution, are_lost=True)
-            self._tell(Planned(plan=self._planner.solution.plan))
-        for step in self._step_log.steps(after=self._assignment.told):
-            self._tell(step.event)
+            self._report(Planned(plan=self._planner.solution.plan))
+        for step in self._step_log.steps(after=self._assignment.known_step):
+            self._report(step.event)
         self._changes.protection.reform(self._conductor.membership)
         first_step = self._start.state.step + 1
-        self._tell(Started(first_step=first_step, total_steps=self._training.steps))
+        self._report(Started(first_step=first_step, total_steps=self._training.steps))
 
     def _report_busy_fractions(self) -> None:
         rest = "other machines and for the server" if len(self._group.workers) > 1 else "the server"
         for worker, share in self._progress.busy_fractions().items():
             name = self._group.name(worker)
             message = f"{name} computed {share:.0%} of the time; the rest went into waiting for {rest}"
-            self._tell(Note(message=message))
+            self._report(Note(message=message))
 
     # -- the training loop -------------------------------------------------------------------------------------------
 
@@ -203,7 +205,7 @@ class TrainingRun(Listener):
             yield
         except LinksCut as cut:
             for pair in cut.pairs:
-                self._tell(LinkCut(machines=pair, sentence=cut.message))
+                self._report(LinkCut(machines=pair, sentence=cut.message))
             if self._progress.state.step >= self._start.facts.first_step:
                 self._checkpoints.checkpoint(self._progress.state, waits=True)
             raise
@@ -242,7 +244,7 @@ class TrainingRun(Listener):
             recomputed=self._planner.recomputed,
             sentence=self._causes(lost, left, joined),
         )
-        self._changes.tell_reformed(event, after)
+        self._changes.report_reformed(event, after)
 
     def _causes(self, lost: frozenset[Worker], left: frozenset[Worker], joined: frozenset[Worker]) -> str:
         """Return the causes of a new epoch, for the user."""

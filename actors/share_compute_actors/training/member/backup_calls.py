@@ -16,7 +16,7 @@ from share_compute_actors.transport.pieces import Piece
 from share_compute_actors.wire import FLAG, NOTHING
 
 
-class KeepsCopies:
+class BackupCalls:
     """The methods of a member for backup copies."""
 
     _engine: TrainingEngine
@@ -29,9 +29,9 @@ class KeepsCopies:
         return self._engine.copier.outline(shard)
 
     @ray.method(concurrency_group="copies")
-    def set_aside(self, keeper: Worker, shard: ShardRange, names: Sequence[str]) -> Copied:
+    def set_aside(self, backup: Worker, shard: ShardRange, names: Sequence[str]) -> Copied:
         """Clone some parameters, so that they can be fetched while training continues. See `Copier`."""
-        return self._engine.copier.copy(shard, names, keeper)
+        return self._engine.copier.copy(shard, names, backup)
 
     @ray.method(concurrency_group="copies")
     def piece_aside(self, ticket: int, name: str, start: int, stop: int) -> Piece:
@@ -43,7 +43,7 @@ class KeepsCopies:
     @ray.method(concurrency_group="copies")
     @answers(NOTHING)
     def keep_copies(
-        self, epoch: int, committed: int, followed: Mapping[int, Followed], keepers: Collection[Worker]
+        self, epoch: int, committed: int, followed: Mapping[int, Followed], backups: Collection[Worker]
     ) -> None:
         """Keep exactly these copies from now on; called before the epoch begins in which their gradients arrive.
 
@@ -54,9 +54,9 @@ class KeepsCopies:
             epoch: number of the epoch that is about to begin.
             committed: last committed step.
             followed: primaries of the copies, by stage.
-            keepers: members that keep copies of this member's shard.
+            backups: members that keep copies of this member's shard.
         """
-        self._engine.copier.forget_all_but(keepers)
+        self._engine.copier.forget_all_but(backups)
         copies = self._engine.copies
         outlines = copies.outlines(committed, followed)
         self._engine.order(partial(copies.keep, epoch, committed, followed, outlines))

@@ -67,7 +67,7 @@ class Forming(NamedTuple):
     name: str
 
 
-TellCoordinator = Callable[[ToCoordinator | ShareComputeError, StepFigures | None], None]
+NotifyCoordinator = Callable[[ToCoordinator | ShareComputeError, StepFigures | None], None]
 
 
 class TrainingEngine(ComputeThread):
@@ -76,7 +76,7 @@ class TrainingEngine(ComputeThread):
     Args:
         machine: the member's protocol machine.
         tree: the order in which gradients are added.
-        tell: sends a message to the coordinator; called on the compute thread.
+        notify: sends a message to the coordinator; called on the compute thread.
         copies: backup copies of other members' shards.
     """
 
@@ -84,13 +84,13 @@ class TrainingEngine(ComputeThread):
         self,
         machine: MemberMachine,
         tree: SummationTree,
-        tell: TellCoordinator,
+        notify: NotifyCoordinator,
         copies: Copies,
     ) -> None:
         super().__init__()
         self._machine = machine
         self._tree = tree
-        self._tell = tell
+        self._notify = notify
         self.copies = copies
         self.copier = Copier(self.order, lambda: (self.runner, machine.applied))
         self._outbox = self._make_outbox()
@@ -187,7 +187,7 @@ class TrainingEngine(ComputeThread):
             try:
                 self._work()
             except Exception as failure:  # noqa: BLE001 - it is reported to the coordinator, and ends the attempt
-                self._tell(as_reported(failure), None)
+                self._notify(as_reported(failure), None)
 
     def _work(self) -> None:
         """Do one piece of work. Priority: protocol messages, effects, calls of other threads, tensors."""
@@ -448,7 +448,7 @@ class TrainingEngine(ComputeThread):
         self._deliver(prepared, figures)
 
     def _deliver(self, message: ToCoordinator, figures: StepFigures | None) -> None:
-        self._tell(message, figures)
+        self._notify(message, figures)
 
 
 def described(label: WireLabel) -> str:

@@ -23,17 +23,17 @@ from share_compute_actors.testing.fault_injection import FaultInjector
 from share_compute_actors.testing.message_faults import (
     MessageFaults,
     deviates,
+    faulty_encoding,
     is_poisoned,
-    wrong_letter,
     wrong_tensor,
 )
 from share_compute_actors.training.backups.copies import Copies
 from share_compute_actors.training.backups.logs import HEAD
-from share_compute_actors.training.member.engine import TellCoordinator, TrainingEngine, described
+from share_compute_actors.training.member.engine import NotifyCoordinator, TrainingEngine, described
 from share_compute_actors.training.member.outbox import Outbox
 from share_compute_actors.training.member.runner import Runner
 from share_compute_actors.training.member.samples import Rows
-from share_compute_actors.transport.channel import Channel, Letter
+from share_compute_actors.transport.channel import Channel, EncodedTensor
 from share_compute_actors.transport.envelope import WireLabel
 
 
@@ -44,7 +44,7 @@ class FaultyEngine(TrainingEngine):
         injector: the member's part of the script.
         machine: the member's protocol machine.
         tree: the order in which gradients are added.
-        tell: sends a message to the coordinator; called on the compute thread.
+        notify: sends a message to the coordinator; called on the compute thread.
         copies: backup copies of other members' shards.
     """
 
@@ -53,14 +53,14 @@ class FaultyEngine(TrainingEngine):
         injector: FaultInjector,
         machine: MemberMachine,
         tree: SummationTree,
-        tell: TellCoordinator,
+        notify: NotifyCoordinator,
         copies: Copies,
     ) -> None:
         self._injector = injector  # set before `super().__init__` starts the thread
         self._faults = injector.messages
         self._of_message: list[InjectedFailure] = []
         """Failures that apply to the message that is being written."""
-        super().__init__(machine, tree, tell, copies)
+        super().__init__(machine, tree, notify, copies)
 
     def _make_outbox(self) -> Outbox:
         return FaultyOutbox(self._faults, self._passes)
@@ -137,8 +137,8 @@ class FaultyEngine(TrainingEngine):
 
     def _send_output(self, channel: Channel, send: Send, tensor: Tensor) -> None:
         failures = self._passes(Point.tensor_sending)
-        letter = channel.write(send.target, WireLabel("train", *send.label), wrong_tensor(tensor, failures))
-        _post(self._faults, channel, send.target, wrong_letter(letter, failures), failures)
+        encoded = channel.write(send.target, WireLabel("train", *send.label), wrong_tensor(tensor, failures))
+        _post(self._faults, channel, send.target, faulty_encoding(encoded, failures), failures)
 
     def _report(self, message: ToCoordinator) -> None:
         self._of_message = self._passes(SENDING[type(message)])
@@ -147,7 +147,7 @@ class FaultyEngine(TrainingEngine):
     def _deliver(self, message: ToCoordinator, figures: StepFigures | None) -> None:
         if isinstance(message, Prepared) and deviates(self._of_message):
             message = replace(message, digest="another")
-        self._faults.send(None, lambda: self._tell(message, figures), self._of_message)
+        self._faults.send(None, lambda: self._notify(message, figures), self._of_message)
 
 
 class FaultyOutbox(Outbox):
@@ -169,17 +169,21 @@ class FaultyOutbox(Outbox):
         self._of_log = self._passes(Point.log_sending)
         super()._send_log(channel, log, stage, runner, is_repeated=is_repeated)
 
-    def _post_log(self, channel: Channel, keeper: Worker, place: int, letter: Letter) -> None:
+    def _post_log(self, channel: Channel, holder: Worker, place: int, encoded: EncodedTensor) -> None:
         # Only the head is subject to faults: it does not change if the step is applied while the head is delayed.
-        _post(self._faults, channel, keeper, letter, self._of_log if place == HEAD else [])
+        _post(self._faults, channel, holder, encoded, self._of_log if place == HEAD else [])
 
 
 def _post(
-    faults: MessageFaults, channel: Channel, target: Worker, letter: Letter, failures: list[InjectedFailure]
+    faults: MessageFaults,
+    channel: Channel,
+    target: Worker,
+    encoded: EncodedTensor,
+    failures: list[InjectedFailure],
 ) -> None:
     faults.send(
         target,
-        lambda: channel.post(target, letter),
+        lambda: channel.post(target, encoded),
         failures,
-        lambda: channel.post(target, letter.damaged()),
+        lambda: channel.post(target, encoded.damaged()),
     )

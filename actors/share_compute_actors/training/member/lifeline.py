@@ -39,6 +39,6 @@ class Lifeline:
     def _watch(self) -> None:
         while not self._cut.wait(max(0.0, self._pulled_s + self._limit_s - time.monotonic())):
             if time.monotonic() - self._pulled_s >= self._limit_s:
-                _log.warning("nobody asked for this process in %.0f s: it ends", self._limit_s)
+                _log.warning("no call arrived in %.0f s: this process exits", self._limit_s)
                 self._end()
                 return

@@ -14,7 +14,7 @@ from share_compute.protocol.tree import SummationTree
 from share_compute.shard import Shard
 from share_compute.training.optimizers import parameter_of, restore_optimizer
 from share_compute_actors.group.allocator import passing_through
-from share_compute_actors.group.fetching import Givers, fill, fits, wrong
+from share_compute_actors.group.fetching import SourceClient, fill, fits, wrong
 from share_compute_actors.machine.device import measured_device
 from share_compute_actors.messages import MemberSetup, Source
 from share_compute_actors.training.member.runner import Runner
@@ -47,13 +47,13 @@ def build_runner(setup: MemberSetup, tree: SummationTree, shard: Shard) -> Runne
         return Runner(stage, training, tree, setup.tied, boundaries)
 
 
-def fill_runner(runner: Runner, setup: MemberSetup, givers: Givers | None) -> None:
+def fill_runner(runner: Runner, setup: MemberSetup, client: SourceClient | None) -> None:
     """Load weights and optimizer state from their sources into a runner.
 
     Args:
         runner: newly built runner.
         setup: parameters of the member.
-        givers: sources of each parameter and buffer. If None, weights are initialized from the seed.
+        client: sources of each parameter and buffer. If None, weights are initialized from the seed.
 
     Raises:
         ContributorLost: data from a machine arrives damaged.
@@ -63,33 +63,33 @@ def fill_runner(runner: Runner, setup: MemberSetup, givers: Givers | None) -> No
     """
     stage = runner.stage
     with fits(stage.shard, setup.name), passing_through():
-        if givers is None:
+        if client is None:
             stage.initialize(setup.training.seed)
             return
-        stored = _stored(stage, givers, setup.training.seed)
-        fill(stored, givers, "weights", numbers=runner.parameters.keys())
-        runner.loss_scale = givers.ask(givers.sources.all[0], "loss_scale")
+        stored = _stored(stage, client, setup.training.seed)
+        fill(stored, client, "weights", numbers=runner.parameters.keys())
+        runner.loss_scale = client.ask(client.sources.all[0], "loss_scale")
         if runner.optimizer is not None:
-            _restore(runner, givers)
+            _restore(runner, client)
 
 
-def _stored(stage: Stage, givers: Givers, seed: int) -> dict[str, Tensor]:
+def _stored(stage: Stage, client: SourceClient, seed: int) -> dict[str, Tensor]:
     """Return the tensors to load; tensors added to the model that no source has are initialized from the seed."""
     tensors = stage.persistent()
     if not stage.added:
         return tensors
     stage.initialize_added(seed)
-    known = {name for source in givers.sources.all for name in _inventory(givers, source)}
+    known = {name for source in client.sources.all for name in _inventory(client, source)}
     return {name: tensor for name, tensor in tensors.items() if name in known or name not in stage.added}
 
 
-def _inventory(givers: Givers, source: Source) -> tuple[str, ...]:
+def _inventory(client: SourceClient, source: Source) -> tuple[str, ...]:
     """Return the names of the tensors that a source has.
 
     Raises:
         WrongTensor: a member's answer is not a list of names.
     """
-    answer = givers.ask(source, "inventory")
+    answer = client.ask(source, "inventory")
     try:
         return unpack_answer(NAMES, answer, source.name)
     except Undeclared as failure:
@@ -98,18 +98,18 @@ def _inventory(givers: Givers, source: Source) -> tuple[str, ...]:
         raise wrong(source, failure.message) from failure
 
 
-def _restore(runner: Runner, givers: Givers) -> None:
+def _restore(runner: Runner, client: SourceClient) -> None:
     """Load the optimizer's state from its sources."""
     assert runner.optimizer is not None
     shapes: dict[str, tuple[int, ...]] = {}
-    for place, source in enumerate(givers.sources.all):
-        for name, shape in givers.ask(source, "optimizer_shapes").items():
+    for place, source in enumerate(client.sources.all):
+        for name, shape in client.ask(source, "optimizer_shapes").items():
             parameter = parameter_of(name)
-            if parameter not in runner.parameters or givers.sources.place(parameter) != place:
+            if parameter not in runner.parameters or client.sources.place(parameter) != place:
                 continue
             if math.prod(shape) > runner.parameters[parameter].numel():
                 raise wrong(source, f"the optimizer's {name} has shape {list(shape)}")
             shapes[name] = shape
     state = {name: torch.empty(shape) for name, shape in shapes.items()}
-    fill(state, givers, "optimizer_state", numbers=state.keys())
+    fill(state, client, "optimizer_state", numbers=state.keys())
     restore_optimizer(runner.optimizer, runner.parameters, state)

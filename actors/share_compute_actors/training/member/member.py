@@ -22,7 +22,7 @@ from share_compute.shard import Shard
 from share_compute.training.finiteness import NonFiniteValue, first_of
 from share_compute_actors.group.allocator import passing_through, peak_resident_bytes
 from share_compute_actors.group.answering import answers
-from share_compute_actors.group.fetching import Givers
+from share_compute_actors.group.fetching import SourceClient
 from share_compute_actors.group.linked_member import LinkedMember
 from share_compute_actors.machine.reach import Place, unanswered
 from share_compute_actors.machine.stalled import close_stalled_connections
@@ -37,8 +37,8 @@ from share_compute_actors.messages import (
 from share_compute_actors.testing.fault_injection import FaultInjector, freeze, kill
 from share_compute_actors.training.backups.copies import Copies
 from share_compute_actors.training.backups.room import CopyQuota
-from share_compute_actors.training.member.backup_calls import KeepsCopies
-from share_compute_actors.training.member.engine import Forming, TellCoordinator, TrainingEngine
+from share_compute_actors.training.member.backup_calls import BackupCalls
+from share_compute_actors.training.member.engine import Forming, NotifyCoordinator, TrainingEngine
 from share_compute_actors.training.member.faulty_engine import FaultyEngine
 from share_compute_actors.training.member.lifeline import Lifeline
 from share_compute_actors.training.member.loading import build_runner, fill_runner
@@ -56,7 +56,7 @@ from share_compute_actors.wire import COUNT, FLAG, NAMES, NOTHING
 
 
 @ray.remote(num_cpus=0, concurrency_groups={"orders": 1, "control": 2, "mail": 2, "pieces": 2, "copies": 2})
-class Member(GivesState, KeepsCopies, LinkedMember):
+class Member(GivesState, BackupCalls, LinkedMember):
     """Does one machine's work for one job, over all its epochs.
 
     Methods of the group ``orders`` run on the compute thread, one after the other. The other groups answer at any time.
@@ -81,15 +81,15 @@ class Member(GivesState, KeepsCopies, LinkedMember):
             setup.worker,
             setup.training,
             torch.device(setup.device),
-            lambda failure: self._tell(failure, None),
+            lambda failure: self._notify(failure, None),
             CopyQuota(setup.lent_bytes),
         )
-        engine: Callable[[MemberMachine, SummationTree, TellCoordinator, Copies], TrainingEngine] = (
+        engine: Callable[[MemberMachine, SummationTree, NotifyCoordinator, Copies], TrainingEngine] = (
             TrainingEngine
         )
         if setup.failures:
             engine = partial(FaultyEngine, FaultInjector(setup.failures, setup.worker))
-        self._engine = engine(self._machine, self._tree, self._tell, copies)
+        self._engine = engine(self._machine, self._tree, self._notify, copies)
         self._runner: Runner | None = None
         self._next: Runner | None = None
         self._next_applied = 0
@@ -102,7 +102,7 @@ class Member(GivesState, KeepsCopies, LinkedMember):
         self._lifeline = Lifeline()
         self._unacknowledged = Unacknowledged()
 
-    def _tell(self, message: ToCoordinator | ShareComputeError, figures: StepFigures | None) -> None:
+    def _notify(self, message: ToCoordinator | ShareComputeError, figures: StepFigures | None) -> None:
         coordinator, key = self._coordinator
         said = pack_said(message, figures)
         self._unacknowledged.add(coordinator.hear.remote(self._setup.worker, key, said), said)
@@ -135,8 +135,8 @@ class Member(GivesState, KeepsCopies, LinkedMember):
         if runner is None or runner.stage.shard != shard:
             self._next = None  # frees the memory of a shard that was loaded for an epoch that never began
             runner = build_runner(self._setup, self._tree, shard)
-        givers = None if sources is None else Givers(sources, self._setup.worker, self)
-        fill_runner(runner, self._setup, givers)
+        client = None if sources is None else SourceClient(sources, self._setup.worker, self)
+        fill_runner(runner, self._setup, client)
         self._next, self._next_applied = runner, applied
         return sum(tensor.nbytes for tensor in runner.stage.persistent().values())
 
@@ -168,12 +168,12 @@ class Member(GivesState, KeepsCopies, LinkedMember):
         assert self._next is not None
         self._runner, self._next = self._next, None
         inputs, targets = (
-            Rows(self._shard_store, part, self._tell_shard_store_lost) for part in ("inputs", "targets")
+            Rows(self._shard_store, part, self._report_shard_store_lost) for part in ("inputs", "targets")
         )
         self._engine.equip(self._runner, inputs, targets, loaded)
 
-    def _tell_shard_store_lost(self, lost: ShardStoreLost) -> None:
-        self._tell(lost, None)
+    def _report_shard_store_lost(self, lost: ShardStoreLost) -> None:
+        self._notify(lost, None)
 
     # -- epochs ------------------------------------------------------------------------------------------------------
 
@@ -197,7 +197,7 @@ class Member(GivesState, KeepsCopies, LinkedMember):
 
     def _form(self, epoch: int, meeting: Rendezvous | None, rank: int, size: int) -> None:
         if epoch < self._machine.epoch:
-            raise StaleEpoch(f"epoch {epoch} is over", hint="nothing: the next epoch begins")
+            raise StaleEpoch(f"epoch {epoch} is over", hint="no action needed: the next epoch begins")
         self._next = None  # a shard that was loaded for an abandoned plan
         group = None
         if meeting is not None and size > 1:
@@ -314,7 +314,7 @@ class Member(GivesState, KeepsCopies, LinkedMember):
 
     @ray.method(concurrency_group="pieces")
     @answers(NOTHING)
-    def let_go(self) -> None:
+    def release_snapshot(self) -> None:
         """Release the snapshot."""
         self._pieces = None
 

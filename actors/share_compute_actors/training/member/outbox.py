@@ -9,9 +9,9 @@ import torch
 from share_compute.protocol.member_events import Log
 from share_compute.protocol.membership import Worker
 from share_compute_actors.messages import Followed
-from share_compute_actors.training.backups.logs import letters
+from share_compute_actors.training.backups.logs import gradient_messages
 from share_compute_actors.training.member.runner import Runner
-from share_compute_actors.transport.channel import Channel, Letter
+from share_compute_actors.transport.channel import Channel, EncodedTensor
 from share_compute_actors.transport.envelope import WireLabel
 
 POLL_S = 0.5
@@ -41,26 +41,28 @@ class Outbox:
             runner: runner with the complete gradient.
         """
         now_s = time.monotonic()
-        *last, given_s = self._given.get(log.keeper, (0, 0, 0.0))
+        *last, given_s = self._given.get(log.holder, (0, 0, 0.0))
         is_repeated = last == [channel.epoch, log.step]
         if (
             is_repeated
             and now_s - given_s < _AGAIN_S + sum(runner.gradients.bucket_bytes) / _SLOWEST_BYTES_PER_S
         ):
             return
-        self._given[log.keeper] = channel.epoch, log.step, now_s
+        self._given[log.holder] = channel.epoch, log.step, now_s
         self._send_log(channel, log, stage, runner, is_repeated=is_repeated)
 
     def _send_log(self, channel: Channel, log: Log, stage: int, runner: Runner, *, is_repeated: bool) -> None:
-        for place, tensor in letters(runner.gradients, runner.loss_scale, runner.scale_of(log.step - 1)):
+        for place, tensor in gradient_messages(
+            runner.gradients, runner.loss_scale, runner.scale_of(log.step - 1)
+        ):
             # If the first message still arrives, the step is applied, which changes the gradient. The repeated message
             # may be in transit then, so it carries a copy of the gradient.
             content = tensor.clone() if is_repeated else tensor
-            letter = channel.write(log.keeper, WireLabel("train", log.step, "log", place, stage), content)
-            self._post_log(channel, log.keeper, place, letter)
+            encoded = channel.write(log.holder, WireLabel("train", log.step, "log", place, stage), content)
+            self._post_log(channel, log.holder, place, encoded)
 
-    def _post_log(self, channel: Channel, keeper: Worker, place: int, letter: Letter) -> None:  # noqa: ARG002
-        channel.post(keeper, letter)
+    def _post_log(self, channel: Channel, holder: Worker, place: int, encoded: EncodedTensor) -> None:  # noqa: ARG002
+        channel.post(holder, encoded)
 
     def acknowledge(self, channel: Channel, followed: Followed, log: WireLabel) -> None:
         """Acknowledge to the primary that a step's gradient arrived here."""

@@ -7,12 +7,13 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
+from share_compute.backoff import backoff_s
 from share_compute.lifecycle.attempt_events import AttemptEvent, Reformed, ReplanAbandoned, ReplanProposed
 from share_compute.planning.planner import Solution
 from share_compute.protocol.membership import Membership, Worker
 from share_compute.quantities import listed
 from share_compute.topology import Contributor, Topology
-from share_compute_actors.group.backoff import Backoff, next_pause_s
+from share_compute_actors.group.backoff import Backoff
 from share_compute_actors.training.membership.backups import backups_of
 from share_compute_actors.training.membership.control_requests import ControlRequests
 from share_compute_actors.training.membership.epochs import Shares, shards_of, stages_of
@@ -20,11 +21,11 @@ from share_compute_actors.training.membership.joining import Joining
 from share_compute_actors.training.membership.protection import ProtectionWatch
 from share_compute_actors.training.membership.training_group import TrainingGroup
 
-_REST_S = 5.0
+_PAUSE_S = 5.0
 """First backoff in seconds: of a machine whose member was lost, and of a lost backup copy."""
 _SOON_S = 30.0
 """If a member is lost within this many seconds after it joined, the backoff of its machine doubles."""
-_LONGEST_REST_S = 600.0
+_LONGEST_PAUSE_S = 600.0
 _LASTING = 4
 """A copy that exists for this many times the last backoff counts as lasting: its loss resets the backoff."""
 
@@ -40,25 +41,26 @@ class Recopying:
         self._clock = clock
         self._cramped: set[Worker] = set()
         self._begun_s = clock()
-        self._rest_s = _REST_S
+        self._doublings = 0
         self._due_s: float | None = None
 
-    def lost(self, worker: Worker, *, lacks_room: bool, is_restarted: bool = False) -> None:
+    def lost(self, worker: Worker, *, lacks_space: bool, is_restarted: bool = False) -> None:
         """Record that a member lost its backup copy.
 
         Args:
             worker: the member.
-            lacks_room: whether it lacks the memory for a copy.
+            lacks_space: whether it lacks the memory for a copy.
             is_restarted: whether the member has begun another copy since then.
         """
-        if lacks_room:
+        if lacks_space:
             self._cramped.add(worker)
         if self._due_s is not None or is_restarted:
             return
         now = self._clock()
-        has_lasted = now - self._begun_s >= _LASTING * self._rest_s
-        self._rest_s = next_pause_s(self._rest_s, _REST_S, _LONGEST_REST_S, has_lasted=has_lasted)
-        self._due_s = now + self._rest_s
+        last_s = backoff_s(_PAUSE_S, self._doublings, _LONGEST_PAUSE_S)
+        has_lasted = now - self._begun_s >= _LASTING * last_s
+        self._doublings = 0 if has_lasted else self._doublings + 1
+        self._due_s = now + backoff_s(_PAUSE_S, self._doublings, _LONGEST_PAUSE_S)
 
     @property
     def is_due(self) -> bool:
@@ -86,7 +88,7 @@ class Changes:
     Args:
         group: the members.
         requests: control requests of the control plane.
-        tell: receives events.
+        report: receives events.
         can_shadow: whether members can be shadowed while they train.
         quarantined: machines that made wrong numbers, which the job must not use.
     """
@@ -95,7 +97,7 @@ class Changes:
         self,
         group: TrainingGroup,
         requests: ControlRequests,
-        tell: Callable[[AttemptEvent], None],
+        report: Callable[[AttemptEvent], None],
         *,
         can_shadow: bool = True,
         quarantined: Collection[Worker] = (),
@@ -103,7 +105,7 @@ class Changes:
         self._group = group
         self.requests = requests
         """Control requests of the control plane."""
-        self._tell = tell
+        self._report = report
         self._can_shadow = can_shadow
         self._lock = threading.Lock()
         """Guards the pending plan; also held while plans are reported, so that the reports arrive in order."""
@@ -116,11 +118,11 @@ class Changes:
         self._quarantined: set[Worker] = set(quarantined)
         self._suspected: set[Worker] = set()
         """Members that are in no stage, because it is not decided yet whether their numbers are wrong."""
-        self.backoff = Backoff(_REST_S, _LONGEST_REST_S, _SOON_S)
-        self._room: dict[Worker, int] = {}
+        self.backoff = Backoff(_PAUSE_S, _LONGEST_PAUSE_S, _SOON_S)
+        self._memory_limits: dict[Worker, int] = {}
         """Usable memory in bytes, by machine; only of machines that turned out to have less memory than they lend."""
         self.recopying = Recopying()
-        self.protection = ProtectionWatch(group, tell)
+        self.protection = ProtectionWatch(group, report)
         self.parting: frozenset[Worker] = frozenset()
         """Living members that the next epoch must leave out."""
         self.why = ""
@@ -131,7 +133,7 @@ class Changes:
     def propose(self, solution: Solution, proposed: ReplanProposed) -> None:
         """Report a better plan, and carry it out once its machines are ready; replaces a pending plan. Thread-safe."""
         with self._lock:
-            self._tell(proposed)
+            self._report(proposed)
             self._given_up = ""
             if self._joining is None or not self._joining.takes(solution, proposed):
                 self._joining = Joining(
@@ -207,16 +209,16 @@ class Changes:
         """Exclude a machine from the job from now on."""
         self._quarantined.add(worker)
 
-    def shrink(self, worker: Worker, room_bytes: int) -> None:
+    def shrink(self, worker: Worker, taken_bytes: int) -> None:
         """Limit the memory that the job uses on a machine from now on."""
-        self._room[worker] = min(room_bytes, self._room.get(worker, room_bytes))
+        self._memory_limits[worker] = min(taken_bytes, self._memory_limits.get(worker, taken_bytes))
 
     def _as_it_is(self, machine: Contributor) -> Contributor:
-        room = self._room.get(machine.id)
-        if room is None or machine.memory_bytes <= room:
+        limit_bytes = self._memory_limits.get(machine.id)
+        if limit_bytes is None or machine.memory_bytes <= limit_bytes:
             return machine
         devices = (
-            replace(device, memory_bytes=room) if device == machine.device else device
+            replace(device, memory_bytes=limit_bytes) if device == machine.device else device
             for device in machine.devices
         )
         return replace(machine, devices=tuple(devices))
@@ -231,21 +233,21 @@ class Changes:
         if self.leaving or self._shares is not None or self.recopying.is_due:
             return True
         if joining is None:
-            return self._let_go(membership)
+            return self._release_abandoned(membership)
         usable, offer = self.usable, self.requests.offered
         lacking = joining.lacking(usable)
         if not lacking:
             return joining.needs_epoch(usable, membership, None if offer is None else offer.answers)
         # Some machines of the plan have left again, did not join, or belong to another job now.
         self._drop(joining, f"the job cannot have {joining.names(lacking)}")
-        return self._let_go(membership)
+        return self._release_abandoned(membership)
 
     def _drop(self, joining: Joining, why: str = "") -> None:
         with self._lock:
             if self._joining is joining:
                 self._joining, self._given_up = None, why
 
-    def _let_go(self, membership: Membership) -> bool:
+    def _release_abandoned(self, membership: Membership) -> bool:
         """Release the machines of a plan that was given up; return whether this needs another epoch."""
         if not self._given_up:
             return False
@@ -254,7 +256,7 @@ class Changes:
         self.end_others(membership)
         with self._lock:
             if self._given_up:
-                self._tell(ReplanAbandoned(reason=self._given_up))
+                self._report(ReplanAbandoned(reason=self._given_up))
                 self._given_up = ""
                 self._was_given_up = True
         return False
@@ -269,7 +271,7 @@ class Changes:
         self._group.remove(self._group.workers - set(membership.everybody) - self.expected - self._suspected)
         self._group.withdraw(self.expected)
 
-    def tell_reformed(self, event: Reformed, membership: Membership) -> None:
+    def report_reformed(self, event: Reformed, membership: Membership) -> None:
         """Report an epoch, with the machines that are expected to join the job.
 
         Args:
@@ -282,7 +284,7 @@ class Changes:
                 self._given_up = ""
             if self._joining is not None:
                 expected |= self._joining.machines - set(membership.workers)
-            self._tell(event.model_copy(update={"expected": tuple(sorted(expected))}))
+            self._report(event.model_copy(update={"expected": tuple(sorted(expected))}))
         self.protection.reform(membership)
 
     @property

@@ -27,7 +27,7 @@ class LinksCut(ContributorLost):
     def __init__(self, pairs: Collection[Pair], names: Collection[str]) -> None:
         super().__init__(
             f"these machines do not reach each other any more: {listed(sorted(names))}",
-            hint="nothing: the job is planned around them; open the network between them to use both",
+            hint="no action needed: the job is planned around them; open the network between them to use both",
         )
         self.pairs = tuple(sorted(pairs))
 
@@ -37,7 +37,7 @@ def needed(membership: Membership) -> frozenset[Pair]:
     within = (pair for stage in membership.stages for pair in combinations(stage, 2))
     between = (pair for one, other in pairwise(membership.stages) for pair in product(one, other))
     tied = product(membership.stages[0], membership.stages[-1]) if membership.is_tied else ()
-    copies = ((owner, keeper) for owner in membership.workers for keeper in membership.keepers(owner))
+    copies = ((owner, holder) for owner in membership.workers for holder in membership.copy_holders(owner))
     pairs = (pair for group in (within, between, tied, copies) for pair in group)
     return frozenset((min(pair), max(pair)) for pair in pairs if pair[0] != pair[1])
 

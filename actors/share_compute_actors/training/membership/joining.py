@@ -154,7 +154,7 @@ def replicas_of(
         (shard, (heir,))
         for heir, shards in (heirs or {}).items()
         for shard in shards
-        if not _keeps(membership, heir, shard)
+        if not _is_copy_holder(membership, heir, shard)
     ]
     for held, stage in zip(membership.shards, membership.stages, strict=True):
         comers = dict.fromkeys(
@@ -172,7 +172,7 @@ def replicas_of(
     return found
 
 
-def _keeps(membership: Membership, worker: Worker, shard: tuple[int, int]) -> bool:
+def _is_copy_holder(membership: Membership, worker: Worker, shard: tuple[int, int]) -> bool:
     """Whether a member keeps a backup copy of this shard."""
     primaries = (primary for primary, backup in membership.backups.items() if backup == worker)
     return any(membership.shard_of(primary) == shard for primary in primaries)

@@ -66,15 +66,15 @@ class MemberLinks:
         followed: dict[Worker, dict[int, Followed]] = {worker: {} for worker in membership.everybody}
         for place, stage in enumerate(membership.stages):
             for owner in stage:
-                for number, keeper in enumerate(membership.keepers(owner)):
-                    followed[keeper][place] = Followed(
+                for number, holder in enumerate(membership.copy_holders(owner)):
+                    followed[holder][place] = Followed(
                         owner, group.handle(owner), membership.shards[place], number
                     )
         group.gather(
             NOTHING,
             {
                 worker: group.handle(worker).keep_copies.remote(
-                    membership.epoch, membership.step - 1, owners, membership.keepers(worker)
+                    membership.epoch, membership.step - 1, owners, membership.copy_holders(worker)
                 )
                 for worker, owners in followed.items()
             },

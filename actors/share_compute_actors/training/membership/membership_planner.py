@@ -39,7 +39,7 @@ class MembershipPlanner:
         resharder: moves shards between members.
         step_log: the step log, in which each epoch is written before members switch to its shards.
         monitor: provides the layer timings measured so far.
-        tell: receives events.
+        report: receives events.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class MembershipPlanner:
         resharder: Resharder,
         step_log: StepLog,
         monitor: PerformanceMonitor,
-        tell: Callable[[AttemptEvent], None],
+        report: Callable[[AttemptEvent], None],
     ) -> None:
         self._spec = assignment.spec
         self._attempt = assignment.attempt
@@ -61,7 +61,7 @@ class MembershipPlanner:
         self._resharder = resharder
         self._step_log = step_log
         self._monitor = monitor
-        self._tell = tell
+        self._report = report
         self._membership = start.takeover.facts.membership if start.takeover is not None else None
         self._before = self._membership, self.solution
         self.recomputed = 0
@@ -159,7 +159,9 @@ class MembershipPlanner:
             return self._moved(before, wanted, asked)
         except (PlanInfeasible, ContributorLost) as failure:
             self._changes.why = ""
-            self._tell(Note(message=f"stays with its plan, since in the better one {failure.message}"))
+            self._report(
+                Note(message=f"the job keeps its plan, because with the better one {failure.message}")
+            )
             return None
 
     def _moved(self, before: Membership, solution: Solution, asked: PlanMembership) -> Form:

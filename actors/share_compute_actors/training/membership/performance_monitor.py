@@ -22,7 +22,7 @@ from share_compute.lifecycle.attempt_events import (
     StageTiming,
 )
 from share_compute.planning.cost.timings import LayerTiming, MachineTimings, Timings
-from share_compute.planning.drift import DriftLimits, DriftWatch, propose, seats
+from share_compute.planning.drift import DriftLimits, DriftWatch, layout_of, propose
 from share_compute.planning.planner import Solution
 from share_compute.protocol.membership import Worker
 from share_compute.topology import Topology
@@ -45,7 +45,7 @@ class PerformanceMonitor:
     Args:
         assignment: the attempt, with its number of microbatches settled.
         solution: the plan in use, with the figures behind it.
-        tell: receives events.
+        report: receives events.
         changes: receives better plans; provides the usable machines and the pending plan.
         clock: returns the time in seconds.
     """
@@ -54,13 +54,13 @@ class PerformanceMonitor:
         self,
         assignment: Assignment,
         solution: Solution,
-        tell: Callable[[AttemptEvent], None],
+        report: Callable[[AttemptEvent], None],
         changes: Changes,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._assignment = assignment
         self._solution = solution
-        self._tell = tell
+        self._report = report
         self._changes = changes
         self._known = changes.usable
         """Usable machines at the last search for a plan."""
@@ -74,7 +74,7 @@ class PerformanceMonitor:
         self._timings: dict[str, dict[int, LayerTiming]] = {
             machine: dict(timed) for machine, timed in solution.cost.timings.items()
         }
-        self._told_s: float | None = None
+        self._reported_s: float | None = None
         self._planner: threading.Thread | None = None
         self._looked_after = 0
         """Step after which a better plan was last searched for."""
@@ -147,9 +147,9 @@ class PerformanceMonitor:
         if len(self._step_s) < _STEPS and step < total:
             return
         now = self._clock()
-        if self._told_s is None or now - self._told_s >= _PAUSE_S or step == total:
-            self._told_s = now
-            self._tell(self._measured(step))
+        if self._reported_s is None or now - self._reported_s >= _PAUSE_S or step == total:
+            self._reported_s = now
+            self._report(self._measured(step))
         timeline = self._solution.timeline
         if timeline is None or now - self._reformed_s < self._limits.least_time_s:
             return
@@ -159,16 +159,16 @@ class PerformanceMonitor:
     def _learn(self, step: int, results: Mapping[Worker, StepFigures]) -> None:
         """Keep and report members' layer timings, which replace estimates when the job is planned again."""
         timed: dict[str, MachineTimings] = {}
-        told = {worker: result.layer_timings for worker, result in results.items() if result.layer_timings}
-        machines = {machine.id: machine for machine in self._changes.usable.contributors} if told else {}
+        timings = {worker: result.layer_timings for worker, result in results.items() if result.layer_timings}
+        machines = {machine.id: machine for machine in self._changes.usable.contributors} if timings else {}
         slowdowns = _slowdowns(self._solution)
-        for worker in sorted(told.keys() & machines.keys()):
+        for worker in sorted(timings.keys() & machines.keys()):
             machine = machines[worker]
             # The planner applies slowdowns by shared cores itself, so it needs times without them.
             slowdown = slowdowns.get(worker, 1.0)
             layers = {
                 layer: LayerTiming(timing.forward_s / slowdown, timing.backward_s / slowdown)
-                for layer, timing in told[worker].items()
+                for layer, timing in timings[worker].items()
             }
             self._timings.setdefault(machine.id, {}).update(layers)
             timed[machine.id] = MachineTimings(
@@ -177,7 +177,7 @@ class PerformanceMonitor:
                 layers=layers,
             )
         if timed:
-            self._tell(LayersTimed(step=step, machines=timed))
+            self._report(LayersTimed(step=step, machines=timed))
 
     def _measured(self, step: int) -> Measured:
         timeline = self._solution.timeline
@@ -239,7 +239,7 @@ class PerformanceMonitor:
         with self._lock:
             if self._over or replan is None or self._solution is not solution:
                 return
-            better = seats(replan.solution.plan)
+            better = layout_of(replan.solution.plan)
             if better == self._proposed:
                 return
             self._proposed = better

@@ -14,12 +14,12 @@ class ProtectionWatch:
 
     Args:
         group: the members.
-        tell: receives a `Protection` event for each change.
+        report: receives a `Protection` event for each change.
     """
 
-    def __init__(self, group: TrainingGroup, tell: Callable[[Protection], None]) -> None:
+    def __init__(self, group: TrainingGroup, report: Callable[[Protection], None]) -> None:
         self._group = group
-        self._tell = tell
+        self._report = report
         self._membership: Membership | None = None
         """Membership of the epoch whose copies are pending; None once they are complete, or after one is lost."""
         self._poll = Poll(group)
@@ -40,7 +40,7 @@ class ProtectionWatch:
         self._membership = None
         if self._is_protected:
             self._is_protected = False
-            self._tell(Protection(step=step, is_protected=False))
+            self._report(Protection(step=step, is_protected=False))
 
     def look(self, step: int) -> None:
         """Poll the backup members, and report when all copies are complete; never waits.
@@ -50,7 +50,7 @@ class ProtectionWatch:
         """
         if self._membership is None or not self._group.workers.issuperset(self._membership.workers):
             return  # a member is lost: the next epoch begins soon, and its copies are watched instead
-        keepers = set(self._membership.backups.values())
-        if self._poll.is_unanimous(lambda: self._group.ask_for_whole_copies(keepers)):
+        holders = set(self._membership.backups.values())
+        if self._poll.is_unanimous(lambda: self._group.query_whole_copies(holders)):
             self._membership, self._is_protected = None, True
-            self._tell(Protection(step=step, is_protected=True))
+            self._report(Protection(step=step, is_protected=True))

@@ -84,11 +84,13 @@ class Resharder:
     ) -> None:
         """Bring a copy to the committed step, if its machine will make another backup copy from the copy's data."""
         for shard, stage in zip(before.shards, before.stages, strict=True):
-            keepers = {keeper for owner in stage for keeper in before.keepers(owner)} & self._group.workers
+            holders = {
+                holder for owner in stage for holder in before.copy_holders(owner)
+            } & self._group.workers
             calls = {
-                keeper: self._group.handle(keeper).bring_to.remote(shard, committed, scales)
-                for keeper in keepers
-                if any(overlap(shard, wanted) for wanted in heirs.get(keeper, ()))
+                holder: self._group.handle(holder).bring_to.remote(shard, committed, scales)
+                for holder in holders
+                if any(overlap(shard, wanted) for wanted in heirs.get(holder, ()))
             }
             self._group.gather(FLAG, calls)
 
@@ -125,16 +127,16 @@ class Resharder:
             found[worker] = [self._group.source(worker)]
             lacking[worker].difference_update(range(*held[worker]))
         for shard, stage in zip(before.shards, before.stages, strict=True):
-            keepers = {keeper for owner in stage for keeper in before.keepers(owner)}
+            holders = {holder for owner in stage for holder in before.copy_holders(owner)}
             calls = {
-                keeper: self._group.handle(keeper).bring_to.remote(shard, committed, scales)
-                for keeper in keepers & moved.keys()
-                if not lacking[keeper].isdisjoint(range(*shard))
+                holder: self._group.handle(holder).bring_to.remote(shard, committed, scales)
+                for holder in holders & moved.keys()
+                if not lacking[holder].isdisjoint(range(*shard))
             }
-            for keeper, has_it in self._group.gather(FLAG, calls).items():
+            for holder, has_it in self._group.gather(FLAG, calls).items():
                 if has_it:
-                    found.setdefault(keeper, []).append(self._group.source(keeper, shard))
-                    lacking[keeper].difference_update(range(*shard))
+                    found.setdefault(holder, []).append(self._group.source(holder, shard))
+                    lacking[holder].difference_update(range(*shard))
         return {
             worker: Sources(tuple(sources)) if len(sources) == 1 else self._group.inventory(sources)
             for worker, sources in found.items()

@@ -96,7 +96,7 @@ class TrainingGroup(WorkerGroup):
         names = listed(sorted(map(self.name, workers)))
         raise LinkLost(
             f"the server was cut off from its machines, and connections to {names} did not come back",
-            hint="nothing: another coordinator continues with what they hold",
+            hint="no action needed: another coordinator continues with what they hold",
         )
 
     # -- joining and leaving -----------------------------------------------------------------------------------------
@@ -145,7 +145,7 @@ class TrainingGroup(WorkerGroup):
                 worker: actor.follow.remote(self._coordinator, self._shard_store, self.issue_key(worker))
                 for worker, actor in actors.items()
             },
-            goes_on=True,
+            skips_lost=True,
         )
 
     def load(self, plan: Plan) -> None:
@@ -173,14 +173,14 @@ class TrainingGroup(WorkerGroup):
                 worker: self._actors[worker].load.remote(self._shard_store, shard, sources, applied)
                 for worker, shard in shards.items()
             },
-            goes_on=True,
+            skips_lost=True,
         )
         for worker, size in sizes.items():
             self._note(f"{self.name(worker)} holds {size / 2**20:.1f} MiB of weights")
         adopted = self.gather(
             NOTHING,
             {worker: self._actors[worker].adopt.remote(0, applied) for worker in self.workers & sizes.keys()},
-            goes_on=True,
+            skips_lost=True,
         )
         for worker in sorted(shards.keys() - adopted.keys()):
             self._note(f"lost machine {self.name(worker)} while it loaded")
@@ -242,12 +242,12 @@ class TrainingGroup(WorkerGroup):
         """Ask catch-up replicas whether they have caught up; return the pending calls, with the member of each."""
         return {self._actors[worker].is_up_to_date.remote(): worker for worker in followers}
 
-    def ask_for_whole_copies(self, keepers: Collection[Worker]) -> dict[Any, Worker]:
+    def query_whole_copies(self, holders: Collection[Worker]) -> dict[Any, Worker]:
         """Ask members whether their backup copies are complete; return the pending calls, with the member of each."""
-        return {self._actors[worker].has_whole_copies.remote(): worker for worker in keepers}
+        return {self._actors[worker].has_whole_copies.remote(): worker for worker in holders}
 
     def is_affirmed(self, worker: Worker, asked: Any) -> bool:
-        """Whether a member answered yes to `ask_following` or `ask_for_whole_copies`."""
+        """Whether a member answered yes to `ask_following` or `query_whole_copies`."""
         try:
             return answered(FLAG, asked, self.name(worker))
         except (Undeclared, RayError) as failure:
@@ -268,7 +268,7 @@ class TrainingGroup(WorkerGroup):
             names = [self._inventory(holder, ref) for holder, ref in zip(holders, refs, strict=True)]
         except (RayActorError, ObjectLostError) as failure:
             raise StaleEpoch(
-                "who had a part of the model died", hint="nothing: the next epoch begins"
+                "a member that held a part of the model died", hint="no action needed: the next epoch begins"
             ) from failure
         places = {name: place for place, known in reversed(list(enumerate(names))) for name in known}
         return Sources(tuple(holders), places)
@@ -337,7 +337,7 @@ class TrainingGroup(WorkerGroup):
             for message in sign.unacknowledged:
                 yield worker, message.encode()
 
-    def tell(self, worker: Worker, message: ToMember) -> None:
+    def send(self, worker: Worker, message: ToMember) -> None:
         """Send a message to a member without waiting for an answer; does nothing if the member is gone."""
         actor = self._actors.get(worker)
         if actor is not None:

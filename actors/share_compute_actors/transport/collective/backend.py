@@ -139,7 +139,7 @@ class EpochGroup(BaseGroup):  # type: ignore[misc]
         combine = expression(tree, [node for nodes in held for node in nodes])
         if out is None:
             if not parts:
-                raise ValueError("who holds nothing must say where the sum goes")
+                raise ValueError("a member that holds no parts must pass the output tensor")
             out = parts[0]
         if is_one_addition(tree, held):
             if out is not parts[0]:
@@ -216,7 +216,7 @@ class EpochGroup(BaseGroup):  # type: ignore[misc]
     @property
     def _open(self) -> Any:
         if self._group is None:
-            raise RuntimeError("this member has left it")
+            raise RuntimeError("this member has left the group")
         return self._group
 
     def _guard(self, operation: Callable[[], Any]) -> Any:

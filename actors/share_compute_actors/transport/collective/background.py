@@ -29,7 +29,7 @@ class BackgroundTasks:
             RuntimeError: `end` was called.
         """
         if self._is_over:
-            raise RuntimeError("nothing more is run here")
+            raise RuntimeError("this background thread has ended")
         future: Future[Any] = Future()
         self._queue.put((work, future))
         return future

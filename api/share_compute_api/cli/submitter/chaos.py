@@ -164,7 +164,7 @@ class _Storm:
             return
         victim = gust.victim(list(names))
         try:
-            at = self._let_fail(victim, gust)
+            at = self._inject(victim, gust)
         except (Conflict, NotFound):  # the member has ended already, or the job is restarting
             self._missed += 1
             return
@@ -174,7 +174,7 @@ class _Storm:
         self._hits.append(hit)
         self._console.print(f"{_said(hit)} at step {job.step}", soft_wrap=True)
 
-    def _let_fail(self, victim: str, gust: Gust) -> datetime:
+    def _inject(self, victim: str, gust: Gust) -> datetime:
         if gust.kind == "leave":
             sent_away_at = self._client.remove_contributor(victim, keep_token=True).sent_away_at
             assert sent_away_at is not None

@@ -117,10 +117,10 @@ def _run(spec: TrainJob, there: Topology, scenario: Scenario, *, quiet: bool) ->
         task = bar.add_task("counting and planning", total=1.0)
         profile = dissect(blueprint_of(spec, expected_vocab_size(spec)))
 
-        def told(share: float) -> None:
+        def show(share: float) -> None:
             bar.update(task, completed=share, description="simulating")
 
-        return simulate_job(spec, there, profile, scenario, progress=told)
+        return simulate_job(spec, there, profile, scenario, progress=show)
 
 
 def _show(report: SimulationReport, spec: TrainJob, name: str) -> None:

@@ -91,7 +91,7 @@ class BatchAttempt:
         self._patience = Patience()
         self._engine: ServingEngine | None = None
         self._pace = Pace(0.0)
-        self._told: RowsDone | None = None
+        self._recorded: RowsDone | None = None
 
     async def run(self) -> None:
         """Run the attempt, and record its outcome in the store.
@@ -101,30 +101,30 @@ class BatchAttempt:
             Conflict: the job has a newer attempt or is over.
             Unavailable: the store does not answer.
         """
-        work, wish = asyncio.create_task(self._make()), asyncio.create_task(self._wish())
+        work, cancel = asyncio.create_task(self._make()), asyncio.create_task(self._cancelled())
         try:
-            await asyncio.wait([work, wish], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([work, cancel], return_when=asyncio.FIRST_COMPLETED)
             if not work.done():
-                wish.result()
+                cancel.result()
                 await _ended(work)
                 ended = AttemptEnded(outcome="cancelled", reason=f"cancelled; {self._kept()}")
             else:
                 ended = work.result()
         finally:
-            await _ended(work, wish)
+            await _ended(work, cancel)
         await self._record(ended)
         if ended.outcome == "succeeded":
             await asyncio.to_thread(shutil.rmtree, self._parts_folder, ignore_errors=True)
 
     def _kept(self) -> str:
-        done = self._told.done if self._told is not None else 0
+        done = self._recorded.done if self._recorded is not None else 0
         return f"the {done} rows that are done are kept: share-compute resume {self._job.id}"
 
     @property
     def _parts_folder(self) -> Path:
         return self._folder / "parts"
 
-    async def _wish(self) -> None:
+    async def _cancelled(self) -> None:
         """Wait until the user has requested cancellation of the job."""
         look = partial(self._store.jobs.get, self._job.id)
         while (await patiently(self._patience, look)).cancel_requested_at is None:  # noqa: ASYNC110 - the wish is a row
@@ -154,12 +154,12 @@ class BatchAttempt:
         model = self._deployment.spec.model.model_dump(mode="json") | {"dtype": self._deployment.spec.dtype}
         parts = await asyncio.to_thread(Parts, self._parts_folder, self._spec.kind, survey, model)
         self._pace = Pace(asyncio.get_running_loop().time())
-        await self._tell(parts)
+        await self._record_progress(parts)
         async with asyncio.TaskGroup() as group:
-            telling = group.create_task(self._keep_telling(parts))
+            recording = group.create_task(self._record_progress_periodically(parts))
             await self._answer_all(parts)
-            telling.cancel()
-        await self._tell(parts)
+            recording.cancel()
+        await self._record_progress(parts)
         if await asyncio.to_thread(self._inputs.survey) != survey:
             raise Conflict("the files changed while their rows were answered", hint="submit a new job")
         format_: Format = self._spec.output.format or ("parquet" if self._inputs.is_parquet else "jsonl")
@@ -211,7 +211,9 @@ class BatchAttempt:
             except Busy as busy:
                 await asyncio.sleep(min(busy.details.get("retry_after_s", _PAUSE_S), _LONGEST_PAUSE_S))
             except (Unavailable, ContributorLost) as lost:
-                _log.info("batch %s, row %d is asked for again: %s", self._job.id, row.number, lost.message)
+                _log.info(
+                    "batch %s, row %d is sent to the model again: %s", self._job.id, row.number, lost.message
+                )
                 await asyncio.sleep(_PAUSE_S)
             except ShareComputeError as failure:
                 mistakes += 1
@@ -239,26 +241,26 @@ class BatchAttempt:
 
     # -- progress ----------------------------------------------------------------------------------------------------
 
-    async def _keep_telling(self, parts: Parts) -> None:
+    async def _record_progress_periodically(self, parts: Parts) -> None:
         while True:
             await asyncio.sleep(_LOOK_S)
-            await self._tell(parts)
+            await self._record_progress(parts)
 
-    async def _tell(self, parts: Parts) -> None:
+    async def _record_progress(self, parts: Parts) -> None:
         """Record the number of answered rows, if it changed since the last report."""
-        if self._told is not None and self._told.done == parts.rows_done:
+        if self._recorded is not None and self._recorded.done == parts.rows_done:
             return
         rates = self._pace.rates(asyncio.get_running_loop().time())
         rows_per_s, tokens_per_s = rates or (None, None)
-        told = RowsDone(
+        progress = RowsDone(
             done=parts.rows_done,
             total=parts.total,
             failed=parts.failed,
             rows_per_s=rows_per_s,
             tokens_per_s=tokens_per_s,
         )
-        await self._record(told)
-        self._told = told
+        await self._record(progress)
+        self._recorded = progress
 
 
 async def _ended(*tasks: asyncio.Task[Any]) -> None:

@@ -145,7 +145,7 @@ class BatchSupervisor:
         try:
             await attempt.run()
         except DeploymentGone:
-            await self._go_on(job, spec, deployment)
+            await self._requeue_or_fail(job, spec, deployment)
         except Conflict as over:
             _log.info("batch %s, attempt %d is over already: %s", job.id, job.attempt, over.message)
         except ShareComputeError:
@@ -154,7 +154,7 @@ class BatchSupervisor:
             _log.exception("batch %s, attempt %d failed in the server", job.id, job.attempt)
             await self._fail(job, as_ours(mistake))
 
-    async def _go_on(self, job: JobRecord, spec: BatchJob, deployment: DeploymentRecord) -> None:
+    async def _requeue_or_fail(self, job: JobRecord, spec: BatchJob, deployment: DeploymentRecord) -> None:
         """Requeue a batch whose deployment is gone; if the deployment was the batch's own, fail the batch."""
         if spec.model is None:
             why = f"deployment {deployment.name} was taken down"

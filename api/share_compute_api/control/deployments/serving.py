@@ -27,8 +27,8 @@ from share_compute.planning.plan import Plan
 from share_compute.specification import ModelSpec
 from share_compute.store import ContributorRecord, DeploymentRecord, Store
 from share_compute.topology import Topology
+from share_compute_api.control.deployments.replica_set import ManagedReplica, ReplicaSet
 from share_compute_api.control.deployments.replicas import nodes
-from share_compute_api.control.deployments.seats import Seat, Seats
 from share_compute_api.control.machines.live_topology import live_topology
 from share_compute_api.openai.engine import Engines, ModelFacts
 from share_compute_api.openai.metering import ServingMetrics
@@ -95,26 +95,30 @@ class Serving:
         self._autoscaler = Autoscaler(record.spec.replicas, record.spec.max_concurrent, _wanted_first(record))
         self._scaled = _FIRST
         """Reason for the present target number of replicas."""
-        self._untold: tuple[int, Decision] | None = None
+        self._unrecorded: tuple[int, Decision] | None = None
         """Scaling decision that is not recorded in the store yet: (number of replicas before, decision)."""
-        self._seats = Seats(record.spec.parallelism.stages, drain_s)
+        self._replicas = ReplicaSet(record.spec.parallelism.stages, drain_s)
         self._folder = Path()
         self._window_tokens = 0
         self._pooling: Pooling | None = None
         self._engine: RayEngine | None = None
-        self._told: tuple[DeploymentState, str, list[Plan]] | None = None
+        self._recorded: tuple[DeploymentState, str, list[Plan]] | None = None
         self.is_ending = False
         """Whether the deployment is ending its replicas; its task must not be cancelled meanwhile."""
 
     @property
     def statuses(self) -> list[ServingStatus]:
         """Last statuses of the replicas that reported one."""
-        return self._seats.statuses
+        return self._replicas.statuses
 
     @property
     def numbered(self) -> dict[int, ServingStatus]:
         """Last statuses by replica number."""
-        return {seat.number: seat.slot.status for seat in self._seats if seat.slot.status is not None}
+        return {
+            managed.number: managed.slot.status
+            for managed in self._replicas
+            if managed.slot.status is not None
+        }
 
     @property
     def name(self) -> str:
@@ -124,11 +128,11 @@ class Serving:
     @property
     def replicas(self) -> ReplicaCounts:
         """Numbers of ready, wanted and draining replicas, and of waiting sequences."""
-        staying = self._seats.staying
+        staying = self._replicas.staying
         return ReplicaCounts(
-            ready=sum(seat.slot.is_ready for seat in staying),
+            ready=sum(managed.slot.is_ready for managed in staying),
             wanted=self._autoscaler.wanted,
-            leaving=sum(not seat.stays for seat in self._seats),
+            leaving=sum(not managed.stays for managed in self._replicas),
             waiting=self._engine.demand.waiting if self._engine is not None else 0,
             reason=self._scaled,
         )
@@ -169,7 +173,7 @@ class Serving:
         can_chat = await asyncio.to_thread(has_chat_template, self._folder)
         facts = ModelFacts(self._spec.name, kind, created, self._window_tokens, self._folder, can_chat)
         if not self._autoscaler.wanted:  # no replica runs, so none has to be restarted
-            self._told, self._scaled = (self._record.state, self._record.reason, []), _RESTARTED
+            self._recorded, self._scaled = (self._record.state, self._record.reason, []), _RESTARTED
         elif self._record.state is not DeploymentState.pending:
             await self._move(DeploymentState.pending, _RESTARTED, plans=[])
         self._engine = RayEngine(facts, self._metrics.of(self._spec.name))
@@ -182,10 +186,10 @@ class Serving:
             if self._engines.find(self._spec.name) is self._engine:
                 self._engines.remove(self._spec.name)
             await self._engine.close(gone)
-        for seat in self._seats:
-            if seat.ending is None:
-                seat.end()
-        endings = [seat.ending for seat in self._seats if seat.ending is not None]
+        for managed in self._replicas:
+            if managed.ending is None:
+                managed.end()
+        endings = [managed.ending for managed in self._replicas if managed.ending is not None]
         await asyncio.gather(*endings, return_exceptions=True)
         await asyncio.to_thread(self._store.leases.release_all, self._record.id)
 
@@ -202,50 +206,50 @@ class Serving:
 
     async def _look(self) -> None:
         try:
-            for seat in self._seats:
-                await self._see(seat)
+            for managed in self._replicas:
+                await self._see(managed)
             await self._scale()
             await self._give_machines()
         except (ContributorLost, Unavailable, VerificationFailed) as failure:
             _log.warning("deployment %s: %s", self._spec.name, failure.message)
-        await self._tell()
+        await self._record_state()
 
-    async def _see(self, seat: Seat) -> None:
+    async def _see(self, managed: ManagedReplica) -> None:
         """Poll a replica's status; restart the replica if its process died or does not answer."""
         now_s = asyncio.get_running_loop().time()
-        if seat.replica is None:
+        if managed.replica is None:
             return
         assert self._engine is not None
         try:
             async with asyncio.timeout(_ANSWER_S):
-                status = await seat.replica.status()
+                status = await managed.replica.status()
         except (ContributorLost, TimeoutError) as failure:
             _log.warning("a replica of %s is restarted: %s", self._spec.name, failure)
-            await self._drop(seat)
-            await self._tell_interruptions(seat, seat.interruptions.died(now_s))
+            await self._drop(managed)
+            await self._record_interruptions(managed, managed.interruptions.died(now_s))
             return
-        seat.slot.see(status, now_s)
-        await self._tell_interruptions(seat, seat.interruptions.news(status, now_s))
-        self._engine.see(seat.replica, status.predicted_tokens_per_s, is_ready=seat.slot.is_ready)
+        managed.slot.see(status, now_s)
+        await self._record_interruptions(managed, managed.interruptions.news(status, now_s))
+        self._engine.see(managed.replica, status.predicted_tokens_per_s, is_ready=managed.slot.is_ready)
         if status.state is DeploymentState.ready:
-            seat.failures = 0
+            managed.failures = 0
         elif status.state.is_final:
-            seat.failures += 1
+            managed.failures += 1
             error = status.error or {}
-            if error.get("code") in _FOR_USERS or seat.failures >= _MOST_FAILURES:
+            if error.get("code") in _FOR_USERS or managed.failures >= _MOST_FAILURES:
                 raise _Failed(status.reason, error)
-            await self._drop(seat)
+            await self._drop(managed)
 
-    async def _tell_interruptions(self, seat: Seat, news: Sequence[Interruption]) -> None:
+    async def _record_interruptions(self, managed: ManagedReplica, news: Sequence[Interruption]) -> None:
         """Record in the store that the replica was interrupted, or that it continues."""
         deployments = self._store.deployments
         for one in news:
-            tell = deployments.interrupted if one.seconds is None else deployments.went_on
-            await asyncio.to_thread(tell, self._record.id, seat.number, one)
+            record = deployments.interrupted if one.seconds is None else deployments.went_on
+            await asyncio.to_thread(record, self._record.id, managed.number, one)
 
-    async def _drop(self, seat: Seat) -> None:
-        replica, seat.replica, seat.told = seat.replica, None, frozenset()
-        seat.slot.see(None, asyncio.get_running_loop().time())
+    async def _drop(self, managed: ManagedReplica) -> None:
+        replica, managed.replica, managed.offered = managed.replica, None, frozenset()
+        managed.slot.see(None, asyncio.get_running_loop().time())
         if replica is not None:
             assert self._engine is not None
             self._engine.remove(replica)
@@ -262,21 +266,21 @@ class Serving:
         else:
             decision = self._autoscaler.decide(engine.demand, now_s)
         if decision is not None:
-            self._untold, self._scaled = (before, decision), decision.reason
-        if self._untold is not None:
-            before, decision = self._untold
+            self._unrecorded, self._scaled = (before, decision), decision.reason
+        if self._unrecorded is not None:
+            before, decision = self._unrecorded
             await asyncio.to_thread(
                 self._store.deployments.scaled, self._record.id, before, decision.wanted, decision.reason
             )
-            self._untold = None
-        for seat in self._seats.fit(self._autoscaler.wanted, now_s, engine.ongoing):
-            if seat.replica is not None:
-                engine.retire(seat.replica, is_leaving=not seat.stays)
-        for seat in self._seats.done(now_s, engine.ongoing):
-            if seat.replica is not None:
-                engine.remove(seat.replica)
-            seat.end()
-        self._seats.forget_ended()
+            self._unrecorded = None
+        for managed in self._replicas.fit(self._autoscaler.wanted, now_s, engine.ongoing):
+            if managed.replica is not None:
+                engine.retire(managed.replica, is_leaving=not managed.stays)
+        for managed in self._replicas.done(now_s, engine.ongoing):
+            if managed.replica is not None:
+                engine.remove(managed.replica)
+            managed.end()
+        self._replicas.forget_ended()
 
     async def _give_machines(self) -> None:
         now_s = asyncio.get_running_loop().time()
@@ -284,13 +288,13 @@ class Serving:
             machine.id: machine
             for machine in await asyncio.to_thread(self._store.contributors.list, _PRESENT)
         }
-        given_back = {one for seat in self._seats for one in seat.slot.settle(present, now_s)}
+        given_back = {one for managed in self._replicas for one in managed.slot.settle(present, now_s)}
         held = [machine for machine in present.values() if machine.deployment_id == self._record.id]
-        used = {one for seat in self._seats for one in (*seat.slot.machines, *seat.slot.parting)}
+        used = {one for managed in self._replicas for one in (*managed.slot.machines, *managed.slot.parting)}
         idle = [machine for machine in held if machine.id not in used]
         free = [machine for machine in present.values() if _is_free(machine)]
-        staying = self._seats.staying
-        wanting = next((seat.slot for seat in staying if seat.slot.wants([*idle, *free])), None)
+        staying = self._replicas.staying
+        wanting = next((managed.slot for managed in staying if managed.slot.wants([*idle, *free])), None)
         if wanting is not None and free:
             kept = await self._members()
             free = [machine for machine in free if not kept.get(machine.id)]
@@ -301,19 +305,19 @@ class Serving:
         elif given_back or idle:
             surplus = {machine.id for machine in idle}
             await asyncio.to_thread(self._store.leases.release, self._record.id, surplus)
-        for seat in self._seats:
-            usable = [present[one] for one in sorted(seat.slot.machines & present.keys())]
-            await self._offer(seat, usable)
+        for managed in self._replicas:
+            usable = [present[one] for one in sorted(managed.slot.machines & present.keys())]
+            await self._offer(managed, usable)
 
-    async def _offer(self, seat: Seat, machines: Sequence[ContributorRecord]) -> None:
+    async def _offer(self, managed: ManagedReplica, machines: Sequence[ContributorRecord]) -> None:
         known = nodes(machines)
-        if seat.replica is None:
-            if not seat.stays:
+        if managed.replica is None:
+            if not managed.stays:
                 return
-            seat.replica = await self._start(seat.number, live_topology(machines))
-        elif known != seat.told:
-            await seat.replica.offer(live_topology(machines))
-        seat.told = known
+            managed.replica = await self._start(managed.number, live_topology(machines))
+        elif known != managed.offered:
+            await managed.replica.offer(live_topology(machines))
+        managed.offered = known
 
     async def _start(self, number: int, topology: Topology) -> Replica:
         from share_compute_actors.inference.assignment import ServingAssignment
@@ -333,21 +337,21 @@ class Serving:
         self._engine.add(replica)
         return replica
 
-    async def _tell(self) -> None:
+    async def _record_state(self) -> None:
         """Record the deployment's state, derived from the statuses of all replicas."""
         assert self._engine is not None
-        statuses = [seat.slot.status for seat in self._seats.staying]
+        statuses = [managed.slot.status for managed in self._replicas.staying]
         state, reason = standing_of(statuses, self._spec.replicas.min, self._scaled)
         self._engine.reason = reason
         placed = [status.prediction for status in statuses if status is not None]
         plans = [prediction.plan for prediction in placed if prediction is not None]
-        if (state, reason, plans) == self._told:
+        if (state, reason, plans) == self._recorded:
             return
-        is_new = self._told is None or self._told[0] is DeploymentState.pending
+        is_new = self._recorded is None or self._recorded[0] is DeploymentState.pending
         if is_new and state not in (DeploymentState.pending, DeploymentState.loading):
             await self._move(DeploymentState.loading, _STARTS)  # it loaded between two polls
         await self._move(state, reason, plans=plans)
-        self._told = state, reason, plans
+        self._recorded = state, reason, plans
 
 
 def standing_of(
@@ -370,8 +374,8 @@ def standing_of(
     first = others[0]
     reason = _STARTS if first is None or first.state.is_final else first.reason
     if ready:
-        told = f"{len(ready)} of {len(replicas)} replicas answer; {reason}"
-        return DeploymentState.ready if len(ready) >= fewest else DeploymentState.degraded, told
+        offered = f"{len(ready)} of {len(replicas)} replicas answer; {reason}"
+        return DeploymentState.ready if len(ready) >= fewest else DeploymentState.degraded, offered
     state = DeploymentState.pending if first is None or first.state.is_final else first.state
     return state, reason
 

@@ -111,7 +111,7 @@ class RayAttempt:
             if not events:
                 self._end.result()
                 raise Unavailable(
-                    "the attempt ended without saying how",
+                    "the attempt ended without a result",
                     hint="look into the server's log",
                     job=self._job_id,
                 )
@@ -129,7 +129,7 @@ class RayAttempt:
         if ".." in path.parts or self._folder not in path.parents:
             raise VerificationFailed(
                 f"the coordinator names {path}, which is not below the job's own folder",
-                hint="somebody may have changed it: look who holds the cluster's token, and "
+                hint="the coordinator may be compromised: check who has the cluster's token, then "
                 "`share-compute rotate-token`",
                 job=self._job_id,
             )

@@ -50,7 +50,7 @@ class Following:
         # Three tasks run in parallel: an attempt that does not answer must still be ended when its job is cancelled.
         tasks = [
             asyncio.create_task(self._write_events(attempt)),
-            asyncio.create_task(self._heed_wish(attempt)),
+            asyncio.create_task(self._forward_cancellation(attempt)),
             asyncio.create_task(self._pass_on(attempt)),
         ]
         try:
@@ -85,11 +85,11 @@ class Following:
             if failure is not None or self._job.state.is_final:
                 return failure
 
-    async def _heed_wish(self, attempt: Attempt) -> None:
+    async def _forward_cancellation(self, attempt: Attempt) -> None:
         """Wait for a cancellation request, forward it to the attempt, and kill the attempt if it does not stop."""
         job_id, number = self._job.id, self._job.attempt
         look = partial(self._store.jobs.get, job_id)
-        while (await patiently(self._patience, look)).cancel_requested_at is None:  # noqa: ASYNC110 - the wish is a row
+        while (await patiently(self._patience, look)).cancel_requested_at is None:  # noqa: ASYNC110 - a row
             await asyncio.sleep(_POLL_S)
         deadline = asyncio.get_running_loop().time() + self._patience.cancel_s
         with suppress(TimeoutError):
@@ -102,13 +102,13 @@ class Following:
 
     async def _pass_on(self, attempt: Attempt) -> None:
         """Send the attempt each change of the machines that it may use or must release."""
-        told = self._allotted.assigned
+        assigned = self._allotted.assigned
         while True:
-            wanted = await self._allotted.other_than(told)
+            wanted = await self._allotted.other_than(assigned)
             try:
-                for contributor_id in sorted(wanted.leaving - told.leaving):
+                for contributor_id in sorted(wanted.leaving - assigned.leaving):
                     await attempt.drain(contributor_id)
-                if (wanted.nodes, wanted.answers) != (told.nodes, told.answers):
+                if (wanted.nodes, wanted.answers) != (assigned.nodes, assigned.answers):
                     offer = Offer(topology=live_topology(wanted.machines), answers=wanted.answers)
                     await attempt.offer(offer)
             except ShareComputeError as failure:
@@ -116,11 +116,11 @@ class Following:
                 _log.warning("job %s did not receive its machines: %s", self._job.id, failure.message)
                 await asyncio.sleep(_POLL_S)
             else:
-                told = wanted
+                assigned = wanted
 
 
 def _failure(events: list[AttemptEvent]) -> AttemptFailure | None:
     ended = events[-1] if events else None
     if not isinstance(ended, AttemptEnded) or ended.outcome != "failed":
         return None
-    return AttemptFailure.told(ended.reason, ended.error)
+    return AttemptFailure.reported(ended.reason, ended.error)

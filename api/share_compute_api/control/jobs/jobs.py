@@ -18,7 +18,7 @@ from share_compute_api.connection.notifier import Notifier
 from share_compute_api.control.jobs.allotting import Allotted, Allotting, allotment
 from share_compute_api.control.jobs.coordinators import Attempt, Launch
 from share_compute_api.control.jobs.following import Following
-from share_compute_api.control.jobs.retry_policy import AttemptFailure, sequel
+from share_compute_api.control.jobs.retry_policy import AttemptFailure, next_attempt
 from share_compute_api.control.jobs.waiting import Waiting
 from share_compute_api.control.looking import LOOK_S, keep_looking
 from share_compute_api.control.machines.live_topology import live_topology
@@ -158,7 +158,7 @@ class JobSupervisor:
                 machines = supply.take(job)
                 if not await self._start(job, machines):
                     return  # the store changed, so the notifier triggers another pass
-            elif self._waiting.rests(job):
+            elif self._waiting.pauses(job):
                 # Reserve the machines, because a later job in the queue would otherwise get them during the pause.
                 supply.take(job)
             elif reason != job.reason:
@@ -224,8 +224,8 @@ class JobSupervisor:
         try:
             known = partial(self._store.progress.timings, job.id)
             timings = await patiently(self._patience, known)
-            told = await patiently(self._patience, partial(self._store.progress.last_step, job.id))
-            attempt = await self._launch(self._assignment(job, machines, timings, told))
+            known_step = await patiently(self._patience, partial(self._store.progress.last_step, job.id))
+            attempt = await self._launch(self._assignment(job, machines, timings, known_step))
             if job.id in self._attempts:
                 self._attempts[job.id].attempt = attempt
             try:
@@ -236,15 +236,15 @@ class JobSupervisor:
             failure = AttemptFailure.noticed(lost)
         except Exception as mistake:  # noqa: BLE001 - the job must not stay running for ever, and the log has it
             _log.exception("job %s, attempt %d failed in the server", job.id, job.attempt)
-            reason = f"the server made a mistake: {type(mistake).__name__}"
+            reason = f"internal server error: {type(mistake).__name__}"
             failure = AttemptFailure.noticed(ShareComputeError(reason, hint="look into its log", job=job.id))
         if failure is not None:
             try:
-                await self._go_on(job, machines, failure, has_committed=following.has_committed)
+                await self._requeue_or_fail(job, machines, failure, has_committed=following.has_committed)
             except Conflict as over:
                 _log.info("job %s, attempt %d is over already: %s", job.id, job.attempt, over.message)
 
-    async def _go_on(
+    async def _requeue_or_fail(
         self,
         job: JobRecord,
         machines: list[ContributorRecord],
@@ -254,7 +254,7 @@ class JobSupervisor:
     ) -> None:
         """Requeue a job whose attempt failed, or record that the job failed."""
         _log.warning("job %s, attempt %d: %s", job.id, job.attempt, failure.reason)
-        again = sequel(job, failure, has_committed=has_committed, others_run=self._others_run(job))
+        again = next_attempt(job, failure, has_committed=has_committed, others_run=self._others_run(job))
         if again is None:
             ended = AttemptEnded(outcome="failed", reason=failure.reason, error=failure.error)
             await patiently(
@@ -273,8 +273,8 @@ class JobSupervisor:
         queued = await patiently(self._patience, requeue)
         if again.needs_others:
             self._waiting.tried(queued, machines)
-        elif again.rests:
-            self._waiting.rest(queued)
+        elif again.pauses:
+            self._waiting.pause(queued)
 
     def _others_run(self, job: JobRecord) -> bool:
         return any(other != job.id for other in self._attempts)
@@ -284,7 +284,7 @@ class JobSupervisor:
         job: JobRecord,
         machines: list[ContributorRecord],
         timings: dict[str, MachineTimings],
-        told: int,
+        known_step: int,
     ) -> Assignment:
         folder = self._folder / job.id
         folder.mkdir(parents=True, exist_ok=True)
@@ -295,7 +295,7 @@ class JobSupervisor:
             topology=live_topology(machines),
             folder=folder,
             checkpoint=job.checkpoint_path,
-            told=told,
+            known_step=known_step,
             drift=self._drift,
             checkpoint_every_s=self._checkpoint_every_s,
             timings=timings,

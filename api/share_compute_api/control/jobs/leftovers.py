@@ -38,7 +38,7 @@ class Leftovers:
             try:
                 await self.look()
             except ShareComputeError as failure:
-                _log.warning("what is left of jobs could not be looked at: %s", failure.message)
+                _log.warning("leftover members of jobs could not be checked: %s", failure.message)
             await asyncio.sleep(_LOOK_S)
 
     async def look(self) -> None:

@@ -34,7 +34,7 @@ class AttemptFailure:
     """Whether the job's members may still run, so that another attempt can continue with them."""
 
     @classmethod
-    def told(cls, reason: str, error: dict[str, Any] | None) -> AttemptFailure:
+    def reported(cls, reason: str, error: dict[str, Any] | None) -> AttemptFailure:
         """Return the failure that the attempt itself reported."""
         error = error or {}
         code = error.get("code")
@@ -58,7 +58,7 @@ class Again:
     needs_others: bool
     """Whether the job waits for a set of machines that was not tried. If not, it may start on the same machines again.
     """
-    rests: bool = True
+    pauses: bool = True
     """Whether the job pauses before the attempt. No pause while members wait for a new coordinator."""
 
 
@@ -71,7 +71,9 @@ def may_wait(job: JobRecord, *, others_run: bool) -> bool:
     return job.started_at is not None or others_run
 
 
-def sequel(job: JobRecord, failure: AttemptFailure, *, has_committed: bool, others_run: bool) -> Again | None:
+def next_attempt(
+    job: JobRecord, failure: AttemptFailure, *, has_committed: bool, others_run: bool
+) -> Again | None:
     """Return how a job continues after a failed attempt; None when the job fails too.
 
     Args:
@@ -89,7 +91,7 @@ def sequel(job: JobRecord, failure: AttemptFailure, *, has_committed: bool, othe
     if not failure.is_lost or fruitless >= _MOST_FRUITLESS:
         return None
     return Again(
-        failure.reason, fruitless, needs_others=False, rests=not failure.leaves_members or fruitless > 1
+        failure.reason, fruitless, needs_others=False, pauses=not failure.leaves_members or fruitless > 1
     )
 
 

@@ -9,9 +9,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from share_compute.backoff import backoff_s
 from share_compute.lifecycle.states import ContributorState
 from share_compute.store import ContributorRecord, JobRecord
-from share_compute_api.connection.backoff import doubled_s
 from share_compute_api.control import AWAY
 from share_compute_api.control.jobs.retry_policy import may_wait
 from share_compute_api.control.patience import Patience
@@ -52,16 +52,16 @@ class Waiting:
         """Remember that the job does not fit on these machines, so that it is not tried on the same set again."""
         self._put_off[job.id] = _PutOff(job.attempt, tried=_nodes(machines))
 
-    def rest(self, job: JobRecord) -> None:
+    def pause(self, job: JobRecord) -> None:
         """Put a job off after a lost attempt. The pause doubles with each consecutive attempt that commits no step."""
-        pause_s = doubled_s(self._patience.retry_s, max(job.fruitless_attempts - 1, 0))
+        pause_s = backoff_s(self._patience.retry_s, max(job.fruitless_attempts - 1, 0))
         self._put_off[job.id] = _PutOff(job.attempt, until=self._clock() + pause_s)
 
     def began(self, job: JobRecord) -> None:
         """Forget why a job waited."""
         self._put_off.pop(job.id, None)
 
-    def rests(self, job: JobRecord) -> bool:
+    def pauses(self, job: JobRecord) -> bool:
         """Return whether a job is in its pause after a lost attempt."""
         return self._clock() < self._of(job).until
 
@@ -169,7 +169,7 @@ class Supply:
 
     def why_not(self, job: JobRecord) -> str | None:
         """Return the reason why a job cannot start now; None when it can start."""
-        if self.waiting.rests(job):
+        if self.waiting.pauses(job):
             return job.reason  # the reason already says what happened
         parallelism = job.training.parallelism
         needed, free = parallelism.machines_needed, len(self._free_for(job))

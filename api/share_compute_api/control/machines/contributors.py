@@ -83,7 +83,7 @@ class ContributorSupervisor:
             try:
                 await self.look()
             except ShareComputeError as failure:
-                _log.warning("contributors could not be looked at: %s", failure.message)
+                _log.warning("contributors could not be checked: %s", failure.message)
             await asyncio.sleep(LOOK_S)
 
     async def _mark_earlier(self) -> None:

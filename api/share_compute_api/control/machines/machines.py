@@ -37,7 +37,7 @@ class Machine(Protocol):
     async def measure_links(self, peers: Sequence[tuple[str, Machine]]) -> tuple[Link, ...]:
         """Measure the links to these peers; leave out peers that are gone."""
 
-    async def dial(self, address: str, ports: Sequence[int], greeting: str) -> frozenset[int]:
+    async def dial(self, address: str, ports: Sequence[int], handshake: str) -> frozenset[int]:
         """Return the ports at ``address`` that cannot be reached from here; the machine there sends ``greeting``."""
 
     def kill(self) -> None:
@@ -87,10 +87,10 @@ class RayMachine:
         asked = {peer_id for peer_id, _ in actors}
         return tuple(link for link in links if link.source == self._id and link.target in asked)
 
-    async def dial(self, address: str, ports: Sequence[int], greeting: str) -> frozenset[int]:
+    async def dial(self, address: str, ports: Sequence[int], handshake: str) -> frozenset[int]:
         """Return the ports at ``address`` that cannot be reached from here; the machine there sends ``greeting``."""
         with _translated(self._id):
-            answer = await self._actor.call("dial", address, list(ports), greeting, timeout_s=DIAL_S)
+            answer = await self._actor.call("dial", address, list(ports), handshake, timeout_s=DIAL_S)
         found: tuple[int, ...] = self._read(_ports, answer)
         return frozenset(found) & frozenset(ports)
 
@@ -109,7 +109,7 @@ class RayMachine:
             return adapter.validate_json(text)
         except ValueError as failure:
             raise Unavailable(
-                "it answered a measurement with something else",
+                "it answered a measurement with an invalid message",
                 hint="run share-compute doctor there, and let it join again",
                 machine=self._id,
             ) from failure

@@ -202,7 +202,7 @@ class Measurements:
                     _log.info("contributors %s and %s reach each other again", record.name, other)
 
     async def dial(
-        self, record: ContributorRecord, address: str, ports: Sequence[int], greeting: str
+        self, record: ContributorRecord, address: str, ports: Sequence[int], handshake: str
     ) -> dict[str, frozenset[int]]:
         """Have a few machines at other addresses connect to a machine's ports before its Ray node starts.
 
@@ -210,7 +210,7 @@ class Measurements:
             record: the machine.
             address: its IP address.
             ports: the ports that the machine listens on.
-            greeting: bytes that the machine sends on each connection, in hexadecimal.
+            handshake: bytes that the machine sends on each connection, in hexadecimal.
 
         Returns:
             Contributor id -> ports that could not be reached from there.
@@ -223,7 +223,7 @@ class Measurements:
         ]
         sample = random.sample(others, min(_DIALLERS, len(others)))
         answers = await asyncio.gather(
-            *(self._machines[one].dial(address, ports, greeting) for one in sample), return_exceptions=True
+            *(self._machines[one].dial(address, ports, handshake) for one in sample), return_exceptions=True
         )
         # A machine that fails while it connects says nothing about the joining machine.
         return {

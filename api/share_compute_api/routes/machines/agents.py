@@ -106,10 +106,10 @@ async def dial(
             f"other machines cannot reach {wanted.address}",
             hint="give an IP address of this machine that they reach, with --address",
         )
-    address, greeting = str(wanted.address), bytes.fromhex(wanted.greeting)
+    address, handshake = str(wanted.address), bytes.fromhex(wanted.greeting)
     async with context.dials:
         mine, found = await asyncio.gather(
-            asyncio.to_thread(closed_ports, address, wanted.ports, greeting),
+            asyncio.to_thread(closed_ports, address, wanted.ports, handshake),
             context.measurements.dial(contributor, address, wanted.ports, wanted.greeting),
         )
     named = await run_in_threadpool(lambda: {one: context.store.contributors.get(one) for one in found})
@@ -132,13 +132,13 @@ def _may_dial(address: IPv4Address | IPv6Address, request: Request) -> bool:
 
 
 @router.post("/{contributor_id}/online", operation_id="online", responses=documented(401, 403, 409, 503))
-async def online(told: OnlineRequest, contributor: SelfContributor, context: InContext) -> ContributorRecord:
+async def online(node: OnlineRequest, contributor: SelfContributor, context: InContext) -> ContributorRecord:
     """Report that the machine's Ray node runs. The server checks the node with the head, then measures the machine."""
     if context.measurements is None:
         raise _no_cluster()
-    await _check_node(told, contributor, context)
+    await _check_node(node, contributor, context)
     record = await run_in_threadpool(
-        context.store.contributors.online, contributor.id, node_id=told.node_id, address=told.address
+        context.store.contributors.online, contributor.id, node_id=node.node_id, address=node.address
     )
     context.measurements.begin(contributor.id)
     return record
@@ -148,10 +148,10 @@ async def online(told: OnlineRequest, contributor: SelfContributor, context: InC
 async def heartbeat(contributor: LivingContributor, context: InContext) -> ContributorWork:
     """Record a heartbeat; return the machine's present work and whether it should leave."""
     # Heartbeats have reserved threads, because a machine whose heartbeats are delayed counts as lost.
-    return await to_thread.run_sync(_heard, contributor, context, limiter=context.heartbeats)
+    return await to_thread.run_sync(_heartbeat, contributor, context, limiter=context.heartbeats)
 
 
-def _heard(contributor: ContributorRecord, context: Context) -> ContributorWork:
+def _heartbeat(contributor: ContributorRecord, context: Context) -> ContributorWork:
     context.store.contributors.seen(contributor.id)
     job = context.store.jobs.get(contributor.job_id) if contributor.job_id else None
     deployed = context.store.deployments.get(contributor.deployment_id) if contributor.deployment_id else None
@@ -191,7 +191,7 @@ def leave(contributor: SelfContributor, context: InContext) -> ContributorRecord
     return context.store.contributors.leave(contributor.id)
 
 
-async def _check_node(told: OnlineRequest, contributor: ContributorRecord, context: Context) -> None:
+async def _check_node(node: OnlineRequest, contributor: ContributorRecord, context: Context) -> None:
     """Wait until Ray lists the node, and check it.
 
     Raises:
@@ -205,10 +205,10 @@ async def _check_node(told: OnlineRequest, contributor: ContributorRecord, conte
     deadline_s = monotonic() + _NODE_PATIENCE_S
     while True:
         nodes = await cluster.nodes()
-        if check_node(contributor, told.node_id, told.address, nodes, head_node_id=head_node_id):
+        if check_node(contributor, node.node_id, node.address, nodes, head_node_id=head_node_id):
             return
         if monotonic() > deadline_s:
-            raise unknown_node(contributor, told.node_id)
+            raise unknown_node(contributor, node.node_id)
         await asyncio.sleep(_NODE_LOOK_S)
 
 

@@ -39,8 +39,8 @@ def list_contributors(
 def get_contributor(contributor_id: str, context: InContext) -> ContributorView:
     """Return one machine with its measurements and its present work."""
     record = context.store.contributors.get(contributor_id)
-    (glance,) = context.store.cluster.glance([contributor_id])
-    return ContributorView(**dict(record), owner=glance.owner, held=glance.held)
+    (summary,) = context.store.cluster.summaries([contributor_id])
+    return ContributorView(**dict(record), owner=summary.owner, held=summary.held)
 
 
 @router.get(

@@ -37,5 +37,5 @@ async def get_cluster(
 
 
 def _text(context: Context, machines: list[str] | None, islands: Islands) -> bytes:
-    view = ClusterView(machines=context.store.cluster.glance(machines), islands=islands)
+    view = ClusterView(machines=context.store.cluster.summaries(machines), islands=islands)
     return view.model_dump_json().encode()

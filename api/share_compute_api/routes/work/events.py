@@ -17,7 +17,9 @@ from share_compute_api.server.streams import STREAM_RESPONSE, After, LastEventId
 router = APIRouter(tags=["events"])
 WithFigures = Annotated[
     bool,
-    Query(description="Also tell figures of deployments as they change: events `figures`, without a number."),
+    Query(
+        description="Also send statistics of deployments as they change: events `figures`, without a number."
+    ),
 ]
 
 
@@ -68,4 +70,4 @@ async def stream_events(
     """Stream the events of the whole cluster, from now on or from ``after`` on."""
     newest = await run_in_threadpool(context.store.events.last_seq)
     start = starting_point(after, last_event_id, default=newest)
-    return stream(context, start, caller, tells_figures=figures)
+    return stream(context, start, caller, includes_figures=figures)

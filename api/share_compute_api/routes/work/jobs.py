@@ -179,7 +179,7 @@ def get_metrics(
             ge=16,
             le=100_000,
             description="Where a split has more steps than this, of each stretch of them only the one with the lowest"
-            " and the one with the highest loss are told, so that a curve through them looks the same.",
+            " and the one with the highest loss are returned, so that a curve through them looks the same.",
         ),
     ] = None,
 ) -> Metrics | Response:

@@ -76,8 +76,8 @@ async def create_chat_completion(
     shape = ChatShape(
         wanted.model,
         tokenizer.vocabulary,
-        tells_tokens=wanted.top_tokens is not None,
-        tells_usage=_tells_usage(wanted),
+        includes_tokens=wanted.top_tokens is not None,
+        includes_usage=_wants_usage(wanted),
     )
     return await _answer(wanted, request, context, engine, shape, prepare())
 
@@ -101,9 +101,9 @@ async def create_completion(
     shape = TextShape(
         wanted.model,
         tokenizer.vocabulary,
-        tells_tokens=wanted.logprobs is not None,
-        tells_top=bool(wanted.logprobs),
-        tells_usage=_tells_usage(wanted),
+        includes_tokens=wanted.logprobs is not None,
+        includes_top=bool(wanted.logprobs),
+        includes_usage=_wants_usage(wanted),
     )
     return await _answer(wanted, request, context, engine, shape, prepare())
 
@@ -181,7 +181,7 @@ async def _completion(
     return Completion(wanted, prompts, engine.facts, tokenizer.vocabulary, owner)
 
 
-def _tells_usage(wanted: TextRequest) -> bool:
+def _wants_usage(wanted: TextRequest) -> bool:
     return wanted.stream_options is not None and bool(wanted.stream_options.include_usage)
 
 
@@ -205,7 +205,7 @@ async def _answer(
 
     completion = await while_wanted(begin(), request.receive, context.notifier)
     if wanted.stream:
-        events = answer_events(completion, shape, usage if _tells_usage(wanted) else None)
+        events = answer_events(completion, shape, usage if _wants_usage(wanted) else None)
         return AnswerStream(events, context.notifier, completion.close)
     try:
         answers = await while_wanted(completion.collected(), request.receive, context.notifier)

@@ -269,9 +269,9 @@ class Probe(Attention):
             name for name, given in options.items() if isinstance(given, Tensor) and name not in _HARMLESS
         )
         if odd:
-            self._refuse(f"gives its attention {', '.join(odd)}")
+            self._refuse(f"passes additional tensors to its attention: {', '.join(odd)}")
         if options.get("is_causal") is False or getattr(module, "is_causal", True) is False:
-            self._refuse("sees tokens that come later")
+            self._refuse("lets tokens attend to later tokens")
         if self._kinds is None or len(self.layers) >= len(self._kinds):
             return
         kind = self._kinds[len(self.layers)]
@@ -290,7 +290,7 @@ class Probe(Attention):
             UserError: not every layer called `attend` exactly once.
         """
         if len(self.layers) != num_layers:
-            self._refuse("keeps other things of past tokens than keys and values of each layer")
+            self._refuse("caches more of past tokens than the keys and values of each layer")
         return self.layers
 
     def _refuse(self, reason: str) -> None:

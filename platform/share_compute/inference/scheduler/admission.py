@@ -62,18 +62,18 @@ class Admission:
         )
         return bool(queue.num_prefilling or can_begin)
 
-    def next(self, opens: list[Opening], room: int) -> LiveSequence | None:
+    def next(self, opens: list[Opening], budget: int) -> LiveSequence | None:
         """Return the sequence whose known tokens are to be sent next; None if there is none.
 
         Args:
             opens: openings of the engine step; the sequence's opening is appended if this call starts it.
-            room: positions that the step has left. A longer text of an encoder is the first of the next step.
+            budget: positions that the step has left. A longer text of an encoder is the first of the next step.
         """
         if not self.has_prompts:
             return None
         passed: list[LiveSequence] = []
         # Keep capacity for one growth of a running sequence; otherwise most running ones would be preempted soon.
-        reserve = max((one.next_room_tokens for one in self._open.values()), default=0)
+        reserve = max((one.next_slot_tokens for one in self._open.values()), default=0)
         begins = self.num_open < self._limits.max_sequences
         for owner in self._queue.in_turn():
             if owner.prefilling:
@@ -82,7 +82,7 @@ class Admission:
             if candidate is None:
                 continue
             live, prefix = candidate
-            if self._limits.embeds and live.prompt_tokens > room:
+            if self._limits.embeds and live.prompt_tokens > budget:
                 return None
             if self._ledger.fits(live.wanted_tokens + reserve):
                 for one in passed:

@@ -50,9 +50,9 @@ class FairQueue:
         owner.waiting.append(live)
         self.num_waiting += 1
 
-    def interrupt(self, lives: Iterable[LiveSequence]) -> None:
+    def interrupt(self, sequences: Iterable[LiveSequence]) -> None:
         """Put open sequences before those that never started; interrupted ones keep their order of arrival."""
-        for live in lives:
+        for live in sequences:
             owner = self._owners[live.owner]
             if owner.prefilling.pop(live.id, None):
                 self.num_prefilling -= 1

@@ -64,7 +64,7 @@ class LatencyMeter:
         if sequences:
             self._batches.append(sequences)
 
-    def told(self, events: Iterable[SequenceEvent], now_s: float) -> None:
+    def record_events(self, events: Iterable[SequenceEvent], now_s: float) -> None:
         """Record the tokens, vectors and ends that these events report."""
         tokens = 0
         for event in events:

@@ -50,11 +50,11 @@ class SchedulerLimits:
                 )
 
     @property
-    def room_tokens(self) -> int:
+    def capacity_tokens(self) -> int:
         """Largest KV slot that fits; for an encoder, the longest text that fits into an engine step."""
         return self.step_tokens if self.embeds else self.kv_tokens
 
     @property
     def longest_tokens(self) -> int:
         """Longest sequence that both the model's window and the memory allow."""
-        return min(self.window_tokens, self.room_tokens)
+        return min(self.window_tokens, self.capacity_tokens)

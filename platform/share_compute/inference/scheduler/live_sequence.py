@@ -33,7 +33,7 @@ class LiveSequence:
     """Whether it has a KV slot."""
     prefill_tokens: int = 0
     """Number of tokens known when its KV slot was opened: the server sends these, the last stage the rest."""
-    room_tokens: int = 0
+    slot_tokens: int = 0
     """Capacity of its KV slot, in positions."""
     first_step: int = 0
     """Id of the next engine step at its arrival; tokens of earlier steps are of an older sequence with this number."""
@@ -86,14 +86,14 @@ class LiveSequence:
     @property
     def wanted_tokens(self) -> int:
         """KV capacity to reserve when it starts, continues or grows: `most_tokens`, or less if that may suffice."""
-        return self._room_for(max(len(self.tokens), self.sent + 1))
+        return self._slot_tokens_for(max(len(self.tokens), self.sent + 1))
 
     @property
-    def next_room_tokens(self) -> int:
+    def next_slot_tokens(self) -> int:
         """KV capacity to grow to when its slot is full; 0 if the slot already has `most_tokens`."""
-        return 0 if self.room_tokens == self.most_tokens else self._room_for(self.room_tokens + 1)
+        return 0 if self.slot_tokens == self.most_tokens else self._slot_tokens_for(self.slot_tokens + 1)
 
-    def _room_for(self, tokens: int) -> int:
+    def _slot_tokens_for(self, tokens: int) -> int:
         answer = self.answer_tokens
         while self.prompt_tokens + answer - 1 < tokens:
             answer *= 2
@@ -102,7 +102,7 @@ class LiveSequence:
     @property
     def is_full(self) -> bool:
         """Whether its KV slot has no position left for the token that is fed back next."""
-        return self.sent == self.room_tokens
+        return self.sent == self.slot_tokens
 
     @property
     def is_sent_whole(self) -> bool:
@@ -128,13 +128,13 @@ class LiveSequence:
         """
         self.is_open = True
         self.prefill_tokens = len(self.tokens)
-        self.room_tokens, self.sent = self.wanted_tokens, copy_tokens
+        self.slot_tokens, self.sent = self.wanted_tokens, copy_tokens
         if self.cached_tokens is None:
             self.cached_tokens = min(copy_tokens, self.prompt_tokens)
         self.charged = max(self.charged, copy_tokens)
         return Opening(
             self.id,
-            self.room_tokens,
+            self.slot_tokens,
             self.generation.options,
             tuple(self.tokens),
             self.prompt_tokens,
@@ -144,8 +144,8 @@ class LiveSequence:
 
     def grow(self) -> SlotGrowth:
         """Grow the sequence's KV slot to `wanted_tokens`; return the message that grows it."""
-        self.room_tokens = self.wanted_tokens
-        return SlotGrowth(self.id, self.room_tokens)
+        self.slot_tokens = self.wanted_tokens
+        return SlotGrowth(self.id, self.slot_tokens)
 
     def shorten(self, longest_tokens: int) -> bool:
         """Limit prompt and answer together to ``longest_tokens``; return whether any tokens are left to generate."""
@@ -155,7 +155,7 @@ class LiveSequence:
     def close(self) -> None:
         """Record that the KV slot is lost. Emitted tokens are kept, and so are tokens of engine steps in flight."""
         self.is_open, self.batch = False, None
-        self.room_tokens = self.sent = self.passes = 0
+        self.slot_tokens = self.sent = self.passes = 0
 
     def settle(self) -> None:
         """Forget the engine steps in flight: their results will not be used."""

@@ -128,27 +128,27 @@ class Scheduler:
             Conflict: a sequence with this number exists.
             Busy: too many sequences wait already; the error has the retry delay.
         """
-        lives = [
+        sequences = [
             LiveSequence(one, self._num_arrived + place, self._new_tokens(one), self.limits.answer_tokens)
             for place, one in enumerate(generations)
         ]
-        ids = {live.id for live in lives}
+        ids = {live.id for live in sequences}
         taken = sorted(ids & self._live.keys())
-        if taken or len(ids) < len(lives):
+        if taken or len(ids) < len(sequences):
             raise Conflict(
-                f"sequences of these numbers are there: {taken or sorted(ids)}",
+                f"sequences with these numbers exist already: {taken or sorted(ids)}",
                 hint="number each sequence once",
             )
-        ended = {live.id: reason for live in lives if (reason := _ended_before(live))}
-        waiting = [live for live in lives if live.id not in ended]
+        ended = {live.id: reason for live in sequences if (reason := _ended_before(live))}
+        waiting = [live for live in sequences if live.id not in ended]
         self._refuse_what_cannot_wait(waiting, tokens_per_s)
-        self._num_arrived += len(lives)
+        self._num_arrived += len(sequences)
         for live in waiting:
             self._ledger.forget(live.id)
             self._live[live.id] = live
             live.first_step = self._num_steps
             self._queue.add(live)
-        return [_finished(live, ended[live.id]) for live in lives if live.id in ended]
+        return [_finished(live, ended[live.id]) for live in sequences if live.id in ended]
 
     def cancel(self, sequence: int) -> list[SequenceEvent]:
         """Cancel a sequence; return its `Finished` event, or [] if it has ended already."""
@@ -181,17 +181,17 @@ class Scheduler:
             )
         return min(generation.options.max_tokens, longest - length)
 
-    def _refuse_what_cannot_wait(self, lives: list[LiveSequence], tokens_per_s: float) -> None:
+    def _refuse_what_cannot_wait(self, sequences: list[LiveSequence], tokens_per_s: float) -> None:
         most, waiting = self.limits.max_queued, self._queue.num_waiting
-        if len(lives) > most:
+        if len(sequences) > most:
             raise UserError(
-                f"{len(lives)} sequences at once are too many; at most {most} can wait",
+                f"{len(sequences)} sequences at once are too many; at most {most} can wait",
                 hint="ask for fewer in one request",
             )
         # Reserve 1/8 of the queue for owners with nothing queued, so that no owner fills it alone.
-        if any(self._queue.num_waiting_of(live.owner) for live in lives):
+        if any(self._queue.num_waiting_of(live.owner) for live in sequences):
             most -= most // 8
-        if lives and waiting + len(lives) > most:
+        if sequences and waiting + len(sequences) > most:
             retry_after_s = self._retry_after_s(tokens_per_s)
             raise Busy(
                 f"{waiting} sequences wait already",
@@ -260,7 +260,7 @@ class Scheduler:
         for live in self._live.values():
             live.settle()
         self._begin_epoch()
-        narrow = [live for live in self._live.values() if live.most_tokens > limits.room_tokens]
+        narrow = [live for live in self._live.values() if live.most_tokens > limits.capacity_tokens]
         return [self._fail(live) for live in narrow if not live.shorten(limits.longest_tokens)]
 
     def drop_cached(self) -> None:
@@ -286,18 +286,18 @@ class Scheduler:
 
     def _step(self, batch: int) -> EngineStep | None:
         """Return the next engine step of a batch; None if it has nothing to do."""
-        room = self.limits.step_tokens
+        budget = self.limits.step_tokens
         grows: list[SlotGrowth] = []
         # Slots grow before others are opened, because sequences that start now may copy from the grown slots.
-        decoding = [live for live in self._batches.members(batch) if self._has_room(live, grows)]
-        for_prompts = max(1, room // 4) if self._admission.has_prompts else 0
-        chunks = [self._decode(live) for live in decoding[: room - for_prompts]]
-        decoding, room = decoding[len(chunks) :], room - len(chunks)
+        decoding = [live for live in self._batches.members(batch) if self._has_capacity(live, grows)]
+        for_prompts = max(1, budget // 4) if self._admission.has_prompts else 0
+        chunks = [self._decode(live) for live in decoding[: budget - for_prompts]]
+        decoding, budget = decoding[len(chunks) :], budget - len(chunks)
         opens: list[Opening] = []
-        for chunk in self._prompts(batch, room, opens):
+        for chunk in self._prompts(batch, budget, opens):
             chunks.append(chunk)
-            room -= chunk.count
-        chunks += [self._decode(live) for live in decoding[:room]]
+            budget -= chunk.count
+        chunks += [self._decode(live) for live in decoding[:budget]]
         if not chunks and not self._closes_now:
             return None
         self._closes_now = False
@@ -318,7 +318,7 @@ class Scheduler:
         self._totals.computed_tokens += step.num_tokens
         return step
 
-    def _has_room(self, live: LiveSequence, grows: list[SlotGrowth]) -> bool:
+    def _has_capacity(self, live: LiveSequence, grows: list[SlotGrowth]) -> bool:
         """Return whether a sequence can decode; preempt it if its KV slot is full and cannot grow."""
         if not live.is_full:
             return True
@@ -337,11 +337,11 @@ class Scheduler:
             self._batches.leave(live)
         return chunk
 
-    def _prompts(self, batch: int, room: int, opens: list[Opening]) -> Iterator[Chunk]:
+    def _prompts(self, batch: int, budget: int, opens: list[Opening]) -> Iterator[Chunk]:
         """Yield chunks of prompts, for sequences that start now or started before."""
-        while room and (live := self._admission.next(opens, room)):
-            chunk = live.prefill(room)
-            room -= chunk.count
+        while budget and (live := self._admission.next(opens, budget)):
+            chunk = live.prefill(budget)
+            budget -= chunk.count
             self._queue.charge(live)
             if chunk.samples:
                 self._queue.prefilled(live)
@@ -380,8 +380,8 @@ class Scheduler:
             live.id,
             Unavailable(
                 f"a sequence of {len(live.tokens)} tokens does not fit any more: the machines that are left "
-                f"can keep {self.limits.room_tokens}",
-                hint="try again when more machines are there, or ask for fewer tokens",
+                f"can keep {self.limits.capacity_tokens}",
+                hint="try again when more machines have joined, or ask for fewer tokens",
             ),
         )
 
@@ -407,10 +407,10 @@ def _finished(live: LiveSequence, reason: FinishReason) -> Finished:
 
 def _verify(step: EngineStep, result: StepResult) -> None:
     asked = sorted((chunk.sequence, chunk.start + chunk.count) for chunk in step.chunks if chunk.samples)
-    told = sorted((sampled.sequence, sampled.position) for sampled in result.sampled)
-    if asked != told:
+    sampled_at = sorted((sampled.sequence, sampled.position) for sampled in result.sampled)
+    if asked != sampled_at:
         raise VerificationFailed(
-            f"the last stage sampled other tokens in step {step.id} than it was asked for",
+            f"the last stage did not sample the requested sequences in engine step {step.id}",
             hint="form the stages again",
-            details={"asked": asked, "told": told},
+            details={"asked": asked, "told": sampled_at},
         )

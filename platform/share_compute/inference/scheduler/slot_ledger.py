@@ -102,7 +102,7 @@ class SlotLedger:
             del self._cached[source]
             self._cached[source] = None  # now the most recently used
         capacity_tokens = live.wanted_tokens
-        self._make_room(capacity_tokens)
+        self._evict(capacity_tokens)
         self._entries[live.id] = _Entry(capacity_tokens, live.tokens, live.keys)
         self.used_tokens += capacity_tokens
         self.extend(live.id)
@@ -116,7 +116,7 @@ class SlotLedger:
         """Enlarge a slot if there is space for the larger one beside the old one; return whether it was enlarged."""
         if not self.fits(capacity_tokens):
             return False
-        self._make_room(capacity_tokens)
+        self._evict(capacity_tokens)
         entry = self._entries[sequence]
         self.used_tokens += capacity_tokens - entry.capacity_tokens
         entry.capacity_tokens = capacity_tokens
@@ -174,7 +174,7 @@ class SlotLedger:
         closes, self._closing = tuple(self._closing), []
         return closes
 
-    def _make_room(self, capacity_tokens: int) -> None:
+    def _evict(self, capacity_tokens: int) -> None:
         lacking = self.used_tokens + self.cached_tokens + capacity_tokens - self.kv_tokens
         for oldest in list(self._cached) if lacking > 0 else ():
             if oldest not in self._copied:

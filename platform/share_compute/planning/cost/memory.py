@@ -217,11 +217,11 @@ class TrainingMemory(CostTables):
 
     def _holds_sets(self, layout: Layout, place: int, member: int) -> bool:
         stage = layout.stages[place]
-        room = self.memory_bytes[stage.members[member]]
+        available = self.memory_bytes[stage.members[member]]
         most = self._one_set_bytes(layout, place, member) + (
             stage.shares[member] - 1
         ) * FLOAT_BYTES * self.trained_parameters(stage.start, stage.stop)
-        return bool(most <= room or self.member_bytes(layout, place, member) <= room)
+        return bool(most <= available or self.member_bytes(layout, place, member) <= available)
 
     def may_fit(self, layout: Layout) -> bool:
         """Return whether each member has enough memory if it holds one gradient set.

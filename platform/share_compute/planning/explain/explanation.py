@@ -81,34 +81,34 @@ class Explanation:
 
     # -- machines of the plan ------------------------------------------------------------------------------------
 
-    def why_in(self, place: int, seat: int) -> str:
+    def why_in(self, place: int, index: int) -> str:
         """Return why a member holds its layers.
 
         Args:
             place: index of the member's stage.
-            seat: place of the member in the stage.
+            index: place of the member in the stage.
         """
         stage = self._layout.stages[place]
-        machine = stage.members[seat]
+        machine = stage.members[index]
         contributor = self._cost.topology.contributors[machine]
         facts = [self._standing(machine)]
         if self._timeline is not None:
             facts.append(f"{percent_text(self._timeline.busy_fractions[machine])} busy")
-        need = self._cost.member_bytes(self._layout, place, seat)
+        need = self._cost.member_bytes(self._layout, place, index)
         facts.append(f"{bytes_text(need)} of {bytes_text(contributor.memory_bytes)} used")
-        facts += self._sharing(stage, seat)
+        facts += self._sharing(stage, index)
         return f"holds {layer_span(stage.start, stage.stop)}: {', '.join(facts)}"
 
-    def standing(self, place: int, seat: int) -> str:
+    def standing(self, place: int, index: int) -> str:
         """Return the part of `why_in` without figures: the reason for this machine, and the members it shares with."""
         stage = self._layout.stages[place]
-        return ", ".join([self._standing(stage.members[seat]), *self._sharing(stage, seat)])
+        return ", ".join([self._standing(stage.members[index]), *self._sharing(stage, index)])
 
-    def _sharing(self, stage: StageLayout, seat: int) -> list[str]:
+    def _sharing(self, stage: StageLayout, index: int) -> list[str]:
         if len(stage.members) == 1:
             return []
-        count = f"{stage.shares[seat]} of {sum(stage.shares)} microbatches"
-        others = [self._name(member) for place, member in enumerate(stage.members) if place != seat]
+        count = f"{stage.shares[index]} of {sum(stage.shares)} microbatches"
+        others = [self._name(member) for place, member in enumerate(stage.members) if place != index]
         return [f"{count}, the rest with {listed(others)}"]
 
     def _standing(self, machine: int) -> str:
@@ -220,9 +220,9 @@ class Explanation:
     def _why_out(self, machine: int) -> str:
         problem = SearchProblem(self._cost, self._stages, self._members)
         with_it = self._additions.of(problem, self._layout)[machine]
-        return self._no_room(machine) if with_it is None else self._not_worth_it(machine, with_it)
+        return self._does_not_fit(machine) if with_it is None else self._not_worth_it(machine, with_it)
 
-    def _no_room(self, machine: int) -> str:
+    def _does_not_fit(self, machine: int) -> str:
         lent = self._cost.topology.contributors[machine].memory_bytes
         if float(self._cost.memory_bytes[machine]) < self._cost.least_bytes:
             return f"the {bytes_text(lent)} that it lends do not hold a single layer"

@@ -101,9 +101,9 @@ def _unreachable(strategy: PartitioningStrategy, problem: SearchProblem, tried: 
 def _needed(problem: SearchProblem, tried: Layout) -> int:
     """Return the bytes that the machines of a layout would have to lend together."""
     return sum(
-        to_lend(problem.cost.member_bytes(tried, place, seat))
+        to_lend(problem.cost.member_bytes(tried, place, index))
         for place, stage in enumerate(tried.stages)
-        for seat in range(len(stage.members))
+        for index in range(len(stage.members))
     )
 
 
@@ -111,10 +111,10 @@ def _missing(problem: SearchProblem, tried: Layout) -> dict[str, int]:
     """Return the bytes that machines would have to lend in addition, by name; only machines that lack memory."""
     cost, machines = problem.cost, problem.cost.topology.contributors
     short = {
-        machines[machine].name: to_lend(cost.member_bytes(tried, place, seat))
+        machines[machine].name: to_lend(cost.member_bytes(tried, place, index))
         - machines[machine].memory_bytes
         for place, stage in enumerate(tried.stages)
-        for seat, machine in enumerate(stage.members)
+        for index, machine in enumerate(stage.members)
     }
     return {name: size for name, size in short.items() if size > 0}
 

@@ -62,9 +62,9 @@ def more_memory(topology: Topology, whole_bytes: float, fits: Callable[[Topology
     factor = _least_factor(lambda factor: fits(_times(topology, factor)))
     if factor is not None:
         more = lent_bytes(_times(topology, factor)) - before
-        told = f"lend {factor:g} times the memory on every machine: {exact_bytes_text(more)} more in all"
-        ways.append((more, told))
-    return [told for _, told in sorted(ways)]
+        text = f"lend {factor:g} times the memory on every machine: {exact_bytes_text(more)} more in all"
+        ways.append((more, text))
+    return [text for _, text in sorted(ways)]
 
 
 def more_machines(

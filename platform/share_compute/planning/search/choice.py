@@ -83,7 +83,7 @@ class Choice:
             LookupError: no proposal was offered.
         """
         if self._timeline is None:
-            raise LookupError("nothing was offered")
+            raise LookupError("there are no candidates")
         return self._ranked[0][1], self._timeline
 
     @property

@@ -46,15 +46,15 @@ class ServingExplanation:
         trip_s = sum(part.seconds for part in trip)
         worst = self._largest(trip)
         share = "that a request takes" if self._alone else "that a token takes to go round"
-        told = f"{seconds_text(worst.seconds)} of the {seconds_text(trip_s)} {share}"
+        text = f"{seconds_text(worst.seconds)} of the {seconds_text(trip_s)} {share}"
         if not self._alone:
             busiest = self._largest(step_parts(self._cost, self._layout))
             if busiest.seconds >= trip_s * (1 - 1e-9):
                 worst = busiest
-                told = f"busy {seconds_text(worst.seconds)} from token to token, and nothing is longer"
+                text = f"busy {seconds_text(worst.seconds)} from token to token, and nothing is longer"
         kind = self._kind(worst, self._layout)
         where, what = worded(self._cost, kind, worst.machines)
-        return Bottleneck(kind=kind, where=where, sentence=f"{what}: {told}")
+        return Bottleneck(kind=kind, where=where, sentence=f"{what}: {text}")
 
     @staticmethod
     def _largest(parts: Sequence[TimePart]) -> TimePart:

@@ -69,7 +69,7 @@ def _begin_sqlite(connection: Connection) -> None:
     connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 
 
-TOLD = "told"
+HAS_EVENTS = "has_events"
 """Key of ``Session.info``: whether the transaction wrote an event."""
 
 
@@ -107,7 +107,7 @@ class Database:
             if self._claim is not None and valid != self._claim:
                 raise fenced(self._claim, valid)
             yield session
-        if session.info.get(TOLD):
+        if session.info.get(HAS_EVENTS):
             for listener in tuple(self._listeners):
                 listener()
 

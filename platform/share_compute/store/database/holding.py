@@ -203,7 +203,7 @@ class Watchdog:
                 return
             except (Unavailable, DBAPIError) as failure:
                 if not self._is_away:
-                    _log.warning("the lock of the database cannot be looked at: %s", failure)
+                    _log.warning("the lock of the database cannot be checked: %s", failure)
                 self._is_away = True
                 continue
             self._is_away = False

@@ -45,7 +45,7 @@ _MOST_CELLS = 20_000
 Flags = NDArray[np.bool_]
 
 
-class Crew:
+class FleetPlanner:
     """Plans one job on the machines of a fleet that are present.
 
     Args:
@@ -101,14 +101,14 @@ class Crew:
 
     def replaced(self, layout: Layout, dead: int, alive: Flags) -> Layout | None:
         """Return the layout with a spare in the place of a dead member; None if no machine is similar enough."""
-        place, seat = next(
+        place, index = next(
             (place, stage.members.index(dead))
             for place, stage in enumerate(layout.stages)
             if dead in stage.members
         )
         stage, cost = layout.stages[place], self.cost
         kind = np.array(cost.kinds) == cost.kinds[dead]
-        able = alive & kind & (cost.memory_bytes >= cost.member_bytes(layout, place, seat))
+        able = alive & kind & (cost.memory_bytes >= cost.member_bytes(layout, place, index))
         near = cost.network.region == cost.network.region[dead]
         if len(stage.members) > 1:
             able &= near
@@ -120,7 +120,7 @@ class Crew:
             Layout(
                 (
                     *layout.stages[:place],
-                    stage._replace(members=(*stage.members[:seat], spare, *stage.members[seat + 1 :])),
+                    stage._replace(members=(*stage.members[:index], spare, *stage.members[index + 1 :])),
                     *layout.stages[place + 1 :],
                 )
             )

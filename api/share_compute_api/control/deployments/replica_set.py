@@ -12,7 +12,7 @@ from share_compute_api.control.deployments.replicas import Slot
 from share_compute_api.openai.replica import Replica
 
 
-class Seat:
+class ManagedReplica:
     """One replica: its machines, its failures, and whether it is wanted, draining or ending.
 
     Args:
@@ -24,7 +24,7 @@ class Seat:
         self.number = number
         self.slot = Slot(stages)
         self.replica: Replica | None = None
-        self.told = frozenset[tuple[str, str | None]]()
+        self.offered = frozenset[tuple[str, str | None]]()
         """(id, Ray node) of each machine in the last offer to the replica."""
         self.interruptions = Interruptions()
         """Times in which the replica computed nothing, numbered."""
@@ -46,8 +46,8 @@ class Seat:
         self.ending = asyncio.create_task(replica.close() if replica is not None else asyncio.sleep(0))
 
 
-class Seats:
-    """The replicas of one deployment. A seat holds one replica and its state, also across restarts.
+class ReplicaSet:
+    """The replicas of one deployment. Each keeps its number and state across restarts.
 
     Args:
         stages: requested number of stages of each replica; None leaves it to the planner.
@@ -57,23 +57,23 @@ class Seats:
     def __init__(self, stages: int | None, drain_s: float) -> None:
         self._drain_s = drain_s
         self._stages = stages
-        self._seats: list[Seat] = []
+        self._replicas: list[ManagedReplica] = []
 
-    def __iter__(self) -> Iterator[Seat]:
-        return iter(tuple(self._seats))
+    def __iter__(self) -> Iterator[ManagedReplica]:
+        return iter(tuple(self._replicas))
 
     @property
-    def staying(self) -> list[Seat]:
-        """Seats of replicas that are wanted."""
-        return [seat for seat in self._seats if seat.stays]
+    def staying(self) -> list[ManagedReplica]:
+        """The replicas that are wanted."""
+        return [managed for managed in self._replicas if managed.stays]
 
     @property
     def statuses(self) -> list[ServingStatus]:
         """Last statuses of all replicas that reported one, draining replicas included."""
-        return [seat.slot.status for seat in self._seats if seat.slot.status is not None]
+        return [managed.slot.status for managed in self._replicas if managed.slot.status is not None]
 
-    def fit(self, wanted: int, now_s: float, ongoing: Callable[[Replica], int]) -> list[Seat]:
-        """Keep exactly ``wanted`` replicas; return the seats that start to drain now, or that are wanted again.
+    def fit(self, wanted: int, now_s: float, ongoing: Callable[[Replica], int]) -> list[ManagedReplica]:
+        """Keep exactly ``wanted`` replicas; return those that start to drain now, or that are wanted again.
 
         A draining replica may be kept again until its processes are being ended. Replicas that are not ready drain
         first, then those with the fewest sequences.
@@ -83,42 +83,44 @@ class Seats:
             now_s: the time in seconds.
             ongoing: returns the number of sequences of a replica.
         """
-        changed: list[Seat] = []
+        changed: list[ManagedReplica] = []
         while len(self.staying) < wanted:
-            back = next((one for one in self._seats if not one.stays and one.ending is None), None)
+            back = next((one for one in self._replicas if not one.stays and one.ending is None), None)
             if back is not None:
                 back.leaves_since_s = None
                 changed.append(back)
             else:
-                self._seats.append(Seat(self._free_number(), self._stages))
+                self._replicas.append(ManagedReplica(self._free_number(), self._stages))
 
-        def loss(seat: Seat) -> tuple[bool, int, int]:
-            has = ongoing(seat.replica) if seat.replica is not None else 0
-            return seat.slot.is_ready, has, -seat.number
+        def loss(managed: ManagedReplica) -> tuple[bool, int, int]:
+            has = ongoing(managed.replica) if managed.replica is not None else 0
+            return managed.slot.is_ready, has, -managed.number
 
-        for seat in sorted(self.staying, key=loss)[: max(0, len(self.staying) - wanted)]:
-            seat.leaves_since_s = now_s
-            changed.append(seat)
+        for managed in sorted(self.staying, key=loss)[: max(0, len(self.staying) - wanted)]:
+            managed.leaves_since_s = now_s
+            changed.append(managed)
         return changed
 
-    def done(self, now_s: float, ongoing: Callable[[Replica], int]) -> list[Seat]:
-        """Return the draining seats to end now: their sequences have ended, or ``drain_s`` has passed."""
+    def done(self, now_s: float, ongoing: Callable[[Replica], int]) -> list[ManagedReplica]:
+        """Return the draining replicas to end now: their sequences have ended, or ``drain_s`` has passed."""
         return [
-            seat
-            for seat in self._seats
-            if seat.leaves_since_s is not None
-            and seat.ending is None
+            managed
+            for managed in self._replicas
+            if managed.leaves_since_s is not None
+            and managed.ending is None
             and (
-                seat.replica is None
-                or not ongoing(seat.replica)
-                or now_s - seat.leaves_since_s > self._drain_s
+                managed.replica is None
+                or not ongoing(managed.replica)
+                or now_s - managed.leaves_since_s > self._drain_s
             )
         ]
 
     def forget_ended(self) -> None:
-        """Remove the seats whose processes have ended."""
-        self._seats = [seat for seat in self._seats if seat.ending is None or not seat.ending.done()]
+        """Remove the replicas whose processes have ended."""
+        self._replicas = [
+            managed for managed in self._replicas if managed.ending is None or not managed.ending.done()
+        ]
 
     def _free_number(self) -> int:
-        taken = {seat.number for seat in self._seats}
+        taken = {managed.number for managed in self._replicas}
         return next(number for number in count() if number not in taken)

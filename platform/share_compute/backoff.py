@@ -1,0 +1,19 @@
+"""Exponential backoff: the delay before the next attempt doubles with each consecutive failure."""
+
+from __future__ import annotations
+
+import math
+
+_MOST_DOUBLINGS = 30
+"""Limit of the exponent: a count of failures that grows for days must not overflow."""
+
+
+def backoff_s(first_s: float, failures: int, longest_s: float = math.inf) -> float:
+    """Return the delay in seconds after ``failures`` failures: ``first_s * 2**failures``, up to ``longest_s``.
+
+    Args:
+        first_s: the first delay, in seconds.
+        failures: number of consecutive failures before the one that the delay follows, from 0.
+        longest_s: the longest delay, in seconds.
+    """
+    return min(first_s * 2.0 ** min(failures, _MOST_DOUBLINGS), longest_s)
