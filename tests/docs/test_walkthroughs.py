@@ -36,7 +36,7 @@ KINDS = {
 }
 """Kinds of hops that a page may mark; `return` has no name."""
 SOURCES = [ROOT / "platform", ROOT / "actors", ROOT / "api"]
-SENDING, RECEIVING = {"send_multipart", "_say"}, {"recv_multipart", "readline"}
+SENDING, RECEIVING = {"send_multipart", "_write"}, {"recv_multipart", "readline"}
 """Functions by which data enters a socket, and leaves it."""
 ENDS = {
     "chat-token.md": ("create_chat_completion", "_body"),
@@ -48,7 +48,7 @@ SHORTCUTS = {
     "training-step.md": {
         "JobSupervisor._look",
         "TrainingRun._steps",
-        "Engine._take_event",
+        "TrainingEngine._take_event",
         "Conductor._open",
     },
 }

@@ -95,16 +95,16 @@ class Gateway:
         if self._writer is None or self._writer.is_closing():
             raise CallFailed(_GONE)
         number = next(self._numbers)
-        self._say(Call(number=number, operation=operation, arguments=list(arguments)))
+        self._write(Call(number=number, operation=operation, arguments=list(arguments)))
         waiting = self._waiting[number] = asyncio.get_running_loop().create_future()
         try:
             async with asyncio.timeout(timeout_s):
                 return await waiting
         except asyncio.CancelledError:
-            self._say(Call(number=number, operation="cancel"))
+            self._write(Call(number=number, operation="cancel"))
             raise
         except TimeoutError as late:
-            self._say(Call(number=number, operation="cancel"))
+            self._write(Call(number=number, operation="cancel"))
             message = f"no answer to {_described(operation, arguments)} within {timeout_s:g} s"
             raise CallFailed(CallFailure(kind="no_answer", message=message)) from late
         finally:
@@ -112,9 +112,9 @@ class Gateway:
 
     def post(self, operation: str, *arguments: Any) -> None:
         """Call an operation without waiting for its result."""
-        self._say(Call(number=next(self._numbers), operation=operation, arguments=list(arguments)))
+        self._write(Call(number=next(self._numbers), operation=operation, arguments=list(arguments)))
 
-    def _say(self, call: Call) -> None:
+    def _write(self, call: Call) -> None:
         line = call.model_dump_json().encode() + b"\n"
         if len(line) > MOST_BYTES:
             too_large = TooLarge(

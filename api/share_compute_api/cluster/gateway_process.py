@@ -224,7 +224,7 @@ class Server:
 
     async def run(self) -> None:
         """Answer calls until the control plane closes the socket."""
-        self._say(CallResult(number=0, value="ready"))
+        self._write(CallResult(number=0, value="ready"))
         while line := await self._reader.readline():
             call = Call.model_validate_json(line)
             if call.operation == "cancel":
@@ -245,7 +245,7 @@ class Server:
             answer = CallResult(number=call.number, value=value)
         except Exception as failure:  # noqa: BLE001 - every failure is reported to the control plane
             answer = CallResult(number=call.number, failure=_described(failure))
-        self._say(answer)
+        self._write(answer)
         with suppress(ConnectionError):
             await self._writer.drain()
 
@@ -257,7 +257,7 @@ class Server:
             raise ValueError(f"there is no operation {call.operation}")
         return work(*call.arguments)
 
-    def _say(self, answer: CallResult) -> None:
+    def _write(self, answer: CallResult) -> None:
         try:
             line = answer.model_dump_json().encode()
         except (ValueError, ValidationError) as failure:

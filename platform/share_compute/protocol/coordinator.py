@@ -281,7 +281,7 @@ class CoordinatorMachine:
         self._phase: Phase = "idle"
         self._next: set[Worker] | None = None
         """Members of the next epoch while it waits for the open step; None if no epoch waits."""
-        self._word: ToMember | None = None
+        self._message: ToMember | None = None
         """Last message that was sent to all members."""
         self._answered: set[Worker] = set()
         self._reports: dict[Worker, Report] = {}
@@ -378,7 +378,9 @@ class CoordinatorMachine:
             if recorded.committed != self.committed:
                 self._doubts = Doubts()
             self.committed, self._scale = recorded.committed, recorded.scale
-            return self._say(Halt(self.epoch, self.committed, self._scale, recorded.generation), "halting")
+            return self._broadcast(
+                Halt(self.epoch, self.committed, self._scale, recorded.generation), "halting"
+            )
         if self._phase != "recording step" or recorded.committed != self.committed + 1:
             return []
         self.committed = recorded.committed
@@ -392,7 +394,7 @@ class CoordinatorMachine:
             return effects + self._change()
         pauses = self.until <= self.committed
         commit = Commit(self.epoch, self.committed, self._scale, pauses)
-        return effects + self._say(commit, "pausing" if pauses else "stepping")
+        return effects + self._broadcast(commit, "pausing" if pauses else "stepping")
 
     def _on_planned(self, planned: MembershipPlanned | MembershipInfeasible) -> list[Effect]:
         epoch = planned.epoch if isinstance(planned, MembershipInfeasible) else planned.form.epoch
@@ -409,7 +411,7 @@ class CoordinatorMachine:
         self.workers = set(membership.workers)
         self._membership = membership
         pauses, generation = self.until <= self.committed, self._doubts.generation
-        return self._say(replace(planned.form, pauses=pauses, generation=generation), "forming")
+        return self._broadcast(replace(planned.form, pauses=pauses, generation=generation), "forming")
 
     # -- messages of members -----------------------------------------------------------------------------------------
 
@@ -446,8 +448,8 @@ class CoordinatorMachine:
                 self._phase = "planning"
                 return [self._plan()]
             case "forming":
-                assert isinstance(self._word, Form)
-                if self._word.pauses:
+                assert isinstance(self._message, Form)
+                if self._message.pauses:
                     return self._rest()
                 self._phase = "stepping"
                 self._answered = set(self._prepared)
@@ -464,7 +466,7 @@ class CoordinatorMachine:
         if self.until <= self.committed:
             self._phase = "paused"
             return [Pause(self.committed)]
-        return self._say(Proceed(self.epoch, self.committed + 1), "stepping")
+        return self._broadcast(Proceed(self.epoch, self.committed + 1), "stepping")
 
     def _plan(self) -> PlanMembership:
         """Return a request for the next membership. Results of earlier generations of the open step do not count."""
@@ -552,15 +554,15 @@ class CoordinatorMachine:
 
     # -- sending -----------------------------------------------------------------------------------------------------
 
-    def _say(self, word: ToMember, phase: Phase) -> list[Effect]:
-        self._word, self._phase = word, phase
+    def _broadcast(self, message: ToMember, phase: Phase) -> list[Effect]:
+        self._message, self._phase = message, phase
         self._answered = set()
         self._quiet_ticks = 0
         return self._send_to(self.workers) or self._if_all_answered()
 
     def _send_to(self, workers: Iterable[Worker]) -> list[Effect]:
-        assert self._word is not None
-        return [SendToMember(worker, self._word) for worker in sorted(workers)]
+        assert self._message is not None
+        return [SendToMember(worker, self._message) for worker in sorted(workers)]
 
     def _on_tick(self) -> list[Effect]:
         if self._phase not in _WAITS_FOR_MEMBERS:

@@ -127,9 +127,9 @@ class MemberMachine:
             case Updated():
                 return self._on_updated(event)
             case _:
-                return self._on_word(event)
+                return self._on_message(event)
 
-    def _on_word(  # noqa: PLR0911 - a return for each event
+    def _on_message(  # noqa: PLR0911 - a return for each event
         self, event: Commit | Proceed | Arrived | Misfit | Missed | Logged | RetransmissionTimeout
     ) -> list[Effect]:
         """Process an event that needs a membership. A halted member only stores early tensors and reports misfits."""

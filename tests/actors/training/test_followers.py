@@ -445,7 +445,7 @@ def test_buffers_must_not_change(follow: Callable[..., Follower]) -> None:
     fetched(follow(trainer), trainer)
     trainer.copier.require_still()
     trainer.runner.stage.module.seen.add_(1)
-    with pytest.raises(ShareComputeError, match="seen changes while the model is trained"):
+    with pytest.raises(ShareComputeError, match="seen changes during training"):
         trainer.copier.require_still()
 
 

@@ -63,7 +63,7 @@ def test_a_machine_whose_pieces_are_always_damaged_is_named() -> None:
     def ask(number: int) -> Piece:
         return Piece("model-0002-0000.part", np.zeros(4, dtype=np.uint8), seal=number)
 
-    with pytest.raises(ContributorLost, match=r"machine-1 saves arrived damaged 3 times") as lost:
+    with pytest.raises(ContributorLost, match=r"the state of machine-1 arrived damaged 3 times") as lost:
         fetched(ask)
     assert lost.value.machine == "machine-1"
     assert lost.value.hint

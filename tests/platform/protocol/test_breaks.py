@@ -56,8 +56,8 @@ class AppliesBeforeCommit(MemberMachine):
 
 
 class HearsOldEpochs(MemberMachine):
-    def _on_word(self, event: Any) -> list[Effect]:
-        return super()._on_word(replace(event, epoch=self.epoch) if hasattr(event, "epoch") else event)
+    def _on_message(self, event: Any) -> list[Effect]:
+        return super()._on_message(replace(event, epoch=self.epoch) if hasattr(event, "epoch") else event)
 
 
 class ReportsSpoiltSums(MemberMachine):
@@ -120,8 +120,8 @@ class ComputesInItsOwnOrder(MemberMachine):
 
 
 class UsesWhatItShouldReject(MemberMachine):
-    def _on_word(self, event: Any) -> list[Effect]:
-        return super()._on_word(Arrived(event.epoch, event.label) if isinstance(event, Misfit) else event)
+    def _on_message(self, event: Any) -> list[Effect]:
+        return super()._on_message(Arrived(event.epoch, event.label) if isinstance(event, Misfit) else event)
 
 
 class TakesTheBlame(MemberMachine):

@@ -317,7 +317,7 @@ class Conductor:
         self._lose(frozenset([worker]))
 
     def _lose(self, workers: frozenset[Worker]) -> None:
-        for loss in self._say_lost(workers):
+        for loss in self._report_lost(workers):
             self._handle(loss)
         if self._membership is not None and not workers.isdisjoint(
             set(self._membership.everybody) - set(self._membership.workers)
@@ -325,7 +325,7 @@ class Conductor:
             # A catch-up replica was lost. Its primary waits for it, but the protocol machine does not know replicas.
             self._handle(Assemble(self._group.workers))
 
-    def _say_lost(self, workers: frozenset[Worker]) -> list[Event]:
+    def _report_lost(self, workers: frozenset[Worker]) -> list[Event]:
         for worker in sorted(workers):
             fault = self._group.detector.take_fault(worker)
             self._note(f"lost machine {self._group.name(worker)}" + (f": {fault}" if fault else ""))
@@ -409,7 +409,7 @@ class Conductor:
                 if effect.why:
                     self._note(f"{self._group.name(effect.worker)} is left out: {effect.why}")
                 self._group.remove([effect.worker])
-                return self._say_lost(frozenset({effect.worker}))
+                return self._report_lost(frozenset({effect.worker}))
             case StartOver():
                 self._start_over(effect)
             case Diverged():
@@ -528,7 +528,7 @@ class Conductor:
 
     def _without(self, loss: MembersLost) -> list[Event]:
         """Begin another epoch without the lost members, even if the protocol machine does not know them."""
-        return [*self._say_lost(loss.workers), Assemble(self._group.workers)]
+        return [*self._report_lost(loss.workers), Assemble(self._group.workers)]
 
     def _restart(self, failure: ShareComputeError) -> list[Event]:
         if self._epochs_in_vain >= _EPOCHS_IN_VAIN:

@@ -105,7 +105,7 @@ class ContributorSupervisor:
         records = await asyncio.to_thread(self._store.contributors.list, HERE)
         nodes = {node.node_id: node for node in await self._nodes() if node.is_alive} if records else {}
         now = self._store.clock()
-        silent = await self._silent(records, nodes, now)
+        unresponsive = await self._unresponsive(records, nodes, now)
         self._unmeasured = {
             (record.id, record.node_id): self._unmeasured.get((record.id, record.node_id), now)
             for record in records
@@ -116,7 +116,7 @@ class ContributorSupervisor:
         )
         for record in records:
             change = self._decide(
-                record, is_alive=record.node_id in nodes, is_silent=record.id in silent, now=now
+                record, is_alive=record.node_id in nodes, is_unresponsive=record.id in unresponsive, now=now
             )
             if change is not None:
                 await self._change(record, *change)
@@ -138,7 +138,7 @@ class ContributorSupervisor:
                 self._measurements.want(record.id)
         self._jobs = {record.id: record.job_id for record in records if record.job_id is not None}
 
-    async def _silent(
+    async def _unresponsive(
         self, records: Sequence[ContributorRecord], nodes: Mapping[str, NodeFacts], now: datetime
     ) -> frozenset[str]:
         """Return the contributors whose heartbeats are overdue; none if this server itself is cut off."""
@@ -148,8 +148,8 @@ class ContributorSupervisor:
             if (node := nodes.get(record.node_id or "")) is not None
         }
         silence = {record.id: now - max(record.last_seen_at, self._hears_since) for record in records}
-        silent = [one for one in places if silence[one] > self._lost_after]
-        if not silent:
+        unresponsive = [one for one in places if silence[one] > self._lost_after]
+        if not unresponsive:
             return frozenset()
         found = await asyncio.to_thread(answers, places.values())
         here = {node.address for node in nodes.values() if node.is_head}
@@ -160,11 +160,11 @@ class ContributorSupervisor:
             self._hears_since = now
             return frozenset()
         return frozenset(
-            one for one in silent if found.get(places[one]) != "open" or silence[one] > _LONGEST_SILENCE
+            one for one in unresponsive if found.get(places[one]) != "open" or silence[one] > _LONGEST_SILENCE
         )
 
     def _decide(
-        self, record: ContributorRecord, *, is_alive: bool, is_silent: bool, now: datetime
+        self, record: ContributorRecord, *, is_alive: bool, is_unresponsive: bool, now: datetime
     ) -> tuple[ContributorState, str] | None:
         if record.state is ContributorState.joining:
             if now - record.last_seen_at > _JOINING_LIMIT:
@@ -174,12 +174,12 @@ class ContributorSupervisor:
                 )
             return None
         if record.state is ContributorState.draining:
-            is_done = not record.is_leased or not is_alive or is_silent
+            is_done = not record.is_leased or not is_alive or is_unresponsive
             return (ContributorState.left, record.reason) if is_done else None
         why_lost = None
         if not is_alive:
             why_lost = "its Ray node is dead or does not answer"
-        elif is_silent:
+        elif is_unresponsive:
             why_lost = f"nothing was heard from it for {(now - record.last_seen_at).seconds} s"
         elif now - self._unmeasured.get((record.id, record.node_id), now) > _PROBING_LIMIT:
             why_lost = "the server did not measure it"
