@@ -25,6 +25,7 @@ from share_compute.models.profiles.profile import ModelProfile
 from share_compute.models.storage.weights import WeightFolder
 from share_compute.specification import ModelSpec, ServedPrecision
 from share_compute_actors.group.answering import answers
+from share_compute_actors.machine.stalled import close_stalled_connections
 from share_compute_actors.messages import Extent, read_extents
 from share_compute_actors.transport.pieces import Piece
 from share_compute_actors.unpickling import refuse_pickles
@@ -63,6 +64,7 @@ class ServedWeights:
 
     def __init__(self, folder: Path, dtype: ServedPrecision, *, embeds: bool = False) -> None:
         refuse_pickles()
+        close_stalled_connections()
         self._folder = folder
         self._embeds = embeds
         self._quantizes = dtype == "int8"
