@@ -1,11 +1,13 @@
-"""Options and arguments that several commands share."""
+"""Options and arguments that several commands share, and the question that ``--yes`` answers."""
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated, TypeAlias
 
 import typer
 
+from share_compute.errors import UserError
 from share_compute_api.terminal.completion import complete_job
 
 PRIVATE_UMASK = 0o077
@@ -15,6 +17,20 @@ UNITS_S = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 """Unit -> seconds, for times that users write."""
 
 Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
+Yes: TypeAlias = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 Job: TypeAlias = Annotated[
     str, typer.Argument(metavar="JOB", help="Id of the job.", autocompletion=complete_job)
 ]
+
+
+def confirm(question: str, *, yes: bool) -> None:
+    """Ask the user to confirm what cannot be undone; with ``yes``, do not ask.
+
+    Raises:
+        UserError: there is no terminal on which to ask.
+    """
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise UserError(f"{question} There is no terminal to answer on", hint="pass --yes")
+    typer.confirm(question, abort=True, err=True)

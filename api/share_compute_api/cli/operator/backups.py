@@ -8,8 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from share_compute.quantities import bytes_text
-from share_compute_api.cli.submitter.deleting import Yes, confirm
-from share_compute_api.terminal.options import Json
+from share_compute_api.terminal.options import Json, Yes, confirm
 from share_compute_api.terminal.output import console, print_json
 
 DataFolder = Annotated[Path | None, typer.Option(help="Where the server keeps its state.")]

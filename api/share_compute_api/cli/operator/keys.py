@@ -9,8 +9,7 @@ import typer
 from rich.markup import escape
 
 from share_compute.scopes import Scope
-from share_compute_api.cli.submitter.deleting import Yes, confirm
-from share_compute_api.terminal.options import Json
+from share_compute_api.terminal.options import Json, Yes, confirm
 from share_compute_api.terminal.output import console, print_json, print_table, since, state_text
 
 app = typer.Typer(

@@ -8,7 +8,7 @@ import typer
 from rich.markup import escape
 
 from share_compute.quantities import listed
-from share_compute_api.terminal.options import Json
+from share_compute_api.terminal.options import Json, Yes, confirm
 from share_compute_api.terminal.output import console, print_json, state_text
 
 if TYPE_CHECKING:
@@ -19,7 +19,6 @@ _COST = (
     "All machines restart their Ray nodes, which takes about a minute. Jobs write a checkpoint first and continue "
     "from it; streams of served models wait."
 )
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
 
 def remove(
@@ -42,7 +41,7 @@ def remove(
             if not keep_token:
                 console.print(_COST)
             beside = f" and, of the same host, {listed([one.name for one in others])}" if others else ""
-            typer.confirm(f"Remove {found.name}{beside}?", abort=True)
+            confirm(f"Remove {found.name}{beside}?", yes=yes)
         gone = client.remove_contributor(found.id, keep_token=keep_token)
     if as_json:
         print_json(gone)
@@ -56,7 +55,7 @@ def rotate_token(yes: Yes = False, as_json: Json = False) -> None:
 
     if not yes:
         console.print(_COST)
-        typer.confirm("Change the cluster's token?", abort=True)
+        confirm("Change the cluster's token?", yes=yes)
     with Client() as client, console.status("Jobs write their checkpoints, and the head restarts..."):
         done = client.rotate_token()
     if as_json:

@@ -10,8 +10,7 @@ import typer
 from rich.markup import escape
 
 from share_compute.quantities import bytes_text
-from share_compute_api.cli.submitter.deleting import Yes, confirm
-from share_compute_api.terminal.options import Job, Json
+from share_compute_api.terminal.options import Job, Json, Yes, confirm
 from share_compute_api.terminal.output import console, print_json, print_table, since
 
 if TYPE_CHECKING:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Annotated
 
 import typer
@@ -11,10 +10,8 @@ from rich.markup import escape
 from share_compute.errors import UserError
 from share_compute.quantities import bytes_text
 from share_compute_api.terminal.completion import complete_job
-from share_compute_api.terminal.options import Json
+from share_compute_api.terminal.options import Json, Yes, confirm
 from share_compute_api.terminal.output import console, print_json, print_table
-
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
 
 def delete(
@@ -78,16 +75,3 @@ def prune(
     if report.pruned:
         done = "would be deleted" if report.dry_run else "deleted"
         console.print(f"{bytes_text(report.size_bytes)} of files {done}")
-
-
-def confirm(question: str, *, yes: bool) -> None:
-    """Ask the user to confirm a deletion; with ``yes``, do not ask.
-
-    Raises:
-        UserError: there is no terminal on which to ask.
-    """
-    if yes:
-        return
-    if not sys.stdin.isatty():
-        raise UserError("this deletes something, and nobody can be asked", hint="pass --yes")
-    typer.confirm(question, abort=True, err=True)
