@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Collection, Mapping
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import ray
 import torch
@@ -21,7 +21,6 @@ from share_compute.protocol.membership import Membership, Worker
 from share_compute.shard import Shard
 from share_compute_actors.group.answering import shard_store_lost
 
-Answer = TypeVar("Answer")
 Part = Literal["inputs", "targets"]
 
 
@@ -31,16 +30,16 @@ class Rows:
     Args:
         shard_store: the shard store's actor.
         part: the part of each sample.
-        tell_lost: called when the shard store died; `take` then waits for another shard store. If None, `take` raises
+        report_lost: called when the shard store died; `take` then waits for another shard store. If None, `take` raises
             the error.
     """
 
     def __init__(
-        self, shard_store: Any, part: Part, tell_lost: Callable[[ShardStoreLost], None] | None = None
+        self, shard_store: Any, part: Part, report_lost: Callable[[ShardStoreLost], None] | None = None
     ) -> None:
         self._shard_store = shard_store
         self._part = part
-        self._tell_lost = tell_lost
+        self._report_lost = report_lost
         self._changed = threading.Condition()
         self._asked: dict[tuple[int, int], tuple[Any, Any]] = {}
         """Shard store that was called, and the call, by (step, microbatch). A call may return several microbatches."""
@@ -63,7 +62,7 @@ class Rows:
         """Return the samples of one microbatch, ``[batch, ...]``.
 
         Raises:
-            ShardStoreLost: the shard store died, and no `tell_lost` was given.
+            ShardStoreLost: the shard store died, and no `report_lost` was given.
         """
         while True:
             self.expect(step, [microbatch])
@@ -77,12 +76,12 @@ class Rows:
                 return torch.tensor(rows[microbatch])
 
     def _await_other(self, lost: Any, failure: RayActorError | ObjectLostError) -> None:
-        if self._tell_lost is None:
+        if self._report_lost is None:
             raise shard_store_lost() from failure
         with self._changed:
-            # Checked under the lock, so that the loss is not reported after `use` set another shard store.
+            # The check needs the lock, so that the loss is not reported after `use` set another shard store.
             if self._shard_store is lost:
-                self._tell_lost(shard_store_lost())
+                self._report_lost(shard_store_lost())
             self._changed.wait_for(lambda: self._shard_store is not lost)
 
     def forget(self, step: int) -> None:

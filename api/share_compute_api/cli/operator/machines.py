@@ -37,11 +37,9 @@ def remove(
 
     with Client() as client:
         found, *others = _family(client, machine)
-        if not yes:
-            if not keep_token:
-                console.print(_COST)
-            beside = f" and, of the same host, {listed([one.name for one in others])}" if others else ""
-            confirm(f"Remove {found.name}{beside}?", yes=yes)
+        beside = f" and, of the same host, {listed([one.name for one in others])}" if others else ""
+        cost = "" if keep_token else f"{_COST} "
+        confirm(f"{cost}Remove {found.name}{beside}?", yes=yes)
         gone = client.remove_contributor(found.id, keep_token=keep_token)
     if as_json:
         print_json(gone)
@@ -53,9 +51,7 @@ def rotate_token(yes: Yes = False, as_json: Json = False) -> None:
     """Change the secret that all nodes of the cluster share; machines that know only the old one are locked out."""
     from share_compute_api.client.client import Client
 
-    if not yes:
-        console.print(_COST)
-        confirm("Change the cluster's token?", yes=yes)
+    confirm(f"{_COST} Change the cluster's token?", yes=yes)
     with Client() as client, console.status("Jobs write their checkpoints, and the head restarts..."):
         done = client.rotate_token()
     if as_json:

@@ -374,8 +374,8 @@ def standing_of(
     first = others[0]
     reason = _STARTS if first is None or first.state.is_final else first.reason
     if ready:
-        offered = f"{len(ready)} of {len(replicas)} replicas answer; {reason}"
-        return DeploymentState.ready if len(ready) >= fewest else DeploymentState.degraded, offered
+        answering = f"{len(ready)} of {len(replicas)} replicas answer; {reason}"
+        return DeploymentState.ready if len(ready) >= fewest else DeploymentState.degraded, answering
     state = DeploymentState.pending if first is None or first.state.is_final else first.state
     return state, reason
 

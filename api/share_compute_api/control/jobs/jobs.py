@@ -163,7 +163,8 @@ class JobSupervisor:
                 supply.take(job)
             elif reason != job.reason:
                 await asyncio.to_thread(self._store.jobs.explain, job.id, reason)
-        self._allot(running, present, supply.spare(queued))
+        if not next_time:  # otherwise the next pass knows which machines are spare
+            self._allot(running, present, supply.spare(queued))
 
     async def _queued(self) -> list[JobRecord]:
         return await asyncio.to_thread(self._store.jobs.queued, _KINDS)

@@ -412,5 +412,5 @@ def _verify(step: EngineStep, result: StepResult) -> None:
         raise VerificationFailed(
             f"the last stage did not sample the requested sequences in engine step {step.id}",
             hint="form the stages again",
-            details={"asked": asked, "told": sampled_at},
+            details={"asked": asked, "sampled": sampled_at},
         )
