@@ -73,7 +73,7 @@ class Source(NamedTuple):
         return getattr(self.actor, method).remote(*self.asked(*arguments))
 
     def asked(self, *arguments: Any) -> tuple[Any, ...]:
-        """Return the arguments of a call. To load from a backup copy, the copy's layers are appended."""
+        """Return the arguments of a call to this source; append the layer range if it serves a backup copy."""
         return arguments if self.shard is None else (*arguments, self.shard)
 
 

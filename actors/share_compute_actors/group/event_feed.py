@@ -25,9 +25,9 @@ class EventFeed(Generic[Event]):
                 self._news.notify_all()
 
     def pull(self, after: int, timeout_s: float) -> list[Event]:
-        """Return all events after the first ``after`` ones; if there are none, wait up to ``timeout_s`` for the next.
+        """Skip the first ``after`` events and return the rest; wait up to ``timeout_s`` seconds if there are none.
 
-        ``after`` must never decrease: events that the listener has received are dropped, because there may be millions.
+        ``after`` must never decrease: each call discards the events that it skips, to bound memory.
         """
         with self._news:
             self._news.wait_for(lambda: self._received + len(self._events) > after, timeout_s)

@@ -96,9 +96,9 @@ class ServingGroup(WorkerGroup):
         )
 
     def invite(self, placement: Placement | None) -> None:
-        """Start members on the machines of a placement that have none, and load their shards; do not wait.
+        """Start a member on each machine of the placement that has none, and begin to load its shard; do not wait.
 
-        Starting members that are not in this placement, or have another shard there, are killed.
+        Kill members that are still starting and have no shard, or another one, in the placement.
         """
         shards = {} if placement is None else placement.shards
         for worker, newcomer in list(self._newcomers.items()):

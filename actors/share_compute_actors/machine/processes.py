@@ -53,8 +53,8 @@ _starter = ThreadPoolExecutor(max_workers=1, thread_name_prefix="starts-children
 def tied(arguments: Sequence[str]) -> list[str]:
     """Return the command that runs ``arguments`` and is killed when its starting thread ends (Linux).
 
-    A small program ties itself to its parent and then runs ``arguments``. Code of this process between fork and exec
-    (Popen's ``preexec_fn``) would not be safe, because this process has threads.
+    A small program sets PR_SET_PDEATHSIG (see prctl(2)) and then replaces itself by ``arguments``. Popen's
+    ``preexec_fn`` could set it too, but is unsafe because this process has threads.
     """
     return [sys.executable, "-I", "-S", "-c", _TIE_TO_PARENT, str(os.getpid()), *arguments]
 

@@ -155,7 +155,8 @@ def propose(
         limits: the cost of a restart and the least gain.
         under_way: the plan that the job is about to move to; None if there is none.
     """
-    fixed = spec.with_microbatches(current.plan.microbatches)  # fixes the order of gradient sums
+    # Keep the number of microbatches: another one would change the order of gradient sums, and so the result.
+    fixed = spec.with_microbatches(current.plan.microbatches)
     count, asked = len(current.layout.machines), spec.parallelism.machines_needed
     try:
         better = plan_again(

@@ -499,7 +499,8 @@ class CoordinatorMachine:
             return [Blame(accuser, step, what), *self._expel(frozenset({accuser}))]
         if not rejected.is_certain:
             if rejected.label.cargo == "tied" and not self._doubts.generation:
-                # The tensor is a sum over a whole stage, and any member of the stage may be the cause.
+                # A tied gradient is summed over a whole stage, so its sender may not be the cause. Recompute the step
+                # before suspecting a member.
                 return self._start_over(step)
             suspect = self._doubts.suspect
             if suspect is not None and suspect != source:

@@ -71,7 +71,7 @@ class ReduceFailed:
 
 @dataclass(frozen=True, slots=True)
 class Logged:
-    """A member that holds a copy has received the reduced gradient."""
+    """A backup member or catch-up replica acknowledged this member's reduced gradient."""
 
     epoch: int
     step: int

@@ -177,7 +177,7 @@ class FleetPlanner:
 
 
 def _first(able: Flags, cells: NDArray[np.float64]) -> list[int]:
-    """Return the fastest of the able machines, at most `_MOST_SPARES`."""
+    """Return up to `_MOST_SPARES` eligible machines, fastest first."""
     machines = np.flatnonzero(able)
     return [int(machine) for machine in machines[np.argsort(cells[machines], kind="stable")][:_MOST_SPARES]]
 

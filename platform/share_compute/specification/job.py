@@ -29,7 +29,7 @@ class ParallelismSpec(SpecModel):
     channel: Literal["auto", "direct", "ray"] = "auto"
     """Transport of tensors: direct sockets, Ray calls, or (auto) direct wherever the machines reach each other."""
     backups: bool = True
-    """Back up state that only one machine holds on another machine, so that the loss of any one loses nothing."""
+    """Keep a second copy, on another machine, of state that only one machine holds, so any one machine may be lost."""
 
     @property
     def machines_needed(self) -> int:

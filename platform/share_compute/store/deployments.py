@@ -211,7 +211,7 @@ class Deployments:
             _record_event(session, row, row.state, self._clock(), interrupted=facts)
 
     def went_on(self, deployment_id: str, replica: int, interruption: Interruption) -> None:
-        """Write an event that a replica continues after an interruption.
+        """Record that a replica resumed after an interruption.
 
         Args:
             deployment_id: id of the deployment.

@@ -22,7 +22,7 @@ from share_compute.models.stage import Stage
 
 @dataclass(frozen=True, slots=True)
 class NonFiniteValue:
-    """The first place in one stage that made a number that is not finite, for one microbatch."""
+    """Where a stage first produced a NaN or infinity for one microbatch."""
 
     way: Literal["forward", "backward"]
     stage: int

@@ -802,7 +802,7 @@ export interface paths {
         };
         /**
          * Get Metrics
-         * @description Return the metrics of each step, as JSON or as CSV with a column for each figure.
+         * @description Return the metrics of each step, as JSON or as CSV with one column per metric.
          */
         get: operations["getMetrics"];
         put?: never;
@@ -4705,7 +4705,7 @@ export interface components {
         ParallelismSpec: {
             /**
              * Backups
-             * @description Back up state that only one machine holds on another machine, so that the loss of any one loses nothing.
+             * @description Keep a second copy, on another machine, of state that only one machine holds, so any one machine may be lost.
              * @default true
              */
             backups: boolean;
@@ -4740,7 +4740,7 @@ export interface components {
         ParallelismSpecRequest: {
             /**
              * Backups
-             * @description Back up state that only one machine holds on another machine, so that the loss of any one loses nothing.
+             * @description Keep a second copy, on another machine, of state that only one machine holds, so any one machine may be lost.
              * @default true
              */
             backups: boolean;
@@ -10118,9 +10118,9 @@ export interface operations {
             query?: {
                 format?: "json" | "csv";
                 after_step?: number;
-                /** @description Last event received. */
+                /** @description Last step to return (inclusive). */
                 until_step?: number | null;
-                /** @description Where a split has more steps than this, of each stretch of them only the one with the lowest and the one with the highest loss are returned, so that a curve through them looks the same. */
+                /** @description Approximate maximum number of steps per split. A longer split is reduced by min-max decimation: each section keeps the steps with its lowest and highest loss. */
                 most?: number | null;
             };
             header?: never;

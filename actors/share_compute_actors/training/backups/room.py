@@ -93,5 +93,5 @@ def is_out_of_space(failure: Exception) -> bool:
 
 
 def reserve_bytes(total_bytes: int) -> int:
-    """Return the bytes that copies leave free on a file system of this size."""
+    """Return the free space, in bytes, that backup copies must leave on a file system of ``total_bytes``."""
     return min(_RESERVE_BYTES, int(_RESERVE_SHARE * total_bytes))

@@ -83,10 +83,12 @@ class Slot:
         return not self.is_content and not nodes(free) <= self.tried
 
     def settle(self, present: Mapping[str, ContributorRecord], now_s: float) -> frozenset[str]:
-        """Take back machines that are unused or draining; return the machines that are released now.
+        """Start to take back unused and draining machines; return the machines that are released now.
+
+        These were taken back by earlier calls, and the replica has left them or their time limit passed.
 
         Args:
-            present: the contributors that are ready or drain, by id.
+            present: contributors that are ready or draining, by id.
             now_s: the time in seconds.
         """
         self.machines &= present.keys()  # machines that are not present are lost

@@ -27,7 +27,7 @@ class Attempt(Protocol):
     """One attempt at a job."""
 
     async def events(self, after: int, timeout_s: float) -> list[AttemptEvent]:
-        """Return the events after the first ``after``; wait up to ``timeout_s`` seconds for at least one."""
+        """Skip the first ``after`` events and return the rest; wait up to ``timeout_s`` seconds if there are none."""
 
     async def cancel(self) -> None:
         """Ask the attempt to stop after its current step."""

@@ -172,18 +172,20 @@ def get_metrics(
     context: InContext,
     format: Literal["json", "csv"] = "json",  # noqa: A002 - the name of the query parameter
     after_step: Annotated[int, Query(ge=0, le=2**31 - 1)] = 0,
-    until_step: Annotated[int | None, Query(ge=0, le=2**31 - 1, description="Last event received.")] = None,
+    until_step: Annotated[
+        int | None, Query(ge=0, le=2**31 - 1, description="Last step to return (inclusive).")
+    ] = None,
     most: Annotated[
         int | None,
         Query(
             ge=16,
             le=100_000,
-            description="Where a split has more steps than this, of each stretch of them only the one with the lowest"
-            " and the one with the highest loss are returned, so that a curve through them looks the same.",
+            description="Approximate maximum number of steps per split. A longer split is reduced by min-max"
+            " decimation: each section keeps the steps with its lowest and highest loss.",
         ),
     ] = None,
 ) -> Metrics | Response:
-    """Return the metrics of each step, as JSON or as CSV with a column for each figure."""
+    """Return the metrics of each step, as JSON or as CSV with one column per metric."""
     metrics = context.store.progress.metrics(job_id, after_step=after_step, until_step=until_step, most=most)
     if format == "json":
         return Metrics(metrics=metrics)

@@ -156,11 +156,11 @@ class Sampler:
         self._sequences.clear()
 
     def sample(self, logits: Tensor, chunks: Sequence[Chunk]) -> tuple[SampledToken, ...]:
-        """Draw a token after each chunk.
+        """Sample one token after each chunk.
 
         Args:
             logits: logits after the last token of each chunk, ``[chunks, vocabulary]``.
-            chunks: chunks that sample.
+            chunks: the chunks that end a sequence's known tokens, one row of ``logits`` each.
         """
         if not chunks:
             return ()

@@ -63,11 +63,12 @@ class Admission:
         return bool(queue.num_prefilling or can_begin)
 
     def next(self, opens: list[Opening], budget: int) -> LiveSequence | None:
-        """Return the sequence whose known tokens are to be sent next; None if there is none.
+        """Return the next sequence to prefill; None if there is none.
 
         Args:
             opens: openings of the engine step; the sequence's opening is appended if this call starts it.
-            budget: positions that the step has left. A longer text of an encoder is the first of the next step.
+            budget: positions left in the engine step. An encoder's text is never split: if it exceeds the budget, it
+                waits for the next step.
         """
         if not self.has_prompts:
             return None

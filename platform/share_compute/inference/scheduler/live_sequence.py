@@ -80,7 +80,10 @@ class LiveSequence:
 
     @property
     def most_tokens(self) -> int:
-        """Maximum number of positions ever written to its KV slot; the last token is not an input, so it needs none."""
+        """Maximum number of KV positions that this sequence writes.
+
+        The last generated token is never an input and needs no position.
+        """
         return self.prompt_tokens + self.new_tokens - 1
 
     @property

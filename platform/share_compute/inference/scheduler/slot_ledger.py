@@ -149,7 +149,7 @@ class SlotLedger:
             self._close(sequence)
 
     def forget(self, sequence: int) -> None:
-        """Close the slot of an ended sequence, if it is kept, because a new sequence gets the same number."""
+        """Close the slot that `retire` cached for a sequence, if any. Call this before its number is reused."""
         if sequence in self._cached:
             self._close(sequence)
 

@@ -233,7 +233,10 @@ class _GroupedProducts(TorchFunctionMode):
 
 
 def _tried(counting: Callable[..., _Found], *arguments: int) -> _Found:
-    """Return the counted fields; an empty dict if the code does not run without data, so that estimates are used."""
+    """Count at `_LENGTHS`, or at `_LONGER` if the costs are not quadratic there.
+
+    Return {} if the code cannot run on fake tensors; `ShapeEstimate` then fills in.
+    """
     try:
         try:
             return counting(_LENGTHS, *arguments)

@@ -71,10 +71,10 @@ def joined(layers: Sequence[LayerProfile]) -> LayerProfile:
 
 
 def forward_only_before_training(pieces: Sequence[LayerProfile]) -> tuple[LayerProfile, ...]:
-    """Return the pieces of a model without backward costs for the pieces before the first trained one.
+    """Drop the backward costs of all pieces before the first one with trained parameters.
 
-    These pieces keep only the input of the first trained piece. A model without frozen parameters is returned
-    unchanged, also if it begins with pieces without parameters.
+    These pieces keep only the input of the first trained piece. If nothing is frozen, or nothing is trained, return all
+    pieces unchanged, even leading ones without parameters.
     """
     trained = [place for place, piece in enumerate(pieces) if piece.parameters > piece.frozen]
     first = trained[0] if trained and any(piece.frozen for piece in pieces) else 0

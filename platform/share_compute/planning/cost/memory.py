@@ -208,7 +208,7 @@ class TrainingMemory(CostTables):
         return 2.0 * float(self.boundary_bytes[start] + self.boundary_bytes[stop])
 
     def fits(self, layout: Layout) -> bool:
-        """Return whether each member needs at most the memory that a plan may fill on its machine."""
+        """Return whether every member fits into the memory that a plan may use on its machine."""
         return self.may_fit(layout) and all(
             self._holds_sets(layout, place, member)
             for place, stage in enumerate(layout.stages)

@@ -40,7 +40,9 @@ class Labels:
     """Window of the first stage in the schedule; at most microbatches - 1, since larger ones change nothing."""
     stages: Ints
     step_s: Floats
+    """Step time in seconds, if the suffix were the whole pipeline."""
     trip_s: Floats
+    """Time in seconds of one microbatch through the suffix and back: trip(p) of the cost formula."""
     parent: Ints
     """Id of the suffix without its first stage."""
     id: Ints
@@ -50,7 +52,9 @@ class Labels:
         return type(self)(*(getattr(self, name)[rows] for name in _COLUMNS))
 
     def best(self, width: int, promised: Floats) -> Self:
-        """Return for each first layer the ``width`` best labels by each of three criteria: promise, step and trip.
+        """Return the labels that a beam search keeps.
+
+        These are, for each first layer, the ``width`` lowest by bound, by step time and by trip time.
 
         Args:
             width: number of labels for each first layer and criterion.
