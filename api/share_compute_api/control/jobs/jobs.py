@@ -135,17 +135,17 @@ class JobSupervisor:
         if self._is_suspended:
             return
         running = await self._requeue_lost()
-        seen = {job.id for job in await self._queued()}
-        if not seen and not (running and self._is_time_to_allot()):
+        if not await self._queued() and not (running and self._is_time_to_allot()):
             return
         # This is read before the machines, because a job that ends in between may free more of them.
         anything_runs = bool(self._attempts)
         present = await asyncio.to_thread(self._store.contributors.list, self._waiting.states())
         # Read the queue again after the machines: a job that returned to the queue meanwhile has freed machines.
         queued = await self._queued()
-        # Jobs that entered the queue during this pass are left to the next one, and their machines are reserved. The
-        # list of machines may still show them as leased, and the pause of a job is only set when its attempt has ended.
-        next_time = {job.id for job in queued if job.id not in seen or job.id in self._attempts}
+        # A job that returned to the queue during this pass is left to the next one, and its machines are reserved: the
+        # list may still show them as leased to it, and the pause of a job is only set when its attempt has ended.
+        leased = {machine.job_id for machine in present}
+        next_time = {job.id for job in queued if job.id in leased or job.id in self._attempts}
         # The store is read before the members, so that no member is missed on a machine that the store lists as free.
         members = await self._members()
         supply = self._waiting.look(present, queued, members, anything_runs=anything_runs)
