@@ -370,17 +370,19 @@ class TrainingEngine(ComputeThread):
     def _reduce(self, effect: Reduce) -> Reduced | ReduceFailed:
         """Sum the gradients of this member's stage, or copy the sum from the member that has it."""
         membership, worker, runner = self._machine.membership, self._machine.worker, self._runner
-        if membership is None and self.group is not None:  # halted meanwhile
+        if self.group is None:  # the stage has no other members
+            runner.reduce([])
+            self._reduces(Point.reduce_done)
+            return Reduced()
+        if membership is None:  # halted meanwhile
             has_begun = runner.is_reducing
             if has_begun:
                 runner.spoil()
             return ReduceFailed(is_spoilt=has_begun)
-        place = membership.stage_of(worker) if membership is not None else 0
-        has_it = membership is not None and effect.source is not None and worker in membership.reduced[place]
+        place = membership.stage_of(worker)
+        has_it = effect.source is not None and worker in membership.reduced[place]
         try:
-            if membership is None or self.group is None:
-                runner.reduce([])
-            elif effect.source is None:
+            if effect.source is None:
                 runner.reduce(self._sums_held(membership, effect.step))
             else:
                 runner.copy(membership.stages[place].index(effect.source), has_it=has_it)
