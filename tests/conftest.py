@@ -119,6 +119,13 @@ class RunningCommand:
         return self.process.wait(GRACE_S)
 
 
+def harmless_environment() -> dict[str, str]:
+    """Return the variables of this process without those that change what a command of share-compute does."""
+    return {
+        name: value for name, value in os.environ.items() if not name.startswith(("SHARE_COMPUTE_", "RAY_"))
+    }
+
+
 @contextmanager
 def run_command(
     folder: Path, *arguments: str, inside: Sequence[str] = (), **environment: str
@@ -132,15 +139,12 @@ def run_command(
         environment: variables.
     """
     log = folder / f"{arguments[0]}-{uuid4().hex[:6]}.log"
-    own = {
-        name: value for name, value in os.environ.items() if not name.startswith(("SHARE_COMPUTE_", "RAY_"))
-    }
     with log.open("wb") as output:
         process = subprocess.Popen(
             [*inside, *own_command(*arguments)],
             stdout=output,
             stderr=subprocess.STDOUT,
-            env={**own, **environment},
+            env={**harmless_environment(), **environment},
             start_new_session=True,
         )
     command = RunningCommand(process, log)

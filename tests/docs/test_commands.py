@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -17,6 +16,7 @@ import yaml
 from tests.api.conftest import Plane
 from tests.api.speaking import make_encoder, make_llama
 from tests.api.workers.test_exports import save
+from tests.conftest import harmless_environment
 from tests.docs.pages import ROOT, Command, blocks, commands, spans, split
 from tests.docs.test_pages import SHELL, UsageError, own
 from tests.security.planes import open_plane
@@ -173,8 +173,6 @@ class World:
 
     def run(self, words: Sequence[str], **variables: str) -> subprocess.CompletedProcess[str]:
         """Run a command with the server's URL and key."""
-        ours = ("SHARE_COMPUTE_", "RAY_")
-        inherited = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
         own_variables = {
             "SHARE_COMPUTE_URL": self.plane.url,
             "SHARE_COMPUTE_API_KEY": self.plane.api_key,
@@ -183,7 +181,7 @@ class World:
         return subprocess.run(
             own_command(*words),
             cwd=self.folder,
-            env={**inherited, **own_variables, **variables},
+            env={**harmless_environment(), **own_variables, **variables},
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
