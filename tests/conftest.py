@@ -20,9 +20,11 @@ from tests.programs import pytest_runtest_makereport, pytest_terminal_summary
 from tests.quarantine import QUARANTINE, why_never_repeated
 from tests.ray_nodes import attempt, nodes, ray_cluster, topology
 
+from share_compute.lifecycle.deployment_states import DeploymentState
 from share_compute.lifecycle.states import ContributorState
 from share_compute.store.records import ContributorRecord
 from share_compute_api.client.client import Client
+from share_compute_api.schemas.bodies import DeploymentView
 from share_compute_api.terminal.children import own_command
 
 __all__ = [
@@ -224,6 +226,13 @@ def ready(client: Client, name: str) -> ContributorRecord | None:
     """Return the contributor of this name if it is ready."""
     ready_ones = (one for one in client.contributors() if one.state is ContributorState.ready)
     return next((one for one in ready_ones if one.name == name), None)
+
+
+def served(client: Client, name: str, stages: int) -> DeploymentView | None:
+    """Return the deployment if it is ready with so many stages; with some of its machines it serves in fewer."""
+    found = client.deployment(name)
+    is_whole = [len(plan.stages) for plan in found.plans] == [stages]
+    return found if is_whole and found.state is DeploymentState.ready else None
 
 
 @pytest.fixture(scope="session")

@@ -15,6 +15,7 @@ import psutil
 import pytest
 from playwright.sync_api import BrowserContext, Page, expect
 from tests.api.speaking import make_llama
+from tests.conftest import served, wait_for
 from tests.e2e.conftest import Complaints, require_dashboard
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.chaos, pytest.mark.exact]
@@ -144,7 +145,8 @@ def test_an_answer_goes_on_while_a_machine_dies(
         page.keyboard.press("Enter")
         expect(answer).to_contain_text("400 tokens", timeout=READY_MS)
         undisturbed = answer.get_by_test_id("answer").inner_text()
-        doomed = client.deployment("poet").plans[0].stages[1].members[0].name
+        deployment = wait_for(lambda: served(client, "poet", 2), "both stages")
+        doomed = deployment.plans[0].stages[1].members[0].name
         answer.get_by_role("button", name="Regenerate").click()
         expect(answer.get_by_test_id("answer")).not_to_be_empty(timeout=READY_MS)
         machines.kill(doomed)

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager
 import pytest
 from openai import OpenAI
 from tests.api.speaking import make_llama
-from tests.conftest import wait_for
+from tests.conftest import served, wait_for
 from tests.hosts.cluster import Cluster
 
 pytestmark = [pytest.mark.slow, pytest.mark.chaos]
@@ -32,7 +32,7 @@ def openai(cluster: Cluster) -> Iterator[OpenAI]:
         ) as openai,
     ):
         client.deploy({"name": NAME, "model": {"path": str(folder)}, "parallelism": {"stages": 2}})
-        wait_for(lambda: [model.id for model in openai.models.list()] == [NAME], "the model")
+        wait_for(lambda: served(client, NAME, 2), "both stages")
         yield openai
         client.undeploy(NAME)
 
@@ -87,6 +87,7 @@ def test_a_machine_that_is_cut_off_loses_no_token(
     cluster: Cluster, openai: OpenAI, undisturbed: str, seconds: float
 ) -> None:
     with cluster.server.client() as client:
-        name = client.deployment(NAME).plans[0].stages[1].members[0].name
+        deployment = wait_for(lambda: served(client, NAME, 2), "both stages")
+        name = deployment.plans[0].stages[1].members[0].name
     host = cluster.machines[name]
     assert cut_stream(openai, host.cut_from(cluster.others(host)), seconds) == undisturbed

@@ -15,6 +15,7 @@ import psutil
 import pytest
 from openai import BadRequestError, OpenAI
 from tests.api.speaking import TEXT, encoded, make_encoder, make_llama
+from tests.conftest import served
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from share_compute.lifecycle.deployment_states import DeploymentState
@@ -67,7 +68,10 @@ def test_text_goes_on_when_a_machine_dies(
     ):
         client.deploy({"name": "llama", "model": {"path": str(folder)}, "parallelism": {"stages": 2}})
         wait_for(lambda: [model.id for model in openai.models.list()] == ["llama"], "the model")
-        # It is asked for before its machines are ready.
+        # A request waits for the machines.
+        answer = openai.completions.create(model="llama", prompt=PROMPT, max_tokens=TOKENS, temperature=0)
+        assert expected.startswith(answer.choices[0].text)
+        deployed = wait_for(lambda: served(client, "llama", 2), "both stages")
         stream = openai.completions.create(
             model="llama",
             prompt=PROMPT,
@@ -81,8 +85,6 @@ def test_text_goes_on_when_a_machine_dies(
         for chunk in stream:
             pieces += [choice.text for choice in chunk.choices]
             if not is_killed and len(pieces) > 20:
-                deployed = client.deployment("llama")
-                assert (deployed.state, len(deployed.plans[0].stages)) == (DeploymentState.ready, 2)
                 assert {one.deployment_id for one in client.contributors(state=ready)} == {deployed.id}
                 (member,) = members(machines[0].command.process.pid)
                 os.kill(member.pid, signal.SIGKILL)
@@ -96,13 +98,13 @@ def test_text_goes_on_when_a_machine_dies(
 
         # The same machines turn texts into vectors.
         client.deploy({"name": "bert", "model": {"path": str(encoder)}, "parallelism": {"stages": 2}})
-        wait_for(lambda: [model.id for model in openai.models.list()] == ["bert"], "the encoder")
+        wait_for(lambda: served(client, "bert", 2), "both stages")
+        assert [model.id for model in openai.models.list()] == ["bert"]
         texts = [TEXT, *(f"the quick brown fox and {number} lazy dogs" for number in range(60))]
         answer = openai.embeddings.create(model="bert", input=texts)
         np.testing.assert_allclose(
             [one.embedding for one in answer.data], encoded(encoder, texts), atol=1e-5, rtol=0
         )
-        assert len(client.deployment("bert").plans[0].stages) == 2
         with pytest.raises(BadRequestError, match="turns text into vectors"):
             openai.completions.create(model="bert", prompt=PROMPT)
         client.undeploy("bert")

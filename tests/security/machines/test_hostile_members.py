@@ -13,6 +13,7 @@ import pytest
 import ray
 from ray.cluster_utils import Cluster
 from ray.exceptions import RayError
+from tests.conftest import wait_for
 from tests.ray_nodes import Attempt, on_the_head
 from tests.security.machines.hostile_worker import ORDERS, Bomb, marker_of
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -241,6 +242,7 @@ def test_a_deployment_goes_on_without_a_hostile_member(
         server.cancel.remote([bomb]),
     ]
     assert ray.wait(called, num_returns=len(called), timeout=DEADLINE_S)[1] == []
+    wait_for(lambda: len(_status(server).stages) == 2, "both stages")
     unpack_answer(
         NOTHING, ray.get(server.submit.remote(generations_adapter.dump_json(asked).decode())), "the server"
     )
@@ -259,7 +261,6 @@ def test_a_deployment_goes_on_without_a_hostile_member(
                 open_sequences.discard(event.sequence)
         if not is_turned and any(tokens.values()):
             is_turned = True
-            assert len(_status(server).stages) == 2
             hostile.step(what)
     assert is_turned
     assert not hostile.marker.exists(), hostile.marker.read_text()
