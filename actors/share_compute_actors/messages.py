@@ -59,11 +59,11 @@ class Source(NamedTuple):
     """An actor from which other actors load tensors."""
 
     actor: Any
-    """The shard store, or a member."""
+    """A shard store or `ServedWeights` actor on the server, or a member."""
     name: str
-    """Name of its machine, for display."""
+    """Name of the actor's machine, for display."""
     worker: Worker | None
-    """The member; None for the shard store."""
+    """The member that the actor belongs to; None for an actor on the server."""
     shard: tuple[int, int] | None = None
     """Layers [start, stop) of another member's shard, if tensors are loaded from this member's backup copy of that
     shard; None to load the actor's own tensors."""

@@ -78,9 +78,9 @@ class Contributor:
     node_id: str = ""
     """Id of its Ray node, in hexadecimal."""
     address: str = ""
-    """IP address at which other members reach it."""
+    """IP address, or another label, at which other machines reach this machine."""
     host: str = ""
-    """Label of the computer that it runs on; machines with the same label share its cores. Empty if none is shared."""
+    """Label of the computer. Contributors with the same label share its cores; empty if its cores are not shared."""
     host_threads: int = 0
     """Number of threads of that computer; 0 if it has enough for all its machines."""
 

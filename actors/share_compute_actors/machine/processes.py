@@ -141,7 +141,7 @@ class Child:
             return ""
 
     def last_words(self) -> str:
-        """Return the last non-empty line of the child's output, at most 300 characters of it."""
+        """Return the first 300 characters of the last non-empty line of the child's output, for error messages."""
         lines = (line.strip() for line in reversed(self.log_tail().splitlines()))
         return next(filter(None, lines), "it printed nothing")[:300]
 

@@ -24,9 +24,9 @@ from share_compute_actors.machine.reach import Place, answers
 
 _PERIOD_S = 0.5
 _LOST_IN_SUCCESSION = 3
-"""Number of packets lost in succession from which a connection counts as stalled.
+"""Number of consecutive lost packets from which a connection counts as stalled.
 
-At TCP's shortest timeout this takes 1.4 s."""
+TCP waits 0.2 s or longer for an acknowledgement, and twice as long after each loss: 0.2 + 0.4 + 0.8 = 1.4 s."""
 _ANSWER_S = 0.4
 """Time limit for the other host to answer a new connection, in seconds."""
 _ESTABLISHED = 1

@@ -56,13 +56,13 @@ class EncodedTensor(NamedTuple):
     content: np.ndarray
 
     def damaged(self) -> EncodedTensor:
-        """Return a copy with one flipped bit, like damage by defective memory or a defective network."""
+        """Return a copy with one flipped bit, as defective memory or a defective network would make it."""
         content = self.content.copy()
         content[len(content) // 2] ^= 1
         return EncodedTensor(self.envelope, content)
 
     def shortened(self) -> EncodedTensor:
-        """Return a copy without the last byte but with a valid seal, like the output of a defective sender."""
+        """Return a copy without the last byte but with a valid checksum, as a defective sender would make it."""
         envelope, content = Envelope.unpack(self.envelope, self.content.data), self.content[:-1]
         return EncodedTensor(envelope.pack(content.data), content)
 

@@ -64,7 +64,7 @@ class ClusterInfo:
 
 
 def _backoff() -> ExponentialBackoff:
-    """Return the delays between restarts of a process; they grow, and are reset after a stable run."""
+    """Return the exponential backoff between restarts of a child process; `_pause_s` resets it after a stable run."""
     return ExponentialBackoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S)
 
 

@@ -54,7 +54,7 @@ class Usage(_Answer):
 
 
 class TopLogprob(_Answer):
-    """A token that could have been sampled."""
+    """A candidate token and its log-probability."""
 
     token: str
     logprob: float
@@ -62,20 +62,20 @@ class TopLogprob(_Answer):
 
 
 class TokenLogprob(TopLogprob):
-    """A token of an answer."""
+    """A token of the answer, its log-probability, and the most probable candidates at its position."""
 
     top_logprobs: list[TopLogprob]
 
 
 class ChatLogprobs(_Answer):
-    """The tokens of a chat's answer."""
+    """Log-probabilities of the tokens of a chat completion."""
 
     content: list[TokenLogprob]
     refusal: None = None
 
 
 class TextLogprobs(_Answer):
-    """The tokens of a completion."""
+    """Log-probabilities of the tokens of a text completion."""
 
     tokens: list[str]
     token_logprobs: list[float]

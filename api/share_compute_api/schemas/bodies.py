@@ -192,7 +192,7 @@ class SignInCode(View):
 
     code: str
     url: str
-    """Link that opens the dashboard signed in; a browser does not send the part after # to any server."""
+    """URL that opens the dashboard and signs the browser in. Browsers do not send the part after #, the code."""
     expires_at: datetime
 
 
@@ -310,7 +310,7 @@ class JobPage(View):
 
 
 class ReplicaCounts(View):
-    """Present and wanted numbers of replicas of a deployment."""
+    """Numbers of a deployment's replicas by state, and the number that its load needs."""
 
     ready: int
     """Number of replicas that answer."""
@@ -319,7 +319,7 @@ class ReplicaCounts(View):
     leaving: int = 0
     """Number of replicas that finish their sequences and then end."""
     waiting: int = 0
-    """Number of sequences that wait for a replica that answers."""
+    """Number of sequences that wait because no replica answers."""
     reason: str
     """Reason for the wanted number."""
 

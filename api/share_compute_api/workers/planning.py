@@ -46,7 +46,7 @@ def plan_on_paper(
     compare: bool = False,
     serving: ServingWorkload | None = None,
 ) -> PlanReport:
-    """Return the plan that a job would get on these machines, with the reasons for it; this imports torch.
+    """Plan a job for given machines without a server, and return the plan with its reasons. Imports torch.
 
     Args:
         spec: the job; its data is not read, and its paths must be on this machine.

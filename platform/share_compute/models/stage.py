@@ -49,13 +49,13 @@ class Stage(ABC):
         """The shard's layers, by their index in the whole model."""
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Compute the shard on one microbatch, in the blueprint's precision."""
+        """Run the shard's layers on one microbatch, in the blueprint's precision."""
         with computing_in(self._precision, self._device):
             return self.compute(inputs)
 
     @abstractmethod
     def compute(self, inputs: Tensor) -> Tensor:
-        """Compute the shard on one microbatch, in the precision of the surrounding context."""
+        """Run the shard's layers on one microbatch, in the precision that `forward` has selected."""
 
     @abstractmethod
     def initialize(self, seed: int) -> None:

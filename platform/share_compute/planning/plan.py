@@ -65,7 +65,7 @@ class Prediction(Bounded):
 
     @property
     def bounded_s(self) -> float:
-        """Predicted time of a step, in seconds."""
+        """Predicted time of one optimizer step in seconds, to which `lower_bound_s` applies."""
         return self.step_s
 
 

@@ -122,7 +122,7 @@ class Compute:
     has_backward: bool
     """Whether the backward of the microbatch is run, too. If not, the forward keeps nothing for a backward."""
     is_last: bool
-    """Whether no later cell adds to the gradient. Reductions may start inside the last cell."""
+    """Whether this is the member's last cell of the step and adds to the gradient. Reductions may start inside it."""
     is_checked: bool = False
     """Whether to check that the result is finite."""
 

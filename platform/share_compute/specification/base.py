@@ -51,7 +51,10 @@ TextPath = Annotated[Path, AfterValidator(_writable)]
 
 
 def exactly_one(*fields: str) -> ConfigDict:
-    """Return a model configuration whose JSON schema tells forms to require exactly one of these fields."""
+    """Return a pydantic ``ConfigDict`` for a model whose ``fields`` are mutually exclusive, with one required.
+
+    It adds ``x-exactly-one`` to the JSON schema, for forms. The model's own validator has to enforce the rule.
+    """
     return ConfigDict(json_schema_extra={"x-exactly-one": list(fields)})
 
 

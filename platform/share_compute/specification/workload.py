@@ -59,9 +59,9 @@ class ServingWorkload:
     concurrent: int = 16
     """Maximum number of sequences that are generated at the same time; their KV cache is reserved."""
     first_token_limit_s: float | None = None
-    """Limit on the time to the first token (TTFT) for objective throughput."""
+    """For objective throughput, the maximum time to the first token (TTFT) in seconds; None for no limit."""
     next_token_limit_s: float | None = None
-    """Limit on the time per further token (TPOT) for objective throughput."""
+    """For objective throughput, the maximum time per further token (TPOT) in seconds; None for no limit."""
     dtype: str = "float32"
 
 

@@ -45,10 +45,11 @@ class BackupCalls:
     def keep_copies(
         self, epoch: int, committed: int, followed: Mapping[int, Followed], backups: Collection[Worker]
     ) -> None:
-        """Keep exactly these copies from now on; called before the epoch begins in which their gradients arrive.
+        """Keep copies of exactly these primaries' shards, and drop all others.
 
-        Existing copies of these shards stay. New copies start from data on this machine, as far as there is any. The
-        rest is fetched while training continues.
+        This is called before the epoch in which the primaries begin to send gradients. Existing copies of these shards
+        stay. A new copy starts from data that this machine already has, and the rest is fetched while training
+        continues.
 
         Args:
             epoch: number of the epoch that is about to begin.

@@ -19,12 +19,13 @@ POLL_S = 0.5
 At the same interval, a waiting member reports how many tensors it sent, and whether a tensor is missing."""
 _AGAIN_S = 30.0
 _SLOWEST_BYTES_PER_S = 1e6
-"""Minimum time before a gradient is sent to a backup member again: `_AGAIN_S`, plus the transfer time at this rate.
-Members of a stage report a loss sooner, which begins another epoch. Catch-up replicas outside all stages cannot."""
+"""A gradient is sent to a backup member again after `_AGAIN_S` plus its transfer time at this rate, at the earliest.
+Members of a stage report a lost tensor sooner, which begins another epoch. Catch-up replicas outside all stages cannot
+report one."""
 
 
 class Outbox:
-    """Sends gradients to backup members, their acknowledgements, and numbers of sent tensors."""
+    """Sends gradients to backup members, acknowledges received gradients, and reports how many tensors were sent."""
 
     def __init__(self) -> None:
         self._reported_s = self._missed_s = time.monotonic()
@@ -32,7 +33,10 @@ class Outbox:
         """Epoch and step of the last gradient that was sent to each backup member, and the time when it was sent."""
 
     def give(self, channel: Channel, log: Log, stage: int, runner: Runner) -> None:
-        """Send a step's gradient to a backup member; send it again only after a long time.
+        """Send a step's gradient to a backup member.
+
+        A repeated call in the same epoch sends the gradient again only if `_AGAIN_S`, plus the transfer time at
+        `_SLOWEST_BYTES_PER_S`, have passed.
 
         Args:
             channel: channel of the epoch.
@@ -65,7 +69,7 @@ class Outbox:
         channel.post(holder, encoded)
 
     def acknowledge(self, channel: Channel, followed: Followed, log: WireLabel) -> None:
-        """Acknowledge to the primary that a step's gradient arrived here."""
+        """Acknowledge to the primary that its gradient of a step has arrived at this member."""
         label = WireLabel("train", log.step, "logged", followed.place, log.stage)
         channel.send(followed.owner, label, torch.zeros(1))
         # A catch-up replica applies no steps, so its records of received tensors are dropped only here.

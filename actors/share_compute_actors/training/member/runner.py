@@ -301,7 +301,8 @@ class Runner:
         for microbatch, loss in self._losses.items():
             known[microbatch] = float(loss)
         if copying is None:
-            self._group.start_allreduce(known)()  # one member knows each loss, and adding zeros is exact
+            # Exactly one member has the loss of a microbatch. The others add 0.0, so the sum is exact.
+            self._group.start_allreduce(known)()
         else:
             self._group.broadcast([known], copying)
         self._losses = dict(enumerate(known))

@@ -152,7 +152,7 @@ def stages_of(plan: Plan) -> tuple[tuple[Worker, ...], ...]:
 
 
 def owners_of(plan: Plan) -> tuple[tuple[Worker, ...], ...]:
-    """Return, for each stage, the member that computes each microbatch."""
+    """Return, by stage and microbatch id, the member that computes the microbatch."""
     return tuple(_owners(stage) for stage in plan.stages)
 
 
@@ -164,14 +164,18 @@ def _owners(stage: StagePlan) -> tuple[Worker, ...]:
 
 
 def dealt(stage: Sequence[Worker], shares: Sequence[int]) -> tuple[Worker, ...]:
-    """Return the member that computes each microbatch, if members get contiguous blocks of these sizes."""
+    """Return, for each microbatch id in order, the member that computes it.
+
+    Member ``i`` of ``stage`` gets a contiguous block of ``shares[i]`` microbatches.
+    """
     return tuple(worker for worker, block in zip(stage, blocks(shares), strict=True) for _ in block)
 
 
 def shared(stage: Sequence[Worker], shard: tuple[int, int], cost: TrainingCost) -> tuple[Worker, ...]:
-    """Return the member that computes each microbatch of a stage, so that the last member finishes soonest.
+    """Return, for each microbatch id in order, the member of a stage that computes it.
 
-    If there are fewer microbatches than members, the last members get none.
+    The numbers of microbatches minimize the predicted time at which the last member finishes. Members get even numbers
+    if the cost model lacks one of them. If there are fewer microbatches than members, the last members get none.
     """
     index = {machine.id: place for place, machine in enumerate(cost.topology.contributors)}
     count = cost.workload.microbatches

@@ -120,20 +120,22 @@ class EpochGroup(BaseGroup):  # type: ignore[misc]
         tree: SummationTree,
         out: Tensor | None = None,
     ) -> Callable[[], None]:
-        """Begin to add the sums of all members in the order of ``tree``; the result is bitwise that of one process.
+        """Begin to sum over all members, with the additions in the order of ``tree``.
+
+        The result has the same bits as the same sum in one process.
 
         Args:
-            parts: this member's sums of the nodes ``held[rank]``, in that order, flat and of equal length. They are
-                overwritten.
-            held: nodes whose sums each rank holds; together they must be the whole tree, without overlap.
-            tree: the expression.
-            out: flat tensor for the whole sum. Default: the first of ``parts``.
+            parts: this member's partial sums, one flat tensor for each node of ``held[rank]``, in that order and of
+                equal length. They are overwritten.
+            held: for each rank, the nodes of the tree whose sums it holds. Together they cover the tree exactly once.
+            tree: the order of additions.
+            out: flat tensor that receives the whole sum. Default: the first of ``parts``.
 
         Returns:
-            A function that waits until the sum is there.
+            A function that waits until the sum is complete.
 
         Raises:
-            ValueError: ``held`` is not the whole sum, or neither ``parts`` nor ``out`` is given.
+            ValueError: ``held`` does not cover the tree, or neither ``parts`` nor ``out`` is given.
             ContributorLost: a member of the group was lost.
         """
         combine = expression(tree, [node for nodes in held for node in nodes])

@@ -141,7 +141,11 @@ class ContributorSupervisor:
     async def _unresponsive(
         self, records: Sequence[ContributorRecord], nodes: Mapping[str, NodeFacts], now: datetime
     ) -> frozenset[str]:
-        """Return the contributors whose heartbeats are overdue; none if this server itself is cut off."""
+        """Return the contributors that are unresponsive; none if this server itself is probably cut off.
+
+        A contributor is unresponsive if its heartbeat is overdue and its Ray node accepts no connection, or if no
+        heartbeat came for `_LONGEST_SILENCE`.
+        """
         places = {
             record.id: (node.address, node.port)
             for record in records

@@ -146,7 +146,7 @@ class Measurements:
         task.add_done_callback(lambda ended: self._ended(contributor_id, ended))
 
     def is_known(self, contributor_id: str) -> bool:
-        """Return whether this server process has measured the contributor, or measures it now."""
+        """Return whether this process has a measuring actor on the contributor, or a measurement that starts one."""
         return contributor_id in self._machines or contributor_id in self._tasks
 
     def is_measuring(self, contributor_id: str) -> bool:

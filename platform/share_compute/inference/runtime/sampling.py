@@ -119,11 +119,11 @@ class Sampler:
         self._sequences: dict[int, _Sequence] = {}
 
     def open(self, opening: Opening) -> None:
-        """Start or continue a sequence.
+        """Begin to sample a sequence that is new, or that continues after a loss.
 
         Raises:
-            UserError: decoding cannot follow the schema with this tokenizer, or the schema is invalid, which callers
-                should have checked; ``details`` names the sequence.
+            UserError: the sequence's JSON schema is invalid, or this tokenizer cannot be constrained to it. Callers
+                should have checked the schema. ``details`` names the sequence.
         """
         schema = opening.options.json_schema
         try:

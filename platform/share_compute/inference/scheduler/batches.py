@@ -1,9 +1,9 @@
 """Decode batches: as many as there are stages, of about the same size, so that no stage idles.
 
-A sequence stays in its batch. The batch's next engine step comes a whole round after its last one, when the token to be
-fed back has arrived. Some sequences change their batch to keep the sizes equal. Such a sequence first waits until none
-of its tokens is in flight. Otherwise the step of its new batch, and with it the first stage, might wait for the
-token.
+A sequence normally stays in one batch. The batches send engine steps in turn, so a token has usually passed all stages
+before the next step of its batch needs it. A sequence moves to another batch only to keep the sizes equal, and only
+while none of its tokens is in flight. Otherwise the next step of its new batch might wait for that token, and leave the
+first stage idle.
 """
 
 from __future__ import annotations

@@ -27,16 +27,16 @@ UNCOUNTABLE = (
 )  # fmt: skip
 """Exceptions that a model's code raises when it cannot run without data."""
 LOSS_COPIES = 3
-"""Tensors of the size of the logits in the loss's backward pass, beside the tensors that autograd saved.
+"""Number of tensors as large as the logits that the loss's backward pass holds, beside those that autograd saved.
 
 These are the logits themselves, and the gradients before and after the softmax.
 """
 _TOLERANCE = 0.01
-"""Largest relative deviation of a quantity from its fitted growth."""
+"""Maximum relative difference between a counted quantity and the parabola through its first three counts."""
 
 
 class NotQuadratic(ValueError):
-    """Error: a quantity does not grow as a parabola over these lengths."""
+    """Error: a counted quantity is not a quadratic function of the sequence length."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,9 +72,9 @@ class TrainingCost(TrainingMemory):
 
     @cached_property
     def forward_s(self) -> Floats:
-        """Forward time of the first l layers for one microbatch ``[machines, layers + 1]``.
+        """Forward time in seconds of the first ``l`` layers for one microbatch, as ``[machine, l]``.
 
-        Infinite for machines of unknown speed.
+        The shape is ``[machines, layers + 1]``. Times are infinite for machines of unknown speed.
         """
         return self._seconds("forward")
 
@@ -85,13 +85,13 @@ class TrainingCost(TrainingMemory):
 
     @cached_property
     def update_s_per_parameter(self) -> Floats:
-        """Seconds that the optimizer takes for one parameter ``[machines]``."""
+        """Seconds that the optimizer takes for one parameter on each machine, shape ``[machines]``."""
         passes = _UPDATE_PASSES + 2 * self.workload.optimizer_tensors
         return passes * FLOAT_BYTES / self.memory_bytes_per_s
 
     @cached_property
     def call_s(self) -> Floats:
-        """Seconds of a member's fixed work in each step, independent of its layers ``[machines]``."""
+        """Seconds of the fixed work in each step, independent of the layers, by machine; shape ``[machines]``."""
         return STEP_OPERATIONS * self.overhead_s
 
     def _seconds(self, way: Literal["forward", "backward"]) -> Floats:

@@ -14,12 +14,12 @@ from share_compute.planning.cost.layout import Layout, StageLayout
 from share_compute.planning.cost.timings import LayerTiming
 
 MOST_LAYERS: Final = 192
-"""Maximum number of layers that are searched singly; in deeper models neighbouring layers are grouped.
+"""Maximum number of layers for which a search tries every cut. In deeper models it cuts only between groups of layers.
 
-The tables of a search grow with the square of the number of layers.
+The tables of a search grow with the square of the number of layers or groups.
 """
 _MOST_MOVED: Final = 32
-"""Maximum number of stages for which cuts are moved."""
+"""Maximum number of stages of a layout whose cuts are moved to single layers after a search over groups."""
 
 
 @dataclass(frozen=True, slots=True)
