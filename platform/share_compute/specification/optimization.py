@@ -129,7 +129,7 @@ class GradientFusionSpec(SpecModel):
     bucket_bytes: int | None = Field(default=None, ge=1, title="Bytes of a piece")
     """Mode size: maximum bytes of a bucket. One larger parameter is a bucket of its own."""
     cuts: tuple[int, ...] | None = Field(default=None, min_length=1)
-    """Mode index: positions of the cuts, as numbers of parameters from the shard's end; ``[2, 10]`` makes 3 buckets."""
+    """Mode index: cuts, counted in parameters from the shard's end. ``[2, 10]``: the last 2, the 8 before, the rest."""
 
     @model_validator(mode="after")
     def _only_what_the_mode_needs(self) -> Self:

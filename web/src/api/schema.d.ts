@@ -1704,7 +1704,7 @@ export interface components {
         };
         /**
          * ChatLogprobs
-         * @description The tokens of a chat's answer.
+         * @description Log-probabilities of the tokens of a chat completion.
          */
         ChatLogprobs: {
             /** Content */
@@ -3371,7 +3371,7 @@ export interface components {
             bucket_bytes?: number | null;
             /**
              * Cuts
-             * @description Mode index: positions of the cuts, as numbers of parameters from the shard's end; ``[2, 10]`` makes 3 buckets.
+             * @description Mode index: cuts, counted in parameters from the shard's end. ``[2, 10]``: the last 2, the 8 before, the rest.
              */
             cuts?: number[] | null;
             /**
@@ -3395,7 +3395,7 @@ export interface components {
             bucket_bytes: number | null;
             /**
              * Cuts
-             * @description Mode index: positions of the cuts, as numbers of parameters from the shard's end; ``[2, 10]`` makes 3 buckets.
+             * @description Mode index: cuts, counted in parameters from the shard's end. ``[2, 10]``: the last 2, the 8 before, the rest.
              * @default null
              */
             cuts: number[] | null;
@@ -5256,7 +5256,7 @@ export interface components {
         };
         /**
          * ReplicaCounts
-         * @description Present and wanted numbers of replicas of a deployment.
+         * @description Numbers of a deployment's replicas by state, and the number that its load needs.
          */
         ReplicaCounts: {
             /**
@@ -5277,7 +5277,7 @@ export interface components {
             reason: string;
             /**
              * Waiting
-             * @description Number of sequences that wait for a replica that answers.
+             * @description Number of sequences that wait because no replica answers.
              * @default 0
              */
             waiting: number;
@@ -5988,7 +5988,7 @@ export interface components {
             expires_at: string;
             /**
              * Url
-             * @description Link that opens the dashboard signed in; a browser does not send the part after # to any server.
+             * @description URL that opens the dashboard and signs the browser in. Browsers do not send the part after #, the code.
              */
             url: string;
         };
@@ -6297,7 +6297,7 @@ export interface components {
         };
         /**
          * TextLogprobs
-         * @description The tokens of a completion.
+         * @description Log-probabilities of the tokens of a text completion.
          */
         TextLogprobs: {
             /** Text Offset */
@@ -6399,7 +6399,7 @@ export interface components {
         };
         /**
          * TokenLogprob
-         * @description A token of an answer.
+         * @description A token of the answer, its log-probability, and the most probable candidates at its position.
          */
         TokenLogprob: {
             /** Bytes */
@@ -6463,7 +6463,7 @@ export interface components {
         };
         /**
          * TopLogprob
-         * @description A token that could have been sampled.
+         * @description A candidate token and its log-probability.
          */
         TopLogprob: {
             /** Bytes */
