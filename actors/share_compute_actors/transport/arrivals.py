@@ -37,5 +37,5 @@ class Arrivals:
             self._missed_since_s = now_s
 
     def lack(self, now_s: float) -> bool:
-        """Return whether a tensor that was sent must be considered lost."""
+        """Return whether a tensor that was sent counts as lost, because it is overdue."""
         return self._missed_since_s is not None and now_s - self._missed_since_s > _OVERTAKEN_S

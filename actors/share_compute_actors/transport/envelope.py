@@ -1,4 +1,4 @@
-"""The envelope: the sealed header of every tensor on the wire, and the label that identifies the tensor."""
+"""The envelope: the header of every tensor on the wire, with a checksum and the label that identifies the tensor."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Envelope:
     not. 0 on links that do not count tensors."""
 
     def pack(self, content: Content) -> bytes:
-        """Return the JSON envelope, sealed together with the content: changing a bit of either breaks the seal."""
+        """Return the envelope as bytes: version, checksum, and JSON. The checksum covers the JSON and the content."""
         written = _FIELDS.pack(
             (self.job, self.epoch, self.label, self.dtype, self.shape, self.source, self.number)
         )

@@ -1,4 +1,4 @@
-"""Pieces of files and tensors that actors fetch from each other, sealed so that damaged ones are fetched again."""
+"""Pieces of files and tensors that actors fetch from each other; damaged pieces are found and fetched again."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ class Piece(NamedTuple):
 
     @classmethod
     def sealed(cls, name: str, content: NDArray[np.uint8]) -> Piece:
-        """Return a piece with its seal."""
+        """Return a piece with its checksum."""
         return cls(name, content, _seal(name, content))
 
     @classmethod
     def of_rows(cls, name: str, rows: Tensor) -> Piece:
-        """Return the bytes of some rows of a tensor as a piece with its seal."""
+        """Return the bytes of some rows of a tensor as a piece with its checksum."""
         return cls.sealed(name, rows.cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
 
     @property
     def is_whole(self) -> bool:
-        """Whether name and content still match the seal."""
+        """Whether name and content still match the checksum."""
         return self.seal == _seal(self.name, self.content)
 
 
@@ -115,7 +115,7 @@ def _cut(parts: Mapping[str, Mapping[str, Tensor]], place: int) -> Iterator[Piec
 
 
 def whole(ask: Callable[[], Answer], damaged: ContributorLost) -> Answer:
-    """Fetch a piece until its seal matches, and return it, or None if there is none.
+    """Fetch a piece until its checksum matches, and return it, or None if there is none.
 
     Args:
         ask: fetches the piece.

@@ -66,7 +66,7 @@ class Recorded:
 
     epoch: int
     committed: int
-    """Last committed step. A coordinator that was replaced may have committed one more before its epoch ended."""
+    """Last committed step. A coordinator that was replaced may have committed it after this one read the step log."""
     scale: float = 1.0
     """Gradient factor of the last committed step."""
     generation: int = 0
@@ -153,13 +153,13 @@ class Committed:
 
 @dataclass(frozen=True, slots=True)
 class Suspect:
-    """A machine made numbers that are not finite. The next epoch leaves it out, and another one computes its cells."""
+    """A machine made numbers that are not finite. The next epoch excludes it, and others compute its cells."""
 
     worker: Worker
     step: int
     what: str
     accuser: Worker | None = None
-    """Only member that claims the defect, as in `Blame`."""
+    """Member whose claim is the only evidence of the defect, as in `Blame`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +173,7 @@ class Blame:
     is_grave: bool = False
     """Whether this one offence quarantines the machine, since its numbers were finite and yet wrong."""
     accuser: Worker | None = None
-    """Only member that claims the defect. None if the coordinator found the defect, or the machine reported its own."""
+    """Member whose claim is the only evidence; None if the coordinator, or the machine itself, found the defect."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +187,7 @@ class Expel:
 
 @dataclass(frozen=True, slots=True)
 class StartOver:
-    """Compute the whole open step again, since its numbers are in doubt."""
+    """Compute the whole open step again, because some of its numbers may be wrong."""
 
     step: int
     workers: frozenset[Worker] = frozenset()
@@ -200,7 +200,7 @@ class Diverged:
 
     step: int
     by: frozenset[Worker] = frozenset()
-    """Machines on which the cell is not finite; empty if the step was computed twice and no member found the cell."""
+    """Machines that got a non-finite result of the same cell; empty if no member found such a cell in two tries."""
     is_alone: bool = False
     """Whether there was no other machine to compute the cell as a check."""
 

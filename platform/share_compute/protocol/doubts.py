@@ -16,10 +16,10 @@ UNBELIEVED = "it rejected a tensor of another member again, and its word alone i
 def quarantines(accuser: Worker | None, earlier: Collection[Worker | None]) -> bool:
     """Return whether an offence puts its machine in quarantine.
 
-    It does if the machine has an earlier offence that another accuser claimed, or that needs no accuser.
+    It does if the machine has an earlier offence that another member claimed, or that did not depend on a claim.
 
     Args:
-        accuser: only member that claims this offence; None if the coordinator found it, or the machine reported it.
+        accuser: member whose claim is the only evidence; None if the coordinator, or the machine itself, found it.
         earlier: accuser of each earlier offence of the machine, or None as above.
     """
     return any(one is None or one != accuser for one in earlier)
@@ -29,7 +29,7 @@ class Accusations:
     """Decides which member is excluded when one member accuses another and nothing else proves the accusation.
 
     Each member is believed once. At its next accusation the accuser itself is excluded, so a member that lies cannot
-    drive out all others.
+    have all others excluded.
     """
 
     def __init__(self) -> None:

@@ -69,7 +69,7 @@ class _Step:
     arrived: set[TensorLabel] = field(default_factory=set)
     is_reduced: bool = False
     is_complete: bool = False
-    """Whether the member holds all gradients for the update, also the other stage's sum of a shared parameter."""
+    """Whether the member holds all gradients for the update, including the other stage's sum of a tied parameter."""
 
 
 class MemberMachine:

@@ -12,7 +12,7 @@ Worker = str
 
 
 class Task(NamedTuple):
-    """Work of one stage on one microbatch."""
+    """The cells of one microbatch in one stage: the member that runs them, and which of them it must run."""
 
     worker: Worker
     forward: bool = True
@@ -24,7 +24,7 @@ class Task(NamedTuple):
 
 
 class Resend(NamedTuple):
-    """A kept boundary tensor that a member needs again."""
+    """A tensor that its sender kept, and that a member of a neighbouring stage needs again."""
 
     holder: Worker
     cargo: Literal["activation", "gradient"]
@@ -35,7 +35,7 @@ class Resend(NamedTuple):
 
 
 Tasks = tuple[tuple[Task, ...], ...]
-"""Tasks by stage and microbatch."""
+"""Task by stage and microbatch, ``[stages][microbatches]``."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Membership:
         owners: member that computes each microbatch in each stage, ``[stages][microbatches]``, in all steps but the
             first.
         step: the open step, with which the epoch begins.
-        tasks: cells of that step.
+        tasks: cells of that step that members must run, by stage and microbatch.
         resends: kept tensors that the cells of that step need.
         forgets: members that drop their work on that step, since others have added the same microbatches.
         reduced: members that hold the reduced gradient of that step, by stage; the other members copy it from the first
@@ -103,15 +103,15 @@ class Membership:
         return self.shards[self.stage_of(worker)]
 
     def tasks_of(self, step: int) -> Tasks:
-        """Return the cells of a step of this epoch."""
+        """Return the tasks of a step of this epoch."""
         return self.tasks if step == self.step else self._fresh
 
     @cached_property
     def _fresh(self) -> Tasks:
-        """Cells of every step but the first; cached, since they are read often."""
+        """Tasks of every step but the first; cached, since they are read often."""
         return fresh(self.owners)
 
 
 def fresh(owners: Sequence[Sequence[Worker]]) -> Tasks:
-    """Return all cells of a step, as tasks that are not done yet."""
+    """Return tasks in which no cell of a step is done yet."""
     return tuple(tuple(Task(worker) for worker in stage) for stage in owners)

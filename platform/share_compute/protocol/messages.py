@@ -29,7 +29,7 @@ class TensorLabel(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Halt:
-    """Coordinator to member: stop the work of older epochs, and report what you hold."""
+    """Coordinator to member: stop the work of older epochs, and answer with a `Report`."""
 
     epoch: int
     committed: int
@@ -138,7 +138,7 @@ class Rejected:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """Coordinator to member: the step is recorded; apply it."""
+    """Coordinator to member: the step log has the step, so apply its update."""
 
     epoch: int
     step: int

@@ -33,7 +33,7 @@ def even_shares(num_microbatches: int, num_members: int) -> tuple[int, ...]:
 
 
 def blocks(shares: Sequence[int]) -> list[tuple[int, ...]]:
-    """Return the microbatch ids of each member of a stage, ``shares[member]`` of them: contiguous blocks, in order."""
+    """Return the microbatch ids of each member of a stage: contiguous blocks of ``shares[member]`` ids, in order."""
     edges = [0, *accumulate(shares)]
     return [tuple(range(start, stop)) for start, stop in pairwise(edges)]
 

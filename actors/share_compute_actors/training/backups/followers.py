@@ -99,8 +99,8 @@ class Follower:
         self._trained: dict[str, _Trained] = {}
         self._snapshot = TensorFile(room)
         self._have: dict[str, int] = {}
-        """Step whose update the snapshot of a tensor has, by name. A tensor that is not trained never changes; its step
-        advances with the other tensors'."""
+        """By name of a tensor, the last step whose update the tensor's snapshot contains. A tensor that is not trained
+        never changes, but its step advances with the others."""
         self._logs: dict[int, GradientLog] = {}
         self._scales: dict[int, float] = {}
         """Gradient factors of committed steps, as far as the primary has reported them."""

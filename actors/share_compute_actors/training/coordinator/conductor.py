@@ -277,10 +277,12 @@ class Conductor:
         if isinstance(message, (ContributorLost, StaleEpoch, Broken)):
             self._group.detector.shorten_limit()
         if isinstance(message, (ContributorLost, StaleEpoch)):
-            return  # the member waited for another member, which the failure detector finds
+            # The member waited for another one that may be lost, which the failure detector finds out.
+            return
         if isinstance(message, NoCopy):
             if self._membership is not None and self._membership.backups.get(message.owner) == worker:
-                is_current = message.epoch == self._membership.epoch  # if not, a newer copy was begun since
+                # If the message is of an older epoch, the member has begun another copy since then.
+                is_current = message.epoch == self._membership.epoch
                 self._changes.recopying.lost(
                     worker, lacks_space=message.lacks_space, is_restarted=not is_current
                 )

@@ -61,7 +61,7 @@ class MemberLinks:
         group.gather(NOTHING, calls)
 
     def _keep_copies(self, membership: Membership) -> None:
-        """Tell each member the primaries whose shards it keeps copies of."""
+        """Send each member the list of primaries whose shards it keeps copies of."""
         group = self._group
         followed: dict[Worker, dict[int, Followed]] = {worker: {} for worker in membership.everybody}
         for place, stage in enumerate(membership.stages):

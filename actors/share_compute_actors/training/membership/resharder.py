@@ -156,10 +156,11 @@ class Resharder:
         committed: int,
         scales: Mapping[int, float],
     ) -> Sources | None:
-        """Return the source of each parameter in the state after the last committed step; None stands for the seed.
+        """Return the source of each parameter in the state after the last committed step.
 
         The source of a layer is a living member that holds it, otherwise a member that keeps a copy of it. If a layer
-        has neither, and the attempt has committed no step, all layers come from the attempt's first sources.
+        has neither, and the attempt has committed no step, all layers come from the attempt's first sources. None means
+        that weights are initialized from the seed.
         """
         found: list[Source] = []
         covered: set[int] = set()

@@ -154,10 +154,10 @@ class EpochGroup(BaseGroup):  # type: ignore[misc]
         return self._begin(start_sharded(self._links, parts, counts, combine, out))
 
     def require_whole(self) -> None:
-        """Check that no operation of this group was ended.
+        """Check that no operation of this group was aborted.
 
         Raises:
-            ContributorLost: an operation was ended.
+            ContributorLost: an operation was aborted.
         """
         if self._sockets.is_shut:
             raise ContributorLost(

@@ -21,15 +21,15 @@ _MOST_LOOKED_AT = 64
 
 
 class Admission:
-    """Start sequences while memory suffices: each owner's in order of arrival, and the least served owner first.
+    """Starts sequences while memory suffices: those of the least served owner first, in order of arrival.
 
     Memory is reserved for the prompt and a typical answer, or for the requested length where that is less. An answer
     that becomes longer gets KV capacity for twice its length. If that capacity is missing, the sequence is preempted.
     It gives up its KV slot, and continues before any new sequence starts, once the capacity it wanted is free. So a
     sequence is preempted a few times at most.
 
-    The first sequence of the next owner may lack capacity where a smaller one of another owner would fit. The smaller
-    one overtakes it, up to `_MOST_PASSES` times.
+    If the first sequence of the next owner lacks capacity, a smaller sequence of another owner may overtake it, up to
+    `_MOST_PASSES` times.
 
     A sequence waits while its first tokens are being computed for another one (completions of one prompt, one system
     prompt of many requests). The sequences behind it overtake it.

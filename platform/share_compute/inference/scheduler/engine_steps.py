@@ -38,7 +38,7 @@ class Opening:
 
     sequence: int
     capacity_tokens: int
-    """Positions that can be written before it grows. The last sampled token is not an input and needs none."""
+    """Number of positions that can be written before it grows. The last sampled token is no input, so it needs none."""
     options: SamplingOptions
     history: tuple[int, ...]
     """Prompt, then tokens emitted so far: for the sampler's penalties and grammar."""
@@ -52,7 +52,7 @@ class Opening:
 
 @dataclass(frozen=True, slots=True)
 class SlotGrowth:
-    """A KV slot that gets more capacity at every stage; while it is copied, the old and the new one take memory."""
+    """A KV slot that gets more capacity at every stage. While its content is copied, both sizes take memory."""
 
     sequence: int
     capacity_tokens: int

@@ -25,7 +25,7 @@ class SchedulerLimits:
     window_tokens: int
     """Context window of the deployment: longest sequence, prompt and generated tokens together."""
     kv_tokens: int
-    """KV capacity of the stage with the least: maximum number of tokens in all its KV slots together."""
+    """Maximum number of tokens in all KV slots together, on the stage with the smallest KV capacity."""
     max_sequences: int
     """Maximum number of sequences that run at a time."""
     step_tokens: int
