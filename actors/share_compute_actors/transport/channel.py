@@ -146,7 +146,7 @@ class Channel:
         self.epoch = epoch
         self._keys = keys
         self._admitted = admitted
-        self._names: dict[Worker, str] = {}
+        self._peers: dict[Worker, Peer] = {}
         self._context = zmq.Context()
         self._authenticator = ThreadAuthenticator(self._context)
         self._authenticator.start()
@@ -195,7 +195,7 @@ class Channel:
         socket.linger = 0
         socket.connect(peer.endpoint)
         self._direct[peer.worker] = socket
-        self._names[peer.worker] = peer.name
+        self._peers[peer.worker] = peer
 
     def use_calls(self, worker: Worker, deliver: Deliver) -> None:
         """Send to ``worker`` by Ray calls from now on."""
@@ -232,7 +232,21 @@ class Channel:
         if worker in self._by_call:
             self._by_call[worker](encoded.envelope, encoded.content)
         else:
-            self._direct[worker].send_multipart([encoded.envelope, encoded.content.data], copy=False)
+            self._push(worker, [encoded.envelope, encoded.content.data])
+
+    def _push(self, worker: Worker, frames: list[bytes | memoryview]) -> None:
+        """Queue a message on the direct link to ``worker``; never wait.
+
+        ZeroMQ gives up a connection when another program answers at its endpoint, for example one that took the port of
+        a dead member. A blocking send would then wait forever. So the link is opened again. Its receiver, if it is
+        there, notices by `report_sent` what was lost.
+        """
+        try:
+            self._direct[worker].send_multipart(frames, zmq.NOBLOCK, copy=False)
+        except zmq.Again:
+            self._direct[worker].close()
+            self.connect(self._peers[worker])
+            self._direct[worker].send_multipart(frames, zmq.NOBLOCK, copy=False)
 
     def report_sent(self) -> None:
         """Report to each receiver how many tensors were sent to it, so that it notices losses."""
@@ -307,7 +321,8 @@ class Channel:
                 )
             for rejected in self.rejected:
                 if rejected.label == label:
-                    name = self._names.get(rejected.source, rejected.source)
+                    peer = self._peers.get(rejected.source)
+                    name = rejected.source if peer is None else peer.name
                     raise WrongTensor.of(name, rejected.source, rejected.what, label.step)
             if self.lacks():
                 raise StaleEpoch(

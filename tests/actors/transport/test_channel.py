@@ -1,18 +1,23 @@
 """The channel between members: what is asked for arrives once, strangers and old epochs do not get in."""
 
+import itertools
 import json
 import re
 import struct
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import partial
+from socket import create_server
 from typing import Any
 
 import pytest
 import torch
 import xxhash
 import zmq
+from tests.conftest import wait_for
 
 from share_compute.errors import ContributorLost, StaleEpoch, VerificationFailed, WrongTensor
 from share_compute_actors.transport.arrivals import Arrivals
@@ -98,6 +103,50 @@ def test_strangers_do_not_get_in(pair: Pair) -> None:
     with pytest.raises(ContributorLost):
         bob.receive(label(), "ann", 0.5)
     context.destroy(linger=0)
+
+
+def test_another_program_at_the_port_of_a_member_blocks_no_sender() -> None:
+    keys_of_ann, keys_of_bob = Keys.issue(), Keys.issue()
+    context = zmq.Context()
+    bob = context.socket(zmq.PULL)
+    bob.curve_secretkey, bob.curve_publickey, bob.curve_server = keys_of_bob.secret, keys_of_bob.public, True
+    ann = Channel(ANN, "job", 1, "127.0.0.1", keys_of_ann, {keys_of_bob.public: BOB})
+    steps = itertools.count(1)
+    with create_server(("127.0.0.1", 0)) as program:
+        endpoint = f"tcp://127.0.0.1:{program.getsockname()[1]}"
+        program.settimeout(0.1)
+        ann.connect(Peer(BOB, "bob", endpoint, keys_of_bob.public))
+
+        def answer_in_another_protocol() -> bool:
+            sending = threading.Thread(
+                target=ann.send, args=(BOB, label(step=next(steps)), torch.ones(1)), daemon=True
+            )
+            sending.start()
+            sending.join(10.0)
+            assert not sending.is_alive()
+            try:
+                connection, _ = program.accept()
+            except TimeoutError:
+                return False
+            connection.settimeout(10.0)
+            with connection, suppress(ConnectionResetError):
+                connection.sendall(b"HTTP/1.1 400 Bad Request" + bytes(64))
+                while connection.recv(4096):
+                    pass
+            return True
+
+        for _ in range(3):  # the second and third time the link was given up, and was opened again
+            wait_for(answer_in_another_protocol, "a connection", 10.0)
+    bob.bind(endpoint)
+
+    def is_received() -> bool:
+        ann.send(BOB, label(step=next(steps)), torch.ones(1))
+        return bob.poll(100) == zmq.POLLIN
+
+    wait_for(is_received, "a tensor", 20.0)
+    ann.close()
+    bob.close(linger=0)
+    context.term()
 
 
 def test_ray_calls_end_in_the_same_inbox(pair: Pair) -> None:
