@@ -53,7 +53,12 @@ _WRITE_BEATS = 5
 _PATIENCE_S = 600.0
 """Time without an answer from the server after which the agent gives up, in seconds."""
 _PAUSES_S = (0.5, 30.0)
-"""First and longest delay before the agent retries, in seconds."""
+"""First and longest delay before the agent rejoins, in seconds."""
+_UNREACHABLE_PAUSES_S = (0.5, 8.0)
+"""First and longest delay before the next heartbeat while the server does not answer, in seconds.
+
+They are short, since the machine is lost to jobs until the heartbeat after a network cut; more heartbeats than usual
+would never arrive."""
 _SOUND_S = 60.0
 """Time after which a running node counts as healthy, in seconds; failures after that start with the first delay again.
 """
@@ -102,6 +107,7 @@ class Agent:
         """Address and token with which the node was started, or will be started."""
         self._node_started = 0.0
         self._backoff = ExponentialBackoff(*_PAUSES_S, has_jitter=True)
+        self._unreachable = ExponentialBackoff(*_UNREACHABLE_PAUSES_S, has_jitter=True)
         self._rejoins = 0
         """Number of rejoins since this machine was last ready."""
         self._beats = 0
@@ -247,7 +253,7 @@ class Agent:
             except ContributorLost as trouble:
                 last_contact = self._recover(client, limits, trouble, last_contact)
             except Unavailable as silence:
-                self._wait(silence, last_contact)
+                self._wait(silence, last_contact, self._unreachable)
             else:
                 last_contact = time.monotonic()
                 if work.wanted == "leave":
@@ -262,6 +268,7 @@ class Agent:
         if self._beats % _WRITE_BEATS == 1 and self._children is not None:
             self._children.refresh()
         work = client.heartbeat()
+        self._unreachable.reset()
         # State `joining` at this point means that the report of the node (`online`) did not reach the server.
         if work.state in (ContributorState.lost, ContributorState.joining):
             raise ContributorLost(work.reason, hint="it connects again by itself")
@@ -287,7 +294,7 @@ class Agent:
         last_contact: float,
     ) -> float:
         """Rejoin the cluster; return the time of the server's last answer, on the monotonic clock."""
-        self._wait(trouble, last_contact)
+        self._wait(trouble, last_contact, self._backoff)
         try:
             access = client.rejoin()
             last_contact = time.monotonic()
@@ -306,13 +313,13 @@ class Agent:
             self._show(f"{silence.message}; trying again")
         return last_contact
 
-    def _wait(self, trouble: ShareComputeError, last_contact: float) -> None:
+    def _wait(self, trouble: ShareComputeError, last_contact: float, backoff: ExponentialBackoff) -> None:
         if time.monotonic() - last_contact > _PATIENCE_S:
             raise Unavailable(
                 f"the server did not answer for {_PATIENCE_S / 60:.0f} minutes: {trouble.message}",
                 hint="join again when it is back",
             ) from trouble
-        pause_s = self._backoff.failed()
+        pause_s = backoff.failed()
         self._show(f"{trouble.message}; trying again in {pause_s:.0f} s")
         time.sleep(pause_s)
 
