@@ -317,16 +317,16 @@ def load(browser: Browser, url: str, ready: str) -> dict[str, float]:
     page.add_init_script(f"({WATCH})()")
     page.add_init_script(
         f"""(() => {{
-          const look = () => {{
+          const check = () => {{
             if (document.querySelector({json.dumps(ready)}) !== null) {{
               // It is usable when it has been drawn and a task gets its turn.
               requestAnimationFrame(() => setTimeout(() => {{
                 window.usable = performance.now();
                 document.documentElement.dataset.usable = "";
               }}));
-            }} else requestAnimationFrame(look);
+            }} else requestAnimationFrame(check);
           }};
-          look();
+          check();
         }})()"""
     )
     page.goto(url)

@@ -290,7 +290,7 @@ def stall(steps: Sequence[tuple[int, datetime]], since: datetime, until: datetim
 def settled(hosts: Hosts, job_id: str) -> int | None:
     """Wait until the job is protected and makes steps with all machines ready; return its step, or None at its end."""
 
-    def look() -> int | None:
+    def next_step() -> int | None:
         with suppress(OSError), hosts.client() as client:
             found = client.job(job_id)
             if found.state.is_final:
@@ -303,7 +303,7 @@ def settled(hosts: Hosts, job_id: str) -> int | None:
             return now.step if now.step >= last + 10 or now.state.is_final else None
         return None
 
-    step = wait_for(look, "steps with all machines", DEADLINE_S)
+    step = wait_for(next_step, "steps with all machines", DEADLINE_S)
     return None if step == -1 else step
 
 

@@ -84,11 +84,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         item.add_marker(pytest.mark.flaky(reruns=1))
 
 
-def wait_for(look: Callable[[], Found | None], what: str, deadline_s: float = DEADLINE_S) -> Found:
-    """Return the first result of ``look`` that is not empty; fail if that takes too long."""
+def wait_for(check: Callable[[], Found | None], what: str, deadline_s: float = DEADLINE_S) -> Found:
+    """Return the first result of ``check`` that is not empty; fail if that takes too long."""
     deadline = time.monotonic() + deadline_s
     while time.monotonic() < deadline:
-        found = look()
+        found = check()
         if found:
             return found
         time.sleep(0.05)
@@ -109,11 +109,11 @@ class RunningCommand:
         return [json.loads(line) for line in self.text().splitlines() if line.startswith("{")]
 
     def first_json(self) -> dict[str, str]:
-        def look() -> dict[str, object] | None:
+        def check() -> dict[str, object] | None:
             assert self.process.poll() is None, self.text()
             return next(iter(self.json_lines()), None)
 
-        return {key: str(value) for key, value in wait_for(look, "the first line of JSON").items()}
+        return {key: str(value) for key, value in wait_for(check, "the first line of JSON").items()}
 
     def stop(self) -> int:
         """Ask it to end, as Ctrl-C does through SIGTERM; returns its exit status."""

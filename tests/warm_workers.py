@@ -32,7 +32,7 @@ _MODULES = (
 )
 """Without Ray: on import it reads the node's environment variables, such as the id of the job."""
 _MOST_BYTES = 2**20
-_LOOK_S = 1.0
+_POLL_S = 1.0
 """Interval in seconds at which the process checks whether the tests were killed."""
 
 
@@ -85,7 +85,7 @@ def _serve(path: str) -> None:
         listener.bind(path)
         listener.listen(64)
         os.write(1, b"+")
-        listener.settimeout(_LOOK_S)
+        listener.settimeout(_POLL_S)
         while os.getppid() == parent:  # killed tests do not end their processes
             try:
                 asked, _ = listener.accept()

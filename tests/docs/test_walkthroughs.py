@@ -46,7 +46,7 @@ ENDS = {
 SHORTCUTS = {
     "chat-token.md": set[str](),
     "training-step.md": {
-        "JobSupervisor._look",
+        "JobSupervisor._poll",
         "TrainingRun._steps",
         "TrainingEngine._take_event",
         "Conductor._open",

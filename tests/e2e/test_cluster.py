@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
 from tests.e2e.conftest import Cluster, Complaints
-from tests.e2e.looking import LOCALES, looking, looks
 from tests.e2e.scenes import digits, join, lose, measure, reform, start, train
+from tests.e2e.screenshots import LOCALES, appearances, screenshots
 
 from share_compute.lifecycle.attempt_events import Measured, StageTiming
 from share_compute.lifecycle.states import ContributorState
@@ -187,7 +187,7 @@ def test_islands_of_many_machines_are_bubbles_that_open(page: Page, cluster: Clu
     expect(page.get_by_role("link", name="m050")).to_be_visible()
 
 
-@looks("desk", ("en", "zh"))
+@appearances("desk", ("en", "zh"))
 def test_the_map_and_the_pages_of_machines_are_accessible_and_fit(
     cluster: Cluster,
     browser: Browser,
@@ -208,7 +208,7 @@ def test_the_map_and_the_pages_of_machines_are_accessible_and_fit(
         store.contributors.get(machines[3].id), ContributorState.lost, "its Ray node died"
     )
     options = {"reduced_motion": "reduce", "locale": LOCALES[language]}
-    with looking(browser, tmp_path, complaints, scheme=scheme, width=width, **options) as seen:
+    with screenshots(browser, tmp_path, complaints, scheme=scheme, width=width, **options) as seen:
         page = seen.page
         page.goto(f"{cluster.url}/#key={cluster.key}")
         paths = (

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, expect
 from tests.e2e.conftest import Cluster, Complaints
-from tests.e2e.looking import looking, looks
 from tests.e2e.scenes import digits, finish, join, lose, measure, reform, start, train
+from tests.e2e.screenshots import appearances, screenshots
 
 pytestmark = pytest.mark.browser
 
@@ -182,7 +182,7 @@ def test_the_first_load_is_small_and_stays_on_this_host(cluster: Cluster, contex
     assert sum(sizes.values()) <= FIRST_LOAD_BYTES
 
 
-@looks("phone")
+@appearances("phone")
 def test_every_page_is_accessible_and_fits(
     cluster: Cluster, browser: Browser, tmp_path: Path, scheme: Any, width: int, complaints: Complaints
 ) -> None:
@@ -193,7 +193,7 @@ def test_every_page_is_accessible_and_fits(
     train(store, running, 1, 10)
     start(store, failed, machines[2:])
     lose(store, failed, machines[2])
-    with looking(browser, tmp_path, complaints, scheme=scheme, width=width) as seen:
+    with screenshots(browser, tmp_path, complaints, scheme=scheme, width=width) as seen:
         page = seen.page
         page.goto(f"{cluster.url}/")
         page.get_by_label("API key").wait_for()

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, Route, expect
 from tests.e2e.conftest import Cluster, Complaints
-from tests.e2e.looking import looking, looks
 from tests.e2e.scenes import digits, join, measure, start, train
+from tests.e2e.screenshots import appearances, screenshots
 
 from share_compute.lifecycle.attempt_events import (
     ArtifactSaved,
@@ -375,7 +375,7 @@ def test_jobs_are_filtered_by_state_kind_and_name(page: Page, cluster: Cluster) 
     expect(page.get_by_role("heading", name="No job is like this")).to_be_visible()
 
 
-@looks("desk")
+@appearances("desk")
 def test_the_pages_of_jobs_are_accessible_and_fit(
     cluster: Cluster, browser: Browser, tmp_path: Path, scheme: Any, width: int, complaints: Complaints
 ) -> None:
@@ -396,7 +396,7 @@ def test_the_pages_of_jobs_are_accessible_and_fit(
         ),
     )
     rows = batch(cluster)
-    with looking(browser, tmp_path, complaints, scheme=scheme, width=width) as seen:
+    with screenshots(browser, tmp_path, complaints, scheme=scheme, width=width) as seen:
         page = seen.page
         page.goto(f"{cluster.url}/#key={cluster.key}")
         page.get_by_role("heading", name="Machines", level=1).wait_for()

@@ -10,8 +10,8 @@ import httpx
 import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
 from tests.e2e.conftest import Cluster, Complaints
-from tests.e2e.looking import LOCALES, looking, looks
 from tests.e2e.scenes import digits, join, lose, measure, start
+from tests.e2e.screenshots import LOCALES, appearances, screenshots
 
 from share_compute.scopes import Scope
 from share_compute.store import ContributorRecord, Store
@@ -147,7 +147,7 @@ def test_an_invite_of_several_uses_stays_open_until_all_are_used(page: Page, clu
     expect(line).to_have_count(0)
 
 
-@looks("phone", ("en", "zh"))
+@appearances("phone", ("en", "zh"))
 def test_the_operators_pages_are_accessible_and_fit(
     cluster: Cluster,
     browser: Browser,
@@ -170,7 +170,7 @@ def test_the_operators_pages_are_accessible_and_fit(
     store.invites.create("late", expires_in_s=0.001)
     store.invites.revoke(store.invites.create("taken back")[0].id)
     locale = LOCALES[language]
-    with looking(browser, tmp_path, complaints, scheme=scheme, width=width, locale=locale) as seen:
+    with screenshots(browser, tmp_path, complaints, scheme=scheme, width=width, locale=locale) as seen:
         page = seen.page
         page.goto(f"{cluster.url}/#key={cluster.key}")
         page.get_by_role("heading", level=1).wait_for()

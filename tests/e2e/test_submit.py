@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Locator, Page, Route, expect
 from tests.e2e.conftest import Cluster, Complaints
-from tests.e2e.looking import looking, looks
 from tests.e2e.scenes import digits, join, measure
+from tests.e2e.screenshots import appearances, screenshots
 
 from share_compute.specification import TrainJob
 
@@ -279,11 +279,11 @@ def test_the_plan_is_shown_before_anything_is_queued(
     complaints.clear()
 
 
-@looks("desk")
+@appearances("desk")
 def test_the_form_is_accessible_and_fits(
     cluster: Cluster, browser: Browser, tmp_path: Path, scheme: Any, width: int, complaints: Complaints
 ) -> None:
-    with looking(browser, tmp_path, complaints, scheme=scheme, width=width) as seen:
+    with screenshots(browser, tmp_path, complaints, scheme=scheme, width=width) as seen:
         page = seen.page
         page.goto(f"{cluster.url}/#key={cluster.key}")
         page.get_by_role("heading", level=1).wait_for()

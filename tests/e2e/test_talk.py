@@ -11,8 +11,8 @@ import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
 from tests.api.conftest import wait_until
 from tests.e2e.conftest import Cluster, Complaints, open_cluster
-from tests.e2e.looking import looking, looks
 from tests.e2e.scenes import join, measure
+from tests.e2e.screenshots import appearances, screenshots
 from tests.e2e.talking import TalkingServer, make_model
 
 from share_compute.lifecycle.deployment_states import DeploymentState
@@ -297,7 +297,7 @@ def test_an_answer_that_breaks_off_is_kept_and_continued(
     complaints.clear()
 
 
-@looks("phone")
+@appearances("phone")
 def test_the_pages_are_accessible_and_fit(
     cluster: Cluster,
     browser: Browser,
@@ -313,7 +313,7 @@ def test_the_pages_are_accessible_and_fit(
         ServeJob.model_validate({"name": "lost", "model": {"path": "/gone"}}), reason="submitted"
     )
     wait_until(lambda: cluster.store.deployments.get(failed.id).state is DeploymentState.failed)
-    with looking(browser, tmp_path, complaints, scheme=scheme, width=width) as seen:
+    with screenshots(browser, tmp_path, complaints, scheme=scheme, width=width) as seen:
         page = seen.page
         page.goto(f"{cluster.url}/#key={cluster.key}")
         page.get_by_role("heading", name="Machines", level=1).wait_for()

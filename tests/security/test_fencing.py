@@ -133,7 +133,7 @@ def test_a_server_takes_its_lock_again_after_postgresql_restarted(
 ) -> None:
     postgres, url = restartable
     with closing(Store(url)) as store, closing(Store(url)) as late:
-        store.hold(look_s=0.05)
+        store.hold(check_s=0.05)
         postgres.restart()
 
         def is_held() -> bool:
@@ -187,7 +187,7 @@ def test_the_older_server_is_fenced_when_its_connection_is_cut(
     with closing(older), closing(newer):
         older.hold()
         postgres.cut_connections(url)
-        newer.hold()  # at once: the older one looks every second
+        newer.hold()  # at once: the older one checks its claim every second
         with pytest.raises(Fenced):
             older.keys.create("of the older one")
         assert fenced_within(older, END_S).exit_code == 4

@@ -13,7 +13,7 @@ import ray
 from share_compute_actors.group.exceptions import Cancelled
 from share_compute_actors.machine.reach import Place, answers
 
-_LOOK_S = 0.25
+_POLL_S = 0.25
 _LONGEST_CUT_S = 600.0
 """Longest wait for the network, in seconds; members and the nodes that they run on wait as long for this host."""
 _TABLE_S = 1.0
@@ -82,7 +82,7 @@ class OwnLink:
             "and training waits"
         )
         while time.monotonic() - begun_s < _LONGEST_CUT_S and not answers(self._others, until_first=True):
-            if self._cancelled.wait(_LOOK_S):
+            if self._cancelled.wait(_POLL_S):
                 raise Cancelled
         self._restored_s = time.monotonic()
         self._note(f"machines can be reached again, after {self._restored_s - begun_s:.0f} s")

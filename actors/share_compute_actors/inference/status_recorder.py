@@ -57,7 +57,7 @@ class StatusRecorder:
         self._lock = threading.Lock()
         self._state = DeploymentState.pending
         self._reason = "the model's files are being read"
-        self._is_looking = True
+        self._is_reading_model = True
         self._error: dict[str, Any] | None = None
         self._epoch = 0
         self._placement: Placement | None = None
@@ -73,7 +73,7 @@ class StatusRecorder:
     def set_state(self, state: DeploymentState, reason: str, error: ShareComputeError | None = None) -> None:
         """Set the state, with its reason."""
         with self._lock:
-            self._state, self._reason, self._is_looking = state, reason, False
+            self._state, self._reason, self._is_reading_model = state, reason, False
             self._error = None if error is None else {"code": error.code, **error.facts()}
 
     def formed(self, epoch: int, placement: Placement) -> None:
@@ -126,7 +126,7 @@ class StatusRecorder:
             return ServingStatus(
                 state=self._state,
                 reason=self._reason,
-                is_looking=self._is_looking,
+                is_reading_model=self._is_reading_model,
                 epoch=self._epoch,
                 window_tokens=self._window_tokens,
                 prediction=prediction,

@@ -152,12 +152,12 @@ class Child:
         except subprocess.TimeoutExpired:
             return None
 
-    def watch(self, look: Callable[[str], Found | None], deadline_s: float) -> Found | None:
-        """Return what ``look`` finds in the child's output; None if the child ends first, or after ``deadline_s``."""
+    def watch(self, find: Callable[[str], Found | None], deadline_s: float) -> Found | None:
+        """Return what ``find`` finds in the child's output; None if the child ends first, or after ``deadline_s``."""
         deadline = time.monotonic() + deadline_s
         while True:
             is_last = self.exit_code is not None or time.monotonic() > deadline
-            found = look(self.log.read_text(errors="replace"))
+            found = find(self.log.read_text(errors="replace"))
             if found is not None or is_last:
                 return found
             time.sleep(_WATCH_S)

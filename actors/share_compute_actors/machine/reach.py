@@ -22,7 +22,7 @@ Answer = Literal["open", "refused"]
 _TRIES, _TRY_S = 2, 2.5
 """Number of tries, and seconds for each. TCP repeats a lost connection request after 1 s."""
 _AT_ONCE = 256
-_LOOK_S = 0.05
+_POLL_S = 0.05
 _RESET = struct.pack("ii", 1, 0)
 """Value of ``SO_LINGER``: closing resets the connection."""
 
@@ -108,7 +108,7 @@ def listening(address: str, ports: Collection[int], handshake: bytes) -> Iterato
 
         def send_handshakes() -> None:
             while not is_over.is_set():
-                for key, _ in selector.select(_LOOK_S):
+                for key, _ in selector.select(_POLL_S):
                     with suppress(OSError):
                         if key.data is None:
                             accept(_socket(key))

@@ -100,9 +100,9 @@ class ListenerConfig(uvicorn.Config):
         """Check all connections for slow clients periodically, while there are any."""
         if self._sweep is None:
             period_s = min(1.0, self.table.limits.head_s / 4, self.table.limits.stall_s / 4)
-            self._sweep = loop.call_later(period_s, self._look, loop)
+            self._sweep = loop.call_later(period_s, self._check, loop)
 
-    def _look(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _check(self, loop: asyncio.AbstractEventLoop) -> None:
         self._sweep = None
         self.table.check(loop.time())
         if len(self.table):

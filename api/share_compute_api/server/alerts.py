@@ -27,7 +27,7 @@ REMEMBERED: Final = timedelta(hours=1)
 SILENCE: Final = timedelta(seconds=20)
 """Time without a heartbeat (one every 2 s) after which a machine counts as unresponsive."""
 _FRUITLESS: Final = 2
-_LOOK_S: Final = 5.0
+_POLL_S: Final = 5.0
 _HEARD = (
     ContributorState.probing,
     ContributorState.ready,
@@ -242,12 +242,12 @@ class AlertWatch:
         """Watch until cancelled."""
         while True:
             try:
-                await asyncio.to_thread(self.look)
+                await asyncio.to_thread(self.poll)
             except ShareComputeError as failure:
                 _log.warning("alerts could not be checked: %s", failure.message)
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(_POLL_S)
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Poll once. The first poll emits no event: listeners have just fetched the alerts."""
         found = {alert.id: alert for alert in find_alerts(self._context)}
         known, self._known = self._known, found

@@ -16,7 +16,7 @@ from share_compute.store import Store
 from share_compute.store.retention import Keep, Prunable
 from share_compute_api.schemas.retention import Pruned, PruneReport
 
-_LOOK_S = 5.0
+_POLL_S = 5.0
 _log = logging.getLogger(__name__)
 
 
@@ -47,12 +47,12 @@ class Cleaner:
                     report = await asyncio.to_thread(self.prune, dry_run=False)
                     if report.pruned:
                         _log.info("pruned %d things, %d bytes", len(report.pruned), report.size_bytes)
-                await asyncio.to_thread(self.look)
+                await asyncio.to_thread(self.delete_due)
             except ShareComputeError as failure:
                 _log.warning("deleted files could not be removed: %s", failure.message)
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(_POLL_S)
 
-    def look(self) -> None:
+    def delete_due(self) -> None:
         """Delete jobs whose deletion was postponed until their end, and delete the folders of deleted records."""
         for job_id in self._store.deletions.due():
             self._store.deletions.job(job_id, self._data_folder)
@@ -76,7 +76,7 @@ class Cleaner:
             for one in gone
         )
         if not dry_run:
-            self.look()
+            self.delete_due()
         return PruneReport(dry_run=dry_run, pruned=pruned, size_bytes=sum(one.size_bytes for one in pruned))
 
     def _remove(self, folder: Path) -> None:

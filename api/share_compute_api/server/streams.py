@@ -73,25 +73,25 @@ async def _events(
 ) -> AsyncIterator[bytes]:
     yield sse.reconnection(_RECONNECT_MS)
     wait_s = _KEEPALIVE_S if figures is None else PERIOD_S
-    looked_s = told_s = monotonic()
+    checked_s = sent_s = monotonic()
     is_notified = True
     while not context.notifier.is_closed:
-        if monotonic() - looked_s >= _KEEPALIVE_S:
+        if monotonic() - checked_s >= _KEEPALIVE_S:
             if await run_in_threadpool(context.store.keys.valid, key_id) is None:
                 return
-            looked_s = monotonic()
+            checked_s = monotonic()
         ticket = context.notifier.ticket
         batch = []
         if is_notified:
             batch = await run_in_threadpool(context.store.events.after, after, job_id=job_id)
         for record in batch:
             yield sse.event(record.model_dump_json(), kind=record.kind, number=record.seq)
-            after, told_s = record.seq, monotonic()
+            after, sent_s = record.seq, monotonic()
         if figures is not None and context.deployments is not None:
             for one in figures.news(context.deployments.snapshots, monotonic()):
                 yield sse.event(one.model_dump_json(), kind=KIND)
-                told_s = monotonic()
+                sent_s = monotonic()
         is_notified = bool(batch) or await context.notifier.wait(ticket, wait_s)
-        if monotonic() - told_s >= _KEEPALIVE_S:
-            told_s = monotonic()
+        if monotonic() - sent_s >= _KEEPALIVE_S:
+            sent_s = monotonic()
             yield sse.KEEPALIVE

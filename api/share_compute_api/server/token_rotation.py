@@ -24,7 +24,7 @@ _LEAVE_S = 90.0
 """Time limit for removed machines to move their state to other machines, in seconds."""
 _SUSPEND_S = 120.0
 """Time limit for jobs to write their checkpoints, in seconds."""
-_LOOK_S = 0.5
+_POLL_S = 0.5
 _REASON = "the cluster's token was changed; its node restarts with the new one"
 _log = logging.getLogger(__name__)
 
@@ -74,7 +74,7 @@ class TokenRotation:
     async def _rotate(self) -> Rotated:
         deadline = time.monotonic() + _LEAVE_S
         while time.monotonic() < deadline and await asyncio.to_thread(self._are_leaving):  # noqa: ASYNC110 - rows
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(_POLL_S)
         began_s = time.monotonic()
         async with self._jobs.suspended(_SUSPEND_S) as jobs:
             done = -1

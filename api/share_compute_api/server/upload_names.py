@@ -14,7 +14,7 @@ from share_compute.store import ApiKeyRecord, Store
 from share_compute_api.schemas.bodies import UploadView
 from share_compute_api.server.context import Context
 from share_compute_api.server.owned import require_results
-from share_compute_api.submission.model_folders import looking, refused
+from share_compute_api.submission.model_folders import checking, refused
 from share_compute_api.uploads.names import checked_path
 
 
@@ -73,7 +73,7 @@ def _resolved_path(path: Path, field: str, context: Context, caller: ApiKeyRecor
     result = _own_result(path, context, caller)
     found = context.data_roots.resolve(path, field) if result is None else result
     if field != "data.files":
-        with looking(field):
+        with checking(field):
             context.data_roots.check_folder(found, field)
     return found
 

@@ -10,7 +10,7 @@ from share_compute.store import JobRecord, Store
 from share_compute_api.openai.batch_rows import text_request
 from share_compute_api.openai.engine import Engines
 from share_compute_api.submission.deployments import check_deployment
-from share_compute_api.submission.model_folders import looking, refused, require_path
+from share_compute_api.submission.model_folders import checking, refused, require_path
 from share_compute_api.workers.isolated.messages import CheckInputs, CheckSchema
 from share_compute_api.workers.isolated.pool import IsolatedProcesses
 
@@ -66,7 +66,7 @@ def require_kind(spec: BatchJob, found: str) -> None:
 
 def _check_data(spec: BatchJob, processes: IsolatedProcesses) -> None:
     for file in spec.data.files:
-        with looking("data.files"):
+        with checking("data.files"):
             require_path(file, "data.files")
             if not file.is_file():
                 raise refused("data.files", f"{file} is not a file", "name each file")

@@ -16,8 +16,8 @@ from share_compute_api.submission.model_folders import (
     check_stages,
     check_token_ids,
     check_weights,
+    checking,
     largest_token_id,
-    looking,
     model_window,
     read_json,
     refused,
@@ -52,7 +52,7 @@ def check_deployment(spec: ServeJob, store: Store, processes: IsolatedProcesses)
     """
     field = "model.path" if spec.model.path is not None else "model.job"
     folder = model_folder(spec.model, store)
-    with looking(field):
+    with checking(field):
         if (folder / "adapter_config.json").is_file() and not (folder / "config.json").is_file():
             raise refused(
                 field,

@@ -12,8 +12,8 @@ from share_compute_api.submission.model_folders import (
     check_model_folder,
     check_stages,
     check_token_ids,
+    checking,
     largest_token_id,
-    looking,
     read_json,
     refused,
     require_path,
@@ -43,7 +43,7 @@ def check_job(spec: TrainJob, processes: IsolatedProcesses) -> None:
 def _check_files(data: DataSpec, processes: IsolatedProcesses) -> None:
     problems = Problems()
     for file in data.files or ():
-        with problems.noted(), looking("data.files"):
+        with problems.noted(), checking("data.files"):
             require_path(file, "data.files")
             if not file.is_file():
                 raise refused("data.files", f"{file} is not a file", "name each file of the data")
@@ -66,13 +66,13 @@ def check_model(spec: TrainJob, processes: IsolatedProcesses) -> None:
         processes: isolated processes, which read the configuration and the tokenizer.
     """
     problems = Problems()
-    with problems.noted(), looking("tokenizer.path"):
+    with problems.noted(), checking("tokenizer.path"):
         if spec.tokenizer.path is not None:
             require_path(spec.tokenizer.path, "tokenizer.path")
             if not spec.tokenizer.path.is_dir():
                 problem = f"{spec.tokenizer.path} is not a folder"
                 raise refused("tokenizer.path", problem, "name the folder that holds tokenizer.json")
-    with problems.noted(), looking("model.path"):
+    with problems.noted(), checking("model.path"):
         if spec.model.path is not None:
             check_model_folder(spec.model.path, "model.path")
         config = _config(spec)

@@ -24,7 +24,7 @@ _MOST_NAMED = 5
 
 
 @contextmanager
-def looking(field: str) -> Iterator[None]:
+def checking(field: str) -> Iterator[None]:
     """Convert errors of reading files in the block to a UserError about ``field``."""
     try:
         yield
@@ -171,7 +171,7 @@ def largest_token_id(folder: Path, field: str, processes: IsolatedProcesses) -> 
         field: field of the job, for errors.
         processes: isolated processes, which read the file.
     """
-    with looking(field):
+    with checking(field):
         if not (folder / "tokenizer.json").is_file():
             return None
     try:

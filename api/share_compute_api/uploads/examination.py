@@ -6,13 +6,13 @@ from pathlib import Path
 
 from share_compute.data.tokenization import has_tokenizer
 from share_compute_api.schemas.bodies import UploadView
-from share_compute_api.submission.model_folders import check_model_folder, check_weights, looking, refused
+from share_compute_api.submission.model_folders import check_model_folder, check_weights, checking, refused
 
 
 def examine(upload: UploadView) -> None:
     """Raise UserError when no job could use the upload's content."""
     folder = Path(upload.folder)
-    with looking("files"):
+    with checking("files"):
         if upload.kind == "data":
             empty = next((file.path for file in upload.files if not file.size_bytes), None)
             if empty is not None:

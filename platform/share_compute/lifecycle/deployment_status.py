@@ -87,7 +87,7 @@ class ServingStatus(StrictModel):
     state: DeploymentState
     reason: str
     """Reason for the state, in one sentence."""
-    is_looking: bool = False
+    is_reading_model: bool = False
     """Whether it still reads its model, so that the machines it needs are unknown."""
     epoch: int = 0
     """Number of the present membership."""

@@ -29,7 +29,7 @@ from share_compute.simulation.rules import Change, Downtime, EpochRules, Rules
 from share_compute.specification import TrainJob
 from share_compute.topology import Topology
 
-_LOOK_EVERY_S = 7200.0
+_REPLAN_EVERY_S = 7200.0
 """Shortest time between two searches for a better plan, in seconds."""
 _RETRY_S = 60.0
 """Shortest time between two searches while no plan is possible, in seconds."""
@@ -107,7 +107,7 @@ class _Run:
         # These are the last layout whose members had all their state, and the machines that died since then.
         self._holders, self._gone = self._layout, set[int]()
         self._switch: tuple[float, Layout] | None = None
-        self._looked_s, self._has_returned = 0.0, False
+        self._searched_s, self._has_returned = 0.0, False
         self._areas: defaultdict[str, float] = defaultdict(float)
         self._seen_s = 0.0
         self._best_step_s = math.inf
@@ -131,7 +131,7 @@ class _Run:
             return
         self._has_returned = True
         if self._is_running:
-            self._look(now_s)
+            self._replan(now_s)
         else:
             self._retry(now_s)
 
@@ -157,28 +157,28 @@ class _Run:
         redone = self._rules.redone(done, self._layout, layout)
         self._ledger.lose(redone)
         if layout is None:
-            self._is_running, self._looked_s = False, now_s
+            self._is_running, self._searched_s = False, now_s
             self._ledger.open(now_s, math.inf, Downtime(), done - redone)
         else:
             self._change(now_s, layout, done - redone, is_death=True, is_search=is_search)
 
     def _retry(self, now_s: float) -> None:
         """Try to plan again, now that a machine has returned."""
-        if now_s < self._looked_s + _RETRY_S:
+        if now_s < self._searched_s + _RETRY_S:
             return
-        self._looked_s = now_s
+        self._searched_s = now_s
         layout = self._search()
         if layout is not None:
             self._is_running = True
             self._change(now_s, layout, self._ledger.close(now_s), is_death=False, is_search=True)
 
-    def _look(self, now_s: float) -> None:
+    def _replan(self, now_s: float) -> None:
         """Search for a better plan; if moving to it saves time, schedule the move for the end of the step."""
-        is_due = self._has_returned and now_s >= self._looked_s + _LOOK_EVERY_S and self._switch is None
+        is_due = self._has_returned and now_s >= self._searched_s + _REPLAN_EVERY_S and self._switch is None
         is_slow = self._ledger.step_s > _WORTH * self._best_step_s
         if not is_due or not is_slow or now_s < self._ledger.begun_s:
             return
-        self._looked_s, self._has_returned = now_s, False
+        self._searched_s, self._has_returned = now_s, False
         layout = self._search()
         if layout is None:
             return

@@ -81,14 +81,14 @@ class Store:
         if self._lock is None:
             self._lock = self._database.lock()
 
-    def hold(self, *, look_s: float = 1.0) -> None:
+    def hold(self, *, check_s: float = 1.0) -> None:
         """Reserve the database for this server until `close`.
 
         Two servers on one database would each consider the other's jobs lost and run them again. If another server
         takes over nevertheless, write transactions of this one fail, and the listeners of `on_fenced` are called.
 
         Args:
-            look_s: seconds between two checks whether the database is still held.
+            check_s: seconds between two checks whether the database is still held.
 
         Raises:
             Conflict: another server holds it.
@@ -98,7 +98,7 @@ class Store:
             self.lock()
             assert self._lock is not None
             claimed = self._database.claim(server_name(socket.gethostname(), os.getpid()), self.clock())
-            self._watchdog = Watchdog(self._lock, claimed, self._lose, look_s)
+            self._watchdog = Watchdog(self._lock, claimed, self._lose, check_s)
 
     def on_fenced(self, listener: Callable[[Fenced], None]) -> None:
         """Call ``listener`` once in the watchdog's thread when another server takes over; call it now if one did."""

@@ -68,8 +68,8 @@ def find_nonfinite(
     with ExitStack() as hooks:
         for name, module in stage.module.named_modules():
             if not list(module.children()) or module in stage.layers.values():
-                look = partial(_look, found, stage.stored_name(name))
-                hooks.enter_context(module.register_forward_hook(look))
+                hook = partial(_check_outputs, found, stage.stored_name(name))
+                hooks.enter_context(module.register_forward_hook(hook))
         leaf = entering.detach()
         if leaf.is_floating_point() and stage.trains_before:
             leaf.requires_grad_()
@@ -105,7 +105,7 @@ def first_of(findings: Iterable[NonFiniteValue | None]) -> NonFiniteValue | None
     )
 
 
-def _look(
+def _check_outputs(
     found: list[tuple[Literal["forward", "backward"], str]],
     name: str,
     _module: nn.Module,
@@ -118,9 +118,11 @@ def _look(
         if not is_finite(value):
             found.append(("forward", name))
         elif value.requires_grad:
-            value.register_hook(partial(_look_back, found, name))  # type: ignore[no-untyped-call]
+            value.register_hook(partial(_check_gradient, found, name))  # type: ignore[no-untyped-call]
 
 
-def _look_back(found: list[tuple[Literal["forward", "backward"], str]], name: str, gradient: Tensor) -> None:
+def _check_gradient(
+    found: list[tuple[Literal["forward", "backward"], str]], name: str, gradient: Tensor
+) -> None:
     if not is_finite(gradient):
         found.append(("backward", name))

@@ -23,18 +23,18 @@ from share_compute_actors.machine.ports import NodePorts
 from share_compute_actors.machine.preflight import find_gpus
 from share_compute_actors.machine.processes import ChildProcesses
 
-LOOK = """
+PROBE = """
 import json, os, sys, ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 @ray.remote(num_cpus=0)
 class Member:
-    def look(self):
+    def environment(self):
         return os.environ.get("CUDA_VISIBLE_DEVICES"), sorted(os.sched_getaffinity(0))
 
 ray.init(address=sys.argv[1], log_to_driver=False)
 here = NodeAffinitySchedulingStrategy(sys.argv[2], soft=False)
-print(json.dumps(ray.get(Member.options(scheduling_strategy=here).remote().look.remote())))
+print(json.dumps(ray.get(Member.options(scheduling_strategy=here).remote().environment.remote())))
 """
 
 
@@ -68,7 +68,7 @@ def test_actors_of_a_node_see_its_gpu_alone(
     limits = NodeLimits(memory_bytes=600 * 2**20, cpu_threads=1, gpu=gpu)
     node = start_node(rosters[1], access(head), limits, ports)
     done = subprocess.run(
-        [sys.executable, "-c", LOOK, head.ray_address, node.node_id],
+        [sys.executable, "-c", PROBE, head.ray_address, node.node_id],
         env={**os.environ, **ray_environment(head.token)},
         capture_output=True,
         text=True,
@@ -97,7 +97,7 @@ def test_devices_share_the_cores_of_their_host() -> None:
     parts = share_cores(min(2, len(own)))
     assert sorted(core for part in parts for core in part) == own
     assert max(map(len, parts)) - min(map(len, parts)) <= 1
-    look = [sys.executable, "-c", "import os; print(sorted(os.sched_getaffinity(0)))"]
+    command = [sys.executable, "-c", "import os; print(sorted(os.sched_getaffinity(0)))"]
     for part in ((), *parts):
-        done = subprocess.run(on_cores(look, part), capture_output=True, text=True, check=True)
+        done = subprocess.run(on_cores(command, part), capture_output=True, text=True, check=True)
         assert json.loads(done.stdout) == sorted(part or own)

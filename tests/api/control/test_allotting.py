@@ -214,10 +214,10 @@ class TestAllotting:
         cluster.store.progress.record(job_id, 1, [planned(machine)])
         return job_id
 
-    def look(self, cluster: Cluster, allotting: Allotting) -> dict[str, Allotment]:
+    def allot(self, cluster: Cluster, allotting: Allotting) -> dict[str, Allotment]:
         present = cluster.store.contributors.list([ContributorState.ready])
         spare = [machine for machine in present if machine.job_id is None]
-        return allotting.look(cluster.store.jobs.active(), present, spare)
+        return allotting.allot(cluster.store.jobs.active(), present, spare)
 
     def test_a_machine_is_offered_to_one_job_after_the_other(self, cluster: Cluster) -> None:
         now = [0.0]
@@ -227,7 +227,7 @@ class TestAllotting:
 
         def taker() -> list[str]:
             return [
-                job for job, allotted in self.look(cluster, allotting).items() if len(allotted.nodes) == 2
+                job for job, allotted in self.allot(cluster, allotting).items() if len(allotted.nodes) == 2
             ]
 
         assert taker() == jobs[:1]
@@ -244,11 +244,11 @@ class TestAllotting:
         allotting = Allotting(Patience())
         self.running(cluster, "job")
         spare = cluster.contributor("spare")
-        before = self.look(cluster, allotting)
+        before = self.allot(cluster, allotting)
         cluster.store.contributors.seen(spare)
-        assert self.look(cluster, allotting) == before
+        assert self.allot(cluster, allotting) == before
         cluster.arrive(spare)
-        assert self.look(cluster, allotting) != before
+        assert self.allot(cluster, allotting) != before
 
     def test_what_was_asked_for_in_vain_is_not_offered_before_that_is_given_up(
         self, cluster: Cluster
@@ -261,10 +261,10 @@ class TestAllotting:
         cluster.store.progress.record(job_id, 1, [proposed(7, ada, grace)])
         cluster.store.jobs.cancel(other)
         cluster.store.jobs.move(other, JobState.cancelled, "cancelled", attempt=1)
-        allotted = self.look(cluster, allotting)[job_id]
+        allotted = self.allot(cluster, allotting)[job_id]
         assert ([one.id for one in allotted.machines], allotted.answers) == ([ada], 7)
         cluster.store.progress.record(job_id, 1, [ReplanAbandoned(reason="the job cannot have grace")])
-        allotted = self.look(cluster, allotting)[job_id]
+        allotted = self.allot(cluster, allotting)[job_id]
         assert ([one.id for one in allotted.machines], allotted.answers) == ([ada, grace], None)
 
     def test_what_a_plan_still_has_is_not_offered(self, cluster: Cluster) -> None:
@@ -273,5 +273,5 @@ class TestAllotting:
         cluster.lose(machine.id, "its Ray node is dead")
         cluster.store.contributors.rejoin(machine.id)
         cluster.arrive(machine.id)
-        allotment = self.look(cluster, Allotting(Patience()))[job_id]
+        allotment = self.allot(cluster, Allotting(Patience()))[job_id]
         assert (allotment.machines, allotment.leaving) == ((), frozenset())

@@ -115,10 +115,10 @@ class House:
         finally:
             silence()
 
-    async def until(self, look: Callable[[], Any]) -> None:
+    async def until(self, check: Callable[[], Any]) -> None:
         while True:
             ticket = self.notifier.ticket
-            if await asyncio.to_thread(look):
+            if await asyncio.to_thread(check):
                 return
             await self.notifier.wait(ticket, 0.05)
 

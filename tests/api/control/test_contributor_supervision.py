@@ -123,11 +123,11 @@ class Cluster:
         await self.until(contributor_id, "ready")
         return contributor_id, machine
 
-    async def look(self) -> None:
-        """Look as the server does each second, after hearing all machines, and wait until none is measured."""
+    async def poll(self) -> None:
+        """Poll as the server does each second, after all machines have reported, and wait until none is measured."""
         for record in self.store.contributors.list():
             self.store.contributors.seen(record.id)
-        await self.supervisor.look()
+        await self.supervisor.poll()
         while any(map(self.measurements.is_measuring, [one.id for one in self.store.contributors.list()])):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 
@@ -187,7 +187,7 @@ def test_of_two_measurements_of_one_machine_the_later_counts(settings: Settings)
         second.devices.set_result((CPU,))
         assert (await cluster.until(ada, "ready")).capacity == (CPU,)
         assert not second.is_dead
-        await cluster.supervisor.look()
+        await cluster.supervisor.poll()
         assert cluster.store.contributors.get(ada).state == "ready"
 
     run(settings, story)
@@ -243,11 +243,11 @@ def test_who_could_not_even_be_given_up_does_not_stay_in_probing(settings: Setti
             await asyncio.sleep(0.01)
         with writing.begin() as connection:
             connection.exec_driver_sql("ALTER TABLE away RENAME TO events")
-        await cluster.supervisor.look()
+        await cluster.supervisor.poll()
         assert cluster.store.contributors.get(ada).state == "probing"
         cluster.now += timedelta(seconds=31)
         cluster.store.contributors.seen(ada)
-        await cluster.supervisor.look()
+        await cluster.supervisor.poll()
         assert cluster.store.contributors.get(ada).reason == "the server did not measure it"
 
     run(settings, story)
@@ -291,13 +291,13 @@ def test_who_is_gone_is_missed(settings: Settings, caplog: pytest.LogCaptureFixt
         cluster.store.contributors.online(leaving, node_id="ab", address="192.0.2.7")
         cluster.store.contributors.leave(leaving)
         cluster.alive = {"ab"}
-        await cluster.supervisor.look()
+        await cluster.supervisor.poll()
         states = [cluster.store.contributors.get(one).state for one in (dead, leaving, waiting)]
         assert states == ["lost", "left", "joining"]
         told = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
         assert told == ["contributor dead is lost: its Ray node is dead or does not answer"]
         cluster.now += timedelta(seconds=181)
-        await cluster.supervisor.look()
+        await cluster.supervisor.poll()
         assert "did not come up" in cluster.store.contributors.get(waiting).reason
 
     run(settings, story)
@@ -309,7 +309,7 @@ async def two_ready(cluster: Cluster) -> tuple[str, str]:
         cluster.alive.add(name)
         cluster.store.contributors.online(contributor_id, node_id=name, address=NOWHERE)
         cluster.store.contributors.ready(contributor_id, capacity=(CPU,), links=())
-    await cluster.supervisor.look()
+    await cluster.supervisor.poll()
     return ada, grace
 
 
@@ -327,7 +327,7 @@ def test_dead_links_are_measured_again(settings: Settings) -> None:
         cluster.store.contributors.relink(linked, [Link.dead(linked, other)])
         cluster.alive.add("ab")
         while any(link.is_dead for link in cluster.store.contributors.get(linked).links or ()):
-            await cluster.supervisor.look()
+            await cluster.supervisor.poll()
             await asyncio.sleep(0.01)
         links = cluster.store.contributors.get(linked).links
         assert links is not None
@@ -346,7 +346,7 @@ def test_who_alone_is_silent_is_lost(settings: Settings) -> None:
         cluster.address = NOWHERE
         cluster.now += SILENCE + timedelta(seconds=1)
         cluster.store.contributors.seen(grace)
-        await cluster.supervisor.look()
+        await cluster.supervisor.poll()
         assert states(cluster, ada, grace) == ["lost", "ready"]
 
     run(settings, story)
@@ -357,14 +357,14 @@ def test_a_server_that_hears_and_reaches_nobody_suspects_its_own_network(setting
         ada, grace = await two_ready(cluster)
         cluster.address = NOWHERE
         cluster.now += timedelta(minutes=5)
-        await cluster.supervisor.look()
+        await cluster.supervisor.poll()
         assert states(cluster, ada, grace) == ["ready", "ready"]
         cluster.now += SILENCE
         cluster.store.contributors.seen(grace)  # it is back; who was not heard yet has as long as always
-        await cluster.supervisor.look()
+        await cluster.supervisor.poll()
         assert states(cluster, ada, grace) == ["ready", "ready"]
         cluster.now += timedelta(seconds=1)
-        await cluster.supervisor.look()
+        await cluster.supervisor.poll()
         assert states(cluster, ada, grace) == ["lost", "ready"]
 
     run(settings, story)
@@ -377,7 +377,7 @@ def test_machines_fall_silent_one_after_another_when_the_server_is_cut_off(setti
         cluster.now += timedelta(seconds=2)
         cluster.store.contributors.seen(grace)  # its last call before the cut
         cluster.now += SILENCE - timedelta(seconds=1)
-        await cluster.supervisor.look()
+        await cluster.supervisor.poll()
         assert states(cluster, ada, grace) == ["ready", "ready"]
 
     run(settings, story)
@@ -394,7 +394,7 @@ def test_a_machine_beside_the_server_tells_nothing_of_the_network(settings: Sett
         cluster.addresses |= {"ab": NOWHERE, "cd": "192.0.2.9"}
         cluster.now += SILENCE + timedelta(seconds=1)
         cluster.store.contributors.seen(mary)
-        await cluster.supervisor.look()
+        await cluster.supervisor.poll()
         assert states(cluster, ada, grace, mary) == ["ready", "ready", "ready"]
 
     run(settings, story)
@@ -404,7 +404,7 @@ def test_machines_that_are_reached_but_silent_are_lost(settings: Settings) -> No
     async def story(cluster: Cluster) -> None:
         ada, grace = await two_ready(cluster)
         cluster.now += SILENCE + timedelta(seconds=1)
-        await cluster.supervisor.look()
+        await cluster.supervisor.poll()
         assert states(cluster, ada, grace) == ["lost", "lost"]
 
     run(settings, story)
@@ -445,7 +445,7 @@ def test_one_that_is_back_at_once_is_measured(settings: Settings, monkeypatch: p
             return changed
 
         monkeypatch.setattr(cluster.store.contributors, "set_state", set_state_slowly)
-        await cluster.supervisor.look()
+        await cluster.supervisor.poll()
         (await cluster.machine(ada, 2)).devices.set_result((CPU,))
         await cluster.until(ada, "ready")
 
@@ -491,10 +491,10 @@ def test_an_idle_machine_is_measured_again_when_its_figures_are_old(settings: Se
         ada, machine = await cluster.ready("ada")
         answer_anew(machine, (FASTER,))
         cluster.now += AGAIN - timedelta(seconds=1)
-        await cluster.look()
+        await cluster.poll()
         assert cluster.store.contributors.get(ada).capacity == (CPU,)
         cluster.now += timedelta(seconds=1)
-        await cluster.look()
+        await cluster.poll()
         record = cluster.store.contributors.get(ada)
         assert (record.state, record.capacity, record.measured_at) == ("ready", (FASTER,), cluster.now)
         assert not machine.is_dead
@@ -508,12 +508,12 @@ def test_a_machine_is_measured_again_on_request_but_not_while_it_works(settings:
         answer_anew(machine, (FASTER,))
         job_id = work(cluster, ada, busy_s=1.0)
         cluster.measurements.want(ada)
-        await cluster.look()
+        await cluster.poll()
         assert len(machine.asked) == 1
         cluster.store.jobs.move(job_id, JobState.failed, "it failed", attempt=1)
-        await cluster.look()
+        await cluster.poll()
         assert cluster.store.contributors.get(ada).capacity == (FASTER,)
-        await cluster.look()
+        await cluster.poll()
         assert len(machine.asked) == 2  # once is enough
 
     run(settings, story)
@@ -524,13 +524,13 @@ def test_what_cannot_be_measured_again_keeps_its_figures(settings: Settings) -> 
         ada, machine = await cluster.ready("ada")
         answer_anew(machine, ContributorLost("its actor died", hint="none"))
         cluster.measurements.want(ada)
-        await cluster.look()
+        await cluster.poll()
         record = cluster.store.contributors.get(ada)
         assert (record.state, record.capacity) == ("ready", (CPU,))
-        await cluster.look()
+        await cluster.poll()
         assert len(cluster.started) == 2  # ada and the head: it is not tried without a pause
         cluster.now += timedelta(minutes=1)
-        trying = asyncio.create_task(cluster.look())
+        trying = asyncio.create_task(cluster.poll())
         (await cluster.machine(ada, 2)).devices.set_result((FASTER,))
         await trying
         assert cluster.store.contributors.get(ada).capacity == (FASTER,)
@@ -553,10 +553,10 @@ def test_a_machine_whose_job_disagrees_with_its_figures_is_measured_again(
     async def story(cluster: Cluster) -> None:
         ada, machine = await cluster.ready("ada")
         job_id = work(cluster, ada, busy_s=busy_s)
-        await cluster.look()
+        await cluster.poll()
         assert len(machine.asked) == 1
         cluster.store.jobs.move(job_id, JobState.failed, "it failed", attempt=1)
-        await cluster.look()
+        await cluster.poll()
         assert len(machine.asked) == 1 + again
 
     run(settings, story)
@@ -570,8 +570,8 @@ def test_machines_of_one_host_share_its_processors(settings: Settings) -> None:
         assert cluster.store.contributors.get(ada).machine().cpu_threads == 4
         grace, second = await cluster.ready("grace", **ONE_OF_A_HOST)
         await cluster.ready("elsewhere", **{**ONE_OF_A_HOST, "host_id": "ef01"})
-        await cluster.look()
-        await cluster.look()
+        await cluster.poll()
+        await cluster.poll()
         assert first.asked == [(4, 0), (2, 2)]
         assert second.asked == [(2, 2)]
         machines = live_topology(cluster.store.contributors.list()).contributors

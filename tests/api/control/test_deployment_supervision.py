@@ -197,10 +197,10 @@ class House:
             await asyncio.gather(task, return_exceptions=True)
             silence()
 
-    async def until(self, look: Callable[[], bool]) -> None:
+    async def until(self, check: Callable[[], bool]) -> None:
         while True:
             ticket = self.notifier.ticket
-            if await asyncio.to_thread(look):
+            if await asyncio.to_thread(check):
                 return
             await self.notifier.wait(ticket, 0.05)
 
@@ -320,7 +320,7 @@ def test_machines_that_a_replica_loses_are_events(store: Store, tmp_path: Path) 
         replica = await house.replicas.get()
         replica.serve("con-1")
         await house.until(lambda: house.state(record) is DeploymentState.ready)
-        # It lasted for less than a look.
+        # It lasted for less than the interval between two polls.
         replica.interrupt(
             Interruption(number=1, reason="lost birch", machines=("birch",), ago_s=0.2, seconds=0.1)
         )
@@ -402,8 +402,8 @@ def test_a_replica_gives_back_what_it_does_not_use(store: Store, tmp_path: Path)
     slot = Slot(stages=2)
     assert slot.wants(present().values())
     slot.give([ada, grace, alan], -100.0)
-    # However long it looks at its model: nothing was tried with them before it knows that.
-    slot.see(ServingStatus(state=DeploymentState.pending, reason="", is_looking=True), -90.0)
+    # However long it reads its model: nothing was tried with them before it knows that.
+    slot.see(ServingStatus(state=DeploymentState.pending, reason="", is_reading_model=True), -90.0)
     assert slot.settle(present(), 0.0) == frozenset()
     assert slot.machines == {ada, grace, alan}
     loading = ServingStatus(state=DeploymentState.loading, reason="", holds=(ada, grace))

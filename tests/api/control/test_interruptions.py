@@ -29,7 +29,7 @@ def test_a_loss_is_told_once_and_so_is_its_end() -> None:
     assert seen.news(status(lost(1, 1.5, 0.9)), 2.5) == []
 
 
-def test_what_begins_and_ends_between_two_looks_is_told_whole() -> None:
+def test_what_begins_and_ends_between_two_polls_is_told_whole() -> None:
     seen = Interruptions()
     assert told(seen.news(status(lost(1, 0.4, 0.2), lost(2, 0.1)), 1.0)) == [(1, None), (1, 0.2), (2, None)]
 

@@ -150,7 +150,7 @@ def test_members_of_jobs_that_are_over_are_ended(store: Store) -> None:
         ended.append(job_id)
         return 1
 
-    asyncio.run(Leftovers(store, members, end).look())
+    asyncio.run(Leftovers(store, members, end).poll())
     assert ended == sorted([cancelled, "job-of-another-store"])
 
 
@@ -265,9 +265,9 @@ class TestResting:
     def now(self) -> list[float]:
         return [0.0]
 
-    def look(self, store: Store, waiting: Waiting) -> Any:
+    def supply(self, store: Store, waiting: Waiting) -> Any:
         present = store.contributors.list(waiting.states())
-        return waiting.look(present, store.jobs.queued(), {}, anything_runs=False)
+        return waiting.supply(present, store.jobs.queued(), {}, anything_runs=False)
 
     @pytest.mark.parametrize(("fruitless", "pause_s"), [(0, 4.0), (1, 4.0), (2, 8.0), (4, 32.0)])
     def test_it_rests_longer_each_time(
@@ -280,9 +280,9 @@ class TestResting:
         waiting.pause(job)
         now[0] = pause_s - 0.01
         assert waiting.pauses(job)
-        assert self.look(store, waiting).why_not(job) == job.reason
+        assert self.supply(store, waiting).why_not(job) == job.reason
         now[0] = pause_s
-        assert self.look(store, waiting).why_not(job) is None
+        assert self.supply(store, waiting).why_not(job) is None
 
     def test_its_machines_are_kept_for_it(self, store: Store, tmp_path: Path) -> None:
         async def story(cluster: Cluster) -> None:

@@ -290,7 +290,7 @@ class TestWaiting:
     ) -> str | None:
         job = cluster.store.jobs.get(job_id)
         present = cluster.store.contributors.list(waiting.states())
-        return waiting.look(present, [job], cluster.members, anything_runs=anything_runs).why_not(job)
+        return waiting.supply(present, [job], cluster.members, anything_runs=anything_runs).why_not(job)
 
     def test_nobody_is_waited_for_for_ever(self, cluster: Cluster) -> None:
         now = [0.0]
@@ -326,7 +326,7 @@ class TestWaiting:
 
         def spare() -> list[str]:
             present = cluster.store.contributors.list(waiting.states())
-            supply = waiting.look(present, [job], cluster.members, anything_runs=True)
+            supply = waiting.supply(present, [job], cluster.members, anything_runs=True)
             return [machine.id for machine in supply.spare([job])]
 
         assert spare() == []

@@ -184,15 +184,15 @@ def test_a_token_costs_the_same_in_a_long_text(
     stops=st.lists(st.text(alphabet="ab", min_size=1, max_size=5), max_size=3),
 )
 def test_a_text_ends_before_its_first_stop_string(pieces: list[str], stops: list[str]) -> None:
-    text, shown, looking = "".join(pieces), "", StopStrings(stops)
+    text, shown, stop_strings = "".join(pieces), "", StopStrings(stops)
     for piece in pieces:
-        shown += looking.push(piece)
+        shown += stop_strings.push(piece)
         assert not any(stop in shown for stop in stops)
-        if looking.found:
+        if stop_strings.found:
             break
-    shown += looking.flush()
+    shown += stop_strings.flush()
     places = [text.find(stop) for stop in stops if stop in text]
-    if not looking.found:
+    if not stop_strings.found:
         assert places == []
         assert shown == text
         return
@@ -202,9 +202,14 @@ def test_a_text_ends_before_its_first_stop_string(pieces: list[str], stops: list
 
 
 def test_as_little_as_possible_is_held_back() -> None:
-    looking = StopStrings(["END", "xyz"])
-    assert [looking.push(piece) for piece in ("say E", "N", "d of E", "x")] == ["say ", "", "ENd of ", "E"]
-    assert looking.flush() == "x"
+    stop_strings = StopStrings(["END", "xyz"])
+    assert [stop_strings.push(piece) for piece in ("say E", "N", "d of E", "x")] == [
+        "say ",
+        "",
+        "ENd of ",
+        "E",
+    ]
+    assert stop_strings.flush() == "x"
 
 
 def written(tokenizer: ServedTokenizer, ids: Sequence[int], **options: Any) -> tuple[FullAnswer, list[str]]:

@@ -39,7 +39,7 @@ class Replica:
         self.doors.set()
         self.engine.add(self)
 
-    def look(self) -> None:
+    def report_ready(self) -> None:
         """Let the engine see that it is ready."""
         self.engine.see(self, 1.0, is_ready=True)
 
@@ -51,7 +51,7 @@ class Replica:
     async def _admit(self, sequences: list[int]) -> None:
         await self.doors.wait()
         if self.failures:
-            self.look()  # at the very moment of the refusal
+            self.report_ready()  # at the very moment of the refusal
             raise self.failures.pop(0)
         assert self.has.isdisjoint(sequences)
         self.log.append(("submit", sequences))
@@ -102,9 +102,9 @@ def test_the_sequences_of_a_request_stay_together_whoever_looks_meanwhile(tmp_pa
     async def story(engine: RayEngine) -> None:
         replicas = [Replica(engine), Replica(engine)]
         for replica in replicas:
-            replica.look()
+            replica.report_ready()
         await settled()
-        asyncio.get_running_loop().call_soon(replicas[0].look)
+        asyncio.get_running_loop().call_soon(replicas[0].report_ready)
         await engine.generate(wanted(1, 2, 3))
         await settled()
         assert sorted(map(len, (replica.has for replica in replicas))) == [0, 3]
@@ -115,7 +115,7 @@ def test_the_sequences_of_a_request_stay_together_whoever_looks_meanwhile(tmp_pa
 def test_who_was_refused_is_not_computed_afterwards(tmp_path: Path) -> None:
     async def story(engine: RayEngine) -> None:
         replica = Replica(engine, failures=[Busy("full", hint="wait")])
-        replica.look()
+        replica.report_ready()
         with pytest.raises(Busy):
             await engine.generate(wanted(1))
         await settled()
@@ -130,7 +130,7 @@ def test_who_leaves_while_it_is_given_away_is_ended_there_afterwards(tmp_path: P
         replica = Replica(engine)
         replica.doors.clear()
         stream = await engine.generate(wanted(1))  # it waits: nobody is known to be ready
-        replica.look()
+        replica.report_ready()
         await replica.asked.wait()
         stream.close()
         await settled()
@@ -146,9 +146,9 @@ def test_who_leaves_while_one_refuses_is_not_given_to_the_next(tmp_path: Path) -
         full, free = Replica(engine, failures=[Busy("full", hint="wait")]), Replica(engine)
         full.doors.clear()
         stream = await engine.generate(wanted(1))
-        full.look()
+        full.report_ready()
         await full.asked.wait()
-        free.look()
+        free.report_ready()
         stream.close()
         full.doors.set()
         await settled()
@@ -160,8 +160,8 @@ def test_who_leaves_while_one_refuses_is_not_given_to_the_next(tmp_path: Path) -
 def test_who_is_lost_while_it_is_asked_is_followed_by_the_next(tmp_path: Path) -> None:
     async def story(engine: RayEngine) -> None:
         first, second = Replica(engine, failures=[ContributorLost("it died")]), Replica(engine)
-        first.look()
-        second.look()
+        first.report_ready()
+        second.report_ready()
         await engine.generate(wanted(1, 2))
         await settled()
         assert (first.has, second.has) == (set(), {1, 2})

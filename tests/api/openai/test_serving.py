@@ -51,7 +51,7 @@ def expected(folder: Path) -> str:
 def members(of: int) -> Iterator[psutil.Process]:
     """Give the members among the descendants of a process."""
     for process in psutil.Process(of).children(recursive=True):
-        with suppress(psutil.NoSuchProcess):  # it ended between two looks
+        with suppress(psutil.NoSuchProcess):  # it ended after it was listed
             if "ServingMember" in " ".join(process.cmdline()):
                 yield process
 

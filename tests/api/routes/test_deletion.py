@@ -118,7 +118,7 @@ def test_nothing_outside_the_folder_of_jobs_is_removed(
             whole,
         ):
             remove_folder(session, folder, store.clock())
-    cleaner(settings, store).look()
+    cleaner(settings, store).delete_due()
     assert (outside / "model").is_dir()
     assert jobs.is_dir()
     assert not whole.exists()

@@ -177,11 +177,11 @@ def test_deployments_that_fail_lose_a_part_or_wait_are_told(cluster: Cluster, tm
 def test_changes_are_told_by_an_event_and_nothing_else_is(cluster: Cluster) -> None:
     cluster.store.contributors.set_state(cluster.join("ash"), ContributorState.lost, "its node died")
     watch, start = AlertWatch(cluster.context), cluster.store.events.last_seq()
-    watch.look()
-    watch.look()
+    watch.poll()
+    watch.poll()
     assert cluster.store.events.last_seq() == start
     cluster.wait(REMEMBERED)
-    watch.look()
+    watch.poll()
     (event,) = cluster.store.events.after(start)
     assert event.kind == "alerts"
     assert event.data == {"began": [], "ended": ["machine ash was lost: its node died"]}

@@ -157,9 +157,9 @@ class TestInputs:
 
     def test_files_that_are_not_what_their_names_say_are_refused(self, tmp_path: Path) -> None:
         file = lines(tmp_path / "a.parquet", [{"q": 1}])
-        for look in (Inputs([file], "q").survey, lambda: Inputs([file], "q").check(str, ())):
+        for check in (Inputs([file], "q").survey, lambda: Inputs([file], "q").check(str, ())):
             with pytest.raises(UserError, match="cannot be read"):
-                look()
+                check()
         with pytest.raises(UserError, match="cannot be read: No such file"):
             Inputs([tmp_path / "gone.jsonl"], "q").survey()
 

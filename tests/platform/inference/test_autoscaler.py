@@ -13,7 +13,7 @@ from share_compute.errors import UserError
 from share_compute.inference.autoscaler import Autoscaler, Demand
 from share_compute.specification import ReplicasSpec
 
-LOOK_S = 0.5
+TICK_S = 0.5
 LIMITS = ReplicasSpec(
     min=0,
     max=4,
@@ -26,14 +26,14 @@ LIMITS = ReplicasSpec(
 
 @dataclass
 class Clock:
-    """Looks at an autoscaler at regular times; replicas are up as soon as they are wanted."""
+    """Calls an autoscaler at regular times; replicas are up as soon as they are wanted."""
 
     autoscaler: Autoscaler
     now_s: float = 0.0
     idle_since_s: float = 0.0
     changes: list[tuple[float, int, str]] = field(default_factory=list)
 
-    def look(self, sequences: int) -> None:
+    def tick(self, sequences: int) -> None:
         if sequences:
             self.idle_since_s = self.now_s
         up = self.autoscaler.wanted
@@ -44,14 +44,14 @@ class Clock:
         if decision is not None:
             assert decision.wanted == self.autoscaler.wanted
             self.changes.append((self.now_s, decision.wanted, decision.reason))
-        self.now_s += LOOK_S
+        self.now_s += TICK_S
 
     def during(self, seconds: float, load: Callable[[float], int]) -> list[int]:
         """Return the numbers that were wanted one after the other."""
         before = len(self.changes)
         end_s = self.now_s + seconds
         while self.now_s < end_s:
-            self.look(load(self.now_s))
+            self.tick(load(self.now_s))
         return [wanted for _, wanted, _ in self.changes[before:]]
 
 
@@ -93,7 +93,7 @@ def test_it_goes_down_slowly_by_the_most_that_was_needed_meanwhile() -> None:
 def test_it_goes_to_none_only_when_nobody_asked_for_long_and_at_once_from_it() -> None:
     time = clock()
     assert time.during(299, lambda _: 0) == []
-    time.look(1)
+    time.tick(1)
     asked_s = time.idle_since_s
     assert time.during(400, lambda _: 0) == [0]
     at_s, _, reason = time.changes[0]
@@ -108,7 +108,7 @@ def test_it_goes_to_none_only_when_nobody_asked_for_long_and_at_once_from_it() -
     assert other.during(1000, lambda _: 0) == []
 
 
-def test_a_request_between_two_looks_counts() -> None:
+def test_a_request_between_two_ticks_counts() -> None:
     time = clock()
     time.during(200, lambda _: 0)
     time.idle_since_s = time.now_s - 0.25  # it came and ended unseen

@@ -101,7 +101,7 @@ def test_a_lie_about_the_node_changes_nothing(store: Store, tmp_path: Path) -> N
 
     context.measurements = Watched(store, started)
     (ada, key), (grace, _) = joined(store), joined(store, "grace")
-    tables = iter(([], [own(ada)]))  # it appears at the second look
+    tables = iter(([], [own(ada)]))  # it appears at the second poll
 
     async def nodes() -> list[NodeFacts]:
         head = own(ada, node_id=HEAD, address="192.0.2.1", labels={})

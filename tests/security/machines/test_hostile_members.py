@@ -99,7 +99,7 @@ def job(folder: Path, members: int) -> dict[str, Any]:
 def test_a_job_goes_on_without_a_hostile_member(
     attempt: Attempt, both: Topology, hostile: Hostile, tmp_path: Path, what: str
 ) -> None:
-    def look(event: AttemptEvent, coordinator: Any) -> None:
+    def on_event(event: AttemptEvent, coordinator: Any) -> None:
         if event.type == "step" and event.step == 3:
             # As one of its members might call it.
             bomb = Bomb(hostile.marker)
@@ -113,7 +113,7 @@ def test_a_job_goes_on_without_a_hostile_member(
             assert ray.wait(called, num_returns=len(called), timeout=DEADLINE_S)[1] == []
             hostile.step(what)
 
-    told = attempt(job(tmp_path, members=2), machines=both, on_event=look)
+    told = attempt(job(tmp_path, members=2), machines=both, on_event=on_event)
     assert not hostile.marker.exists(), hostile.marker.read_text()
     notes = [event.message for event in told if event.type == "note"]
     assert any(
@@ -131,12 +131,12 @@ def test_a_job_goes_on_without_a_hostile_member(
 def test_a_job_that_has_only_a_hostile_machine_fails(
     attempt: Attempt, both: Topology, hostile: Hostile, tmp_path: Path
 ) -> None:
-    def look(event: AttemptEvent, _: Any) -> None:
+    def on_event(event: AttemptEvent, _: Any) -> None:
         if event.type == "step" and event.step == 3:
             hostile.step("pickles")
 
     alone = Topology(both.contributors[1:])
-    told = attempt(job(tmp_path, members=1), machines=alone, on_event=look)
+    told = attempt(job(tmp_path, members=1), machines=alone, on_event=on_event)
     assert not hostile.marker.exists(), hostile.marker.read_text()
     assert told[-1].type == "ended"
     assert told[-1].outcome == "failed"
@@ -149,11 +149,11 @@ def test_a_snapshot_of_a_hostile_member_is_not_saved(
 ) -> None:
     """The first member of the stage is the hostile one: the shard store fetches the result from it."""
 
-    def look(event: AttemptEvent, _: Any) -> None:
+    def on_event(event: AttemptEvent, _: Any) -> None:
         if event.type == "step" and event.step == STEPS:
             hostile.step("pickles")
 
-    told = attempt(job(tmp_path, members=2), machines=Topology(both.contributors[::-1]), on_event=look)
+    told = attempt(job(tmp_path, members=2), machines=Topology(both.contributors[::-1]), on_event=on_event)
     assert not hostile.marker.exists(), hostile.marker.read_text()
     assert told[-1].type == "ended"
     assert told[-1].outcome == "succeeded"

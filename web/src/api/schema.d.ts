@@ -5848,11 +5848,11 @@ export interface components {
              */
             interruptions: components["schemas"]["Interruption"][];
             /**
-             * Is Looking
+             * Is Reading Model
              * @description Whether it still reads its model, so that the machines it needs are unknown.
              * @default false
              */
-            is_looking: boolean;
+            is_reading_model: boolean;
             /**
              * Last Gap S
              * @description Seconds from noticing the last loss until the next membership computed.

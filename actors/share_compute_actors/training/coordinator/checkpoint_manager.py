@@ -131,7 +131,7 @@ class CheckpointManager:
         """Save the trained model, and wait until it is complete; raises the same errors as `checkpoint`."""
         self._save(f"artifacts/{_RESULT}", "artifact", state, waits=True)
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Report a folder whose saving has ended; request a pause if a timed checkpoint or a suspension is due.
 
         Call it regularly while training continues.

@@ -233,11 +233,11 @@ class Conductor:
             if time.monotonic() - self._ticked_s > _TICK_S:
                 self._ticked_s = time.monotonic()
                 self._handle(Tick())
-                self._look_for_cuts()
+                self._detect_cuts()
                 self._listener.ticked()
             self._injector.messages.flush()
 
-    def _look_for_cuts(self) -> None:
+    def _detect_cuts(self) -> None:
         """Check whether members reach each other: after 3 s without news, then after twice as long each time.
 
         A cut leaves TCP connections open, so nothing else shows that the tensors of a step will not arrive.

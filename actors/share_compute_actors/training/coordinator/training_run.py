@@ -262,5 +262,5 @@ class TrainingRun(Listener):
 
     def ticked(self) -> None:
         """Report folders that were saved and copies that are complete, and request the pauses that are due."""
-        self._checkpoints.look()
-        self._changes.protection.look(self._progress.state.step)
+        self._checkpoints.poll()
+        self._changes.protection.poll(self._progress.state.step)

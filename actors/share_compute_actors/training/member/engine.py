@@ -105,7 +105,7 @@ class TrainingEngine(ComputeThread):
         self._events: deque[Event] = deque()
         self._effects: deque[Effect] = deque()
         self._clock = StepClock()
-        self._looked_s = time.monotonic()
+        self._polled_s = time.monotonic()
         self._start()
 
     def _make_outbox(self) -> Outbox:
@@ -228,8 +228,8 @@ class TrainingEngine(ComputeThread):
             rejected = self.channel.rejected.popleft()
             self._reject(rejected.label, rejected.source, rejected.what)
         if taken is None:
-            if time.monotonic() - self._looked_s > _TICK_S:
-                self._looked_s = time.monotonic()
+            if time.monotonic() - self._polled_s > _TICK_S:
+                self._polled_s = time.monotonic()
                 self._handle(RetransmissionTimeout())
             return
         label, source, tensor = taken

@@ -76,7 +76,7 @@ class PerformanceMonitor:
         }
         self._reported_s: float | None = None
         self._planner: threading.Thread | None = None
-        self._looked_after = 0
+        self._planned_after = 0
         """Step after which a better plan was last searched for."""
         self._lock = threading.Lock()
         self._over = False
@@ -204,16 +204,16 @@ class PerformanceMonitor:
     def _plan_again(self, step: int) -> None:
         """Search for a better plan in a thread, so that training does not wait; at most once per step."""
         left = self._assignment.spec.training.steps - step
-        is_looking = self._planner is not None and self._planner.is_alive()
-        if left == 0 or step == self._looked_after or is_looking:
+        is_planning = self._planner is not None and self._planner.is_alive()
+        if left == 0 or step == self._planned_after or is_planning:
             return
-        self._looked_after = step
+        self._planned_after = step
         usable = self._changes.usable
         if self._is_given_up or usable != self._known:
             self._forget_proposal()
         self._known, self._is_disturbed, self._is_given_up = usable, False, False
         self._planner = threading.Thread(
-            target=self._look, args=(step, left, self._known, self.timings(), self._noise()), daemon=True
+            target=self._search, args=(step, left, self._known, self.timings(), self._noise()), daemon=True
         )
         self._planner.start()
 
@@ -231,7 +231,7 @@ class PerformanceMonitor:
         median_s = statistics.median(self._recent_s)
         return _SIGMA * statistics.median(abs(one - median_s) for one in self._recent_s) / median_s
 
-    def _look(self, step: int, left: int, machines: Topology, timings: Timings, noise: float) -> None:
+    def _search(self, step: int, left: int, machines: Topology, timings: Timings, noise: float) -> None:
         solution = self._solution
         under_way = self._changes.under_way()
         limits = self._limits.model_copy(update={"least_gain": max(self._limits.least_gain, noise)})

@@ -42,7 +42,7 @@ class ProtectionWatch:
             self._is_protected = False
             self._report(Protection(step=step, is_protected=False))
 
-    def look(self, step: int) -> None:
+    def poll(self, step: int) -> None:
         """Poll the backup members, and report when all copies are complete; never waits.
 
         Args:

@@ -68,7 +68,7 @@ _endings: dict[str, Callable[[], None]] = {}
 """For each group that this process forms or belongs to, by name: a function that ends its waiting operations."""
 _forming = threading.Lock()
 """Held while a group's own listening ports are found, so that groups do not confuse their connections."""
-_LOOK_S = 0.1
+_POLL_S = 0.1
 """Longest wait for an operation, in seconds, between two checks of the group's connections."""
 _LEAVE_S = 0.25
 """Time limit for ended operations to return, in seconds."""
@@ -196,7 +196,7 @@ class EpochGroup(BaseGroup):  # type: ignore[misc]
             return lambda: self._guard(work.wait)
         self._works = [each for each in self._works if not each.is_completed()] + [work]
         return lambda: self._guard(
-            lambda: self._finish(lambda look_s: work.wait(timedelta(seconds=look_s)), work.is_completed)
+            lambda: self._finish(lambda poll_s: work.wait(timedelta(seconds=poll_s)), work.is_completed)
         )
 
     def _finish(self, wait: Callable[[float], Any], is_done: Callable[[], bool]) -> None:
@@ -205,7 +205,7 @@ class EpochGroup(BaseGroup):  # type: ignore[misc]
         while True:
             is_settled = is_done()
             try:
-                wait(_LOOK_S)
+                wait(_POLL_S)
             except (RuntimeError, TimeoutError) as failure:
                 if is_settled:
                     raise

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from share_compute.specification import BatchJob
 
 ARTIFACT = "output"
-_LOOK_S = 1.0
+_POLL_S = 1.0
 """Seconds between two polls for a cancellation request, and between two progress reports."""
 _PAUSE_S = 1.0
 _LONGEST_PAUSE_S = 10.0
@@ -126,9 +126,9 @@ class BatchAttempt:
 
     async def _cancelled(self) -> None:
         """Wait until the user has requested cancellation of the job."""
-        look = partial(self._store.jobs.get, self._job.id)
-        while (await patiently(self._patience, look)).cancel_requested_at is None:  # noqa: ASYNC110 - the wish is a row
-            await asyncio.sleep(_LOOK_S)
+        read = partial(self._store.jobs.get, self._job.id)
+        while (await patiently(self._patience, read)).cancel_requested_at is None:  # noqa: ASYNC110 - the wish is a row
+            await asyncio.sleep(_POLL_S)
 
     async def _record(self, *events: AttemptEvent) -> None:
         record = partial(self._store.progress.record, self._job.id, self._job.attempt, list(events))
@@ -243,7 +243,7 @@ class BatchAttempt:
 
     async def _record_progress_periodically(self, parts: Parts) -> None:
         while True:
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(_POLL_S)
             await self._record_progress(parts)
 
     async def _record_progress(self, parts: Parts) -> None:

@@ -14,8 +14,8 @@ from share_compute.specification import BATCH_KINDS, BatchJob, TrainJob
 from share_compute.store import DeploymentRecord, JobRecord, Store
 from share_compute_api.connection.notifier import Notifier
 from share_compute_api.control.batches.attempt import BatchAttempt, DeploymentGone
-from share_compute_api.control.looking import keep_looking
 from share_compute_api.control.patience import Patience, patiently
+from share_compute_api.control.polling import poll_forever
 from share_compute_api.openai.engine import Engines
 from share_compute_api.submission.batches import deployment_of, require_kind
 
@@ -54,14 +54,14 @@ class BatchSupervisor:
     async def run(self) -> None:
         """Run batches until cancelled; first requeue the attempts that an earlier server left unfinished."""
         try:
-            await keep_looking(self._look, "batches", self._notifier)
+            await poll_forever(self._poll, "batches", self._notifier)
         finally:
             tasks = list(self._attempts.values())
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _look(self) -> None:
+    async def _poll(self) -> None:
         requeue = partial(
             self._store.jobs.requeue_interrupted,
             self._interruption,

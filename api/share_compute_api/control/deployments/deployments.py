@@ -9,7 +9,7 @@ from share_compute.lifecycle.deployment_status import ServingStatus
 from share_compute.store import DeploymentRecord, Store
 from share_compute_api.connection.notifier import Notifier
 from share_compute_api.control.deployments.serving import Members, Serving
-from share_compute_api.control.looking import keep_looking
+from share_compute_api.control.polling import poll_forever
 from share_compute_api.openai.engine import Engines
 from share_compute_api.openai.metering import ServingMetrics
 from share_compute_api.openai.metrics import Snapshot
@@ -53,23 +53,23 @@ class DeploymentSupervisor:
         self._failed: set[str] = set()
         """Ids of deployments that failed. A list that was read from the store before the failure was recorded may still
         contain them."""
-        self._has_looked = False
+        self._has_polled = False
 
     async def run(self) -> None:
         """Serve until cancelled. Deployments stay in the store, so the next server process continues them."""
         try:
-            await keep_looking(self._look, "deployments", self._notifier)
+            await poll_forever(self._poll, "deployments", self._notifier)
         finally:
             tasks = [_end(*each) for each in self._serving.values()]
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _look(self) -> None:
+    async def _poll(self) -> None:
         living = {record.id: record for record in await asyncio.to_thread(self._store.deployments.list)}
-        if not self._has_looked:
+        if not self._has_polled:
             await asyncio.to_thread(
                 self._store.leases.release_all
             )  # leases of an earlier server, whose replicas do not run any longer
-            self._has_looked = True
+            self._has_polled = True
         for deployment_id, each in self._serving.items():
             if deployment_id not in living:
                 _end(*each)

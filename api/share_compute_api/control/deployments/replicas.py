@@ -95,8 +95,8 @@ class Slot:
         leaving = {one for one in self.machines if present[one].state is ContributorState.draining}
         patience_s = _CALM_S if self.is_content else _THINKING_S
         unused: set[str] = set()
-        is_looking = self.status is None or self.status.is_looking
-        if not is_looking and now_s - self._changed_s > patience_s:
+        is_reading_model = self.status is None or self.status.is_reading_model
+        if not is_reading_model and now_s - self._changed_s > patience_s:
             unused = self.machines - self.holds
             if unused and not self.is_content:
                 self.tried |= nodes(present[one] for one in self.machines)
@@ -114,4 +114,4 @@ class Slot:
 
 
 def _essence(status: ServingStatus) -> tuple[object, ...]:
-    return status.state, status.is_looking, status.epoch, status.holds
+    return status.state, status.is_reading_model, status.epoch, status.holds

@@ -38,7 +38,7 @@ from share_compute_api.schemas.bodies import ReplicaCounts
 from share_compute_api.submission.deployments import model_folder
 from share_compute_api.submission.model_folders import model_window
 
-_LOOK_S = 0.5
+_POLL_S = 0.5
 _ANSWER_S = 20.0
 """Seconds for a replica's server to report its status; it may just be starting on a busy machine."""
 _MOST_FAILURES = 5
@@ -146,8 +146,8 @@ class Serving:
         try:
             await self._begin()
             while True:
-                await self._look()
-                await asyncio.sleep(_LOOK_S)
+                await self._poll()
+                await asyncio.sleep(_POLL_S)
         except UserError as failure:
             error = {"code": failure.code, **failure.facts()}
             await self._move(DeploymentState.failed, failure.message, error=error)
@@ -202,9 +202,9 @@ class Serving:
         except Conflict as over:
             _log.info("%s", over.message)
 
-    # -- one look ----------------------------------------------------------------------------------------------------
+    # -- one poll ----------------------------------------------------------------------------------------------------
 
-    async def _look(self) -> None:
+    async def _poll(self) -> None:
         try:
             for managed in self._replicas:
                 await self._see(managed)

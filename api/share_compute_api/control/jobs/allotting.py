@@ -80,7 +80,7 @@ class Allotting:
         self._offers: dict[str, tuple[str, float]] = {}
         """Current offers: contributor id -> (job id, time of the offer in seconds)."""
 
-    def look(
+    def allot(
         self,
         running: Sequence[JobRecord],
         present: Sequence[ContributorRecord],

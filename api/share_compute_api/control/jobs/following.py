@@ -88,8 +88,8 @@ class Following:
     async def _forward_cancellation(self, attempt: Attempt) -> None:
         """Wait for a cancellation request, forward it to the attempt, and kill the attempt if it does not stop."""
         job_id, number = self._job.id, self._job.attempt
-        look = partial(self._store.jobs.get, job_id)
-        while (await patiently(self._patience, look)).cancel_requested_at is None:  # noqa: ASYNC110 - a row
+        read = partial(self._store.jobs.get, job_id)
+        while (await patiently(self._patience, read)).cancel_requested_at is None:  # noqa: ASYNC110 - a row
             await asyncio.sleep(_POLL_S)
         deadline = asyncio.get_running_loop().time() + self._patience.cancel_s
         with suppress(TimeoutError):

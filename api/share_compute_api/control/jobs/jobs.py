@@ -20,9 +20,9 @@ from share_compute_api.control.jobs.coordinators import Attempt, Launch
 from share_compute_api.control.jobs.following import Following
 from share_compute_api.control.jobs.retry_policy import AttemptFailure, next_attempt
 from share_compute_api.control.jobs.waiting import Waiting
-from share_compute_api.control.looking import LOOK_S, keep_looking
 from share_compute_api.control.machines.live_topology import live_topology
 from share_compute_api.control.patience import Patience, patiently
+from share_compute_api.control.polling import POLL_S, poll_forever
 
 _KINDS = ("train",)
 """Kinds of jobs that this supervisor runs. Batches have their own supervisor: they need a deployment, not machines."""
@@ -124,14 +124,14 @@ class JobSupervisor:
         Running attempts continue while the store does not answer.
         """
         try:
-            await keep_looking(self._look, "jobs", self._notifier)
+            await poll_forever(self._poll, "jobs", self._notifier)
         finally:
             tasks = [running.task for running in self._attempts.values()]
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _look(self) -> None:
+    async def _poll(self) -> None:
         if self._is_suspended:
             return
         running = await self._requeue_lost()
@@ -148,7 +148,7 @@ class JobSupervisor:
         next_time = {job.id for job in queued if job.id in leased or job.id in self._attempts}
         # The store is read before the members, so that no member is missed on a machine that the store lists as free.
         members = await self._members()
-        supply = self._waiting.look(present, queued, members, anything_runs=anything_runs)
+        supply = self._waiting.supply(present, queued, members, anything_runs=anything_runs)
         for job in queued:
             if job.id in next_time:
                 supply.take(job)
@@ -183,7 +183,7 @@ class JobSupervisor:
         return [job for job in active if job.id in self._attempts]
 
     def _is_time_to_allot(self) -> bool:
-        """Return whether `LOOK_S` has passed since machines were last allotted; each committed step starts a pass."""
+        """Return whether `POLL_S` has passed since machines were last allotted; each committed step starts a pass."""
         return asyncio.get_running_loop().time() >= self._next_allotting_s
 
     def _allot(
@@ -193,8 +193,8 @@ class JobSupervisor:
         spare: Sequence[ContributorRecord],
     ) -> None:
         """Update the machines that each running attempt may use, and the machines that it must release."""
-        self._next_allotting_s = asyncio.get_running_loop().time() + LOOK_S
-        for job_id, newest in self._allotting.look(running, present, spare).items():
+        self._next_allotting_s = asyncio.get_running_loop().time() + POLL_S
+        for job_id, newest in self._allotting.allot(running, present, spare).items():
             if job_id in self._attempts:
                 self._attempts[job_id].allotted.put(newest)
 

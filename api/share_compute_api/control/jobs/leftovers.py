@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping
 from share_compute.errors import ShareComputeError
 from share_compute.store import Store
 
-_LOOK_S = 5.0
+_POLL_S = 5.0
 _log = logging.getLogger(__name__)
 
 
@@ -33,15 +33,15 @@ class Leftovers:
         self._end = end
 
     async def run(self) -> None:
-        """Call `look` until cancelled; while the store or Ray does not answer, no member is ended."""
+        """Call `poll` until cancelled; while the store or Ray does not answer, no member is ended."""
         while True:
             try:
-                await self.look()
+                await self.poll()
             except ShareComputeError as failure:
                 _log.warning("leftover members of jobs could not be checked: %s", failure.message)
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(_POLL_S)
 
-    async def look(self) -> None:
+    async def poll(self) -> None:
         """List the members once, and end those of finished jobs."""
         # Members are read before jobs. Otherwise a job that starts in between would have members, but look inactive.
         present = {job for jobs in (await self._members()).values() for job in jobs}

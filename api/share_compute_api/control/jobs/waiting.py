@@ -75,14 +75,14 @@ class Waiting:
         return put_off if put_off is not None and put_off.attempt == job.attempt else _PutOff(job.attempt)
 
     def states(self) -> list[ContributorState]:
-        """Return the states of the contributors that `look` needs to see."""
+        """Return the states of the contributors that `supply` needs to see."""
         states = [*_ARRIVING, ContributorState.ready, ContributorState.draining]
         return [*states, ContributorState.lost] if self._are_returning() else states
 
     def _are_returning(self) -> bool:
         return self._clock() - self._start < self._patience.return_s
 
-    def look(
+    def supply(
         self,
         present: Sequence[ContributorRecord],
         queued: Sequence[JobRecord],

@@ -13,8 +13,8 @@ from share_compute.store import ContributorRecord, JobRecord, Store
 from share_compute_actors.machine.reach import Place, answers
 from share_compute_api.cluster.calls import NodeFacts
 from share_compute_api.control import AWAY
-from share_compute_api.control.looking import LOOK_S
 from share_compute_api.control.machines.measuring import Measurements
+from share_compute_api.control.polling import POLL_S
 
 _JOINING_LIMIT = timedelta(seconds=180)
 _PROBING_LIMIT = timedelta(seconds=30)
@@ -81,10 +81,10 @@ class ContributorSupervisor:
         await self._mark_earlier()
         while True:
             try:
-                await self.look()
+                await self.poll()
             except ShareComputeError as failure:
                 _log.warning("contributors could not be checked: %s", failure.message)
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(POLL_S)
 
     async def _mark_earlier(self) -> None:
         """Mark machines known only from an earlier server process: "left" if they were draining, else "lost".
@@ -99,7 +99,7 @@ class ContributorSupervisor:
             else:
                 await self._change(record, ContributorState.lost, AWAY)
 
-    async def look(self) -> None:
+    async def poll(self) -> None:
         """Check all contributors once, and record changes of their states."""
         # The store is read before Ray's nodes: a node that comes up between the two reads is then seen as alive.
         records = await asyncio.to_thread(self._store.contributors.list, HERE)
@@ -111,7 +111,7 @@ class ContributorSupervisor:
             for record in records
             if record.state is ContributorState.probing and not self._measurements.is_measuring(record.id)
         }
-        self._measurements.look_at_dead_links(
+        self._measurements.measure_dead_links(
             [record for record in records if record.state is ContributorState.ready]
         )
         for record in records:

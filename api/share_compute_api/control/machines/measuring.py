@@ -165,7 +165,7 @@ class Measurements:
 
         return forget
 
-    def look_at_dead_links(self, ready: Sequence[ContributorRecord]) -> None:
+    def measure_dead_links(self, ready: Sequence[ContributorRecord]) -> None:
         """Measure dead links between ready contributors again from time to time, since their cause may be gone.
 
         Args:

@@ -48,7 +48,7 @@ router = APIRouter(prefix="/contributors", tags=["agents"])
 _NODE_PATIENCE_S = 5.0
 """Time to wait for a node in Ray's table of nodes, in seconds; a node that just registered may appear a moment later.
 """
-_NODE_LOOK_S = 0.2
+_NODE_POLL_S = 0.2
 
 
 @router.post("/preflight", operation_id="preflight", responses=documented(401, 403, 409, 410, 429, 503))
@@ -209,7 +209,7 @@ async def _check_node(node: OnlineRequest, contributor: ContributorRecord, conte
             return
         if monotonic() > deadline_s:
             raise unknown_node(contributor, node.node_id)
-        await asyncio.sleep(_NODE_LOOK_S)
+        await asyncio.sleep(_NODE_POLL_S)
 
 
 def _check_clock(clock: datetime, context: Context) -> None:

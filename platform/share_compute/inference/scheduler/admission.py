@@ -16,7 +16,7 @@ from share_compute.inference.scheduler.slot_ledger import Prefix, SlotLedger
 
 _MOST_PASSES = 16
 """Maximum number of sequences that may overtake a sequence of another owner that lacks KV capacity."""
-_MOST_LOOKED_AT = 64
+_MOST_EXAMINED = 64
 """Maximum number of waiting sequences of one owner that are examined; the first may wait for another one's prompt."""
 
 
@@ -108,7 +108,7 @@ class Admission:
 
     def _candidate(self, owner: OwnerQueue, reserve: int) -> tuple[LiveSequence, Prefix | None] | None:
         """Return an owner's first sequence that has no token in flight and need not wait for another's prompt."""
-        for live in islice(self._queue.candidates(owner), _MOST_LOOKED_AT):
+        for live in islice(self._queue.candidates(owner), _MOST_EXAMINED):
             if not live.is_settled:
                 continue
             if not self._ledger.fits(live.wanted_tokens + reserve):

@@ -53,7 +53,7 @@ def best_in_any_order(
     complete = width is None and len(machines) <= MOST_MACHINES
     levels: list[list[Labels]] = [[suffixes.root(0)], *([] for _ in machines)]
     found: list[tuple[float, int]] = []
-    until = suffixes.looked_at + budget
+    until = suffixes.examined + budget
     for level in range(len(machines) + 1):
         if not levels[level]:
             continue
@@ -70,7 +70,7 @@ def best_in_any_order(
             ready = np.flatnonzero(((labels.slot & bits) == 0) & sets.allowed(labels.slot | bits))
             if not len(ready):
                 continue
-            if suffixes.looked_at > until:
+            if suffixes.examined > until:
                 return [label for _, label in sorted(found)], False
             behind = labels.take(ready)
             slots = behind.slot | bits

@@ -95,7 +95,7 @@ class Suffixes:
     def __init__(self, cost: TrainingCost, options: Options, ceiling_s: float) -> None:
         self.cost, self.options, self.ceiling_s = cost, options, ceiling_s
         self.layers, self.count = cost.num_layers, cost.workload.microbatches
-        self.looked_at = 0
+        self.examined = 0
         """Number of candidates examined so far: a measure of the search effort that no computer's speed affects."""
         self._used: list[Option] = []
         self._sizes, self._regions = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
@@ -214,7 +214,7 @@ class Suffixes:
         useful = (step + ahead < limit) & (option.window[:, :reach][stop] >= window[:, None])
         useful &= np.isnan(work) | (work <= limit * (1 + 1e-9))
         row, more = np.nonzero(useful)
-        self.looked_at += useful.size
+        self.examined += useful.size
         if not len(row):
             return None
         return Labels(

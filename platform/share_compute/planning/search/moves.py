@@ -34,7 +34,7 @@ def improve(
     After each move the cuts, the machines to leave out and the members of each stage are searched again. The moves
     are deterministic. ``limits`` replaces the default limits for the number of machines.
     """
-    best_s, looked_at, tries = cost.step_s(layout), 0, 0
+    best_s, examined, tries = cost.step_s(layout), 0, 0
     order, moved = layout.machines, True
     while moved:
         moved = False
@@ -43,13 +43,13 @@ def improve(
             width = (limits or limits_for(len(candidate))).width_of(cost, len(candidate))
             few = sizes if width is None else [size for size in sizes if size <= 4]
             ids = best_in_order(suffixes, candidate, sizes=few or sizes, stages=stages, width=width)
-            looked_at, tries = looked_at + suffixes.looked_at, tries + 1
+            examined, tries = examined + suffixes.examined, tries + 1
             if ids:
                 layout = suffixes.layout(ids[0])
                 best_s, order, moved = cost.step_s(layout), layout.machines, True
                 yield layout
                 break
-            if looked_at > _BUDGET or tries >= _MOST_TRIES:
+            if examined > _BUDGET or tries >= _MOST_TRIES:
                 return
 
 

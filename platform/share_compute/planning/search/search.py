@@ -125,7 +125,7 @@ def all_below(
     ids, _ = best_in_any_order(
         suffixes, run.candidates, sizes=run.sizes, stages=stages, budget=budget, all_below=True
     )
-    return [suffixes.layout(each) for each in ids], suffixes.looked_at
+    return [suffixes.layout(each) for each in ids], suffixes.examined
 
 
 class _Search:
@@ -140,7 +140,7 @@ class _Search:
         self.options = Options(cost)
         self.known: dict[Layout, float] = {}
         self.best_s = math.inf
-        self.looked_at = 0
+        self.examined = 0
         self.proved = False
         self.sizes: list[int] = []
         self.candidates: list[int] = []
@@ -176,7 +176,7 @@ class _Search:
     def in_order(self, order: Sequence[int]) -> None:
         """Search one order of machines."""
         width = self._limits.width_of(self.cost, len(order))
-        self.looked_at += self._search(order, self.best_s, self.stages, width)
+        self.examined += self._search(order, self.best_s, self.stages, width)
 
     @property
     def _limits(self) -> SearchLimits:
@@ -190,7 +190,7 @@ class _Search:
             sizes = [size for size in sizes if size in _SIZES_OF_MANY]
         ids = best_in_order(suffixes, order, sizes=sizes, stages=stages, width=width)
         self.offer(suffixes.layout(each) for each in ids[:_KEPT_OF_ORDER])
-        return suffixes.looked_at
+        return suffixes.examined
 
     def auto(self, *, any_order: bool) -> None:
         """Run all searches that the number of machines allows."""
@@ -199,7 +199,7 @@ class _Search:
             self.offer(simple_layouts(self.cost, order, self.rates))
         self.offer(halve(self.cost, self.rates, found[0]))
         for order in found:
-            if len(self.candidates) <= MANY or self.looked_at <= _ORDERS_BUDGET:
+            if len(self.candidates) <= MANY or self.examined <= _ORDERS_BUDGET:
                 self.in_order(order)
         if any_order and len(self.options.usable) <= MOST_MACHINES:
             suffixes = Suffixes(self.cost, self.options, self.best_s)

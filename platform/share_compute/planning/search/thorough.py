@@ -29,7 +29,7 @@ from share_compute.planning.search.problem import SearchProblem
 from share_compute.planning.search.search import all_below
 from share_compute.planning.search.strategies import AutoPartitioning
 
-_LOOKED_AT = 6_000_000
+_MOST_EXAMINED = 6_000_000
 """Maximum number of candidates in the search for layouts that the formula does not rule out, over all problems."""
 _CELLS = 1_000_000
 """Maximum number of simulated cells (two or three seconds) for such layouts, and again for each local search."""
@@ -95,13 +95,13 @@ def _all_that_is_left(problems: Sequence[SearchProblem], choice: Choice) -> None
     """Simulate all layouts that the formula does not rule out, the most promising numbers of microbatches first."""
     if problems[0].cost.num_machines > MOST_MACHINES:
         return
-    left, cells = _LOOKED_AT, _CELLS
+    left, cells = _MOST_EXAMINED, _CELLS
     bounds = [(lower_bound_s(problem.cost), place) for place, problem in enumerate(problems)]
     for bound_s, place in sorted(bounds):
         problem = problems[place]
         if bound_s >= choice.step_s or left <= 0 or cells <= 0:
             return
-        layouts, looked_at = all_below(
+        layouts, examined = all_below(
             problem.cost,
             choice.step_s,
             stages=problem.stages,
@@ -110,7 +110,7 @@ def _all_that_is_left(problems: Sequence[SearchProblem], choice: Choice) -> None
         )
         before = choice.cells
         choice.offer(proposed(problem, map(Candidate, layouts)), most_cells=cells)
-        left, cells = left - looked_at, cells - (choice.cells - before)
+        left, cells = left - examined, cells - (choice.cells - before)
 
 
 def _polish(

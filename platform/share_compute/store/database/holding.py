@@ -23,7 +23,7 @@ from share_compute.store.database.fence import Claim, fenced, valid_claim
 
 _SERVERS_LOCK = 0x5C_0002
 """Key of the server's advisory lock in PostgreSQL; migrations have their own."""
-_LOOK_S = 1.0
+_CHECK_S = 1.0
 _ANSWER_S = 2
 """Seconds for PostgreSQL to answer the watchdog; afterwards the connection counts as lost."""
 _log = logging.getLogger(__name__)
@@ -32,7 +32,7 @@ _log = logging.getLogger(__name__)
 class Lock(Protocol):
     """Lock that keeps other servers from a database."""
 
-    def look(self) -> Claim | None:
+    def check(self) -> Claim | None:
         """Take the lock again if it was lost; return the claim that is valid now, None if its row does not exist.
 
         Raises:
@@ -50,7 +50,7 @@ class _NoLock:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
-    def look(self) -> Claim | None:
+    def check(self) -> Claim | None:
         with self._engine.connect() as connection:
             return valid_claim(connection)
 
@@ -96,7 +96,7 @@ class _PostgresLock:
             raise _taken(self._engine.url.database or "")
         self._connection = connection
 
-    def look(self) -> Claim | None:
+    def check(self) -> Claim | None:
         try:
             if self._connection is None:
                 self.take()
@@ -169,16 +169,16 @@ class Watchdog:
         lock: lock of the database.
         claim: claim of this server.
         lost: callback, called once in the thread, when another server has taken the database.
-        look_s: seconds between two checks.
+        check_s: seconds between two checks.
     """
 
     def __init__(
-        self, lock: Lock, claim: Claim, lost: Callable[[Fenced], None], look_s: float = _LOOK_S
+        self, lock: Lock, claim: Claim, lost: Callable[[Fenced], None], check_s: float = _CHECK_S
     ) -> None:
         self._lock = lock
         self._claim = claim
         self._lost = lost
-        self._look_s = look_s
+        self._check_s = check_s
         self._ended = threading.Event()
         self._is_away = False
         self._thread = threading.Thread(target=self._run, name="watches-the-database", daemon=True)
@@ -190,9 +190,9 @@ class Watchdog:
         self._thread.join()
 
     def _run(self) -> None:
-        while not self._ended.wait(self._look_s):
+        while not self._ended.wait(self._check_s):
             try:
-                valid = self._lock.look()
+                valid = self._lock.check()
             except Conflict as failure:
                 self._lost(
                     Fenced(

@@ -8,11 +8,11 @@ export function useFollowedEnd(grows: unknown) {
   const ref = useRef<HTMLDivElement>(null);
   const follows = useRef(true);
   useEffect(() => {
-    const look = () => {
+    const check = () => {
       follows.current = innerHeight + scrollY >= document.documentElement.scrollHeight - NEAR_PX;
     };
-    addEventListener("scroll", look, { passive: true });
-    return () => removeEventListener("scroll", look);
+    addEventListener("scroll", check, { passive: true });
+    return () => removeEventListener("scroll", check);
   }, []);
   useEffect(() => {
     if (follows.current) scrollTo({ top: document.documentElement.scrollHeight });

@@ -21,7 +21,7 @@ _TAGS = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"
 LOCALES = {"en": "en-GB", "zh": "zh-CN"}
 
 
-def looks(first: Literal["desk", "phone"], languages: Sequence[str] = ("en",)) -> pytest.MarkDecorator:
+def appearances(first: Literal["desk", "phone"], languages: Sequence[str] = ("en",)) -> pytest.MarkDecorator:
     """Parametrize by ``scheme`` and ``width`` of pages, and by ``language`` if there are several.
 
     Args:
@@ -30,16 +30,16 @@ def looks(first: Literal["desk", "phone"], languages: Sequence[str] = ("en",)) -
     """
     desk, phone = (languages[0], "light", 1200), (languages[-1], "dark", 390)
     chosen = desk if first == "desk" else phone
-    others = [look for look in product(languages, ("light", "dark"), (1200, 390)) if look != chosen]
+    others = [one for one in product(languages, ("light", "dark"), (1200, 390)) if one != chosen]
     known = 0 if len(languages) > 1 else 1
     return pytest.mark.parametrize(
         ("language", "scheme", "width")[known:],
-        thoroughly([look[known:] for look in (chosen, *others)], quick=1),
+        thoroughly([one[known:] for one in (chosen, *others)], quick=1),
     )
 
 
 @dataclass
-class Looks:
+class Screenshots:
     """Pages that were opened in one window."""
 
     page: Page
@@ -56,9 +56,9 @@ class Looks:
 
 
 @contextmanager
-def looking(
+def screenshots(
     browser: Browser, folder: Path, complaints: Complaints, *, scheme: Any, width: int, **options: Any
-) -> Iterator[Looks]:
+) -> Iterator[Screenshots]:
     """Open a window for the block; at its end axe must have found no violation."""
     if not AXE.is_file():
         pytest.skip(missing("axe-core (npm ci in web/)"))
@@ -66,10 +66,10 @@ def looking(
     context = browser.new_context(color_scheme=scheme, viewport=viewport, **options)
     page = context.new_page()
     complaints.listen(page)
-    looks = Looks(page, folder)
-    yield looks
+    taken = Screenshots(page, folder)
+    yield taken
     context.close()
-    found = {name: some for name, some in looks.found.items() if some}
+    found = {name: some for name, some in taken.found.items() if some}
     assert not found, found
 
 

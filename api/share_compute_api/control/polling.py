@@ -9,23 +9,23 @@ from typing import NoReturn
 from share_compute.errors import ShareComputeError
 from share_compute_api.connection.notifier import Notifier
 
-LOOK_S = 1.0
+POLL_S = 1.0
 """Longest pause between two passes over the store, in seconds."""
 _log = logging.getLogger(__name__)
 
 
-async def keep_looking(look: Callable[[], Awaitable[None]], at: str, notifier: Notifier) -> NoReturn:
-    """Call ``look`` until cancelled; log each failure and continue.
+async def poll_forever(poll: Callable[[], Awaitable[None]], at: str, notifier: Notifier) -> NoReturn:
+    """Call ``poll`` until cancelled; log each failure and continue.
 
     Args:
-        look: makes one pass: reads the store and acts on it.
+        poll: makes one pass: reads the store and acts on it.
         at: plural noun for the log, such as "batches".
         notifier: notifies of changes in the store.
     """
     while True:
         ticket = notifier.ticket
         try:
-            await look()
+            await poll()
         except ShareComputeError as failure:
             _log.warning("%s could not be checked: %s", at, failure.message)
-        await notifier.wait(ticket, LOOK_S)
+        await notifier.wait(ticket, POLL_S)
