@@ -145,9 +145,9 @@ class Ours:
         self.parameters = profile.parameters
         self.config = self._facts.blueprint.config
         self.losses: list[float] = []
-        self.led = lead(assignment, solution, self._facts, self.shard_store, self._hear)
+        self.led = lead(assignment, solution, self._facts, self.shard_store, self._record)
 
-    def _hear(self, event: AttemptEvent) -> None:
+    def _record(self, event: AttemptEvent) -> None:
         if isinstance(event, StepCommitted):
             self.losses.append(event.loss)
 

@@ -69,7 +69,7 @@ class Streams:
         """Return the tokens of each sequence."""
         return [self.tokens.get(sequence, []) for sequence in self.sequences]
 
-    def hear(self, event: SequenceEvent, now_s: float) -> None:
+    def record(self, event: SequenceEvent, now_s: float) -> None:
         """Record an event; raise RuntimeError if a token is repeated or missing."""
         if not isinstance(event, Emitted):
             self.ends[event.sequence] = event
@@ -176,7 +176,7 @@ class Served:
             if time.monotonic() > deadline:
                 raise RuntimeError(f"no end of {streams.sequences}: {self.status()}")
             for event in self.pull():
-                streams.hear(event, time.perf_counter())
+                streams.record(event, time.perf_counter())
         return streams
 
     def close(self) -> None:

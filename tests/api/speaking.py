@@ -74,7 +74,7 @@ class Speaker:
         can_chat = has_chat_template(folder)
         self.facts = ModelFacts(name, "generate", 1_700_000_000, WINDOW, folder, can_chat)
         self.ids = ids
-        self.heard: list[Generation] = []
+        self.received: list[Generation] = []
         self.closed: set[int] = set()
         """Sequences that the client cancelled."""
         self.refusal: ShareComputeError | None = None
@@ -86,7 +86,7 @@ class Speaker:
     async def generate(self, generations: Sequence[Generation]) -> Speech:
         if self.refusal is not None:
             raise self.refusal
-        self.heard += generations
+        self.received += generations
         return Speech(self, generations)
 
 

@@ -44,8 +44,8 @@ def calm(attempt: Attempt, topology: Topology, tmp_path_factory: pytest.TempPath
             "c1",
         ),  # the first stage says that it is prepared, and then becomes the last one
         pytest.param(Point.log_sending, "c1", marks=pytest.mark.thorough),
-        pytest.param(Point.log_heard, "c0", marks=pytest.mark.thorough),
-        pytest.param(Point.commit_heard, "c1", marks=pytest.mark.thorough),
+        pytest.param(Point.log_received, "c0", marks=pytest.mark.thorough),
+        pytest.param(Point.commit_received, "c1", marks=pytest.mark.thorough),
         pytest.param(Point.apply_done, "c0", marks=pytest.mark.thorough),
     ],
     ids=lambda value: value.name if isinstance(value, Point) else value,

@@ -23,18 +23,18 @@ MEMBER_POINTS = [
     for point in Point
     if point.role == "member"
     # Passed only after another failure, or with a backup.
-    and point not in {Point.reduce_failed, Point.broken_sending, Point.log_sending, Point.log_heard}
+    and point not in {Point.reduce_failed, Point.broken_sending, Point.log_sending, Point.log_received}
 ]
 
 FORMING = {
-    Point.halt_heard,
+    Point.halt_received,
     Point.report_sending,
     Point.weights_loaded,
-    Point.form_heard,
+    Point.form_received,
     Point.formed_sending,
 }
 
-PAUSING = {Point.applied_sending, Point.proceed_heard}
+PAUSING = {Point.applied_sending, Point.proceed_received}
 
 
 def job(stages: int, members: int, **training: Any) -> dict[str, Any]:

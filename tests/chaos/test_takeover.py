@@ -90,7 +90,7 @@ def notes(events: Sequence[AttemptEvent]) -> list[str]:
 @pytest.mark.parametrize(
     ("point", "first"),
     [
-        (Point.prepared_heard, 3),  # in the middle of step 3
+        (Point.prepared_received, 3),  # in the middle of step 3
         # Just after it is committed.
         pytest.param(Point.step_recorded, 4, marks=pytest.mark.thorough),
         # Step 2 is committed, and nobody knows it.
@@ -128,7 +128,7 @@ def test_the_coordinator_dies_and_its_members_go_on(
 
 @pytest.mark.thorough
 def test_a_member_died_with_the_coordinator(attempt: Attempt, tmp_path: Path, calm: Calm) -> None:  # noqa: F811
-    before = attempt(job(2, 2), folder=tmp_path, failures=[kill(Point.prepared_heard, 3)])
+    before = attempt(job(2, 2), folder=tmp_path, failures=[kill(Point.prepared_received, 3)])
     end(of("c2"))
     after = goes_on(attempt, tmp_path, before)
     assert after[-1].outcome == "succeeded", after[-1].reason
@@ -140,7 +140,7 @@ def test_a_member_died_with_the_coordinator(attempt: Attempt, tmp_path: Path, ca
 
 
 def test_a_whole_stage_died_with_the_coordinator(attempt: Attempt, tmp_path: Path, calm: Calm) -> None:  # noqa: F811
-    before = attempt(job(2, 2), folder=tmp_path, failures=[kill(Point.prepared_heard, 5)])
+    before = attempt(job(2, 2), folder=tmp_path, failures=[kill(Point.prepared_received, 5)])
     end(of("c2"))
     end(of("c3"))
     after = goes_on(attempt, tmp_path, before)

@@ -371,7 +371,7 @@ class Hog(Speaker):
         taken = [object() for _ in range(int(threads.total_tokens))]
         for one in taken:
             await threads.acquire_on_behalf_of(one)
-        self.heard += generations
+        self.received += generations
         while not self.go_on.is_set():  # noqa: ASYNC110 - another thread sets it
             await asyncio.sleep(0.01)
         for one in taken:
@@ -387,11 +387,11 @@ def test_signs_of_life_have_threads_of_their_own(plane: Plane, http: httpx.Clien
     with ThreadPoolExecutor(1) as executor, httpx.Client(base_url=plane.url, timeout=10) as agent:
         asked = executor.submit(chat, http, "hog")
         try:
-            wait_until(lambda: hog.heard)
+            wait_until(lambda: hog.received)
             with Watch(plane.url, MOST_GROWTH_BYTES):
                 headers = {"Authorization": f"Bearer {key}"}
-                heard = agent.post(f"/api/v1/contributors/{record.id}/heartbeat", headers=headers)
-            assert heard.json()["wanted"] == "run"
+                answer = agent.post(f"/api/v1/contributors/{record.id}/heartbeat", headers=headers)
+            assert answer.json()["wanted"] == "run"
         finally:
             hog.go_on.set()
         assert asked.result().status_code == 200

@@ -42,7 +42,7 @@ from share_compute.protocol.messages import (
     ToCoordinator,
     ToMember,
 )
-from share_compute.protocol.points import HEARD, SENDING, Point
+from share_compute.protocol.points import RECEIVED, SENDING, Point
 from share_compute.protocol.tree import Node
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class _Work:
     outputs: dict[int, Symbol] = field(default_factory=dict)
     gradients: dict[int, Symbol] = field(default_factory=dict)
     """Gradient of the shard's input, by microbatch."""
-    heard: dict[TensorLabel, Symbol] = field(default_factory=dict)
+    received: dict[TensorLabel, Symbol] = field(default_factory=dict)
     reduced: Gradient | None = None
 
 
@@ -107,9 +107,9 @@ class Host(Process):
 
     # -- receiving ---------------------------------------------------------------------------------------------------
 
-    def hear(self, message: ToMember) -> None:
+    def receive(self, message: ToMember) -> None:
         """Take a message of a coordinator from the network."""
-        self.push(self._passing(HEARD[type(message)]))
+        self.push(self._passing(RECEIVED[type(message)]))
         self.push(lambda: self._on_message(message))
 
     def _on_message(self, message: ToMember) -> None:
@@ -123,7 +123,7 @@ class Host(Process):
             epoch, self.shard, self.weights = self.next_layout
             assert epoch == message.epoch
 
-    def hear_tensor(self, epoch: int, label: TensorLabel, value: Symbol, source: Worker) -> None:
+    def receive_tensor(self, epoch: int, label: TensorLabel, value: Symbol, source: Worker) -> None:
         """Take a tensor from the network."""
         failures: list[InjectedFailure] = []
 
@@ -133,13 +133,13 @@ class Host(Process):
                 self._handle(Misfit(epoch, source, label, "it is wrong", is_certain))
                 return
             if epoch == self.machine.epoch and label.step >= self.open_step:
-                self._work.heard[label] = value
+                self._work.received[label] = value
             self._handle(Arrived(epoch, label))
 
-        self.push(lambda: failures.extend(self._pass(Point.tensor_heard)))
+        self.push(lambda: failures.extend(self._pass(Point.tensor_received)))
         self.push(take)
 
-    def hear_log(self, log: Log, epoch: int, owner: Worker, shard: Shard, gradient: Gradient) -> None:
+    def receive_log(self, log: Log, epoch: int, owner: Worker, shard: Shard, gradient: Gradient) -> None:
         """Keep the gradient of a shard that is copied here, and acknowledge it."""
 
         def keep() -> None:
@@ -148,12 +148,14 @@ class Host(Process):
             self.vaults[shard].gradients[log.step] = gradient
             logged = Logged(epoch, log.step, log.place)
             self._first(
-                self._sending(Point.log_heard, owner, lambda: self._world.hosts[owner].hear_event(logged))
+                self._sending(
+                    Point.log_received, owner, lambda: self._world.hosts[owner].receive_event(logged)
+                )
             )
 
         self.push(keep)
 
-    def hear_event(self, event: Event) -> None:
+    def receive_event(self, event: Event) -> None:
         """Take an event that has no point of its own."""
         self.push(lambda: self._handle(event))
 
@@ -208,13 +210,13 @@ class Host(Process):
                 value = (
                     self._world.model.sample(compute.step, microbatch)
                     if stage == 0
-                    else self._work.heard[label]
+                    else self._work.received[label]
                 )
                 self._later(lambda: self._forward(compute, value))
             else:
                 label = TensorLabel(compute.step, "gradient", microbatch, stage + 1)
                 is_last = stage + 1 == len(membership.stages)
-                gradient = None if is_last else self._work.heard[label]
+                gradient = None if is_last else self._work.received[label]
                 self._later(lambda: self._backward(compute, gradient))
 
         return run
@@ -271,10 +273,10 @@ class Host(Process):
             self._sending(
                 Point.tensor_sending,
                 send.target,
-                lambda: self._world.hosts[send.target].hear_tensor(
+                lambda: self._world.hosts[send.target].receive_tensor(
                     epoch, label, _as_sent(value, failures), self.worker
                 ),
-                lambda: self._world.hosts[send.target].hear_event(Missed(epoch)),
+                lambda: self._world.hosts[send.target].receive_event(Missed(epoch)),
                 failures,
             )
         )
@@ -311,7 +313,7 @@ class Host(Process):
         assert work.reduced is not None
         others = (
             value
-            for label, value in work.heard.items()
+            for label, value in work.received.items()
             if label.cargo == "tied" and label.step == self.open_step and (label.stage == 0) != is_first
         )
         return self._world.model.complete(work.reduced, next(others, None))
@@ -321,7 +323,7 @@ class Host(Process):
         return self._sending(
             Point.log_sending,
             log.holder,
-            lambda: self._world.hosts[log.holder].hear_log(log, epoch, self.worker, shard, gradient),
+            lambda: self._world.hosts[log.holder].receive_log(log, epoch, self.worker, shard, gradient),
         )
 
     def _apply(self, apply: Apply) -> None:
@@ -339,11 +341,11 @@ class Host(Process):
 
     def _forget(self, step: int) -> None:
         """Forget the tensors of a step, and keep those of later steps, which faster members may already have sent."""
-        heard = {label: value for label, value in self._work.heard.items() if label.step > step}
-        self._work = _Work(heard=heard)
+        received = {label: value for label, value in self._work.received.items() if label.step > step}
+        self._work = _Work(received=received)
 
     def _discard(self) -> None:
-        self._work = _Work(heard=self._work.heard)
+        self._work = _Work(received=self._work.received)
 
     def _notify(self, message: ToCoordinator) -> list[Action]:
         has_peers = False
@@ -366,7 +368,7 @@ class Host(Process):
             if isinstance(message, Prepared) and has_peers and _deviates(failures):
                 message = replace(message, digest="another")
             for seat in self._world.seats:
-                self._world.network.send(self.name, seat.name, partial(seat.hear, message), failures)
+                self._world.network.send(self.name, seat.name, partial(seat.receive, message), failures)
 
         return [lambda: failures.extend(self._pass(SENDING[type(message)])), send]
 

@@ -165,7 +165,7 @@ def draw_wrong(seed: int, most: int = 3) -> Scenario:
     )
     liar = random.choice(scenario.workers)
     lies = tuple(
-        InjectedFailure(FailureKind.accuse, Point.tensor_heard, liar, occurrence=random.randint(1, 8))
+        InjectedFailure(FailureKind.accuse, Point.tensor_received, liar, occurrence=random.randint(1, 8))
         for _ in range(random.choice([0, 0, 1, 2, 3]))
     )
     return replace(scenario, failures=(*scenario.failures, *wrong, *lies))

@@ -27,7 +27,7 @@ from share_compute.protocol.coordinator import (
     WriteStepLog,
 )
 from share_compute.protocol.messages import Form, ToCoordinator
-from share_compute.protocol.points import HEARD, SENDING, Point
+from share_compute.protocol.points import RECEIVED, SENDING, Point
 
 if TYPE_CHECKING:
     from tests.simulated_world.world import World
@@ -57,9 +57,9 @@ class Seat(Process):
         """Whether the coordinator is dead or was superseded."""
         return not self.is_alive or self.machine.phase == "over"
 
-    def hear(self, message: ToCoordinator) -> None:
+    def receive(self, message: ToCoordinator) -> None:
         """Take a message of a member from the network."""
-        self.push(self._passing(HEARD[type(message)]))
+        self.push(self._passing(RECEIVED[type(message)]))
         self.push(lambda: self._handle(message))
 
     def order(self, event: Event) -> None:
@@ -98,7 +98,7 @@ class Seat(Process):
             self._form = notice.message
 
         def deliver() -> None:
-            self._world.hosts[notice.worker].hear(notice.message)
+            self._world.hosts[notice.worker].receive(notice.message)
 
         return self._sending(SENDING[type(notice.message)], notice.worker, deliver)
 

@@ -194,7 +194,7 @@ class World:
     def _tick_members(self) -> None:
         for host in self.hosts.values():
             if host.is_alive:
-                host.hear_event(RetransmissionTimeout())
+                host.receive_event(RetransmissionTimeout())
 
     # -- requests of processes ---------------------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from share_compute_actors.group.answering import ask_shard_store
 from share_compute_actors.group.exceptions import Cancelled
 from share_compute_actors.inference.assembly import Assembly
 from share_compute_actors.inference.assignment import ServingAssignment
-from share_compute_actors.inference.deployment import Heard, ReplicaRunner
+from share_compute_actors.inference.deployment import InboxItem, ReplicaRunner
 from share_compute_actors.inference.planner import Planner
 from share_compute_actors.inference.scheduler_service import SchedulerService
 from share_compute_actors.inference.serving_group import ServingGroup
@@ -27,7 +27,7 @@ def begin(
     assignment: ServingAssignment,
     service: SchedulerService,
     status: StatusRecorder,
-    inbox: queue.SimpleQueue[Heard],
+    inbox: queue.SimpleQueue[InboxItem],
     stopped: threading.Event,
 ) -> ReplicaRunner:
     """Return the main loop of a replica; called on the server's actor.

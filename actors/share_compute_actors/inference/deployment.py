@@ -40,7 +40,7 @@ _MOST_TROUBLES = 3
 """Number of `Trouble` reports in a row, without a token in between, after which the affected sequences fail."""
 _log = logging.getLogger(__name__)
 
-Heard: TypeAlias = tuple[Any, Any, Any] | Topology | None
+InboxItem: TypeAlias = tuple[Any, Any, Any] | Topology | None
 """An item of the inbox. A tuple is an unchecked message: its claimed sender, the key that it shows, and its content. A
 topology has the machines that may be used from now on. None means that there may be engine steps to send."""
 
@@ -61,7 +61,7 @@ class ReplicaRunner:
         assembly: Assembly,
         service: SchedulerService,
         status: StatusRecorder,
-        inbox: queue.SimpleQueue[Heard],
+        inbox: queue.SimpleQueue[InboxItem],
         stopped: threading.Event,
     ) -> None:
         self._assembly = assembly
@@ -89,7 +89,7 @@ class ReplicaRunner:
         """
         with closing(self._assembly):
             while not self._stopped.is_set():
-                self._hear()
+                self._receive()
                 self._send()
                 if time.monotonic() - self._watched_s > _WATCH_S or self._assembly.placement is None:
                     self._watched_s = time.monotonic()
@@ -117,21 +117,21 @@ class ReplicaRunner:
             _log.warning("no member computes, although the results of %d steps are due", len(self._sent))
             self._assembly.break_up("no member computed the steps that were sent")
 
-    def _hear(self) -> None:
+    def _receive(self) -> None:
         """Wait for a message, and process all messages that have arrived."""
         try:
-            heard = self._inbox.get(timeout=_POLL_S)
+            item = self._inbox.get(timeout=_POLL_S)
             while True:
-                self._take(heard)
-                heard = self._inbox.get_nowait()
+                self._take(item)
+                item = self._inbox.get_nowait()
         except queue.Empty:
             return
 
-    def _take(self, heard: Heard) -> None:
-        if isinstance(heard, Topology):
-            self._assembly.offer(heard)
-        elif heard is not None:
-            self._open(*heard)
+    def _take(self, item: InboxItem) -> None:
+        if isinstance(item, Topology):
+            self._assembly.offer(item)
+        elif item is not None:
+            self._open(*item)
 
     def _open(self, worker: Any, key: Any, messages: Any) -> None:
         """Process messages that claim to come from a member; after an undeclared message the member counts as lost."""

@@ -72,7 +72,7 @@ class ServingMember(LinkedMember):
                 with suppress(queue.Empty):
                     while True:
                         messages.append(pack_to_server(self._outgoing.get_nowait()))
-                self._server.hear.remote(self._setup.worker, self._key, messages)
+                self._server.receive.remote(self._setup.worker, self._key, messages)
         except BaseException:  # noqa: BLE001 - this thread sends no messages after an error
             _log.exception("%s cannot send its results to the server, and exits", self._setup.name)
             os._exit(1)  # the server, which waits for messages, notices the loss at once

@@ -107,7 +107,7 @@ class DeploymentServer:
         return write_events(self._service.pull(after, timeout_s))
 
     @ray.method(concurrency_group="mail")
-    def hear(self, worker: str, key: bytes, messages: list[bytes]) -> None:
+    def receive(self, worker: str, key: bytes, messages: list[bytes]) -> None:
         """Queue messages that claim to come from a member; `ReplicaRunner` checks the sender and decodes them."""
         self._inbox.put((worker, key, messages))
 

@@ -14,17 +14,17 @@ class Mailbox:
     """Receives members' messages in place of a coordinator, for a process that is not a Ray actor."""
 
     def __init__(self) -> None:
-        self._heard: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
+        self._received: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
 
     @ray.method(concurrency_group="mail")
-    def hear(self, *said: Any) -> None:
+    def receive(self, *said: Any) -> None:
         """Queue a message from a member."""
-        self._heard.put(said)
+        self._received.put(said)
 
     @ray.method(concurrency_group="control")
     def next(self) -> tuple[Any, ...]:
         """Wait for the next message, remove it from the queue and return it."""
-        return self._heard.get()
+        return self._received.get()
 
 
 def forward_mail(mailbox: Any) -> queue.SimpleQueue[Any]:

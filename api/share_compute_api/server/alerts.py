@@ -28,7 +28,7 @@ SILENCE: Final = timedelta(seconds=20)
 """Time without a heartbeat (one every 2 s) after which a machine counts as unresponsive."""
 _FRUITLESS: Final = 2
 _POLL_S: Final = 5.0
-_HEARD = (
+_WITH_HEARTBEATS = (
     ContributorState.probing,
     ContributorState.ready,
     ContributorState.quarantined,
@@ -103,13 +103,13 @@ def of_machines(
             continue
         if machine.left_at is not None:
             continue
-        heard_at = max(machine.last_seen_at, started_at)
-        if machine.state in _HEARD and now - heard_at > SILENCE:
+        seen_at = max(machine.last_seen_at, started_at)
+        if machine.state in _WITH_HEARTBEATS and now - seen_at > SILENCE:
             yield _of_machine(
                 "machine-unresponsive",
                 machine,
                 "is unresponsive: its agent does not answer, though its Ray node does",
-                heard_at,
+                seen_at,
             )
         if machine.state is ContributorState.quarantined:
             yield _of_machine(

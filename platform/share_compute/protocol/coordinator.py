@@ -314,7 +314,7 @@ class CoordinatorMachine:
         if self._phase == "over":
             return []
         if isinstance(event, ToCoordinator):
-            return self._on_heard(event)
+            return self._on_message(event)
         match event:
             case Assemble():
                 return self._on_assemble(event)
@@ -415,7 +415,7 @@ class CoordinatorMachine:
 
     # -- messages of members -----------------------------------------------------------------------------------------
 
-    def _on_heard(self, message: ToCoordinator) -> list[Effect]:
+    def _on_message(self, message: ToCoordinator) -> list[Effect]:
         if message.epoch != self.epoch or message.worker not in self.workers:
             return []
         match message:

@@ -116,8 +116,8 @@ class InjectedFailure:
                 f"no numbers are made or sent at {self.point.name}",
                 hint="choose one of " + ", ".join(sorted(point.name for point in _MAKING)),
             )
-        if self.kind is FailureKind.accuse and self.point is not Point.tensor_heard:
-            raise UserError(f"no tensor arrives at {self.point.name}", hint="choose tensor_heard")
+        if self.kind is FailureKind.accuse and self.point is not Point.tensor_received:
+            raise UserError(f"no tensor arrives at {self.point.name}", hint="choose tensor_received")
         if self.worker is not None and self.point.role == "coordinator":
             raise UserError(
                 f"{self.point.name} is a point of the coordinator, not of {self.worker}",

@@ -29,13 +29,13 @@ class Point(StrEnum):
     receives the message. After the last of several messages the process goes on to its next point.
     """
 
-    halt_heard = "member halt heard"
+    halt_received = "member halt received"
     """A member was notified of a new epoch, and has not stopped yet."""
     report_sending = "member report sending"
     """A member has stopped; the coordinator does not know what it holds."""
     weights_loaded = "member weights loaded"
     """Weights were loaded into a member; it has not begun an epoch with them."""
-    form_heard = "member form heard"
+    form_received = "member form received"
     """A member received the membership, and has not begun the epoch."""
     formed_sending = "member formed sending"
     """A member has begun the epoch; the coordinator does not know it."""
@@ -45,7 +45,7 @@ class Point(StrEnum):
     """A cell is done: its result exists only here."""
     tensor_sending = "member tensor sending"
     """An activation, a gradient or the sum of a shared parameter is to be sent to another member."""
-    tensor_heard = "member tensor heard"
+    tensor_received = "member tensor received"
     """A tensor arrived, and is not processed yet."""
     reduce_starting = "member reduce starting"
     """A member has all its gradients; its peers do not have them."""
@@ -57,11 +57,11 @@ class Point(StrEnum):
     """The coordinator does not know that a reduction failed, or that a tensor was rejected."""
     log_sending = "member log sending"
     """A member that is alone in its stage has the reduced gradient; its backup does not."""
-    log_heard = "member log heard"
+    log_received = "member log received"
     """The backup has the reduced gradient; the member does not know it."""
     prepared_sending = "member prepared sending"
     """A member is prepared; the coordinator does not know it."""
-    commit_heard = "member commit heard"
+    commit_received = "member commit received"
     """A member was notified that the step is recorded, and has not applied it."""
     apply_starting = "member apply starting"
     """A member is about to change its weights."""
@@ -69,7 +69,7 @@ class Point(StrEnum):
     """The weights are changed; nobody else knows it."""
     applied_sending = "member applied sending"
     """A member pauses; the coordinator does not know it."""
-    proceed_heard = "member proceed heard"
+    proceed_received = "member proceed received"
     """A member was notified that the pause is over."""
 
     epoch_recording = "coordinator epoch recording"
@@ -78,7 +78,7 @@ class Point(StrEnum):
     """The step log has the new epoch; no member was notified."""
     halt_sending = "coordinator halt sending"
     """Some members may have been told to halt; the next one has not."""
-    report_heard = "coordinator report heard"
+    report_received = "coordinator report received"
     """A member's report arrived."""
     planning = "coordinator planning"
     """All reports have arrived; no plan is made yet."""
@@ -86,11 +86,11 @@ class Point(StrEnum):
     """The plan is made and weights were moved; no member knows the plan."""
     form_sending = "coordinator form sending"
     """Some members may know the plan; the next one does not."""
-    formed_heard = "coordinator formed heard"
+    formed_received = "coordinator formed received"
     """A member has begun the epoch."""
-    prepared_heard = "coordinator prepared heard"
+    prepared_received = "coordinator prepared received"
     """A member is prepared; after the last one the step is recorded."""
-    broken_heard = "coordinator broken heard"
+    broken_received = "coordinator broken received"
     """A member reported that its reduction failed, or that it rejected a tensor."""
     step_recording = "coordinator step recording"
     """All members are prepared; the step is not recorded."""
@@ -98,7 +98,7 @@ class Point(StrEnum):
     """The step is recorded, so it is committed; nobody was notified."""
     commit_sending = "coordinator commit sending"
     """Some members may have been notified of the commit; the next one has not."""
-    applied_heard = "coordinator applied heard"
+    applied_received = "coordinator applied received"
     """A member pauses."""
     pausing = "coordinator pausing"
     """All members pause; nobody outside was notified."""
@@ -130,16 +130,16 @@ SENDING: Mapping[type[ToCoordinator | ToMember], Point] = {
 }
 """Point that the sender of a message passes, by message type."""
 
-HEARD: Mapping[type[ToCoordinator | ToMember], Point] = {
-    Halt: Point.halt_heard,
-    Form: Point.form_heard,
-    Commit: Point.commit_heard,
-    Proceed: Point.proceed_heard,
-    Report: Point.report_heard,
-    Formed: Point.formed_heard,
-    Prepared: Point.prepared_heard,
-    Broken: Point.broken_heard,
-    Rejected: Point.broken_heard,
-    Applied: Point.applied_heard,
+RECEIVED: Mapping[type[ToCoordinator | ToMember], Point] = {
+    Halt: Point.halt_received,
+    Form: Point.form_received,
+    Commit: Point.commit_received,
+    Proceed: Point.proceed_received,
+    Report: Point.report_received,
+    Formed: Point.formed_received,
+    Prepared: Point.prepared_received,
+    Broken: Point.broken_received,
+    Rejected: Point.broken_received,
+    Applied: Point.applied_received,
 }
 """Point that the receiver of a message passes, by message type."""

@@ -15,14 +15,14 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("ray_cluster")]
 
 
 @ray.remote(num_cpus=0, concurrency_groups={"mail": 1, "control": 1})
-class Hearer:
+class Receiver:
     """Answers a call once it is told to."""
 
     def __init__(self) -> None:
         self._may_answer = threading.Event()
 
     @ray.method(concurrency_group="mail")
-    def hear(self) -> None:
+    def receive(self) -> None:
         self._may_answer.wait(60.0)
 
     @ray.method(concurrency_group="control")
@@ -31,22 +31,22 @@ class Hearer:
 
 
 def test_messages_are_repeated_until_they_are_acknowledged() -> None:
-    hearer: Any = Hearer.remote()  # type: ignore[attr-defined]
+    receiver: Any = Receiver.remote()  # type: ignore[attr-defined]
     kept = Unacknowledged()
-    kept.add(hearer.hear.remote(), b"first")
-    kept.add(hearer.hear.remote(), b"second")
+    kept.add(receiver.receive.remote(), b"first")
+    kept.add(receiver.receive.remote(), b"second")
     assert kept.overdue() == (), "they were sent a moment ago"
     wait_for(lambda: kept.overdue() == (b"first", b"second"), "both to be late")
-    ray.get(hearer.answer.remote())
+    ray.get(receiver.answer.remote())
     wait_for(lambda: kept.overdue() == (), "their acknowledgement")
-    ray.kill(hearer)
+    ray.kill(receiver)
 
 
 def test_messages_whose_call_failed_are_repeated_until_another_coordinator_asks() -> None:
-    hearer: Any = Hearer.remote()  # type: ignore[attr-defined]
+    receiver: Any = Receiver.remote()  # type: ignore[attr-defined]
     kept = Unacknowledged()
-    kept.add(hearer.hear.remote(), b"lost")
-    ray.kill(hearer)
+    kept.add(receiver.receive.remote(), b"lost")
+    ray.kill(receiver)
     wait_for(lambda: kept.overdue() == (b"lost",), "the message")
     kept.clear()
     assert kept.overdue() == ()

@@ -13,7 +13,7 @@ from share_compute.protocol.member import MemberMachine
 from share_compute.protocol.member_events import Missed, SendToCoordinator
 from share_compute.protocol.membership import Membership, fresh
 from share_compute.protocol.messages import Broken, Form, Halt
-from share_compute.protocol.points import HEARD, SENDING, Point
+from share_compute.protocol.points import RECEIVED, SENDING, Point
 from share_compute_actors.testing.fault_injection import FaultInjector, require_carried_out
 from share_compute_actors.testing.message_faults import MessageFaults
 
@@ -108,10 +108,10 @@ def test_processes_can_die_at_every_point_and_words_go_wrong_at_all_of_theirs(po
         require_carried_out([InjectedFailure(FailureKind.drop, point)])
 
 
-def test_every_message_has_a_point_for_who_sends_and_who_hears_it() -> None:
-    assert SENDING.keys() == HEARD.keys()
+def test_every_message_has_a_point_for_its_sender_and_its_receiver() -> None:
+    assert SENDING.keys() == RECEIVED.keys()
     for kind in SENDING:
-        assert {SENDING[kind].role, HEARD[kind].role} == {"member", "coordinator"}
+        assert {SENDING[kind].role, RECEIVED[kind].role} == {"member", "coordinator"}
 
 
 def test_what_only_the_simulated_world_knows_is_refused() -> None:

@@ -68,7 +68,7 @@ def taken(copies: Copies, channel: Channel) -> WireLabel:
 
 
 @pytest.mark.parametrize("kind", [None, FailureKind.duplicate])
-def test_a_gradient_travels_and_its_owner_hears_of_it(
+def test_a_gradient_travels_and_its_owner_is_notified(
     pair: Pair, trainer: Trainer, copies: Copies, kind: FailureKind | None
 ) -> None:
     ann, bob = pair()
@@ -87,7 +87,7 @@ def test_a_gradient_travels_and_its_owner_hears_of_it(
     assert same(copy, trainer)
 
 
-def test_in_another_epoch_it_is_given_again_and_its_owner_hears_again(
+def test_in_another_epoch_it_is_given_again_and_its_owner_is_notified_again(
     pair: Pair, trainer: Trainer, copies: Copies
 ) -> None:
     sending = outbox()

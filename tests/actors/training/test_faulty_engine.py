@@ -46,7 +46,7 @@ class Member:
 
     def answers(self, wait_s: float) -> list[str]:
         """Halt the member, and return the kinds of its answers until none comes for so long."""
-        self.engine.hear(Halt(1, committed=0))
+        self.engine.receive(Halt(1, committed=0))
         kinds = []
         while True:
             try:
@@ -74,8 +74,8 @@ def test_a_report_goes_wrong(failure: InjectedFailure, answers: list[str]) -> No
     assert Member([failure]).answers(2.0) == answers
 
 
-def test_a_member_that_is_cut_off_hears_nothing_and_gives_no_sign_meanwhile() -> None:
-    member = Member([InjectedFailure(FailureKind.partition, Point.halt_heard, duration_s=1.0)])
+def test_a_member_that_is_cut_off_receives_and_sends_nothing_meanwhile() -> None:
+    member = Member([InjectedFailure(FailureKind.partition, Point.halt_received, duration_s=1.0)])
     assert member.answers(0.5) == []  # its report is lost in the cut that the first halt began
     member.engine.wait_while_cut()
     assert member.answers(2.0) == ["Report"]

@@ -23,7 +23,7 @@ class Peer:
         self._reader, self._writer = await asyncio.open_connection(sock=self._connection, limit=MOST_BYTES)
         self.answer(0, "ready")
 
-    async def heard(self) -> Call:
+    async def received(self) -> Call:
         return Call.model_validate_json(await self._reader.readline())
 
     def answer(self, number: int, value: object) -> None:
@@ -58,12 +58,12 @@ def test_a_call_that_nobody_answers_ends_and_is_given_up() -> None:
             translated("a server", mistake_hint="", loss_hint=""),
         ):
             await RemoteActor(gateway, 7).call("status", timeout_s=0.05)
-        asked, given_up = await peer.heard(), await peer.heard()
+        asked, given_up = await peer.received(), await peer.received()
         assert (asked.operation, asked.arguments) == ("call", [7, "status", []])
         assert (given_up.operation, given_up.number) == ("cancel", asked.number)
         peer.answer(asked.number, "too late")
         nodes = asyncio.create_task(gateway.call("nodes"))
-        peer.answer((await peer.heard()).number, ["a node"])
+        peer.answer((await peer.received()).number, ["a node"])
         assert await nodes == ["a node"]
 
     talk(test)
@@ -75,7 +75,7 @@ def test_a_call_that_is_too_large_is_refused_and_others_are_not() -> None:
             await RemoteActor(gateway, 7).call("submit", "x" * MOST_BYTES)
         assert refused.value.details["most_bytes"] == MOST_BYTES
         nodes = asyncio.create_task(gateway.call("nodes"))
-        asked = await peer.heard()
+        asked = await peer.received()
         assert asked.operation == "nodes"
         peer.answer(asked.number, [])
         assert await nodes == []
@@ -87,7 +87,7 @@ def test_the_longest_line_that_is_sent_arrives() -> None:
     async def test(gateway: Gateway, peer: Peer) -> None:
         empty = len(Call(number=1, operation="nodes", arguments=[""]).model_dump_json()) + 1
         nodes = asyncio.create_task(gateway.call("nodes", "x" * (MOST_BYTES - empty)))
-        asked = await peer.heard()
+        asked = await peer.received()
         assert len(asked.arguments[0]) == MOST_BYTES - empty
         peer.answer(asked.number, [])
         assert await nodes == []
@@ -100,7 +100,7 @@ def test_the_end_of_an_actor_is_waited_for_by_questions_that_end() -> None:
         ended = asyncio.create_task(RemoteActor(gateway, 7).ended())
         for answer in (False, False, True):
             assert not ended.done()
-            asked = await peer.heard()
+            asked = await peer.received()
             assert asked.operation == "ended"
             peer.answer(asked.number, answer)
         await ended
@@ -111,7 +111,7 @@ def test_the_end_of_an_actor_is_waited_for_by_questions_that_end() -> None:
 def test_calls_fail_when_the_process_ends() -> None:
     async def test(gateway: Gateway, peer: Peer) -> None:
         call = asyncio.create_task(gateway.call("nodes"))
-        await peer.heard()
+        await peer.received()
         peer.close()
         with pytest.raises(CallFailed, match="ended"):
             await call

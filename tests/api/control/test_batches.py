@@ -280,10 +280,10 @@ def test_a_row_at_which_the_engine_fails_is_given_up(
 
 
 def test_conversations_are_written_by_the_chat_template(house: House, folder: Path) -> None:
-    heard = []
+    received = []
 
     def say(generation: Generation) -> list[int]:
-        heard.append(generation)
+        received.append(generation)
         return list(generation.prompt)
 
     house.serve(Speaker("chatty", folder, say))
@@ -300,7 +300,7 @@ def test_conversations_are_written_by_the_chat_template(house: House, folder: Pa
     assert "fox" in rows[0]["output"]
     assert rows[1]["error"].startswith("messages.0.role")
     assert rows[2]["error"].startswith("messages")
-    assert [(one.options.seed, one.owner) for one in heard] == [(row_seed(5, 0), job.id)]
+    assert [(one.options.seed, one.owner) for one in received] == [(row_seed(5, 0), job.id)]
 
 
 def test_texts_become_vectors(house: House, folder: Path) -> None:
@@ -319,7 +319,7 @@ def test_texts_become_vectors(house: House, folder: Path) -> None:
 
 def test_a_batch_is_cancelled_and_resumed(house: House, folder: Path) -> None:
     def say(generation: Generation) -> tuple[int, ...]:
-        if len(speaker.heard) > 5:
+        if len(speaker.received) > 5:
             speaker.pause_after = 0
         return generation.prompt
 
@@ -338,10 +338,10 @@ def test_a_batch_is_cancelled_and_resumed(house: House, folder: Path) -> None:
     assert over.state is JobState.cancelled
     assert "the 5 rows that are done are kept" in over.reason
     assert "continuing from the 5 rows that are done" in house.store.jobs.resume(job.id).reason
-    speaker.heard.clear()
+    speaker.received.clear()
     speaker.go_on.set()
     house.run(job)
-    assert len(speaker.heard) == 19
+    assert len(speaker.received) == 19
     assert [row["id"] for row in house.rows(job)] == list(range(24))
 
 
@@ -379,7 +379,7 @@ def test_files_that_change_meanwhile_end_the_batch(house: House, folder: Path) -
 
     async def main() -> None:
         async with house.server():
-            await house.until(lambda: speaker.heard)
+            await house.until(lambda: speaker.received)
             (house.folder / "rows.jsonl").write_text('{"q": "other"}\n')
             speaker.go_on.set()
             await house.until(lambda: house.store.jobs.get(job.id).state.is_final)

@@ -352,7 +352,7 @@ def test_who_alone_is_silent_is_lost(settings: Settings) -> None:
     run(settings, story)
 
 
-def test_a_server_that_hears_and_reaches_nobody_suspects_its_own_network(settings: Settings) -> None:
+def test_a_server_without_heartbeats_that_reaches_nobody_suspects_its_own_network(settings: Settings) -> None:
     async def story(cluster: Cluster) -> None:
         ada, grace = await two_ready(cluster)
         cluster.address = NOWHERE
@@ -360,7 +360,9 @@ def test_a_server_that_hears_and_reaches_nobody_suspects_its_own_network(setting
         await cluster.supervisor.poll()
         assert states(cluster, ada, grace) == ["ready", "ready"]
         cluster.now += SILENCE
-        cluster.store.contributors.seen(grace)  # it is back; who was not heard yet has as long as always
+        cluster.store.contributors.seen(
+            grace
+        )  # it is back; a machine without a heartbeat yet has as long as always
         await cluster.supervisor.poll()
         assert states(cluster, ada, grace) == ["ready", "ready"]
         cluster.now += timedelta(seconds=1)

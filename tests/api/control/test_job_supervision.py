@@ -372,7 +372,7 @@ class TestWaiting:
 
 
 @pytest.mark.parametrize("timeout_s", [0.01, 20])
-def test_a_notifier_is_heard_though_it_rang_before_the_wait(timeout_s: float) -> None:
+def test_a_wait_ends_though_the_notifier_was_notified_before_it(timeout_s: float) -> None:
     async def main() -> bool:
         notifier = Notifier()
         await notifier.wait(notifier.ticket, 0.0)

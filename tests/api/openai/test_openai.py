@@ -134,17 +134,17 @@ def test_a_chat_is_answered(client: OpenAI, says: Says, folder: Path, tokenizer:
         "stop",
     )
     assert choice.logprobs is None
-    (heard,) = speaker.heard
+    (generation,) = speaker.received
     prompt = "<|system|>Be brief.<|end|><|user|>Hello<|end|><|assistant|>Yes?<|end|><|user|>Go on<|end|><|assistant|>"
     library = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    assert library.decode(heard.prompt, skip_special_tokens=False) == prompt
-    assert heard.owner.startswith("key-")
-    assert heard.options.max_tokens == WINDOW - len(heard.prompt)
-    assert heard.options.stop_token_ids == tokenizer.vocabulary.end_ids
+    assert library.decode(generation.prompt, skip_special_tokens=False) == prompt
+    assert generation.owner.startswith("key-")
+    assert generation.options.max_tokens == WINDOW - len(generation.prompt)
+    assert generation.options.stop_token_ids == tokenizer.vocabulary.end_ids
     usage = answer.usage
     assert usage is not None
     spoken = len(tokenizer.encode(ANSWER, 1000)) + 1
-    assert (usage.prompt_tokens, usage.completion_tokens) == (len(heard.prompt), spoken)
+    assert (usage.prompt_tokens, usage.completion_tokens) == (len(generation.prompt), spoken)
     assert usage.total_tokens == usage.prompt_tokens + usage.completion_tokens
     assert usage.prompt_tokens_details is not None
     assert usage.prompt_tokens_details.cached_tokens == 3
@@ -197,9 +197,9 @@ def test_several_answers_have_seeds_of_their_own(
     assert first[0] == "7"
     assert len(set(first)) == 3
     assert first != other
-    assert speaker.heard[0].options.seed == 7
+    assert speaker.received[0].options.seed == 7
     assert len({ask(n=1)[0], ask(n=1)[0], ask(n=1)[0]}) > 1
-    assert len({generation.sequence for generation in speaker.heard}) == len(speaker.heard)
+    assert len({generation.sequence for generation in speaker.received}) == len(speaker.received)
     streamed: dict[int, str] = {}
     for chunk in client.chat.completions.create(
         model=speaker.facts.name, messages=HELLO, n=3, seed=7, stream=True
@@ -223,7 +223,7 @@ def test_all_options_reach_the_engine(client: OpenAI, says: Says) -> None:
         max_tokens=9,
         extra_body={"top_k": 40, "min_p": 0.05, "repetition_penalty": 1.2, "ignore_eos": True},
     )
-    options = speaker.heard[0].options.model_dump(exclude_defaults=True)
+    options = speaker.received[0].options.model_dump(exclude_defaults=True)
     assert options == {
         "temperature": 0.5,
         "top_p": 0.9,
@@ -269,7 +269,7 @@ def test_stop_strings_end_a_text_wherever_tokens_do(
     )
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == shown
     if shown != ANSWER:
-        wait_until(lambda: {heard.sequence for heard in speaker.heard} <= speaker.closed)
+        wait_until(lambda: {one.sequence for one in speaker.received} <= speaker.closed)
 
 
 def test_a_special_token_can_be_a_stop_string(client: OpenAI, says: Says, tokenizer: ServedTokenizer) -> None:
@@ -279,7 +279,7 @@ def test_a_special_token_can_be_a_stop_string(client: OpenAI, says: Says, tokeni
     speaker = says(lambda _: ids)
     answer = client.completions.create(model=speaker.facts.name, prompt="x", stop="<|user|>", max_tokens=99)
     assert (answer.choices[0].text, answer.choices[0].finish_reason) == ("well ", "stop")
-    assert speaker.heard[0].options.stop_token_ids == (*tokenizer.vocabulary.end_ids, user)
+    assert speaker.received[0].options.stop_token_ids == (*tokenizer.vocabulary.end_ids, user)
 
 
 def test_a_chats_tokens_come_with_their_probabilities(client: OpenAI, says: Says) -> None:
@@ -315,13 +315,13 @@ def test_an_answer_follows_a_schema(client: OpenAI, says: Says) -> None:
     name = speaker.facts.name
     parsed = client.chat.completions.parse(model=name, messages=HELLO, response_format=Animal)
     assert parsed.choices[0].message.parsed == Animal(name="fox", legs=4)
-    schema = speaker.heard[0].options.json_schema
+    schema = speaker.received[0].options.json_schema
     assert schema is not None
     assert json.loads(schema)["required"] == ["name", "legs"]
     client.chat.completions.create(model=name, messages=HELLO, response_format={"type": "json_object"})
-    assert speaker.heard[1].options.json_schema == ""
+    assert speaker.received[1].options.json_schema == ""
     client.chat.completions.create(model=name, messages=HELLO, response_format={"type": "text"})
-    assert speaker.heard[2].options.json_schema is None
+    assert speaker.received[2].options.json_schema is None
     broken = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "zebra"}}}
     with pytest.raises(openai.BadRequestError) as caught:
         client.chat.completions.create(model=name, messages=HELLO, response_format=broken)  # type: ignore[arg-type]
@@ -340,7 +340,7 @@ def test_texts_are_completed(client: OpenAI, says: Says, tokenizer: ServedTokeni
         answer = client.completions.create(model=name, prompt=prompt)
         assert answer.object == "text_completion"
         assert [(choice.text, choice.finish_reason) for choice in answer.choices] == [(begin, "stop")]
-    assert speaker.heard[0].options.max_tokens == 16
+    assert speaker.received[0].options.max_tokens == 16
     several = client.completions.create(model=name, prompt=["the fox", "lazy dog"], n=2, max_tokens=1)
     assert [choice.index for choice in several.choices] == [0, 1, 2, 3]
     assert several.choices[0].text == several.choices[1].text == tokenizer.vocabulary.decode(ids[:1])
@@ -526,7 +526,9 @@ def test_bytes_that_are_no_request_are_refused(raw: httpx.Client, says: Says) ->
         assert answer.json()["error"]["message"], body
 
 
-def test_prompts_of_a_megabyte_are_refused_before_the_model_hears_them(raw: httpx.Client, says: Says) -> None:
+def test_prompts_of_a_megabyte_are_refused_before_the_model_receives_them(
+    raw: httpx.Client, says: Says
+) -> None:
     speaker = says()
     name = speaker.facts.name
     long = [{"role": "user", "content": "word " * 200_000}]
@@ -538,7 +540,7 @@ def test_prompts_of_a_megabyte_are_refused_before_the_model_hears_them(raw: http
     answer = raw.post("/completions", content=b"x" * (5 << 20))
     assert answer.status_code == 413
     assert answer.json()["error"]["message"]
-    assert speaker.heard == []
+    assert speaker.received == []
 
 
 def test_there_is_nothing_else(raw: httpx.Client) -> None:
@@ -621,7 +623,7 @@ def test_a_stream_that_is_closed_cancels_its_sequences(client: OpenAI, says: Say
     stream = client.chat.completions.create(model=speaker.facts.name, messages=HELLO, n=2, stream=True)
     next(iter(stream))
     stream.close()
-    wait_until(lambda: speaker.closed == {one.sequence for one in speaker.heard})
+    wait_until(lambda: speaker.closed == {one.sequence for one in speaker.received})
     assert len(speaker.closed) == 2
 
 
@@ -630,7 +632,7 @@ def test_a_client_that_gives_up_waiting_cancels_its_sequence(client: OpenAI, say
     speaker.pause_after = 3
     with pytest.raises(openai.APITimeoutError):
         client.with_options(timeout=0.5).chat.completions.create(model=speaker.facts.name, messages=HELLO)
-    wait_until(lambda: speaker.closed == {one.sequence for one in speaker.heard} != set())
+    wait_until(lambda: speaker.closed == {one.sequence for one in speaker.received} != set())
 
 
 def asked(served: Plane, name: str, **options: Any) -> socket.socket:

@@ -398,7 +398,7 @@ def test_a_conversation_is_remembered_until_it_is_reset(run: Run, speaker: Speak
     talked = run("chat", "llama", "--temperature", "0.5", "--seed", "3", text="Hello\nAnd?\n/reset\nHello\n")
     assert talked.exit_code == 0, talked.output
     assert talked.stdout.splitlines() == ["1 said", "2 said", "forgotten", "1 said"]
-    assert {one.options.temperature for one in speaker.heard} == {0.5}
+    assert {one.options.temperature for one in speaker.received} == {0.5}
     speaker.refusal = Busy("500 wait", hint="ask later", details={"retry_after_s": 7})
     refused = run("chat", "llama", text="Hello\n").exception
     assert isinstance(refused, Busy)
@@ -418,9 +418,9 @@ def test_a_model_without_a_chat_template_continues_the_text(plane: Plane, run: R
     talked = run("chat", "base", "--system", "S", text="one\ntwo\n/reset\nthree\n")
     assert talked.exit_code == 0, talked.output
     assert talked.stdout.splitlines()[1:] == ["<S/one>", "<S/one/<S/one>/two>", "forgotten", "<S/three>"]
-    assert {one.options.max_tokens for one in speaker.heard} == {WINDOW // 2}
+    assert {one.options.max_tokens for one in speaker.received} == {WINDOW // 2}
     run("chat", "base", "--max-tokens", "3", text="one\n")
-    assert speaker.heard[-1].options.max_tokens == 3
+    assert speaker.received[-1].options.max_tokens == 3
 
 
 def test_the_client_reads_an_answer_piece_by_piece(client: Client, speaker: Speaker) -> None:
@@ -494,7 +494,7 @@ def test_control_c_stops_an_answer_and_control_d_leaves(plane: Plane, speaker: S
     with in_a_terminal(plane, "chat", "llama") as (terminal, process):
         terminal.sees("Ctrl-D leaves")
         terminal.type("Hello\n")
-        wait_until(lambda: speaker.heard)
+        wait_until(lambda: speaker.received)
         terminal.sees("\n1")
         terminal.type("\x03")
         terminal.sees("(stopped)")

@@ -93,15 +93,15 @@ def test_a_machine_that_left_is_not_missed(cluster: Cluster) -> None:
 
 def test_a_silent_machine_is_told_until_it_speaks(cluster: Cluster) -> None:
     machine = cluster.join("ash")
-    heard_at = cluster.now
+    seen_at = cluster.now
     cluster.wait(SILENCE)
     (alert,) = find_alerts(cluster.context)
-    assert (alert.kind, alert.contributor_id, alert.since) == ("machine-unresponsive", machine.id, heard_at)
+    assert (alert.kind, alert.contributor_id, alert.since) == ("machine-unresponsive", machine.id, seen_at)
     cluster.store.contributors.seen(machine.id)
     assert cluster.kinds() == []
 
 
-def test_nobody_is_silent_before_a_server_that_just_began_could_hear(cluster: Cluster) -> None:
+def test_no_machine_is_unresponsive_to_a_server_that_just_began(cluster: Cluster) -> None:
     cluster.join("ash")
     cluster.wait(SILENCE)
     cluster.context.started_at = cluster.now

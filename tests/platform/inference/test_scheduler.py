@@ -139,7 +139,7 @@ def test_a_prompt_goes_in_chunks_through_all_batches_at_once() -> None:
     first = one.send()
     assert served(one, 0) == [(0, 0, 0, 32), (1, 1, 32, 32), (2, 0, 64, 16)]
     assert [chunk.samples for step in first for chunk in step.chunks] == [False, False, True]
-    one.hear(one.scheduler.completed(StepResult(0, 0, ())))
+    one.receive(one.scheduler.completed(StepResult(0, 0, ())))
     (decode,) = one.send()[0].chunks
     assert (decode.start, decode.count, decode.tokens, decode.samples) == (80, 1, None, True)
 

@@ -66,9 +66,9 @@ class Encoder:
         return StepResult(step.id, step.epoch, tuple(made))
 
     def complete(self) -> None:
-        self.hear(self.scheduler.completed(self.result(self.on_their_way.popleft())))
+        self.receive(self.scheduler.completed(self.result(self.on_their_way.popleft())))
 
-    def hear(self, events: Iterable[SequenceEvent]) -> None:
+    def receive(self, events: Iterable[SequenceEvent]) -> None:
         for event in events:
             assert event.sequence not in self.told, "told twice"
             self.told[event.sequence] = event
@@ -158,7 +158,7 @@ def test_texts_are_computed_again_by_other_stages() -> None:
     encoder.complete()
     lost = list(encoder.on_their_way)
     encoder.on_their_way.clear()
-    encoder.hear(encoder.scheduler.reform(1, replace(LIMITS, stages=3)))
+    encoder.receive(encoder.scheduler.reform(1, replace(LIMITS, stages=3)))
     assert [event for step in lost for event in encoder.scheduler.completed(encoder.result(step))] == []
     first = encoder.send()[0]
     assert first.epoch == 1
@@ -175,7 +175,7 @@ def test_a_text_that_fits_no_step_any_more_fails() -> None:
     encoder.submit(text(1, 40), text(2, 20))
     encoder.send()
     encoder.on_their_way.clear()
-    encoder.hear(encoder.scheduler.reform(1, replace(LIMITS, step_tokens=30)))
+    encoder.receive(encoder.scheduler.reform(1, replace(LIMITS, step_tokens=30)))
     failed = encoder.told[1]
     assert isinstance(failed, Failed)
     assert isinstance(failed.error, ShareComputeError)

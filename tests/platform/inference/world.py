@@ -60,7 +60,7 @@ class World:
             self.asked[generation.sequence] = generation
             self.longest[generation.sequence] = self.scheduler.limits.longest_tokens
             self.text[generation.sequence] = list(generation.emitted)
-        self.hear(events)
+        self.receive(events)
         return True
 
     @property
@@ -72,9 +72,9 @@ class World:
         had_ended = sequence in self.ends
         events = self.scheduler.cancel(sequence)
         assert len(events) == (not had_ended)
-        self.hear(events)
+        self.receive(events)
 
-    def hear(self, events: list[SequenceEvent]) -> None:
+    def receive(self, events: list[SequenceEvent]) -> None:
         for event in events:
             assert event.sequence not in self.ends
             text = self.text[event.sequence]
@@ -123,7 +123,7 @@ class World:
             row.deliver_token()
         elif chosen == "result":
             result = self.results.pop(self.draw.randrange(len(self.results)))
-            self.hear(self.scheduler.completed(result))
+            self.receive(self.scheduler.completed(result))
             if self.draw.random() < 0.05:
                 assert self.scheduler.completed(result) == []  # duplicated
         else:
@@ -142,7 +142,7 @@ class World:
             fits = limits.longest_tokens - len(asked.prompt) > len(self.text[sequence])
             if fits and len(asked.prompt) + new - 1 > limits.capacity_tokens:
                 self.longest[sequence] = limits.longest_tokens
-        self.hear(self.scheduler.reform(self.scheduler.epoch + 1, limits))
+        self.receive(self.scheduler.reform(self.scheduler.epoch + 1, limits))
         self.row = Row(limits)
 
     def finish(self) -> None:

@@ -192,7 +192,7 @@ def test_a_third_member_that_a_member_in_dispute_gave_its_weights_does_not_vote_
 @pytest.mark.parametrize("seed", range(20))
 def test_a_liar_has_one_other_member_left_out_and_nobody_quarantined(seed: int) -> None:
     lies = tuple(
-        InjectedFailure(FailureKind.accuse, Point.tensor_heard, "d", step=step, occurrence=occurrence)
+        InjectedFailure(FailureKind.accuse, Point.tensor_received, "d", step=step, occurrence=occurrence)
         for step in (1, 2, 3)
         for occurrence in (1, 2)
     )

@@ -55,7 +55,7 @@ class AppliesBeforeCommit(MemberMachine):
         return effects if self._running else effects + self._start(Apply(self._step.number, 1.0))
 
 
-class HearsOldEpochs(MemberMachine):
+class AcceptsOldEpochs(MemberMachine):
     def _on_message(self, event: Any) -> list[Effect]:
         return super()._on_message(replace(event, epoch=self.epoch) if hasattr(event, "epoch") else event)
 
@@ -144,9 +144,9 @@ class FindsAllFinite(MemberMachine):
         return super()._on_computed(replace(computed, is_finite=True))
 
 
-class HearsOldReports(CoordinatorMachine):
-    def _on_heard(self, message: ToCoordinator) -> list[CoordinatorEffect]:
-        return super()._on_heard(replace(message, epoch=self.epoch))
+class AcceptsOldReports(CoordinatorMachine):
+    def _on_message(self, message: ToCoordinator) -> list[CoordinatorEffect]:
+        return super()._on_message(replace(message, epoch=self.epoch))
 
 
 class CommitsWhenSomeArePrepared(CoordinatorMachine):
@@ -242,7 +242,7 @@ class NeverStartsOver(CoordinatorMachine):
 MEMBERS = [
     AppliesTwice,
     AppliesBeforeCommit,
-    HearsOldEpochs,
+    AcceptsOldEpochs,
     ReportsSpoiltSums,
     PreparesWithoutTheOtherHalf,
     AppliesHalfOnHalt,
@@ -261,7 +261,7 @@ MEMBERS = [
 COORDINATORS = [
     CommitsWhenSomeArePrepared,
     CommitsWithoutRecord,
-    HearsOldReports,
+    AcceptsOldReports,
     BelievesWhatItRead,
     ForgetsTheScale,
     NeverRepeatsItself,

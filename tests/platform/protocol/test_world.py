@@ -91,8 +91,8 @@ ONE_STAGE = Scenario(machines=3, stages=1, layers=2, runs=(2, 2), pauses=(2, 3))
 SCENARIOS = {"singles": SINGLES, "pairs": PAIRS, "one stage": ONE_STAGE}
 MEMBER_POINTS = [point for point in Point if point.role == "member"]
 COORDINATOR_POINTS = [point for point in Point if point.role == "coordinator"]
-OF_BROKEN_REDUCTIONS = (Point.reduce_failed, Point.broken_sending, Point.broken_heard)
-OF_BACKUPS = (Point.log_sending, Point.log_heard)
+OF_BROKEN_REDUCTIONS = (Point.reduce_failed, Point.broken_sending, Point.broken_received)
+OF_BACKUPS = (Point.log_sending, Point.log_received)
 DISTURBANCES = {
     "none": {},
     "an epoch begins in the middle": {"upsets": (Upset(14.0, UpsetKind.suspect, "c"),)},
@@ -115,7 +115,7 @@ def kills(scenario: Scenario, point: Point, worker: str | None) -> int:
 def can_be_passed(name: str, point: Point) -> bool:
     if point in OF_BROKEN_REDUCTIONS:
         return name != "singles"
-    if point in (Point.tensor_sending, Point.tensor_heard):
+    if point in (Point.tensor_sending, Point.tensor_received):
         return name != "one stage"
     return name == "singles" or point not in OF_BACKUPS
 

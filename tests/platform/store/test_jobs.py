@@ -450,31 +450,31 @@ def test_long_runs_are_told_by_the_steps_that_give_a_curve_its_shape(store: Stor
     assert [one.step for one in part if one.split == "train"] == list(range(691, 731))
 
 
-def test_listeners_hear_commits_and_not_rollbacks(store: Store) -> None:
-    heard: list[None] = []
-    silence = store.on_commit(lambda: heard.append(None))
+def test_listeners_are_notified_of_commits_and_not_rollbacks(store: Store) -> None:
+    notified: list[None] = []
+    unsubscribe = store.on_commit(lambda: notified.append(None))
     job = store.jobs.create(spec())
-    assert len(heard) == 1
+    assert len(notified) == 1
     with pytest.raises(Conflict):
         store.jobs.move(job.id, JobState.succeeded, "no", attempt=1)
-    assert len(heard) == 1
-    silence()
+    assert len(notified) == 1
+    unsubscribe()
     store.jobs.cancel(job.id)
-    assert len(heard) == 1
+    assert len(notified) == 1
 
 
-def test_listeners_hear_only_what_wrote_an_event(store: Store) -> None:
+def test_listeners_are_notified_only_of_what_wrote_an_event(store: Store) -> None:
     worker = contributor(store, "worker")
     job = store.jobs.create(spec())
     store.jobs.explain(job.id, "waiting")
-    heard: list[None] = []
-    store.on_commit(lambda: heard.append(None))
+    notified: list[None] = []
+    store.on_commit(lambda: notified.append(None))
     store.contributors.seen(worker)
     store.jobs.explain(job.id, "waiting")
-    assert heard == []
+    assert notified == []
     store.jobs.begin(job.id, [worker])
     store.progress.record(job.id, 1, [Note(message="reading")])
-    assert len(heard) == 2
+    assert len(notified) == 2
 
 
 def test_only_free_contributors_are_leased(store: Store) -> None:

@@ -104,10 +104,10 @@ def test_a_job_goes_on_without_a_hostile_member(
             # As one of its members might call it.
             bomb = Bomb(hostile.marker)
             called = [
-                coordinator.hear.remote(bomb, b"", b""),
-                coordinator.hear.remote("evil", b"no key", bomb),
-                coordinator.hear.remote("evil", b"no key", b"Formed [null]"),
-                coordinator.hear.remote("evil", b"no key", [ray.put(1)]),
+                coordinator.receive.remote(bomb, b"", b""),
+                coordinator.receive.remote("evil", b"no key", bomb),
+                coordinator.receive.remote("evil", b"no key", b"Formed [null]"),
+                coordinator.receive.remote("evil", b"no key", [ray.put(1)]),
                 coordinator.__ray_call__.remote(print, bomb),
             ]
             assert ray.wait(called, num_returns=len(called), timeout=DEADLINE_S)[1] == []
@@ -238,7 +238,7 @@ def test_a_deployment_goes_on_without_a_hostile_member(
     bomb = Bomb(hostile.marker)
     called = [
         server.submit.remote(bomb),
-        server.hear.remote("evil", b"", [bomb]),
+        server.receive.remote("evil", b"", [bomb]),
         server.cancel.remote([bomb]),
     ]
     assert ray.wait(called, num_returns=len(called), timeout=DEADLINE_S)[1] == []

@@ -143,7 +143,7 @@ def test_offences_count_in_later_attempts_and_two_accusers_quarantine(
 def test_a_member_that_lies_about_others_costs_one_of_them_its_place_and_then_its_own(
     attempt: Attempt, tmp_path: Path, calm: Trained
 ) -> None:
-    lies = [InjectedFailure(FailureKind.accuse, Point.tensor_heard, "c3", step=step) for step in (2, 4)]
+    lies = [InjectedFailure(FailureKind.accuse, Point.tensor_received, "c3", step=step) for step in (2, 4)]
     trained = train(attempt, tmp_path, job(2, 2), lies)
     ((machine, step, is_quarantined),) = trained.offences
     assert (step, is_quarantined) == (2, False)

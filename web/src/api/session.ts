@@ -34,10 +34,10 @@ export function currentSession(): Session {
   return current;
 }
 
-/** Call `tell` on each change; returns a function that unsubscribes. */
-export function onSession(tell: (session: Session) => void): () => void {
-  listeners.add(tell);
-  return () => void listeners.delete(tell);
+/** Call `listener` on each change; returns a function that unsubscribes. */
+export function onSession(listener: (session: Session) => void): () => void {
+  listeners.add(listener);
+  return () => void listeners.delete(listener);
 }
 
 export function useSession(): Session {
@@ -46,7 +46,7 @@ export function useSession(): Session {
 
 function become(next: Session): void {
   current = next;
-  listeners.forEach((tell) => tell(next));
+  listeners.forEach((listener) => listener(next));
 }
 
 /** Sign in with the code in `#code=...` or the key in `#key=...` if there is one, else with the cookie. */

@@ -216,7 +216,7 @@ function State({ invite, now }: { invite: Invite; now: number }) {
   const { t } = useTranslation();
   const usedAndLeft =
     invite.uses === 1 ? "" : t("{{used}} of {{uses}} uses", { used: invite.used_by.length, uses: invite.uses }) + " · ";
-  const told: Record<Invite["state"], [string, string]> = {
+  const texts: Record<Invite["state"], [string, string]> = {
     open: [
       t("open"),
       usedAndLeft + t("for {{time}}, until {{when}}", {
@@ -232,7 +232,7 @@ function State({ invite, now }: { invite: Invite; now: number }) {
     revoked: [t("revoked"), usedAndLeft + when(invite.revoked_at)],
   };
   const state = stateAt(invite, now);
-  const [word, more] = told[state];
+  const [word, more] = texts[state];
   return (
     <>
       <Text size="sm" {...(state !== "open" && { c: "dimmed" })}>

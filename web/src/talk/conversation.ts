@@ -2,7 +2,7 @@
  * The conversation of this tab. It is independent of the pages: answers continue while another page is open. After a
  * reload it is restored, and interrupted answers can be continued.
  */
-import { hear } from "../api/events/heard";
+import { subscribe } from "../api/events/eventListeners";
 import { ApiProblem } from "../api/problem";
 import type { DeploymentNews, ClusterEvent } from "../api/types";
 import { caughtUp, commonLength } from "./catchUp";
@@ -44,7 +44,7 @@ class Conversation {
   private drawing = false;
   /** Models without a chat template; later requests use the right route at once. */
   private readonly plain = new Set<string>();
-  private unhear: (() => void) | undefined;
+  private unsubscribe: (() => void) | undefined;
 
   readonly subscribe = (listener: () => void): (() => void) => {
     this.listeners.add(listener);
@@ -135,9 +135,9 @@ class Conversation {
     const now = performance.now();
     const work: Work = { stop: new AbortController(), arrivals: { points: [] }, began: now, first: null, last: now, pieces: 0 };
     this.works.set(key, work);
-    this.unhear ??= hear((event) => this.hear(event));
+    this.unsubscribe ??= subscribe((event) => this.receive(event));
     // A request that was replaced changes nothing any more.
-    const tell = (change: (answer: Answer) => Answer) => {
+    const apply = (change: (answer: Answer) => Answer) => {
       if (this.works.get(key) === work) this.update(turnId, model, change);
     };
     const read = async (route: Route, request: object) => {
@@ -146,13 +146,13 @@ class Conversation {
         fresh += piece.text;
         const shown = caughtUp(known, fresh);
         const agreed = commonLength(known, fresh);
-        tell((answer) => written(answer, piece, shown, agreed, work));
+        apply((answer) => written(answer, piece, shown, agreed, work));
       }
     };
     const readPlain = () => read("/v1/completions", plainRequest(model, before, prompt, settings, seed, windows.get(model)));
     try {
       if (this.plain.has(model)) {
-        tell((answer) => ({ ...answer, isPlain: true }));
+        apply((answer) => ({ ...answer, isPlain: true }));
         await readPlain();
       } else {
         try {
@@ -160,13 +160,13 @@ class Conversation {
         } catch (failure) {
           if (!(failure instanceof ApiProblem && failure.code === NO_CHAT_TEMPLATE)) throw failure;
           this.plain.add(model);
-          tell((answer) => ({ ...answer, isPlain: true }));
+          apply((answer) => ({ ...answer, isPlain: true }));
           await readPlain();
         }
       }
-      tell((answer) => ({ ...answer, state: "done", wait: "", marks: pinned(answer) }));
+      apply((answer) => ({ ...answer, state: "done", wait: "", marks: pinned(answer) }));
     } catch (failure) {
-      tell((answer) => ({ ...answer, wait: "", marks: pinned(answer), ...ending(failure, work.stop.signal) }));
+      apply((answer) => ({ ...answer, wait: "", marks: pinned(answer), ...ending(failure, work.stop.signal) }));
     } finally {
       setTimeout(() => this.unlearn(key, work), NEWS_MS);
     }
@@ -175,20 +175,20 @@ class Conversation {
   private unlearn(key: string, work: Work): void {
     if (this.works.get(key) === work) this.works.delete(key);
     if (this.works.size === 0) {
-      this.unhear?.();
-      this.unhear = undefined;
+      this.unsubscribe?.();
+      this.unsubscribe = undefined;
     }
   }
 
   /** Mark an event of a deployment in its running answers, at the position where it happened. */
-  private hear(event: ClusterEvent): void {
+  private receive(event: ClusterEvent): void {
     if (event.kind !== "deployment") return;
     const news = event.data as unknown as DeploymentNews;
     const now = performance.now();
     for (const [key, work] of this.works) {
       const [turnId, ...rest] = key.split(" ");
       const model = rest.join(" ");
-      if (model === news.name) this.update(turnId!, model, (answer) => told(answer, news, work, now));
+      if (model === news.name) this.update(turnId!, model, (answer) => withNews(answer, news, work, now));
     }
   }
 
@@ -206,7 +206,7 @@ class Conversation {
   /** Apply a user's change and render it at once: a field must show a key before the next one. */
   private change(talk: Talk): void {
     this.talk = talk;
-    this.listeners.forEach((tell) => tell());
+    this.listeners.forEach((listener) => listener());
     this.saveSoon();
   }
 
@@ -216,7 +216,7 @@ class Conversation {
     this.drawing = true;
     const draw = () => {
       this.drawing = false;
-      this.listeners.forEach((tell) => tell());
+      this.listeners.forEach((listener) => listener());
     };
     // There are no frames while the page is in the background.
     if (document.hidden) setTimeout(draw);
@@ -266,7 +266,7 @@ function written(answer: Answer, piece: Piece, text: string, agreed: number, wor
   };
 }
 
-function told(answer: Answer, news: DeploymentNews, work: Work, now: number): Answer {
+function withNews(answer: Answer, news: DeploymentNews, work: Work, now: number): Answer {
   if (news.went_on !== undefined) {
     const until = isRunning(answer) ? now : work.last;
     return { ...answer, marks: settled(answer.marks, news.went_on, answer.text, work.arrivals, now, until), wait: "" };

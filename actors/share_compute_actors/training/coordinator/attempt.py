@@ -23,7 +23,7 @@ from share_compute.topology import Topology
 from share_compute_actors.group.answering import ask_shard_store
 from share_compute_actors.group.exceptions import Cancelled, MembersLost
 from share_compute_actors.training.coordinator.checkpoint_manager import suspended
-from share_compute_actors.training.coordinator.conductor import Heard
+from share_compute_actors.training.coordinator.conductor import InboxItem
 from share_compute_actors.training.coordinator.training_run import TrainingRun
 from share_compute_actors.training.membership.control_requests import ControlRequests
 from share_compute_actors.training.membership.epochs import machines_lost
@@ -49,7 +49,7 @@ class TrainingAttempt:
         assignment: Assignment,
         report: Callable[[AttemptEvent], None],
         requests: ControlRequests,
-        inbox: SimpleQueue[Heard],
+        inbox: SimpleQueue[InboxItem],
     ) -> None:
         self._assignment = assignment
         self._report = report

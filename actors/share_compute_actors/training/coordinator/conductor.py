@@ -47,7 +47,7 @@ from share_compute.protocol.doubts import UNBELIEVED
 from share_compute.protocol.failures import InjectedFailure
 from share_compute.protocol.membership import Membership, Worker
 from share_compute.protocol.messages import Broken, Prepared, ToCoordinator
-from share_compute.protocol.points import HEARD, SENDING, Point
+from share_compute.protocol.points import RECEIVED, SENDING, Point
 from share_compute.quantities import bytes_text, listed
 from share_compute.specification import TrainingSpec
 from share_compute.training.loss_scale import NotFinite, not_finite
@@ -80,7 +80,7 @@ _QUIET_STEPS = 5
 _EPOCHS_IN_VAIN = 5
 
 Result = TypeVar("Result")
-Heard = tuple[Any, Any, Any]
+InboxItem = tuple[Any, Any, Any]
 """An unchecked message: id of the member that claims to send it, that member's key, content."""
 
 
@@ -104,7 +104,7 @@ class Conductor:
         step_log: StepLog,
         planner: MembershipPlanner,
         listener: Listener,
-        inbox: queue.SimpleQueue[Heard],
+        inbox: queue.SimpleQueue[InboxItem],
         training: TrainingSpec,
         changes: Changes,
         report: Callable[[AttemptEvent], None],
@@ -217,11 +217,11 @@ class Conductor:
     def _run(self) -> None:
         while not self._is_paused:
             try:
-                heard = self._inbox.get(timeout=_POLL_S)
+                item = self._inbox.get(timeout=_POLL_S)
             except queue.Empty:
                 pass
             else:
-                self._open(*heard)
+                self._open(*item)
             if self._changes.requests.cancelled.is_set():
                 raise Cancelled
             self._lose(self._group.check_members())
@@ -269,9 +269,9 @@ class Conductor:
         except Undeclared as failure:
             self._group.detector.accuse(worker, failure)
         else:
-            self._hear(worker, message, figures)
+            self._receive(worker, message, figures)
 
-    def _hear(
+    def _receive(
         self, worker: Worker, message: ToCoordinator | ShareComputeError, figures: StepFigures | None
     ) -> None:
         if isinstance(message, (ContributorLost, StaleEpoch, Broken)):
@@ -305,7 +305,7 @@ class Conductor:
             known = self._figures.setdefault(worker, figures)
             if figures.targets > known.targets:  # the member reports again, after it moved to the last stage
                 self._figures[worker] = replace(known, targets=figures.targets)
-        self._passes(HEARD[type(message)])
+        self._passes(RECEIVED[type(message)])
         if isinstance(message, Broken) and message.epoch == self._machine.epoch:
             self._changes.is_broken = True
         self._handle(message)

@@ -78,7 +78,7 @@ class Coordinator:
         return attempt_events.dump_json(self._feed.pull(after, timeout_s)).decode()
 
     @ray.method(concurrency_group="mail")
-    def hear(self, worker: str, key: bytes, message: bytes) -> None:
+    def receive(self, worker: str, key: bytes, message: bytes) -> None:
         """Queue a message of a member, unchecked; `Conductor` verifies the sender's key and reads the message."""
         self._inbox.put((worker, key, message))
 

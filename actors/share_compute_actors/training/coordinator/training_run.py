@@ -26,7 +26,7 @@ from share_compute.quantities import listed
 from share_compute.training.loss_scale import NotFinite
 from share_compute_actors.messages import StepFigures
 from share_compute_actors.training.coordinator.checkpoint_manager import CheckpointManager
-from share_compute_actors.training.coordinator.conductor import Conductor, Heard
+from share_compute_actors.training.coordinator.conductor import Conductor, InboxItem
 from share_compute_actors.training.coordinator.evaluation import Evaluation
 from share_compute_actors.training.coordinator.progress import Listener, TrainingProgress
 from share_compute_actors.training.coordinator.verdict import Verdict
@@ -64,7 +64,7 @@ class TrainingRun(Listener):
         group: TrainingGroup,
         step_log: StepLog,
         requests: ControlRequests,
-        inbox: SimpleQueue[Heard],
+        inbox: SimpleQueue[InboxItem],
         report: Callable[[AttemptEvent], None],
     ) -> None:
         spec = assignment.spec

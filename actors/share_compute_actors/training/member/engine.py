@@ -113,7 +113,7 @@ class TrainingEngine(ComputeThread):
 
     # -- from other threads ------------------------------------------------------------------------------------------
 
-    def hear(self, message: ToMember) -> None:
+    def receive(self, message: ToMember) -> None:
         """Queue a message from the coordinator; a halt also ends waits that belong to earlier epochs."""
         with self._news:
             self._events.append(message)

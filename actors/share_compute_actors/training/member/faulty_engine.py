@@ -16,7 +16,7 @@ from share_compute.protocol.member import MemberMachine
 from share_compute.protocol.member_events import Apply, Compute, Effect, Event, Loaded, Log, Reduce, Send
 from share_compute.protocol.membership import Worker
 from share_compute.protocol.messages import Prepared, ToCoordinator, ToMember
-from share_compute.protocol.points import HEARD, SENDING, Point
+from share_compute.protocol.points import RECEIVED, SENDING, Point
 from share_compute.protocol.tree import SummationTree
 from share_compute_actors.messages import Followed, StepFigures
 from share_compute_actors.testing.fault_injection import FaultInjector
@@ -70,10 +70,10 @@ class FaultyEngine(TrainingEngine):
 
     # -- from other threads, and orders ------------------------------------------------------------------------------
 
-    def hear(self, message: ToMember) -> None:
+    def receive(self, message: ToMember) -> None:
         """Queue a message from the coordinator, unless the link to the coordinator is cut."""
         if not self._faults.is_cut(None):
-            super().hear(message)
+            super().receive(message)
 
     def wait_while_cut(self) -> None:
         """Wait while the link to the coordinator is cut."""
@@ -98,19 +98,19 @@ class FaultyEngine(TrainingEngine):
 
     def _take_event(self, event: Event) -> None:
         if isinstance(event, ToMember):
-            self._passes(HEARD[type(event)])
+            self._passes(RECEIVED[type(event)])
         super()._take_event(event)
 
     def _is_unusable(self, label: WireLabel, source: Worker, tensor: Tensor) -> bool:
         if super()._is_unusable(label, source, tensor):
             return True
-        if label.cargo in ("logged", "log") or not self._passes(Point.tensor_heard):
+        if label.cargo in ("logged", "log") or not self._passes(Point.tensor_received):
             return False
         self._reject(label, source, f"{described(label)}: it is said to be wrong")
         return True
 
     def _acknowledge(self, channel: Channel, followed: Followed, label: WireLabel) -> None:
-        self._injector.passes(Point.log_heard, label.step)
+        self._injector.passes(Point.log_received, label.step)
         super()._acknowledge(channel, followed, label)
 
     def _carry_out(self, effect: Effect) -> Event | None:

@@ -105,7 +105,7 @@ class Member(GivesState, BackupCalls, LinkedMember):
     def _notify(self, message: ToCoordinator | ShareComputeError, figures: StepFigures | None) -> None:
         coordinator, key = self._coordinator
         said = pack_said(message, figures)
-        self._unacknowledged.add(coordinator.hear.remote(self._setup.worker, key, said), said)
+        self._unacknowledged.add(coordinator.receive.remote(self._setup.worker, key, said), said)
 
     # -- state -------------------------------------------------------------------------------------------------------
 
@@ -301,9 +301,9 @@ class Member(GivesState, BackupCalls, LinkedMember):
         self._coordinator = coordinator, key  # last, so that no message about the old shard store reaches it
 
     @ray.method(concurrency_group="control")
-    def hear(self, message: ToMember) -> None:
+    def receive(self, message: ToMember) -> None:
         """Queue a message from the coordinator."""
-        self._engine.hear(message)
+        self._engine.receive(message)
 
     @ray.method(concurrency_group="pieces")
     @answers(PIECE)

@@ -341,7 +341,7 @@ class TrainingGroup(WorkerGroup):
         """Send a message to a member without waiting for an answer; does nothing if the member is gone."""
         actor = self._actors.get(worker)
         if actor is not None:
-            actor.hear.remote(message)
+            actor.receive.remote(message)
 
 
 class Poll:

@@ -20,7 +20,7 @@ _JOINING_LIMIT = timedelta(seconds=180)
 _PROBING_LIMIT = timedelta(seconds=30)
 """Time limit for a contributor in state "probing" for which no measurement runs."""
 _CALLS_APART = timedelta(seconds=4)
-"""If an agent on another host was heard within this time, this server is not cut off from the network."""
+"""If an agent on another host sent a heartbeat within this time, this server is not cut off from the network."""
 _LONGEST_SILENCE = timedelta(seconds=30)
 """Time without a heartbeat after which a contributor is lost although its Ray node answers. A shorter silence may mean
 that the agent is busy, or pauses before it retries."""
@@ -67,7 +67,7 @@ class ContributorSupervisor:
         self._store = store
         self._measurements = measurements
         self._nodes = nodes
-        self._hears_since = store.clock()
+        self._listening_since = store.clock()
         """Missing heartbeats count from this time on. Before it, the server's own network was down or the process was
         suspended."""
         self._jobs: dict[str, str] = {}
@@ -151,17 +151,17 @@ class ContributorSupervisor:
             for record in records
             if (node := nodes.get(record.node_id or "")) is not None
         }
-        silence = {record.id: now - max(record.last_seen_at, self._hears_since) for record in records}
+        silence = {record.id: now - max(record.last_seen_at, self._listening_since) for record in records}
         unresponsive = [one for one in places if silence[one] > self._lost_after]
         if not unresponsive:
             return frozenset()
         found = await asyncio.to_thread(answers, places.values())
         here = {node.address for node in nodes.values() if node.is_head}
-        heard = any(
+        has_heartbeats = any(
             silence[one] < _CALLS_APART for one, (address, _) in places.items() if address not in here
         )
-        if not heard and _is_cut_off(places.values(), found, here):
-            self._hears_since = now
+        if not has_heartbeats and _is_cut_off(places.values(), found, here):
+            self._listening_since = now
             return frozenset()
         return frozenset(
             one for one in unresponsive if found.get(places[one]) != "open" or silence[one] > _LONGEST_SILENCE

@@ -364,13 +364,13 @@ def _update_s(cost: TrainingCost, layout: Layout, prepared: list[float]) -> dict
         trained = cost.trained_parameters(stage.start, stage.stop)
         for machine in stage.members:
             here = int(cost.network.region[machine])
-            heard_s = [
+            received_s = [
                 time + float(cost.network.latency_s[there, here])
                 for there, times in latest.items()
                 for time, other in times
                 if other != index
             ]
             takes_s = trained * float(cost.update_s_per_parameter[machine])
-            done_s = max(prepared[index], *heard_s, 0.0) + takes_s + float(cost.call_s[machine])
+            done_s = max(prepared[index], *received_s, 0.0) + takes_s + float(cost.call_s[machine])
             updates[machine] = (done_s, takes_s)
     return updates

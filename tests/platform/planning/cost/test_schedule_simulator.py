@@ -149,7 +149,7 @@ def test_a_gradient_reaches_its_backup_before_the_step_counts() -> None:
 def test_a_tied_weight_is_exchanged_between_first_and_last_stage() -> None:
     without = plain_cost([(1.0, 1.0)] * 2, machines=2, microbatches=1, carry_s=0.001, latency_s=0.25)
     tied = plain_cost([(1.0, 1.0)] * 2, machines=2, microbatches=1, carry_s=0.001, latency_s=0.25, tied=10**6)
-    # 4 MB over 1 MB/s and one latency; then the other hears of it, as it did without.
+    # 4 MB over 1 MB/s and one latency; then the other receives it, as it did without.
     assert simulate_step(tied, row(tied)).step_s == pytest.approx(
         simulate_step(without, row(without)).step_s + 4.25
     )

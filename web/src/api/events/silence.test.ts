@@ -11,13 +11,13 @@ afterEach(() => {
 
 /** A body, and a function that sends text through it. */
 function body(): { stream: ReadableStream<Uint8Array>; send: (text: string) => void } {
-  let told: ReadableStreamDefaultController<Uint8Array>;
+  let writer: ReadableStreamDefaultController<Uint8Array>;
   const stream = new ReadableStream<Uint8Array>({
     start: (controller) => {
-      told = controller;
+      writer = controller;
     },
   });
-  return { stream, send: (text) => told.enqueue(new TextEncoder().encode(text)) };
+  return { stream, send: (text) => writer.enqueue(new TextEncoder().encode(text)) };
 }
 
 test("a connection that brings nothing for 30 s is noticed, and signs of life put that off", async () => {

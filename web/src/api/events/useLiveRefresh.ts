@@ -5,7 +5,7 @@ import { useEffect, useState } from "react";
 import { currentSession } from "../session";
 import type { Figures, ClusterEvent } from "../types";
 import { applyEvents, applyFigures } from "./applyEvents";
-import { tell } from "./heard";
+import { publish } from "./eventListeners";
 import { listen, type LiveState } from "./live";
 
 /** Events are rendered in batches: fifty a second must not render fifty times a second. */
@@ -14,13 +14,13 @@ const BATCH_MS = 200;
 export interface Live {
   state: LiveState;
   /** When the connection was last known to be up. */
-  lastHeard: string | null;
+  lastConnected: string | null;
 }
 
 /** Listen if the key may; null if it may not. */
 export function useLiveRefresh(mayListen: boolean): Live | null {
   const client = useQueryClient();
-  const [live, setLive] = useState<Live>({ state: "connecting", lastHeard: null });
+  const [live, setLive] = useState<Live>({ state: "connecting", lastConnected: null });
 
   useEffect(() => {
     if (!mayListen) return undefined;
@@ -33,13 +33,13 @@ export function useLiveRefresh(mayListen: boolean): Live | null {
       wasLost = state === "lost";
       setLive((before) => ({
         state,
-        lastHeard: state === "lost" && before.state === "live" ? new Date().toISOString() : before.lastHeard,
+        lastConnected: state === "lost" && before.state === "live" ? new Date().toISOString() : before.lastConnected,
       }));
     };
     const onEvent = (kind: string, data: string) => {
       if (kind === "figures") return applyFigures(client, JSON.parse(data) as Figures);
       const event = JSON.parse(data) as ClusterEvent;
-      tell(event);
+      publish(event);
       batch.add(event);
     };
     const session = currentSession();

@@ -16,7 +16,7 @@ export function LiveMark({ live }: { live: Live }) {
       <span className={classes.dot} data-state={live.state} aria-hidden />
       <Text size="sm" c="dimmed" truncate>
         {words}
-        {live.state === "lost" && live.lastHeard !== null && ` · ${t("last heard {{when}}", { when: ago(live.lastHeard, now) })}`}
+        {live.state === "lost" && live.lastConnected !== null && ` · ${t("last heard {{when}}", { when: ago(live.lastConnected, now) })}`}
       </Text>
     </Group>
   );

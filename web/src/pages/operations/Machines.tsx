@@ -58,7 +58,7 @@ export function Machines({ machines, alerts, versions }: Props) {
               </Table.Td>
               <Table.Td data-label={t("Signs of life")}>
                 <Text size="sm">
-                  <Heard machine={machine} alerts={alerts} now={now} />
+                  <Heartbeat machine={machine} alerts={alerts} now={now} />
                 </Text>
               </Table.Td>
               <Table.Td className="numeric" data-label={t("Actions")}>
@@ -94,7 +94,7 @@ function VersionsOf({ machine, server }: { machine: Contributor; server: Version
 }
 
 /** Agents send a heartbeat every two seconds without an event; the server reports unresponsive ones. */
-function Heard({ machine, alerts, now }: { machine: Contributor; alerts: readonly Alert[]; now: number }) {
+function Heartbeat({ machine, alerts, now }: { machine: Contributor; alerts: readonly Alert[]; now: number }) {
   const { t } = useTranslation();
   if (machine.state === "joining") return "–";
   if (isGone(machine)) return t("last seen {{when}}", { when: ago(machine.last_seen_at, now) });

@@ -5,12 +5,12 @@ type Listener = (event: ClusterEvent) => void;
 
 const listeners = new Set<Listener>();
 
-export function tell(event: ClusterEvent): void {
+export function publish(event: ClusterEvent): void {
   listeners.forEach((listener) => listener(event));
 }
 
 /** Call `listener` for each event; returns a function that unsubscribes. */
-export function hear(listener: Listener): () => void {
+export function subscribe(listener: Listener): () => void {
   listeners.add(listener);
   return () => void listeners.delete(listener);
 }
