@@ -165,8 +165,8 @@ def probe(node_ids: list[str]) -> Topology:
     machines = []
     for place, node in enumerate(node_ids):
         actor = start_contributor(f"c{place}", node)
-        asked = actor.probe.remote(memory_bytes=MEMORY_BYTES, cpu_threads=1, device="cpu")
-        text = unpack_answer(TEXT, ray.get(asked), "a machine")
+        ref = actor.probe.remote(memory_bytes=MEMORY_BYTES, cpu_threads=1, device="cpu")
+        text = unpack_answer(TEXT, ray.get(ref), "a machine")
         ray.kill(actor)
         machines.append(
             Contributor(

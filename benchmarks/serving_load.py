@@ -82,7 +82,7 @@ async def client(
     """Stream answers one after the other until ``end_s``."""
     chance = random.Random()
     while time.monotonic() < end_s:
-        asked_s, is_first = time.monotonic(), True
+        requested_s, is_first = time.monotonic(), True
         body = {
             "model": "tiny",
             "prompt": [chance.randrange(VOCABULARY) for _ in range(chance.randrange(4, 48))],
@@ -103,7 +103,7 @@ async def client(
                     if not line.startswith("data: {"):
                         continue
                     if is_first:
-                        measured.first_token_s.append(time.monotonic() - asked_s)
+                        measured.first_token_s.append(time.monotonic() - requested_s)
                         is_first = False
                     event = json.loads(line.removeprefix("data: "))
                     if "error" in event:

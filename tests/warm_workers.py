@@ -88,21 +88,23 @@ def _serve(path: str) -> None:
         listener.settimeout(_POLL_S)
         while os.getppid() == parent:  # killed tests do not end their processes
             try:
-                asked, _ = listener.accept()
+                connection, _ = listener.accept()
             except TimeoutError:
                 continue
-            message, descriptors, _, _ = socket.recv_fds(asked, _MOST_BYTES, 3)
+            message, descriptors, _, _ = socket.recv_fds(connection, _MOST_BYTES, 3)
             if message and os.fork() == 0:
                 listener.close()
-                credentials = asked.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+                credentials = connection.getsockopt(
+                    socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")
+                )
                 Path(f"{path}-{struct.unpack('3i', credentials)[0]}").write_text(str(os.getpid()))
-                _become_worker(asked, json.loads(message), descriptors)
-            asked.close()
+                _become_worker(connection, json.loads(message), descriptors)
+            connection.close()
             for descriptor in descriptors:
                 os.close(descriptor)
 
 
-def _become_worker(asked: socket.socket, wanted: dict[str, object], descriptors: list[int]) -> None:
+def _become_worker(connection: socket.socket, wanted: dict[str, object], descriptors: list[int]) -> None:
     import runpy
 
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -113,14 +115,14 @@ def _become_worker(asked: socket.socket, wanted: dict[str, object], descriptors:
     os.environ.update(wanted["environment"])  # type: ignore[call-overload]
     os.chdir(str(wanted["folder"]))
     sys.argv = list(wanted["arguments"])  # type: ignore[call-overload]
-    threading.Thread(target=_die_with, args=(asked,), daemon=True).start()
+    threading.Thread(target=_die_with, args=(connection,), daemon=True).start()
     runpy.run_path(sys.argv[0], run_name="__main__")
     os._exit(0)
 
 
-def _die_with(asked: socket.socket) -> None:
+def _die_with(connection: socket.socket) -> None:
     """End when the process that Ray started is ended."""
-    asked.recv(1)
+    connection.recv(1)
     os.kill(os.getpid(), signal.SIGKILL)
 
 

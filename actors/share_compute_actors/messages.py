@@ -70,9 +70,9 @@ class Source(NamedTuple):
 
     def ask(self, method: str, *arguments: Any) -> Any:
         """Call a method of the actor, and return the Ray reference to its answer."""
-        return getattr(self.actor, method).remote(*self.asked(*arguments))
+        return getattr(self.actor, method).remote(*self.with_shard(*arguments))
 
-    def asked(self, *arguments: Any) -> tuple[Any, ...]:
+    def with_shard(self, *arguments: Any) -> tuple[Any, ...]:
         """Return the arguments of a call to this source; append the layer range if it serves a backup copy."""
         return arguments if self.shard is None else (*arguments, self.shard)
 

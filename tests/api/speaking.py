@@ -103,10 +103,12 @@ class Speech:
         for index, token in enumerate(ids[: options.max_tokens]):
             if speaker.failure is not None and index == speaker.failure[0]:
                 raise speaker.failure[1]
-            asked = options.logprobs
-            others = tuple((token + other, -1.0 - other) for other in range(asked or 0))
+            num_logprobs = options.logprobs
+            others = tuple((token + other, -1.0 - other) for other in range(num_logprobs or 0))
             cached = 0 if index else 3
-            yield Emitted(generation.sequence, index, token, None if asked is None else -0.25, others, cached)
+            yield Emitted(
+                generation.sequence, index, token, None if num_logprobs is None else -0.25, others, cached
+            )
             if token in options.stop_token_ids:
                 yield Finished(generation.sequence, "stop", index + 1)
                 return

@@ -385,7 +385,7 @@ def test_signs_of_life_have_threads_of_their_own(plane: Plane, http: httpx.Clien
     hog = Hog("hog", make_tokenizer(tmp_path), lambda _: (5, 6, 7))
     plane.app.state.context.engines.add(hog)
     with ThreadPoolExecutor(1) as executor, httpx.Client(base_url=plane.url, timeout=10) as agent:
-        asked = executor.submit(chat, http, "hog")
+        response = executor.submit(chat, http, "hog")
         try:
             wait_until(lambda: hog.received)
             with Watch(plane.url, MOST_GROWTH_BYTES):
@@ -394,7 +394,7 @@ def test_signs_of_life_have_threads_of_their_own(plane: Plane, http: httpx.Clien
             assert answer.json()["wanted"] == "run"
         finally:
             hog.go_on.set()
-        assert asked.result().status_code == 200
+        assert response.result().status_code == 200
 
 
 def test_a_crowd_of_submissions_is_told_to_come_again(

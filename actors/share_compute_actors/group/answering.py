@@ -35,12 +35,12 @@ def _reported(failure: Exception) -> ShareComputeError:
     return as_reported(failure)
 
 
-def answered(schema: Packs[T], asked: Any, sender: str) -> T:
+def answered(schema: Packs[T], ref: Any, sender: str) -> T:
     """Wait for the answer to a call, and return what the method returned.
 
     Args:
         schema: schema of the return value.
-        asked: the reference that the Ray call returned.
+        ref: the reference that the Ray call returned.
         sender: name of the machine or the actor that answers.
 
     Raises:
@@ -48,7 +48,7 @@ def answered(schema: Packs[T], asked: Any, sender: str) -> T:
         ShareComputeError: the method raised this error.
         RayError: the actor died.
     """
-    return unpack_answer(schema, ray.get(asked), sender)
+    return unpack_answer(schema, ray.get(ref), sender)
 
 
 def shard_store_lost() -> ShardStoreLost:
@@ -59,18 +59,18 @@ def shard_store_lost() -> ShardStoreLost:
     )
 
 
-def ask_shard_store(schema: Packs[T], asked: Any) -> T:
+def ask_shard_store(schema: Packs[T], ref: Any) -> T:
     """Wait for an answer of the shard store, and return it.
 
     Args:
         schema: schema of the method's return value.
-        asked: the reference that the Ray call returned.
+        ref: the reference that the Ray call returned.
 
     Raises:
         ShareComputeError: the shard store raised this error.
         ShardStoreLost: the shard store's process died.
     """
     try:
-        return unpack_answer(schema, ray.get(asked), "the shard store")
+        return unpack_answer(schema, ray.get(ref), "the shard store")
     except RayActorError as failure:
         raise shard_store_lost() from failure

@@ -62,9 +62,9 @@ class FailureDetector:
         self.returning: frozenset[Worker] = frozenset()
         """Members that have not answered since the network of this host came back."""
         self._owed: dict[Any, Worker] = {}
-        self._asked_s = self._polled_s = time.monotonic()
+        self._requested_s = self._polled_s = time.monotonic()
         self._shortened_until_s = self._returning_until_s = 0.0
-        self._asks_at_once = False
+        self._requests_at_once = False
 
     @property
     def are_loading(self) -> bool:
@@ -74,7 +74,7 @@ class FailureDetector:
     @are_loading.setter
     def are_loading(self, are_loading: bool) -> None:
         if self._are_loading and not are_loading:
-            self._asked_s = time.monotonic()  # the normal limit of pending heartbeats begins now
+            self._requested_s = time.monotonic()  # the normal limit of pending heartbeats begins now
         self._are_loading = are_loading
 
     def shorten_limit(self) -> None:
@@ -82,8 +82,8 @@ class FailureDetector:
         now_s = time.monotonic()
         if now_s > self._shortened_until_s:
             self._shortened_until_s = now_s + _SHORTENED_S
-            self._asks_at_once = True
-            self._asked_s = now_s  # the shorter limit of pending heartbeats begins now
+            self._requests_at_once = True
+            self._requested_s = now_s  # the shorter limit of pending heartbeats begins now
 
     def accuse(self, worker: Worker, failure: Exception) -> None:
         """Count a member as lost from the next call of `poll` on, because it sent invalid data."""
@@ -103,9 +103,9 @@ class FailureDetector:
         """Restart after a network cut: forget pending heartbeats; apply a longer limit until these members answer."""
         self.returning = frozenset(workers)
         self._owed.clear()
-        self._asks_at_once = True
-        self._asked_s = time.monotonic()
-        self._returning_until_s = self._asked_s + _RETURN_LIMIT_S
+        self._requests_at_once = True
+        self._requested_s = time.monotonic()
+        self._returning_until_s = self._requested_s + _RETURN_LIMIT_S
 
     def reset_limit(self) -> None:
         """Apply the normal limit again."""
@@ -129,7 +129,7 @@ class FailureDetector:
         now_s = time.monotonic()
         late_s, self._polled_s = now_s - self._polled_s, now_s
         if late_s > _LATE_S:
-            self._asked_s += late_s
+            self._requested_s += late_s
         if self._owed:
             ready, owing = ray.wait(list(self._owed), num_returns=len(self._owed), timeout=0)
             lost = {self._owed[ref] for ref in ready if not self._take(ref)}
@@ -142,17 +142,17 @@ class FailureDetector:
                     actors[worker].status.remote(): worker for worker in returning if worker in actors
                 }
                 owing = list(self._owed)
-            if owing and now_s - self._asked_s > self._limit_s(now_s):
+            if owing and now_s - self._requested_s > self._limit_s(now_s):
                 overdue = {self._owed[ref] for ref in owing}
                 self.unresponsive |= overdue
                 lost |= overdue
             if lost:
                 return frozenset(lost)
-            if owing or (now_s - self._asked_s < _PERIOD_S and not self._asks_at_once):
+            if owing or (now_s - self._requested_s < _PERIOD_S and not self._requests_at_once):
                 return frozenset()
-        self._asks_at_once = False
+        self._requests_at_once = False
         self._owed = {actor.status.remote(): worker for worker, actor in actors.items()}
-        self._asked_s = now_s
+        self._requested_s = now_s
         return frozenset()
 
     def _take(self, ref: Any) -> bool:

@@ -49,7 +49,7 @@ class SourceClient:
         """Call a method of a source, and return a function that waits for its answer."""
         if self._own is None or source.worker != self._me:
             return partial(_given, source.ask(method, *arguments), source)
-        answer = getattr(self._own, method)(*source.asked(*arguments))
+        answer = getattr(self._own, method)(*source.with_shard(*arguments))
         return lambda: answer
 
     def ask(self, source: Source, method: str, *arguments: Any) -> Any:
@@ -85,14 +85,14 @@ def fill(
         WrongTensor: a member returned data that does not fit the request.
     """
     calls = list(_calls(tensors, client.sources, dtype.itemsize))
-    asked = deque(
+    pending = deque(
         client.begin(source, method, pack_extents(extents)) for source, extents in calls[:_CALLS_AHEAD]
     )
     for number, (source, extents) in enumerate(calls, start=_CALLS_AHEAD):
-        pieces: list[Piece] = asked.popleft()()
+        pieces: list[Piece] = pending.popleft()()
         if number < len(calls):
             later, wanted = calls[number]
-            asked.append(client.begin(later, method, pack_extents(wanted)))
+            pending.append(client.begin(later, method, pack_extents(wanted)))
         if len(pieces) != len(extents):
             raise wrong(source, f"it gave {len(pieces)} tensors in place of {len(extents)}")
         for extent, piece in zip(extents, pieces, strict=True):
@@ -161,7 +161,7 @@ def _calls(
         yield sources.all[place], call
 
 
-def _given(asked: Any, source: Source) -> Any:
+def _given(answer: Any, source: Source) -> Any:
     """Wait for the answer of a source, and return it.
 
     Raises:
@@ -169,7 +169,7 @@ def _given(asked: Any, source: Source) -> Any:
         StaleEpoch: the source was a member, and died.
     """
     try:
-        return ray.get(asked)
+        return ray.get(answer)
     except (RayActorError, ObjectLostError) as failure:
         if source.worker is None:
             raise shard_store_lost() from failure

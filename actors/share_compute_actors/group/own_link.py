@@ -33,7 +33,7 @@ class OwnLink:
         self._cancelled = cancelled
         self._note = note
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="table-of-nodes")
-        self._asked: Future[dict[str, Place]] | None = None
+        self._pending: Future[dict[str, Place]] | None = None
         self._nodes: dict[str, Place] = {}
         self._here: str = ray.util.get_node_ip_address()
         self._restored_s = float("-inf")
@@ -89,13 +89,13 @@ class OwnLink:
 
     def _look_up(self) -> None:
         """Update the table of nodes; keep the old one if Ray does not answer in time."""
-        if self._asked is None:
-            self._asked = self._threads.submit(self._table)
+        if self._pending is None:
+            self._pending = self._threads.submit(self._table)
         try:
-            self._nodes = self._asked.result(_TABLE_S)
+            self._nodes = self._pending.result(_TABLE_S)
         except OutOfTime:
             return
-        self._asked = None
+        self._pending = None
 
     def _table(self) -> dict[str, Place]:
         return {

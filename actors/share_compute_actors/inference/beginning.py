@@ -56,8 +56,8 @@ def begin(
 
 
 def _prepared(weights: Any, stopped: threading.Event) -> ServedModel:
-    asked = weights.prepare.remote()
-    while not ray.wait([asked], timeout=_POLL_S)[0]:
+    ref = weights.prepare.remote()
+    while not ray.wait([ref], timeout=_POLL_S)[0]:
         if stopped.is_set():
             raise Cancelled
-    return ask_shard_store(SERVED, asked)
+    return ask_shard_store(SERVED, ref)

@@ -83,14 +83,14 @@ def fill_shard(setup: ServingSetup, weights: Any, stage: EngineStage, missing: d
     client = SourceClient(Sources((server_source(weights),)))
     groups: dict[tuple[str, torch.dtype], dict[str, Tensor]] = {}
     for name, tensor in missing.items():
-        groups.setdefault(_asked(name, tensor, stage.dtype), {})[name] = tensor
+        groups.setdefault(_served_as(name, tensor, stage.dtype), {})[name] = tensor
     missing.clear()
     with fits(stage.shard, setup.name), torch.inference_mode(), passing_through():
         for (method, dtype), tensors in groups.items():
             fill(tensors, client, method, dtype)
 
 
-def _asked(name: str, tensor: Tensor, dtype: torch.dtype) -> tuple[str, torch.dtype]:
+def _served_as(name: str, tensor: Tensor, dtype: torch.dtype) -> tuple[str, torch.dtype]:
     """Return the method of `ServedWeights` that returns a tensor's rows, and the dtype of these rows."""
     if is_quantized(name):
         return "int8_weights", torch.int8

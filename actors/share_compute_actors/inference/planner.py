@@ -58,10 +58,10 @@ class Planner:
         Raises:
             PlanInfeasible: the machines cannot hold the model.
         """
-        asked = self.spec.parallelism.stages
-        if asked is None:
+        num_stages = self.spec.parallelism.stages
+        if num_stages is None:
             return self._place(topology, epoch, None)
-        for stages in range(asked, 1, -1):
+        for stages in range(num_stages, 1, -1):
             with suppress(PlanInfeasible):
                 return self._place(topology, epoch, stages)
         return self._place(topology, epoch, 1)
@@ -101,8 +101,8 @@ class Planner:
         """
         if now is None or not set(now.workers).issubset(usable):
             return True
-        asked = self.spec.parallelism.stages
-        if asked is not None and len(wanted.workers) != len(now.workers):
+        num_stages = self.spec.parallelism.stages
+        if num_stages is not None and len(wanted.workers) != len(now.workers):
             return len(wanted.workers) > len(now.workers)
         if wanted.concurrent != now.concurrent:
             return wanted.concurrent > now.concurrent

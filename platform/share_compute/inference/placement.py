@@ -154,17 +154,17 @@ def place(
 
 def _workloads(spec: ServeJob, window_tokens: int, *, embeds: bool) -> Iterator[ServingWorkload]:
     """Yield the workload requested, then the same with half as many sequences at one time, and so on."""
-    asked = serving_workload(spec)
+    requested = serving_workload(spec)
     if embeds:  # an engine step takes time and memory, but no cache remains of it
-        yield replace(asked, prompt_tokens=_text_step_tokens(window_tokens), new_tokens=1)
+        yield replace(requested, prompt_tokens=_text_step_tokens(window_tokens), new_tokens=1)
         return
-    length = asked.prompt_tokens + asked.new_tokens
+    length = requested.prompt_tokens + requested.new_tokens
     if length > window_tokens:
-        prompt = max(1, window_tokens * asked.prompt_tokens // length)
-        asked = replace(asked, prompt_tokens=prompt, new_tokens=max(1, window_tokens - prompt))
-    concurrent = asked.concurrent
+        prompt = max(1, window_tokens * requested.prompt_tokens // length)
+        requested = replace(requested, prompt_tokens=prompt, new_tokens=max(1, window_tokens - prompt))
+    concurrent = requested.concurrent
     while concurrent:
-        yield replace(asked, concurrent=concurrent)
+        yield replace(requested, concurrent=concurrent)
         concurrent //= 2
 
 
@@ -172,8 +172,8 @@ def _rooms(
     plan: Plan, topology: Topology, profile: ModelProfile, workload: ServingWorkload
 ) -> dict[Worker, MemoryBudget]:
     usable = with_nominal_speeds(topology)
-    asked = ServingCost(profile, usable, complete(usable), workload)
-    cost = replace(asked, workload=replace(workload, concurrent=0))
+    with_caches = ServingCost(profile, usable, complete(usable), workload)
+    cost = replace(with_caches, workload=replace(workload, concurrent=0))
     place = {machine.id: index for index, machine in enumerate(usable.contributors)}
     rooms = {}
     for stage in plan.stages:
@@ -181,7 +181,7 @@ def _rooms(
         usable_bytes = int(cost.memory_bytes[place[worker]])
         needed_bytes = int(cost.needed_bytes[stage.start, stage.stop])
         packed_bytes = cost.packed_bytes(stage.start, stage.stop)
-        spare_bytes = usable_bytes - int(asked.needed_bytes[stage.start, stage.stop])
+        spare_bytes = usable_bytes - int(with_caches.needed_bytes[stage.start, stage.stop])
         rooms[worker] = MemoryBudget(
             usable_bytes,
             needed_bytes - int(cost.held_bytes[stage.start, stage.stop]),

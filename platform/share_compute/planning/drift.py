@@ -157,7 +157,7 @@ def propose(
     """
     # Keep the number of microbatches: another one would change the order of gradient sums, and so the result.
     fixed = spec.with_microbatches(current.plan.microbatches)
-    count, asked = len(current.layout.machines), spec.parallelism.machines_needed
+    count, requested = len(current.layout.machines), spec.parallelism.machines_needed
     try:
         better = plan_again(
             fixed,
@@ -179,7 +179,7 @@ def propose(
     def pays(step_s: float) -> bool:
         return (step_s - better_s) * steps_left > max(move_cost_s, limits.least_gain * step_s * steps_left)
 
-    is_restored = count < min(asked, len(better.layout.machines))
+    is_restored = count < min(requested, len(better.layout.machines))
     if not (is_restored or pays(now_s)):
         return None
     if under_way is not None and not have_same_shards(under_way.plan, better.plan):
@@ -190,7 +190,7 @@ def propose(
     gain_s = (now_s - better_s) * steps_left
     step_text = f"a step would take {seconds_text(better_s)} instead of {seconds_text(now_s)}"
     if is_restored:
-        sentence = f"the job asks for {asked} machines and was left on {count}; {step_text}"
+        sentence = f"the job asks for {requested} machines and was left on {count}; {step_text}"
     else:
         sentence = (
             f"with layers moved, {step_text} ({percent_text(1 - better_s / now_s)} less); over {steps_left} steps "

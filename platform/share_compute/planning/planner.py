@@ -134,9 +134,9 @@ def _stages(spec: TrainJob, usable: Topology, profile: ModelProfile, *, measured
 
     If the job requests none and no speed was measured, as many stages are required as machines and layers allow.
     """
-    asked = spec.parallelism.stages
-    if asked is not None or measured:
-        return asked
+    requested = spec.parallelism.stages
+    if requested is not None or measured:
+        return requested
     size = spec.parallelism.members_per_stage or 1
     return max(1, min(len(usable.contributors) // size, len(profile.layers)))
 
@@ -194,7 +194,7 @@ def _finish(
         cost,
         layout,
         timeline,
-        asked=(problems[0].stages, problems[0].members_per_stage),
+        requested=(problems[0].stages, problems[0].members_per_stage),
         strategy=spec.parallelism.strategy,
         exact=exact,
         additions=additions,

@@ -139,12 +139,14 @@ class FleetPlanner:
     def _search(self, machines: Sequence[int]) -> Layout | None:
         """Return the layout with the shortest step; None if these machines cannot hold the job."""
         part = self.cost.part(machines)
-        asked = self._spec.parallelism
+        parallelism = self._spec.parallelism
         strategy = self._strategy
         if isinstance(strategy, AutoPartitioning) and len(machines) > _LEAST_CANDIDATES:
             # `AutoPartitioning` takes many seconds, and a simulated day has many searches.
             strategy = DynamicProgrammingPartitioning()
-        problem = SearchProblem(part, stages=asked.stages, members_per_stage=asked.members_per_stage)
+        problem = SearchProblem(
+            part, stages=parallelism.stages, members_per_stage=parallelism.members_per_stage
+        )
         try:
             fitting = [one.layout for one in strategy.place(problem) if part.fits(one.layout)]
         except PlanInfeasible:

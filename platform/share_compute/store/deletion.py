@@ -113,9 +113,9 @@ class Deletions:
 
     def due(self) -> list[str]:
         """Return the ids of jobs that are over now and whose deletion was requested while they ran."""
-        asked = JobRow.delete_requested_at.is_not(None)
+        is_requested = JobRow.delete_requested_at.is_not(None)
         with self._database.read() as session:
-            return list(session.scalars(select(JobRow.id).where(asked, JobRow.state.in_(FINAL_JOBS))))
+            return list(session.scalars(select(JobRow.id).where(is_requested, JobRow.state.in_(FINAL_JOBS))))
 
     def folders(self) -> list[Path]:
         """Return the folders to remove, except folders in which an artifact was written again in the meantime."""

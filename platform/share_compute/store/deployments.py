@@ -178,8 +178,8 @@ class Deployments:
             replicas = spec.replicas.changed_by(change)
             if spec.replicas != replicas:
                 row.spec = spec.model_copy(update={"replicas": replicas}).model_dump(mode="json")
-                asked = {"asked": str(replicas), "asked_before": str(spec.replicas)}
-                _record_event(session, row, row.state, self._clock(), replicas=asked)
+                news = {"asked": str(replicas), "asked_before": str(spec.replicas)}
+                _record_event(session, row, row.state, self._clock(), replicas=news)
             return DeploymentRecord.model_validate(row)
 
     def scaled(self, deployment_id: str, before: int, wanted: int, reason: str) -> None:

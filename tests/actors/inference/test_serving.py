@@ -260,8 +260,8 @@ def test_weights_in_int8_are_loaded_as_such_and_give_the_same_tokens_over_stages
     ray.get(served.server.offer.remote(topologies.dump_json(Topology(tuple(left))).decode()))
     served.pull_until(lambda: served.have_ended(first))
     for sequence, prompt in zip(first, PROMPTS, strict=True):
-        asked = replace(opening(sequence, prompt), capacity_tokens=WINDOW)
-        assert served.tokens[sequence] == alone.run({asked: [len(prompt)]}, 120)[sequence]
+        request = replace(opening(sequence, prompt), capacity_tokens=WINDOW)
+        assert served.tokens[sequence] == alone.run({request: [len(prompt)]}, 120)[sequence]
     assert served.status().recoveries == 1
 
 
@@ -295,7 +295,7 @@ def test_the_vectors_are_those_of_transformers_whatever_dies_on_the_way(
         served.submit(0, [[1] * 129], 0)
     draw = Random(3)
     texts = [draw.choices(range(1, 256), k=draw.randint(1, 128)) for _ in range(1000)]
-    asked = served.submit(0, texts, 0)
+    sequences = served.submit(0, texts, 0)
     served.pull_until(lambda: len(served.ends) > 20)
     os.kill(killed.process_id, signal.SIGKILL)
     assert len(served.ends) < len(texts)
@@ -308,8 +308,8 @@ def test_the_vectors_are_those_of_transformers_whatever_dies_on_the_way(
         if stage.contributor_id != killed.contributor_id
     )
     ray.get(served.server.offer.remote(topologies.dump_json(Topology(left)).decode()))
-    served.pull_until(lambda: served.have_ended(asked))
-    for sequence in asked[::20]:
+    served.pull_until(lambda: served.have_ended(sequences))
+    for sequence in sequences[::20]:
         end = served.ends[sequence]
         assert isinstance(end, Embedded)
         with torch.no_grad():

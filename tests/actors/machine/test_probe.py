@@ -96,11 +96,11 @@ def test_links_are_measured_from_real_delays():
 
 
 def test_a_peer_whose_host_does_not_answer_has_a_dead_link(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
+    calls = []
 
     def answers(places: Collection[Place], within_s: float) -> dict[Place, str]:
-        asked.append((set(places), within_s))
-        return {LAN: "open"} if len(asked) == 1 else {}
+        calls.append((set(places), within_s))
+        return {LAN: "open"} if len(calls) == 1 else {}
 
     def echo(actor: str, payload: np.ndarray) -> int:
         assert actor == "present", "nothing is sent to a host that does not answer"
@@ -110,8 +110,8 @@ def test_a_peer_whose_host_does_not_answer_has_a_dead_link(monkeypatch: pytest.M
     monkeypatch.setattr(contributor, "_echo", echo)
     found = contributor.links_to("a", [("b", LAN, "present"), ("c", CUT, "hidden")])
     assert [(link.target, link.is_dead) for link in found] == [("b", False), ("c", True)]
-    assert [places for places, _ in asked] == [{LAN, CUT}, {CUT}]
-    assert sum(within_s for _, within_s in asked) < 10
+    assert [places for places, _ in calls] == [{LAN, CUT}, {CUT}]
+    assert sum(within_s for _, within_s in calls) < 10
 
 
 @pytest.mark.parametrize("failure", [GetTimeoutError(), ActorUnavailableError("it is away", None)])
@@ -154,11 +154,11 @@ def test_measured_devices_are_read_back():
     )
 
 
-def test_only_links_that_were_asked_for_are_read_back():
-    asked = Link("a", "b", 0.1, 3.0)
+def test_only_requested_links_are_read_back():
+    requested = Link("a", "b", 0.1, 3.0)
     others = (Link("c", "b", 0.1, 3.0), Link("a", "d", 0.1, 3.0))
-    answer = json.dumps([asdict(link) for link in (asked, *others)])
-    assert asyncio.run(machine(answer).measure_links([("b", machine(""))])) == (asked,)
+    answer = json.dumps([asdict(link) for link in (requested, *others)])
+    assert asyncio.run(machine(answer).measure_links([("b", machine(""))])) == (requested,)
 
 
 @pytest.mark.parametrize("answer", [None, 3, [], "", "{", '[{"kind": "cpu"}]', " " * 2**21 + "[]"])

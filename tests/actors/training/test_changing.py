@@ -248,7 +248,7 @@ def test_a_plan_whose_machines_are_there_outlasts_an_epoch_for_which_they_were_n
     story: Story, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(story.group, "topology", LAN["ab"])
-    monkeypatch.setattr(story.group, "ask_following", lambda _: {})
+    monkeypatch.setattr(story.group, "query_caught_up", lambda _: {})
     story.offer("ab", answers=7)
     story.propose(7, "ab")
     story.group._actors["b"] = NOBODY

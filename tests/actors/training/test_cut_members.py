@@ -29,10 +29,10 @@ class Handle:
     def __init__(self, *silent: str) -> None:
         self.unreached = self
         self.silent = silent
-        self.asked: dict[str, Place] = {}
+        self.checked: dict[str, Place] = {}
 
     def remote(self, places: dict[str, Place]) -> tuple[str, ...]:
-        self.asked = dict(places)
+        self.checked = dict(places)
         return self.silent
 
 
@@ -83,7 +83,7 @@ def test_a_cut_pair_is_named_whichever_of_them_finds_it(silent: dict[str, str]) 
     with pytest.raises(LinksCut, match=r"do not reach each other any more: B - C$") as caught:
         require_links(group, membership("a", "b", "c"))
     assert caught.value.pairs == (PAIR,)
-    assert group.handles["a"].asked == {"b": ("host-b", 1)}, "it needs nobody else"
+    assert group.handles["a"].checked == {"b": ("host-b", 1)}, "it needs nobody else"
 
 
 def test_who_is_not_needed_may_be_cut_off() -> None:

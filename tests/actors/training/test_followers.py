@@ -352,11 +352,11 @@ def test_an_owner_may_begin_anew_amid_a_piece(follow: Callable[..., Follower]) -
     class Restless(Copier):
         """An owner whose runner becomes another one while its shard is fetched."""
 
-        asked = 0
+        num_calls = 0
 
         def piece(self, ticket: int, name: str, start: int, stop: int) -> Piece:
-            self.asked += 1
-            if self.asked == 3:
+            self.num_calls += 1
+            if self.num_calls == 3:
                 self.forget()
             return super().piece(ticket, name, start, stop)
 
@@ -370,13 +370,13 @@ def test_damaged_pieces_are_asked_for_again(follow: Callable[..., Follower]) -> 
     class Noisy(Copier):
         """An owner behind a bad network."""
 
-        asked = 0
+        num_calls = 0
 
         def piece(self, ticket: int, name: str, start: int, stop: int) -> Piece:
-            self.asked += 1
+            self.num_calls += 1
             piece = super().piece(ticket, name, start, stop)
             content = piece.content.copy()
-            content[0] ^= self.asked % 2
+            content[0] ^= self.num_calls % 2
             return piece._replace(content=content)
 
     trainer.let_copy(Noisy)
@@ -390,11 +390,11 @@ def test_an_owner_without_the_shard_is_asked_again(follow: Callable[..., Followe
     class Late(Copier):
         """An owner that is about to load its shard."""
 
-        asked = 0
+        num_calls = 0
 
         def outline(self, shard: ShardRange) -> ShardOutline:
-            self.asked += 1
-            if self.asked == 1:
+            self.num_calls += 1
+            if self.num_calls == 1:
                 raise StaleEpoch("this member does not hold the shard any more", hint="no action needed")
             return super().outline(shard)
 
@@ -408,14 +408,14 @@ def test_another_owner_goes_on_where_one_was_lost(
     monkeypatch.setattr(followers, "_BATCH_BYTES", 1)
     trainer = Trainer()
     is_silent = threading.Event()
-    asked: list[str] = []
+    num_calls: list[str] = []
 
     class Mortal(Copier):
         """An owner that falls silent after some parameters."""
 
         def copy(self, shard: ShardRange, names: Any) -> Copied:
-            asked.extend(names)
-            if len(asked) == 3:
+            num_calls.extend(names)
+            if len(num_calls) == 3:
                 is_silent.set()
                 assert ended.wait(10.0)
                 raise StaleEpoch("the copy was cancelled", hint="no action needed")
@@ -436,7 +436,7 @@ def test_another_owner_goes_on_where_one_was_lost(
     assert not same(fetched(follower, trainer), trainer)
     assert follower.bring_to(1, trainer.scales)
     assert same(follower, trainer)
-    assert len(asked) == 3
+    assert len(num_calls) == 3
 
 
 def test_buffers_must_not_change(follow: Callable[..., Follower]) -> None:

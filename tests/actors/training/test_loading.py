@@ -30,8 +30,8 @@ def giver(spoil: Callable[[int, Piece], Piece]) -> Any:
     """Return an actor that has the tensors; ``spoil`` takes the number of the call, and what it would answer."""
     calls: list[Sequence[Extent]] = []
 
-    def weights(asked: bytes) -> list[Piece]:
-        extents = read_extents(asked)
+    def weights(extents_data: bytes) -> list[Piece]:
+        extents = read_extents(extents_data)
         calls.append(extents)
         found = (Piece.of_rows(name, rows_of(HELD[name], start, stop)) for name, start, stop in extents)
         return [spoil(len(calls), piece) for piece in found]

@@ -35,7 +35,7 @@ class CountingResolver:
     """Answers every DNS query with "no such name", and counts the queries."""
 
     def __init__(self) -> None:
-        self.asked = 0
+        self.num_lookups = 0
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         self._socket.bind((RESOLVER, 53))
         threading.Thread(target=self._serve, daemon=True).start()
@@ -43,7 +43,7 @@ class CountingResolver:
     def _serve(self) -> None:
         while True:
             query, sender = self._socket.recvfrom(4096)
-            self.asked += 1
+            self.num_lookups += 1
             self._socket.sendto(query[:2] + b"\x81\x83" + query[4:6] + bytes(6) + query[12:], sender)
 
 
@@ -85,12 +85,12 @@ def main(scratch: Path) -> None:
     resolver = CountingResolver()
     spawn = get_context("spawn")
     members = {me: ProcessPoolExecutor(1, mp_context=spawn) for me in ("ann", "bob", "cleo")}
-    found = {"sums": form(members, 1), "asked": resolver.asked}
+    found = {"sums": form(members, 1), "lookups": resolver.num_lookups}
     os.kill(members["cleo"].submit(os.getpid).result(60), signal.SIGKILL)
     del members["cleo"]
-    found |= {"sums_after_a_loss": form(members, 2), "asked_after_a_loss": resolver.asked}
+    found |= {"sums_after_a_loss": form(members, 2), "lookups_after_a_loss": resolver.num_lookups}
     socket.getnameinfo((ADDRESS, 80), socket.NI_NUMERICSERV)
-    found["asked_on_purpose"] = resolver.asked
+    found["lookups_on_purpose"] = resolver.num_lookups
     sys.stdout.write(json.dumps(found) + "\n")
 
 

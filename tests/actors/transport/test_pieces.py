@@ -44,19 +44,19 @@ def test_the_pieces_of_a_snapshot_are_its_files() -> None:
 
 def test_a_piece_that_was_damaged_on_its_way_is_asked_for_again() -> None:
     pieces = Pieces(PARTS, place=2)
-    asked: list[int] = []
+    numbers: list[int] = []
 
     def ask(number: int) -> Piece | None:
         piece = pieces.give(number)
-        asked.append(number)
-        if piece is None or asked.count(number) > number % 3:
+        numbers.append(number)
+        if piece is None or numbers.count(number) > number % 3:
             return piece
         content = np.array(piece.content)
         content[-1] ^= 8
         return piece._replace(content=content) if number % 2 else piece._replace(name="model-0000-0000.part")
 
     assert fetched(ask) == whole()
-    assert [asked.count(number) for number in range(3)] == [1, 2, 3]
+    assert [numbers.count(number) for number in range(3)] == [1, 2, 3]
 
 
 def test_a_machine_whose_pieces_are_always_damaged_is_named() -> None:

@@ -85,10 +85,10 @@ def test_forming_a_group_asks_no_resolver(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
-    assert found.pop("asked_on_purpose") >= 1
+    assert found.pop("lookups_on_purpose") >= 1
     assert found == {
         "sums": [3.0] * 3,
-        "asked": 0,
+        "lookups": 0,
         "sums_after_a_loss": [1.0] * 2,
-        "asked_after_a_loss": 0,
+        "lookups_after_a_loss": 0,
     }

@@ -128,9 +128,9 @@ def test_devices_of_a_host_are_listed_together_and_removed_together(plane: Any, 
     second, _ = store.contributors.join_sibling(first.id, name="box.cpu1", **facts)
     listed = json.loads(run("contributors", "--json").stdout)
     assert [one["name"] for one in listed] == ["box.cpu0", "box.cpu1", "other"]
-    asked = run("remove", "box.cpu1", "--keep-token", text="y\n")
-    assert asked.returncode == UserError.exit_code, "without a terminal, --yes is needed"
-    assert "Remove box.cpu1 and, of the same host, box.cpu0?" in asked.stderr
+    result = run("remove", "box.cpu1", "--keep-token", text="y\n")
+    assert result.returncode == UserError.exit_code, "without a terminal, --yes is needed"
+    assert "Remove box.cpu1 and, of the same host, box.cpu0?" in result.stderr
     assert run("remove", "box.cpu1", "--keep-token", "--yes").returncode == 0
     states = [store.contributors.get(one.id).state.value for one in (first, second, other)]
     assert states == ["left", "left", "joining"]

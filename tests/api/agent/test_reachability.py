@@ -55,16 +55,16 @@ def test_a_machine_that_is_reached_listens_while_it_is_asked_for() -> None:
 
 def test_it_gives_up_after_three_tries_and_says_what_to_open() -> None:
     said: list[str] = []
-    asked: list[DialRequest] = []
+    requests: list[DialRequest] = []
 
     def dial(wanted: DialRequest) -> DialReport:
-        asked.append(wanted)
+        requests.append(wanted)
         return report((SERVER, PORTS))
 
     with pytest.raises(UserError, match="27501-27503 from the server") as refused:
         require_reachable(dial, "127.0.0.1", PORTS, RANGE, said.append)
-    assert (len(asked), len(said)) == (3, 2)
-    assert len({one.greeting for one in asked}) == 3
+    assert (len(requests), len(said)) == (3, 2)
+    assert len({one.greeting for one in requests}) == 3
     assert "27500-27549" in (refused.value.hint or "")
     assert "--address" in (refused.value.hint or "")
 

@@ -191,8 +191,8 @@ def test_keys_are_made_listed_and_revoked(run: Run) -> None:
 def test_the_key_in_use_is_revoked_only_after_a_question(plane: Any, run: Run) -> None:
     _, key = plane.store.keys.create("second", [Scope.admin])
     own = json.loads(run("keys", "list", "--json", SHARE_COMPUTE_API_KEY=key).stdout)[-1]["id"]
-    asked = run("keys", "revoke", own, "--json", SHARE_COMPUTE_API_KEY=key)
-    assert (asked.returncode, "--yes" in error(asked)["hint"]) == (2, True)
+    result = run("keys", "revoke", own, "--json", SHARE_COMPUTE_API_KEY=key)
+    assert (result.returncode, "--yes" in error(result)["hint"]) == (2, True)
     assert plane.store.keys.verify(key) is not None
     assert run("keys", "revoke", own, "--yes", SHARE_COMPUTE_API_KEY=key).returncode == 0
     assert plane.store.keys.verify(key) is None

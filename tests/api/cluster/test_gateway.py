@@ -58,10 +58,10 @@ def test_a_call_that_nobody_answers_ends_and_is_given_up() -> None:
             translated("a server", mistake_hint="", loss_hint=""),
         ):
             await RemoteActor(gateway, 7).call("status", timeout_s=0.05)
-        asked, given_up = await peer.received(), await peer.received()
-        assert (asked.operation, asked.arguments) == ("call", [7, "status", []])
-        assert (given_up.operation, given_up.number) == ("cancel", asked.number)
-        peer.answer(asked.number, "too late")
+        call, given_up = await peer.received(), await peer.received()
+        assert (call.operation, call.arguments) == ("call", [7, "status", []])
+        assert (given_up.operation, given_up.number) == ("cancel", call.number)
+        peer.answer(call.number, "too late")
         nodes = asyncio.create_task(gateway.call("nodes"))
         peer.answer((await peer.received()).number, ["a node"])
         assert await nodes == ["a node"]
@@ -75,9 +75,9 @@ def test_a_call_that_is_too_large_is_refused_and_others_are_not() -> None:
             await RemoteActor(gateway, 7).call("submit", "x" * MOST_BYTES)
         assert refused.value.details["most_bytes"] == MOST_BYTES
         nodes = asyncio.create_task(gateway.call("nodes"))
-        asked = await peer.received()
-        assert asked.operation == "nodes"
-        peer.answer(asked.number, [])
+        call = await peer.received()
+        assert call.operation == "nodes"
+        peer.answer(call.number, [])
         assert await nodes == []
 
     talk(test)
@@ -87,9 +87,9 @@ def test_the_longest_line_that_is_sent_arrives() -> None:
     async def test(gateway: Gateway, peer: Peer) -> None:
         empty = len(Call(number=1, operation="nodes", arguments=[""]).model_dump_json()) + 1
         nodes = asyncio.create_task(gateway.call("nodes", "x" * (MOST_BYTES - empty)))
-        asked = await peer.received()
-        assert len(asked.arguments[0]) == MOST_BYTES - empty
-        peer.answer(asked.number, [])
+        call = await peer.received()
+        assert len(call.arguments[0]) == MOST_BYTES - empty
+        peer.answer(call.number, [])
         assert await nodes == []
 
     talk(test)
@@ -100,9 +100,9 @@ def test_the_end_of_an_actor_is_waited_for_by_questions_that_end() -> None:
         ended = asyncio.create_task(RemoteActor(gateway, 7).ended())
         for answer in (False, False, True):
             assert not ended.done()
-            asked = await peer.received()
-            assert asked.operation == "ended"
-            peer.answer(asked.number, answer)
+            call = await peer.received()
+            assert call.operation == "ended"
+            peer.answer(call.number, answer)
         await ended
 
     talk(test)

@@ -20,10 +20,10 @@ class Answers:
 
     def __init__(self, answers: Iterable[bool | None]) -> None:
         self._answers = iter(answers)
-        self.asked = 0
+        self.num_calls = 0
 
     async def __call__(self, timeout_s: float) -> bool:
-        self.asked += 1
+        self.num_calls += 1
         answer = next(self._answers)
         if answer is None:
             await asyncio.sleep(timeout_s)
@@ -43,24 +43,24 @@ def first(gateway: Ping, head: Ping) -> str:
 def test_a_head_that_hangs_or_is_dead_to_ray_is_noticed(answer: bool | None) -> None:
     head = Answers(chain([True] * 3, repeat(answer)))
     assert first(Answers(cycle([True])), head) == "head"
-    assert head.asked == 3 + MOST_MISSED
+    assert head.num_calls == 3 + MOST_MISSED
 
 
 def test_a_gateway_that_hangs_is_noticed_and_the_head_is_not_blamed_for_it() -> None:
     gateway = Answers(chain([True] * 3, repeat(None)))
     assert first(gateway, Answers(chain([True] * 3, repeat(None)))) == "gateway"
-    assert gateway.asked == 3 + MOST_MISSED
+    assert gateway.num_calls == 3 + MOST_MISSED
 
 
 def test_pings_that_are_missed_now_and_then_do_no_harm() -> None:
     now_and_then = [*([None] * (MOST_MISSED - 1)), True] * 4
     gateway = Answers(chain(now_and_then, repeat(None)))
     assert first(gateway, Answers(cycle([True]))) == "gateway"
-    assert gateway.asked == len(now_and_then) + MOST_MISSED
+    assert gateway.num_calls == len(now_and_then) + MOST_MISSED
 
 
 def test_a_control_plane_that_was_suspended_has_missed_one_ping() -> None:
     """However long it was stopped: then both the ping's deadline and its period are over at once."""
     slept = Answers(chain([True, None, True], repeat(None)))
     assert first(slept, Answers(cycle([True]))) == "gateway"
-    assert slept.asked == 3 + MOST_MISSED
+    assert slept.num_calls == 3 + MOST_MISSED

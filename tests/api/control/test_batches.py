@@ -62,10 +62,10 @@ class Refusing:
         self.facts = engine.facts
         self._engine = engine
         self.failures = failures
-        self.asked: list[Generation] = []
+        self.requested: list[Generation] = []
 
     async def generate(self, generations: Any) -> Any:
-        self.asked += generations
+        self.requested += generations
         if self.failures:
             raise self.failures.pop()
         return await self._engine.generate(generations)
@@ -179,8 +179,8 @@ def test_a_server_that_stops_at_any_moment_changes_nothing(
     house.serve(llama)
     undisturbed = house.submit(ROWS)
     house.run(undisturbed)
-    asked = Refusing(llama, [])
-    house.engines.add(asked)
+    engine = Refusing(llama, [])
+    house.engines.add(engine)
     job = house.submit(ROWS)
     kept: list[int] = []
     reached, gone = threading.Event(), threading.Event()
@@ -222,11 +222,11 @@ def test_a_server_that_stops_at_any_moment_changes_nothing(
         patch.setattr(house.store.progress, "record", watched_record)
         asyncio.run(main())
     assert house.store.jobs.get(job.id).state is JobState.running
-    asked.asked.clear()
+    engine.requested.clear()
     over = house.run(job)
     assert over.attempt == 2
     assert house.output(job) == house.output(undisturbed)
-    assert len(asked.asked) == 24 - len(kept)
+    assert len(engine.requested) == 24 - len(kept)
 
 
 def test_what_an_engine_cannot_do_now_is_asked_for_again(

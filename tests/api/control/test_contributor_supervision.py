@@ -42,14 +42,14 @@ class Played:
         self.devices: asyncio.Future[tuple[Device, ...]] = asyncio.Future()
         self.is_dead = False
         self.peers: list[str] = []
-        self.asked: list[tuple[int, int]] = []
+        self.measurements: list[tuple[int, int]] = []
         """Threads to measure with, and threads that others use meanwhile."""
 
     async def is_alive(self) -> bool:
         return not self.is_dead
 
     async def probe(self, limits: Mapping[str, Any], beside: int) -> tuple[Device, ...]:
-        self.asked.append((limits["cpu_threads"], beside))
+        self.measurements.append((limits["cpu_threads"], beside))
         return await asyncio.shield(self.devices)
 
     async def measure_links(self, peers: Sequence[tuple[str, Machine]]) -> tuple[Link, ...]:
@@ -511,12 +511,12 @@ def test_a_machine_is_measured_again_on_request_but_not_while_it_works(settings:
         job_id = work(cluster, ada, busy_s=1.0)
         cluster.measurements.want(ada)
         await cluster.poll()
-        assert len(machine.asked) == 1
+        assert len(machine.measurements) == 1
         cluster.store.jobs.move(job_id, JobState.failed, "it failed", attempt=1)
         await cluster.poll()
         assert cluster.store.contributors.get(ada).capacity == (FASTER,)
         await cluster.poll()
-        assert len(machine.asked) == 2  # once is enough
+        assert len(machine.measurements) == 2  # once is enough
 
     run(settings, story)
 
@@ -556,10 +556,10 @@ def test_a_machine_whose_job_disagrees_with_its_figures_is_measured_again(
         ada, machine = await cluster.ready("ada")
         job_id = work(cluster, ada, busy_s=busy_s)
         await cluster.poll()
-        assert len(machine.asked) == 1
+        assert len(machine.measurements) == 1
         cluster.store.jobs.move(job_id, JobState.failed, "it failed", attempt=1)
         await cluster.poll()
-        assert len(machine.asked) == 1 + again
+        assert len(machine.measurements) == 1 + again
 
     run(settings, story)
 
@@ -574,8 +574,8 @@ def test_machines_of_one_host_share_its_processors(settings: Settings) -> None:
         await cluster.ready("elsewhere", **{**ONE_OF_A_HOST, "host_id": "ef01"})
         await cluster.poll()
         await cluster.poll()
-        assert first.asked == [(4, 0), (2, 2)]
-        assert second.asked == [(2, 2)]
+        assert first.measurements == [(4, 0), (2, 2)]
+        assert second.measurements == [(2, 2)]
         machines = live_topology(cluster.store.contributors.list()).contributors
         found = {
             machine.id: (machine.cpu_threads, machine.host, machine.host_threads) for machine in machines

@@ -184,8 +184,8 @@ def test_another_replica_goes_on_with_what_one_cannot(
         first.serve(ada)
         second.serve(grace)
         await house.until(lambda: "2 replicas answer" in reasons(house))
-        asked = [wanted(one) for one in range(2)]
-        streams = [await house.engine().generate([one]) for one in asked]
+        requests = [wanted(one) for one in range(2)]
+        streams = [await house.engine().generate([one]) for one in requests]
         assert (house.engine().ongoing(first), house.engine().ongoing(second)) == (1, 1)
         tokens: dict[int, list[int]] = {}
         reading = asyncio.gather(*(read(stream, tokens) for stream in streams))
@@ -193,8 +193,8 @@ def test_another_replica_goes_on_with_what_one_cannot(
         await house.until(lambda: any(len(one) > 2 for one in tokens.values()))
         happens(first)
         second.take_steps(1000)
-        assert await reading == [{one.sequence: "length"} for one in asked]
-        assert tokens == {one.sequence: reference(one, WINDOW)[0] for one in asked}
+        assert await reading == [{one.sequence: "length"} for one in requests]
+        assert tokens == {one.sequence: reference(one, WINDOW)[0] for one in requests}
 
     run(store, tmp_path, story)
 

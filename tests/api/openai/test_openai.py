@@ -635,7 +635,7 @@ def test_a_client_that_gives_up_waiting_cancels_its_sequence(client: OpenAI, say
     wait_until(lambda: speaker.closed == {one.sequence for one in speaker.received} != set())
 
 
-def asked(served: Plane, name: str, **options: Any) -> socket.socket:
+def open_stream(served: Plane, name: str, **options: Any) -> socket.socket:
     """Ask by a plain socket, with a window so small that unread answers soon fill it."""
     body = json.dumps({"model": name, "prompt": "x", "stream": True, **options}).encode()
     head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {served.api_key}\r\n"
@@ -653,7 +653,7 @@ def test_a_client_that_never_reads_is_given_up(
     monkeypatch.setattr(answer_stream, "_UNREAD_S", 0.3)
     speaker = says(lambda _: [200] * WINDOW)
     speaker.pause_after = 200
-    with asked(served, speaker.facts.name, max_tokens=WINDOW - 1, n=128, logprobs=20):
+    with open_stream(served, speaker.facts.name, max_tokens=WINDOW - 1, n=128, logprobs=20):
         wait_until(lambda: speaker.closed)
 
 
@@ -663,7 +663,7 @@ def test_a_silent_stream_gives_signs_of_life(
     monkeypatch.setattr(answer_stream, "_QUIET_S", 0.05)
     speaker = says()
     speaker.pause_after = 1
-    with asked(served, speaker.facts.name) as connection:
+    with open_stream(served, speaker.facts.name) as connection:
         read = b""
         while b": still here" not in read:
             read += connection.recv(4096)

@@ -33,7 +33,7 @@ class Replica:
     failures: list[Exception] = field(default_factory=list)
     """Raised by the next submissions, one each."""
     doors: asyncio.Event = field(default_factory=asyncio.Event)
-    asked: asyncio.Event = field(default_factory=asyncio.Event)
+    was_called: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
         self.doors.set()
@@ -44,7 +44,7 @@ class Replica:
         self.engine.see(self, 1.0, is_ready=True)
 
     async def submit(self, generations: Sequence[Generation]) -> None:
-        self.asked.set()
+        self.was_called.set()
         # An actor call keeps running after its caller is cancelled.
         await asyncio.shield(asyncio.create_task(self._admit([one.sequence for one in generations])))
 
@@ -131,7 +131,7 @@ def test_who_leaves_while_it_is_given_away_is_ended_there_afterwards(tmp_path: P
         replica.doors.clear()
         stream = await engine.generate(wanted(1))  # it waits: nobody is known to be ready
         replica.report_ready()
-        await replica.asked.wait()
+        await replica.was_called.wait()
         stream.close()
         await settled()
         replica.doors.set()
@@ -147,7 +147,7 @@ def test_who_leaves_while_one_refuses_is_not_given_to_the_next(tmp_path: Path) -
         full.doors.clear()
         stream = await engine.generate(wanted(1))
         full.report_ready()
-        await full.asked.wait()
+        await full.was_called.wait()
         free.report_ready()
         stream.close()
         full.doors.set()

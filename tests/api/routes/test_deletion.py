@@ -131,9 +131,9 @@ def test_the_command_asks_before_it_deletes(client: Client, plane: Any, run: Run
     assert refused.returncode == 2
     assert error(refused)["detail"] == f"job {first.id} is queued; nothing was deleted"
     play(plane, first.id, RUNS, DONE)
-    unasked = run("delete", first.id)
-    assert unasked.returncode == 2
-    assert "pass --yes" in unasked.stderr
+    result = run("delete", first.id)
+    assert result.returncode == 2
+    assert "pass --yes" in result.stderr
     assert client.job(first.id)
     done = run("delete", first.id, second.id, "--cancel", "--yes", "--json")
     assert done.returncode == 0, done.stderr
@@ -206,8 +206,8 @@ def test_backup_and_restore_at_the_command_line(tmp_path: Path, plane: Any, run:
     assert made.returncode == 0, made.stderr
     backup = json.loads(made.stdout)["path"]
     assert Path(backup).parent == plane.settings.data_folder / "backups"
-    unasked = run("restore", backup, "--data-folder", folder, "--json")
-    assert (unasked.returncode, error(unasked)["hint"]) == (2, "pass --yes")
+    result = run("restore", backup, "--data-folder", folder, "--json")
+    assert (result.returncode, error(result)["hint"]) == (2, "pass --yes")
     plane.store.hold()
     refused = run("restore", backup, "--data-folder", folder, "--yes", "--json")
     assert refused.returncode == 4

@@ -98,8 +98,8 @@ def test_another_number_of_replicas_is_asked_for_while_it_is_up(
     assert "0/3" in run("deployments").stdout
     assert isinstance(run("scale", "llama", "0").exception, UserError)
     events = [event.data for event in plane.store.events.after(0) if event.kind == "deployment"]
-    asked = [data["replicas"]["asked"] for data in events if "replicas" in data]
-    assert asked == ["0..4", "0..6", "3"]
+    requested = [data["replicas"]["asked"] for data in events if "replicas" in data]
+    assert requested == ["0..4", "0..6", "3"]
     client.undeploy("llama")
     with pytest.raises(Conflict, match="llama is stopped"):
         client.scale("llama", 2)

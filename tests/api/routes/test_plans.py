@@ -220,14 +220,14 @@ class TestOnPaper:
 def test_a_server_that_ends_does_not_wait_for_plans(plane: Any) -> None:
     plans = plane.app.state.context.plans
     with Client(plane.url, plane.api_key) as client, ThreadPoolExecutor() as threads:
-        asked = threads.submit(client.plan, llama(), topology=TopologyDocument.model_validate(machines()))
+        pending = threads.submit(client.plan, llama(), topology=TopologyDocument.model_validate(machines()))
         # Only what no process has answered yet can be broken off.
         deadline = time.monotonic() + 20
-        while plans.under_way == 0 and not asked.done():
+        while plans.under_way == 0 and not pending.done():
             assert time.monotonic() < deadline
         plane.server.stop()
         with pytest.raises(Unavailable):
-            asked.result()
+            pending.result()
     assert plans.under_way == 0
 
 

@@ -19,11 +19,11 @@ class Token:
     """The part of the cluster that changes its token, when the test lets it."""
 
     def __init__(self) -> None:
-        self.asked = asyncio.Event()
+        self.was_called = asyncio.Event()
         self.may_end = asyncio.Event()
 
     async def rotate_token(self) -> None:
-        self.asked.set()
+        self.was_called.set()
         await self.may_end.wait()
 
 
@@ -61,7 +61,7 @@ def test_a_change_of_the_token_ends_with_the_server(store: Store, tmp_path: Path
         rotation = TokenRotation(token, cluster.supervisor, store, context.spawn)
         async with app.router.lifespan_context(app):
             under_way = rotation.begin()
-            await token.asked.wait()
+            await token.was_called.wait()
         assert under_way.cancelled()
 
     asyncio.run(story())

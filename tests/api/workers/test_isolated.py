@@ -71,14 +71,14 @@ def test_who_waits_for_too_many_is_told(processes: IsolatedProcesses, folder: Pa
     question = Chat(folder=endless, version=1, messages=HELLO, window_tokens=99)
     processes.ask(Describe(folder=folder, version=1))
     with ThreadPoolExecutor(2) as executor:
-        asked = [executor.submit(processes.ask, question) for _ in range(2)]
+        answers = [executor.submit(processes.ask, question) for _ in range(2)]
         other = Encode(folder=folder, version=1, texts=("fox",), window_tokens=99)
         wait_until(lambda: processes.waiting == 1)
         with pytest.raises(Busy) as caught:
             processes.ask(question)
         assert caught.value.retry_after_s > 0
         assert processes.ask(other).texts  # another model has a line of its own
-        for one in asked:
+        for one in answers:
             with pytest.raises(UserError, match="took more than 3 s"):
                 one.result()
 
@@ -90,10 +90,10 @@ def test_what_waits_when_the_server_ends_is_told(tmp_path: Path) -> None:
     question = Chat(folder=endless, version=1, messages=HELLO, window_tokens=99)
     processes.ask(Describe(folder=endless, version=1))
     with ThreadPoolExecutor(2) as executor:
-        asked = [executor.submit(processes.ask, question) for _ in range(2)]
+        answers = [executor.submit(processes.ask, question) for _ in range(2)]
         wait_until(lambda: processes.waiting == 1)
         processes.close()
-        for one in asked:
+        for one in answers:
             with pytest.raises(Unavailable, match="the server ends"):
                 one.result()
     assert processes.pids() == []

@@ -155,10 +155,10 @@ class TestText:
     def test_reading_asks_no_other_machine(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str
     ) -> None:
-        asked: list[object] = []
+        requests: list[object] = []
 
         def refuse(*address: object, **_: object) -> None:
-            asked.append(address)
+            requests.append(address)
             raise OSError("no network here")
 
         monkeypatch.setattr(socket, "getaddrinfo", refuse)
@@ -169,7 +169,7 @@ class TestText:
             file.write_text(SENTENCES if suffix == ".txt" else json.dumps({"text": SENTENCES}))
         folder = prepare(job(file), tmp_path / "data").tokenizer_folder
         prepare(job(file, tokenizer={"path": str(folder)}), tmp_path / "other")
-        assert asked == []
+        assert requests == []
 
     def test_rows_may_differ_in_their_other_columns(self, tmp_path: Path) -> None:
         file = tmp_path / "mixed.jsonl"

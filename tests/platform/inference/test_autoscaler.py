@@ -94,10 +94,10 @@ def test_it_goes_to_none_only_when_nobody_asked_for_long_and_at_once_from_it() -
     time = clock()
     assert time.during(299, lambda _: 0) == []
     time.tick(1)
-    asked_s = time.idle_since_s
+    last_request_s = time.idle_since_s
     assert time.during(400, lambda _: 0) == [0]
     at_s, _, reason = time.changes[0]
-    assert at_s - asked_s == LIMITS.downscale_to_zero_delay_s
+    assert at_s - last_request_s == LIMITS.downscale_to_zero_delay_s
     assert reason == "no request for 300 s"
     assert time.during(1000, lambda _: 0) == []
     began_s = time.now_s

@@ -32,7 +32,7 @@ def loaded(
     world, numbers, draw = World(limits), count(), Random(5)
     at_first: Counter[str] = Counter()
     while len(world.steps) < steps:
-        there = Counter(world.asked[sequence].owner for sequence in world.running)
+        there = Counter(world.requested[sequence].owner for sequence in world.running)
         for owner, (streams, prompt, most) in kinds.items():
             for _ in range(streams - there[owner]):
                 tokens = tuple(draw.choices(range(1000), k=prompt))

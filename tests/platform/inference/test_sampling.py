@@ -78,21 +78,21 @@ def test_draws_follow_the_distribution() -> None:
 )  # fmt: skip
 @pytest.mark.parametrize("size", [VOCABULARY, 3000])
 def test_what_may_be_drawn_is_as_in_transformers(options: dict[str, Any], seed: int, size: int) -> None:
-    asked = SamplingOptions(seed=1, max_tokens=1, **options)
+    requested = SamplingOptions(seed=1, max_tokens=1, **options)
     logits = logits_of(seed, size) / (8 if size > 1024 else 1)
-    warpers = LogitsProcessorList([TemperatureLogitsWarper(asked.temperature)])
-    if asked.top_k:
-        warpers.append(TopKLogitsWarper(asked.top_k))
-    if asked.top_p < 1:
-        warpers.append(TopPLogitsWarper(asked.top_p))
-    if asked.min_p:
-        warpers.append(MinPLogitsWarper(asked.min_p))
+    warpers = LogitsProcessorList([TemperatureLogitsWarper(requested.temperature)])
+    if requested.top_k:
+        warpers.append(TopKLogitsWarper(requested.top_k))
+    if requested.top_p < 1:
+        warpers.append(TopPLogitsWarper(requested.top_p))
+    if requested.min_p:
+        warpers.append(MinPLogitsWarper(requested.min_p))
     expected = warpers(torch.zeros(1, 1, dtype=torch.int64), logits[None].clone())[0].isfinite()
-    weights = ((logits - logits.max()) / asked.temperature).exp()
-    kept = weights >= _least(weights, asked)
+    weights = ((logits - logits.max()) / requested.temperature).exp()
+    kept = weights >= _least(weights, requested)
     # With weights that vanish, all that transformers keeps may be more, but never drawn.
     assert torch.equal(kept & (weights > 0), expected & (weights > 0))
-    assert expected[int(draw(logits, asked, 5))]
+    assert expected[int(draw(logits, requested, 5))]
 
 
 def test_penalties() -> None:
@@ -175,12 +175,12 @@ def test_text_of_a_schema_parses(tokenizer_folder: Path, seed: int) -> None:
     tokenizer, size = load_tokenizer(tokenizer_folder), 320
     history: list[int] = []
     sampler = Sampler(size, CPU, tokenizer_folder)
-    asked = {"json_schema": SCHEMA, "temperature": 1.0, "seed": seed, "min_tokens": 3}
-    sampler.open(opening(1, PROMPT, **asked))
+    requested = {"json_schema": SCHEMA, "temperature": 1.0, "seed": seed, "min_tokens": 3}
+    sampler.open(opening(1, PROMPT, **requested))
     for place in range(400):
         if place == 5:  # a takeover in the middle
             sampler = Sampler(size, CPU, tokenizer_folder)
-            sampler.open(opening(1, PROMPT, history=(*PROMPT, *history), **asked))
+            sampler.open(opening(1, PROMPT, history=(*PROMPT, *history), **requested))
         chunk = Chunk(1, len(PROMPT) + place - 1, 1, None, samples=True)
         (one,) = sampler.sample(logits_of(1000 * seed + place, size)[None], [chunk])
         history.append(one.token)

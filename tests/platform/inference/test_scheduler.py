@@ -415,14 +415,14 @@ def test_little_is_computed_twice_where_memory_is_short(kv_tokens: int, prompt: 
 
 def test_a_number_may_be_given_again_while_its_old_tokens_are_on_their_way() -> None:
     one = world(kv_tokens=170, window_tokens=300, answer_tokens=8, run_ahead=2)
-    asked = [generation(sequence, (sequence, *range(30)), max_tokens=100) for sequence in range(4)]
-    one.submit(*asked)
+    requests = [generation(sequence, (sequence, *range(30)), max_tokens=100) for sequence in range(4)]
+    one.submit(*requests)
     while not (flying := [live for live in one.scheduler._queue.queued() if live.num_emitted < live.planned]):
         assert one.go_on()
     number = flying[0].id
     one.cancel(number)
     del one.ends[number]
-    one.submit(asked[number].model_copy(update={"emitted": tuple(one.text[number])}))
+    one.submit(requests[number].model_copy(update={"emitted": tuple(one.text[number])}))
     one.finish()
     assert isinstance(one.ends[number], Finished)
 

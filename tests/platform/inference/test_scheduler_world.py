@@ -22,13 +22,13 @@ def run(seed: int) -> World:
         chance = draw.random()
         if chance < submits_often:
             requests -= 1
-            world.submit(*drawn_generations(draw, len(world.asked), world.scheduler.limits))
+            world.submit(*drawn_generations(draw, len(world.requested), world.scheduler.limits))
         elif chance < submits_often + 0.01 and deaths:
             deaths -= 1
             world.reform(drawn_limits(draw))
-        elif chance < submits_often + 0.03 and cancels and world.asked:
+        elif chance < submits_often + 0.03 and cancels and world.requested:
             cancels -= 1
-            world.cancel(draw.choice(list(world.asked)))
+            world.cancel(draw.choice(list(world.requested)))
         else:
             world.go_on()
     world.finish()

@@ -50,6 +50,6 @@ def test_a_mistyped_name_is_told_the_nearest() -> None:
 
 @pytest.mark.parametrize("field", ["prompt", "emitted"])
 def test_tokens_are_numbers_from_zero(field: str) -> None:
-    asked = generation(0).model_dump() | {field: (3, -1)}
+    requested = generation(0).model_dump() | {field: (3, -1)}
     with pytest.raises(ValidationError, match=field):
-        Generation.model_validate(asked)
+        Generation.model_validate(requested)

@@ -31,7 +31,7 @@ class World:
         self.row = Row(limits)
         self.results: list[StepResult] = []
         """Results that the server has not received; they may arrive in any order."""
-        self.asked: dict[int, Generation] = {}
+        self.requested: dict[int, Generation] = {}
         self.longest: dict[int, int] = {}
         """Maximum length of each sequence: the limit when it was submitted, or a later, smaller one."""
         self.text: dict[int, list[int]] = {}
@@ -57,7 +57,7 @@ class World:
             return False
         assert self.scheduler.stats().queued <= max(queued, self.scheduler.limits.max_queued)
         for generation in generations:
-            self.asked[generation.sequence] = generation
+            self.requested[generation.sequence] = generation
             self.longest[generation.sequence] = self.scheduler.limits.longest_tokens
             self.text[generation.sequence] = list(generation.emitted)
         self.receive(events)
@@ -66,7 +66,7 @@ class World:
     @property
     def running(self) -> list[int]:
         """Sequences that have not ended."""
-        return [sequence for sequence in self.asked if sequence not in self.ends]
+        return [sequence for sequence in self.requested if sequence not in self.ends]
 
     def cancel(self, sequence: int) -> None:
         had_ended = sequence in self.ends
@@ -94,11 +94,11 @@ class World:
             assert step.epoch == self.scheduler.epoch
             self.row.send(step)
             for chunk in step.chunks:
-                asked = self.asked[chunk.sequence]
-                self.computed[asked.owner] += chunk.count
+                generation = self.requested[chunk.sequence]
+                self.computed[generation.owner] += chunk.count
                 if chunk.tokens is None and self.batch[chunk.sequence] != step.batch:
                     # The token's batch was in the step just before, so its result must not be waited for.
-                    assert len(asked.prompt) + len(self.text[chunk.sequence]) > chunk.start
+                    assert len(generation.prompt) + len(self.text[chunk.sequence]) > chunk.start
                 self.batch[chunk.sequence] = step.batch
         self.steps += steps
         stats = self.scheduler.stats()
@@ -137,10 +137,10 @@ class World:
     def reform(self, limits: SchedulerLimits) -> None:
         """Lose some machines: messages that are on their way are lost, or arrive too late."""
         for sequence in self.running:
-            asked = self.asked[sequence]
-            new = min(asked.options.max_tokens, self.longest[sequence] - len(asked.prompt))
-            fits = limits.longest_tokens - len(asked.prompt) > len(self.text[sequence])
-            if fits and len(asked.prompt) + new - 1 > limits.capacity_tokens:
+            generation = self.requested[sequence]
+            new = min(generation.options.max_tokens, self.longest[sequence] - len(generation.prompt))
+            fits = limits.longest_tokens - len(generation.prompt) > len(self.text[sequence])
+            if fits and len(generation.prompt) + new - 1 > limits.capacity_tokens:
                 self.longest[sequence] = limits.longest_tokens
         self.receive(self.scheduler.reform(self.scheduler.epoch + 1, limits))
         self.row = Row(limits)
@@ -164,7 +164,7 @@ class World:
     def check(self) -> None:
         """Compare all received events with the reference."""
         for sequence, end in self.ends.items():
-            expected, reason = reference(self.asked[sequence], self.longest[sequence])
+            expected, reason = reference(self.requested[sequence], self.longest[sequence])
             text = self.text[sequence]
             if isinstance(end, Finished) and end.reason != "cancelled":
                 assert (text, end.reason) == (expected, reason)

@@ -44,8 +44,8 @@ def test_the_tokenizer_says_what_the_configuration_does_not() -> None:
     spec = job({"config": {"model_type": "llama"}})
     assert blueprint_of(spec, 301).config == {"model_type": "llama", "vocab_size": 301}
     assert expected_vocab_size(spec) == DEFAULT_VOCAB_SIZE
-    asked = job({"config": {"model_type": "llama"}}, tokenizer={"vocab_size": 500})
-    assert expected_vocab_size(asked) == 500
+    requested = job({"config": {"model_type": "llama"}}, tokenizer={"vocab_size": 500})
+    assert expected_vocab_size(requested) == 500
 
 
 def test_a_text_model_inside_another_has_the_vocabulary() -> None:

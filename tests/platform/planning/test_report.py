@@ -102,23 +102,23 @@ def test_serving_is_told_too_and_alone_where_training_does_not_fit() -> None:
 
 
 def test_serving_that_does_not_fit_says_what_is_missing_and_what_would_fit() -> None:
-    asked = ServingWorkload(prompt_tokens=64, new_tokens=16, concurrent=1_000_000)
+    requests = ServingWorkload(prompt_tokens=64, new_tokens=16, concurrent=1_000_000)
     with pytest.raises(PlanInfeasible, match="serving 1000000 at a time") as error:
-        dry_run(job(), TOPOLOGY, CACHING, serving=asked)
+        dry_run(job(), TOPOLOGY, CACHING, serving=requests)
     details = error.value.details
     assert details["missing_bytes"] == details["needed_bytes"] - details["lent_bytes"] > 0
     fits = int(details["would_fit"][0].removeprefix("serve at most ").removesuffix(" at a time"))
     assert error.value.hint == details["would_fit"][0]
-    assert dry_run(job(), TOPOLOGY, CACHING, serving=replace(asked, concurrent=fits)).serving is not None
+    assert dry_run(job(), TOPOLOGY, CACHING, serving=replace(requests, concurrent=fits)).serving is not None
     with pytest.raises(PlanInfeasible):
-        dry_run(job(), TOPOLOGY, CACHING, serving=replace(asked, concurrent=fits + 1))
+        dry_run(job(), TOPOLOGY, CACHING, serving=replace(requests, concurrent=fits + 1))
 
 
 def test_serving_over_dead_links_says_so() -> None:
     topology = lan(machine("a", memory_bytes=GIB // 2), machine("b", memory_bytes=GIB // 2), bytes_per_s=0.0)
-    asked = ServingWorkload(prompt_tokens=64, new_tokens=16, concurrent=2)
+    requests = ServingWorkload(prompt_tokens=64, new_tokens=16, concurrent=2)
     with pytest.raises(PlanInfeasible, match=r"no usable links.*do not reach each other: a - b") as error:
-        dry_run(job(), topology, PROFILE, serving=asked)
+        dry_run(job(), topology, PROFILE, serving=requests)
     one, all_ = error.value.details["would_fit"]
     assert (one.startswith("lend "), one.endswith(" more on a")) == (True, True)
     assert all_.startswith("lend 1.35 times the memory on every machine: ")
@@ -126,30 +126,30 @@ def test_serving_over_dead_links_says_so() -> None:
     for lent, fits in ((GIB // 2 + more, True), (GIB // 2 + more - 1, False)):
         machines = machine("a", memory_bytes=lent), machine("b", memory_bytes=GIB // 2)
         with contextlib.nullcontext() if fits else pytest.raises(PlanInfeasible):
-            dry_run(job(), lan(*machines, bytes_per_s=0.0), PROFILE, serving=asked)
+            dry_run(job(), lan(*machines, bytes_per_s=0.0), PROFILE, serving=requests)
 
 
 def test_serving_that_needs_more_machines_than_there_are_says_so() -> None:
-    asked = ServingWorkload(prompt_tokens=64, new_tokens=16, concurrent=2)
+    requests = ServingWorkload(prompt_tokens=64, new_tokens=16, concurrent=2)
     pair = lan(machine("a"), machine("b"))
     with pytest.raises(PlanInfeasible, match="3 stages need 3 machines, and 2 are there") as error:
-        plan_serving("model", pair, PROFILE, asked, stages=3)
+        plan_serving("model", pair, PROFILE, requests, stages=3)
     assert error.value.hint == "let 1 more machine join, or leave out stages"
     with pytest.raises(PlanInfeasible, match="13 stages cannot share 12 layers"):
-        plan_serving("model", pair, PROFILE, asked, stages=13)
+        plan_serving("model", pair, PROFILE, requests, stages=13)
     apart = lan(machine("a"), machine("b"), bytes_per_s=0.0)
     with pytest.raises(PlanInfeasible, match="no usable links") as error:
-        plan_serving("model", apart, PROFILE, asked, stages=2)
+        plan_serving("model", apart, PROFILE, requests, stages=2)
     assert error.value.details["would_fit"] == ["leave out stages"]
 
 
 def test_serving_that_lacks_memory_says_how_many_machines_would_help() -> None:
-    asked = ServingWorkload(prompt_tokens=64, new_tokens=16, concurrent=1)
+    requests = ServingWorkload(prompt_tokens=64, new_tokens=16, concurrent=1)
     alone = machine("a", memory_bytes=GIB // 2)
     with pytest.raises(PlanInfeasible, match="are missing") as error:
-        plan_serving("model", lan(alone), PROFILE, asked)
+        plan_serving("model", lan(alone), PROFILE, requests)
     assert error.value.details["would_fit"][-1] == "let one more machine like a (512 MiB) join"
-    plan_serving("model", lan(alone, machine("b", memory_bytes=GIB // 2)), PROFILE, asked)
+    plan_serving("model", lan(alone, machine("b", memory_bytes=GIB // 2)), PROFILE, requests)
 
 
 def test_the_gap_is_told_in_every_form_and_never_below_nothing() -> None:

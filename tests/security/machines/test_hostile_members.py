@@ -167,7 +167,7 @@ def test_the_shard_store_reads_no_pickle(ray_cluster: Cluster, tmp_path: Path) -
     facts = ask_shard_store(FACTS, shard_store.prepare.remote())
     ask_shard_store(NOTHING, shard_store.cut.remote([2, 2]))
     bomb = Bomb(tmp_path / "marker")
-    for asked in (
+    for call in (
         shard_store.train_rows.remote(bomb, [0], "inputs"),
         shard_store.train_rows.remote(1, [bomb], "inputs"),
         shard_store.weights.remote(bomb),
@@ -181,7 +181,7 @@ def test_the_shard_store_reads_no_pickle(ray_cluster: Cluster, tmp_path: Path) -
         ),
     ):
         with pytest.raises(RayError):
-            ray.get(asked, timeout=DEADLINE_S)
+            ray.get(call, timeout=DEADLINE_S)
     assert not (tmp_path / "marker").exists()
     assert facts.sizes["train"]
     assert ask_shard_store(PROGRESS, shard_store.progress.remote())
@@ -231,7 +231,7 @@ def test_a_deployment_goes_on_without_a_hostile_member(
 ) -> None:
     server = serve(both)
     options = SamplingOptions(temperature=0, seed=3, max_tokens=COUNT)
-    asked = [
+    call = [
         Generation(sequence=number, owner="key", prompt=tuple(prompt), options=options)
         for number, prompt in enumerate(PROMPTS)
     ]
@@ -244,7 +244,7 @@ def test_a_deployment_goes_on_without_a_hostile_member(
     assert ray.wait(called, num_returns=len(called), timeout=DEADLINE_S)[1] == []
     wait_for(lambda: len(_status(server).stages) == 2, "both stages")
     unpack_answer(
-        NOTHING, ray.get(server.submit.remote(generations_adapter.dump_json(asked).decode())), "the server"
+        NOTHING, ray.get(server.submit.remote(generations_adapter.dump_json(call).decode())), "the server"
     )
     tokens: dict[int, int] = dict.fromkeys(range(len(PROMPTS)), 0)
     told, open_sequences, is_turned = 0, set(tokens), False

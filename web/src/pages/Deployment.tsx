@@ -149,16 +149,16 @@ interface Status {
 /** The last figures of the stream, with the plan's predictions, which the stream leaves out. */
 function useStatus(deployment: View): Status | undefined {
   const hasEnded = isOver(deployment);
-  const { data: asked } = useQuery({ ...deploymentStatus(deployment.name), enabled: !hasEnded });
+  const { data: polled } = useQuery({ ...deploymentStatus(deployment.name), enabled: !hasEnded });
   const { data: all } = useQuery(figuresQuery);
   if (hasEnded) return undefined;
   const live: Figures | undefined = all?.[deployment.name];
-  if (live !== undefined && (asked === undefined || live.at >= asked.at)) {
+  if (live !== undefined && (polled === undefined || live.at >= polled.at)) {
     const replicas = live.status.replicas.map((one, index) => ({
       ...one,
-      prediction: asked?.replicas[index]?.prediction ?? null,
+      prediction: polled?.replicas[index]?.prediction ?? null,
     }));
     return { replicas, waiting: live.replicas.waiting, at: live.at };
   }
-  return asked && { replicas: asked.replicas, waiting: deployment.replicas?.waiting ?? 0, at: asked.at };
+  return polled && { replicas: polled.replicas, waiting: deployment.replicas?.waiting ?? 0, at: polled.at };
 }

@@ -9,8 +9,8 @@ const PLAIN_SHARE = 0.5;
 /** A chat request with the earlier turns of this model; turns that it did not answer are left out. */
 export function chatRequest(model: string, before: readonly Turn[], prompt: string, settings: Settings, seed: number) {
   const messages = settings.system.trim() === "" ? [] : [{ role: "system", content: settings.system }];
-  for (const [asked, said] of saidBefore(model, before)) {
-    messages.push({ role: "user", content: asked }, { role: "assistant", content: said });
+  for (const [question, said] of saidBefore(model, before)) {
+    messages.push({ role: "user", content: question }, { role: "assistant", content: said });
   }
   messages.push({ role: "user", content: prompt });
   return { model, messages, ...options(settings, seed) };

@@ -67,12 +67,12 @@ class RemotePrimary:
         return piece
 
     def _ask(self, method: str, *arguments: Any) -> Any:
-        asked = getattr(self._actor, method).remote(*arguments)
-        while not ray.wait([asked], timeout=_POLL_S)[0]:
+        ref = getattr(self._actor, method).remote(*arguments)
+        while not ray.wait([ref], timeout=_POLL_S)[0]:
             if self._stopping.is_set():
                 raise StaleEpoch("the copy was cancelled", hint="no action needed: its owner trains on")
         try:
-            return ray.get(asked)
+            return ray.get(ref)
         except RayTaskError as failure:
             if isinstance(failure.cause, ShareComputeError):
                 raise failure.cause from failure

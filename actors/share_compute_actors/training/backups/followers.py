@@ -149,8 +149,8 @@ class Follower:
             return
         self._stopping.set()
         self._owner, self._stopping = owner, threading.Event()
-        asked, stopping = reach(self._stopping), self._stopping
-        self._fetching = self._submit(lambda: self._fetch(asked, stopping))
+        primary, stopping = reach(self._stopping), self._stopping
+        self._fetching = self._submit(lambda: self._fetch(primary, stopping))
 
     def inherit(self, outline: ShardOutline, legacies: Sequence[Legacy]) -> Future[None]:
         """Start from data that is already on this machine; return a future that is done when the data is copied.

@@ -150,9 +150,9 @@ class TrainingAttempt:
         return holding(kept, self._assignment.topology, size)
 
     def _prepare(self, shard_store: Any) -> ShardStoreFacts:
-        asked = shard_store.prepare.remote()
+        ref = shard_store.prepare.remote()
         reported = ""
-        while not ray.wait([asked], timeout=1.0)[0]:
+        while not ray.wait([ref], timeout=1.0)[0]:
             if self._requests.cancelled.is_set():
                 raise Cancelled
             if self._requests.suspended.is_set():
@@ -161,7 +161,7 @@ class TrainingAttempt:
             if what != reported:
                 reported = what
                 self._note(what)
-        facts = ask_shard_store(FACTS, asked)
+        facts = ask_shard_store(FACTS, ref)
         for note in facts.notes:
             self._note(note)
         return facts

@@ -41,7 +41,7 @@ class Rows:
         self._part = part
         self._report_lost = report_lost
         self._changed = threading.Condition()
-        self._asked: dict[tuple[int, int], tuple[Any, Any]] = {}
+        self._calls: dict[tuple[int, int], tuple[Any, Any]] = {}
         """Shard store that was called, and the call, by (step, microbatch). A call may return several microbatches."""
 
     def use(self, shard_store: Any) -> None:
@@ -52,11 +52,11 @@ class Rows:
 
     def expect(self, step: int, microbatches: Collection[int]) -> None:
         """Request samples before they are needed, so that they are transferred during other work."""
-        missing = [microbatch for microbatch in microbatches if (step, microbatch) not in self._asked]
+        missing = [microbatch for microbatch in microbatches if (step, microbatch) not in self._calls]
         if missing:
             shard_store = self._shard_store
             call = shard_store.train_rows.remote(step, missing, self._part)
-            self._asked.update({(step, microbatch): (shard_store, call) for microbatch in missing})
+            self._calls.update({(step, microbatch): (shard_store, call) for microbatch in missing})
 
     def take(self, step: int, microbatch: int) -> Tensor:
         """Return the samples of one microbatch, ``[batch, ...]``.
@@ -66,11 +66,11 @@ class Rows:
         """
         while True:
             self.expect(step, [microbatch])
-            shard_store, call = self._asked[step, microbatch]
+            shard_store, call = self._calls[step, microbatch]
             try:
                 rows: Mapping[int, NDArray[Any]] = ray.get(call)
             except (RayActorError, ObjectLostError) as failure:
-                self._asked.clear()
+                self._calls.clear()
                 self._await_other(shard_store, failure)
             else:
                 return torch.tensor(rows[microbatch])
@@ -86,7 +86,7 @@ class Rows:
 
     def forget(self, step: int) -> None:
         """Drop the samples of this step and of the steps before."""
-        self._asked = {key: call for key, call in self._asked.items() if key[0] > step}
+        self._calls = {key: call for key, call in self._calls.items() if key[0] > step}
 
 
 class ShardSamples:

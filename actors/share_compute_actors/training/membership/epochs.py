@@ -22,15 +22,15 @@ Shares = Mapping[int, Sequence[int]]
 """Number of microbatches that each member of a stage computes, by index of the stage."""
 
 
-def first_form(plan: Plan, asked: PlanMembership, *, is_tied: bool) -> Form:
+def first_form(plan: Plan, request: PlanMembership, *, is_tied: bool) -> Form:
     """Return the first epoch of a plan, in which the open step starts from the beginning."""
     owners = owners_of(plan)
     membership = Membership(
-        epoch=asked.epoch,
+        epoch=request.epoch,
         shards=shards_of(plan),
         stages=stages_of(plan),
         owners=owners,
-        step=asked.committed + 1,
+        step=request.committed + 1,
         tasks=fresh(owners),
         is_tied=is_tied,
     )
@@ -39,7 +39,7 @@ def first_form(plan: Plan, asked: PlanMembership, *, is_tied: bool) -> Form:
 
 def next_form(
     membership: Membership,
-    asked: PlanMembership,
+    request: PlanMembership,
     cost: TrainingCost,
     leaving: Container[Worker] = (),
     shares: Shares | None = None,
@@ -48,7 +48,7 @@ def next_form(
 
     Args:
         membership: membership of the epoch before.
-        asked: the request for the epoch, with the members' reports.
+        request: the request for the epoch, with the members' reports.
         cost: cost model, which knows the members' speeds.
         leaving: members to leave out.
         shares: new shares of microbatches, by stage; applied only to stages whose members all stay.
@@ -57,7 +57,7 @@ def next_form(
         ContributorLost: a stage has no member left.
     """
     stages = tuple(
-        tuple(worker for worker in stage if worker in asked.reports and worker not in leaving)
+        tuple(worker for worker in stage if worker in request.reports and worker not in leaving)
         for stage in membership.stages
     )
     if not all(stages):
@@ -71,13 +71,13 @@ def next_form(
             owners.append(dealt(stage, shares[place]))
         else:
             owners.append(membership.owners[place])
-    return recovered(membership.shards, stages, owners, asked, asked.reports, is_tied=membership.is_tied)
+    return recovered(membership.shards, stages, owners, request, request.reports, is_tied=membership.is_tied)
 
 
 def moved_form(
     before: Membership | None,
     plan: Plan,
-    asked: PlanMembership,
+    request: PlanMembership,
     moved: Container[Worker],
     *,
     is_tied: bool,
@@ -89,31 +89,31 @@ def moved_form(
     Args:
         before: membership of the epoch before; None if there is none.
         plan: the plan that is carried out from now on.
-        asked: the request for the epoch, with the members' reports.
+        request: the request for the epoch, with the members' reports.
         moved: members that hold another shard than before.
         is_tied: whether the first and the last stage share a parameter.
     """
     if before is None or before.shards != shards_of(plan):
-        return first_form(plan, asked, is_tied=is_tied)
-    reports = {worker: report for worker, report in asked.reports.items() if worker not in moved}
-    return recovered(before.shards, stages_of(plan), owners_of(plan), asked, reports, is_tied=is_tied)
+        return first_form(plan, request, is_tied=is_tied)
+    reports = {worker: report for worker, report in request.reports.items() if worker not in moved}
+    return recovered(before.shards, stages_of(plan), owners_of(plan), request, reports, is_tied=is_tied)
 
 
 def recovered(
     shards: tuple[tuple[int, int], ...],
     stages: tuple[tuple[Worker, ...], ...],
     owners: Sequence[tuple[Worker, ...]],
-    asked: PlanMembership,
+    request: PlanMembership,
     reports: Mapping[Worker, Report],
     *,
     is_tied: bool,
 ) -> Form:
     """Return an epoch that continues the open step from the work that is finished."""
-    step = asked.committed + 1
+    step = request.committed + 1
     recovery = recover(stages, owners, reports, step)
     return Form(
         Membership(
-            epoch=asked.epoch,
+            epoch=request.epoch,
             shards=shards,
             stages=stages,
             owners=tuple(owners),

@@ -111,7 +111,7 @@ class Joining:
         if not self._is_linked or self.is_ready:
             return True
         replicas = {replica for each in self._replicas.values() for replica in each}
-        self.is_ready = self._poll.is_unanimous(lambda: self._group.ask_following(replicas))
+        self.is_ready = self._poll.is_unanimous(lambda: self._group.query_caught_up(replicas))
         return self.is_ready
 
     def _replicas_of(self, membership: Membership) -> dict[Worker, tuple[Worker, ...]]:

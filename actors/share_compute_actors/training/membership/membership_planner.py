@@ -67,7 +67,7 @@ class MembershipPlanner:
         self.recomputed = 0
         """Number of microbatches that the last epoch computes again, because the members that held them are lost."""
 
-    def form(self, asked: PlanMembership) -> Form:
+    def form(self, request: PlanMembership) -> Form:
         """Return the next epoch for the members that reported, once it is in the step log and they hold its shards.
 
         Members switch to their loaded shards only after the epoch is in the step log. If the coordinator dies, its
@@ -79,31 +79,31 @@ class MembershipPlanner:
             PlanInfeasible: the remaining members cannot hold the model.
             StaleEpoch: another coordinator has claimed the step log.
         """
-        form = self._next(asked)
+        form = self._next(request)
         self._step_log.lay(GroupFacts(form.membership, self.solution.plan, self._runs, self._attempt))
         self._adopt()
         return form
 
-    def _next(self, asked: PlanMembership) -> Form:
+    def _next(self, request: PlanMembership) -> Form:
         """Return the next epoch for the members that reported, and have them load the shards that they lack."""
         before = self._membership
         self._before = before, self.solution
         self._resharder.forget()
-        leaving = self._changes.parting | asked.without
-        able = frozenset(asked.reports) - leaving
+        leaving = self._changes.parting | request.without
+        able = frozenset(request.reports) - leaving
         shares = self._changes.take_shares()
         wanted = self._changes.take_solution(able)
         if before is None:
             plan = self.solution.plan
-            form = first_form(plan, asked, is_tied=self._is_tied(len(plan.stages)))
+            form = first_form(plan, request, is_tied=self._is_tied(len(plan.stages)))
             if not able >= set(form.membership.workers):
-                form = self._without(form.membership, asked, able, leaving, None)
+                form = self._without(form.membership, request, able, leaving, None)
         else:
-            form = self._improved(before, wanted, asked) or self._without(
-                before, asked, able, leaving, shares
+            form = self._improved(before, wanted, request) or self._without(
+                before, request, able, leaving, shares
             )
         if before is not None:
-            self.recomputed = computed_again(before, form.membership, list(asked.reports.values()))
+            self.recomputed = computed_again(before, form.membership, list(request.reports.values()))
         form = self._with_copies(form, before)
         self._membership = form.membership
         self.solution = standing(form.membership, self.solution)
@@ -138,7 +138,7 @@ class MembershipPlanner:
     def _without(
         self,
         before: Membership,
-        asked: PlanMembership,
+        request: PlanMembership,
         able: frozenset[Worker],
         leaving: frozenset[Worker],
         shares: Shares | None,
@@ -146,17 +146,17 @@ class MembershipPlanner:
         """Continue with the members in `able`; keep the same shards if each stage has a member left."""
         is_whole = all(not able.isdisjoint(stage) for stage in before.stages)
         if is_whole and not self._resharder.is_torn:
-            return next_form(before, asked, self.solution.cost, leaving, shares)
+            return next_form(before, request, self.solution.cost, leaving, shares)
         if not able:
             raise machines_lost(self.solution.cost.topology, before.workers)
-        return self._moved(before, self._plan(able, asked.epoch), asked)
+        return self._moved(before, self._plan(able, request.epoch), request)
 
-    def _improved(self, before: Membership, wanted: Solution | None, asked: PlanMembership) -> Form | None:
+    def _improved(self, before: Membership, wanted: Solution | None, request: PlanMembership) -> Form | None:
         """Return the first epoch of a better plan; None if there is no better plan, or if it cannot be carried out."""
         if wanted is None:
             return None
         try:
-            return self._moved(before, wanted, asked)
+            return self._moved(before, wanted, request)
         except (PlanInfeasible, ContributorLost) as failure:
             self._changes.why = ""
             self._report(
@@ -164,12 +164,12 @@ class MembershipPlanner:
             )
             return None
 
-    def _moved(self, before: Membership, solution: Solution, asked: PlanMembership) -> Form:
+    def _moved(self, before: Membership, solution: Solution, request: PlanMembership) -> Form:
         heirs = self._changes.heirs(solution, before)
-        moved = self._resharder.load(before, solution.plan, asked, self._step_log.scales(), heirs)
+        moved = self._resharder.load(before, solution.plan, request, self._step_log.scales(), heirs)
         self.solution = solution
         tied = self._is_tied(len(solution.plan.stages))
-        return moved_form(before, solution.plan, asked, moved, is_tied=tied)
+        return moved_form(before, solution.plan, request, moved, is_tied=tied)
 
     def _plan(self, able: frozenset[Worker], epoch: int) -> Solution:
         """Plan the job for the machines in `able`; see `plan_again`."""

@@ -37,7 +37,7 @@ class Resharder:
         self,
         before: Membership,
         plan: Plan,
-        asked: PlanMembership,
+        request: PlanMembership,
         scales: Mapping[int, float],
         heirs: Heirs | None = None,
     ) -> frozenset[Worker]:
@@ -49,7 +49,7 @@ class Resharder:
         Args:
             before: membership of the epoch before.
             plan: the plan that is carried out from now on.
-            asked: the request for the epoch, with the members' reports.
+            request: the request for the epoch, with the members' reports.
             scales: factor of each committed step's gradient, by step.
             heirs: backup copies that members will keep. Existing copies that overlap with them are brought to the
                 committed step, too.
@@ -60,7 +60,7 @@ class Resharder:
             MembersLost: members died meanwhile.
             PlanInfeasible: a shard does not fit into its machine's memory, contrary to the plan's estimate.
         """
-        held = self._held(asked)
+        held = self._held(request)
         wanted = {
             member.contributor_id: plan.shard(place)
             for place, stage in enumerate(plan.stages)
@@ -70,13 +70,13 @@ class Resharder:
             worker: shard for worker, shard in wanted.items() if held.get(worker) != (shard.start, shard.stop)
         }
         if moved:
-            own = self._own(before, moved, held, asked.committed, scales)
+            own = self._own(before, moved, held, request.committed, scales)
             others = None
             if own.keys() != moved.keys():
-                others = self._sources(before, held, asked.committed, scales)
-            self._group.load_shards(moved, lambda worker: own.get(worker, others), asked.committed)
-        self._bring_to(before, heirs or {}, asked.committed, scales)
-        self._loaded = frozenset(moved), asked
+                others = self._sources(before, held, request.committed, scales)
+            self._group.load_shards(moved, lambda worker: own.get(worker, others), request.committed)
+        self._bring_to(before, heirs or {}, request.committed, scales)
+        self._loaded = frozenset(moved), request
         return frozenset(moved)
 
     def _bring_to(
@@ -106,10 +106,10 @@ class Resharder:
         """
         if self._loaded is None:
             return
-        (moved, asked), self._loaded = self._loaded, None
+        (moved, request), self._loaded = self._loaded, None
         if moved:
             self.is_torn = True
-            self._group.adopt(moved, asked.epoch, asked.committed)
+            self._group.adopt(moved, request.epoch, request.committed)
         self.is_torn = False
 
     def _own(
@@ -143,9 +143,11 @@ class Resharder:
             if not lacking[worker]
         }
 
-    def _held(self, asked: PlanMembership) -> dict[Worker, tuple[int, int]]:
+    def _held(self, request: PlanMembership) -> dict[Worker, tuple[int, int]]:
         """Return the layers [start, stop) of each member whose shard is in the state after the last committed step."""
-        current = [worker for worker, report in asked.reports.items() if report.applied == asked.committed]
+        current = [
+            worker for worker, report in request.reports.items() if report.applied == request.committed
+        ]
         answers = self._group.ask(HOLDING, current, "holding") if current else {}
         return {worker: shard for worker, shard in answers.items() if shard is not None}
 

@@ -160,9 +160,9 @@ def state_of(step_log: StepLog, beginning: TrainingState) -> TrainingState:
 def _adopts(member: Any, epoch: int, committed: int) -> bool:
     """Have a member switch to the shard that it has loaded; return whether it did."""
     try:
-        asked = member.adopt.remote(epoch, committed)
-        ray.wait([asked], timeout=_ANSWER_S)
-        unpack_answer(NOTHING, ray.get(asked, timeout=0), "a member")
+        call = member.adopt.remote(epoch, committed)
+        ray.wait([call], timeout=_ANSWER_S)
+        unpack_answer(NOTHING, ray.get(call, timeout=0), "a member")
     except (RayError, ShareComputeError, TimeoutError) as failure:
         _log.info("a member of an earlier attempt does not answer: %s", failure)
         return False
@@ -170,16 +170,16 @@ def _adopts(member: Any, epoch: int, committed: int) -> bool:
 
 
 def _statuses(members: Mapping[Any, Worker]) -> list[tuple[Any, MemberStatus]]:
-    asked = {member.status.remote(): member for member in members}
-    ready = ray.wait(list(asked), num_returns=len(asked), timeout=_ANSWER_S)[0] if asked else ()
+    calls = {member.status.remote(): member for member in members}
+    ready = ray.wait(list(calls), num_returns=len(calls), timeout=_ANSWER_S)[0] if calls else ()
     answers = []
     for ref in ready:
-        worker = members[asked[ref]]
+        worker = members[calls[ref]]
         try:
             status = answered(STATUS, ref, worker)
         except (RayError, ShareComputeError) as failure:  # the member is dead, or is not the expected actor
             _log.info("a member of an earlier attempt does not answer: %s", failure)
             continue
         if status.worker == worker:
-            answers.append((asked[ref], status))
+            answers.append((calls[ref], status))
     return answers

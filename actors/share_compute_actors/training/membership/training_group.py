@@ -238,7 +238,7 @@ class TrainingGroup(WorkerGroup):
         """Whether a member failed to start on this machine and Ray node."""
         return (machine.id, machine.node_id) in self._refused
 
-    def ask_following(self, followers: Collection[Worker]) -> dict[Any, Worker]:
+    def query_caught_up(self, followers: Collection[Worker]) -> dict[Any, Worker]:
         """Ask catch-up replicas whether they have caught up; return the pending calls, with the member of each."""
         return {self._actors[worker].is_up_to_date.remote(): worker for worker in followers}
 
@@ -246,10 +246,10 @@ class TrainingGroup(WorkerGroup):
         """Ask members whether their backup copies are complete; return the pending calls, with the member of each."""
         return {self._actors[worker].has_whole_copies.remote(): worker for worker in holders}
 
-    def is_affirmed(self, worker: Worker, asked: Any) -> bool:
-        """Whether a member answered yes to `ask_following` or `query_whole_copies`."""
+    def is_affirmed(self, worker: Worker, ref: Any) -> bool:
+        """Whether a member answered yes to `query_caught_up` or `query_whole_copies`."""
         try:
-            return answered(FLAG, asked, self.name(worker))
+            return answered(FLAG, ref, self.name(worker))
         except (Undeclared, RayError) as failure:
             if isinstance(failure, Undeclared) or is_refusal(failure):
                 self.detector.accuse(worker, failure)
@@ -273,9 +273,9 @@ class TrainingGroup(WorkerGroup):
         places = {name: place for place, known in reversed(list(enumerate(names))) for name in known}
         return Sources(tuple(holders), places)
 
-    def _inventory(self, holder: Source, asked: Any) -> tuple[str, ...]:
+    def _inventory(self, holder: Source, ref: Any) -> tuple[str, ...]:
         try:
-            return answered(NAMES, asked, holder.name)
+            return answered(NAMES, ref, holder.name)
         except (Undeclared, RayError) as failure:
             if holder.worker is None or not (isinstance(failure, Undeclared) or is_refusal(failure)):
                 raise
@@ -360,12 +360,12 @@ class Poll:
         """Return whether all members have answered yes; start the calls if none is pending.
 
         Args:
-            ask: starts the calls; see `TrainingGroup.ask_following`.
+            ask: starts the calls; see `TrainingGroup.query_caught_up`.
         """
         if not self._pending:
             self._pending = ask()
         ready, _ = ray.wait(list(self._pending), num_returns=len(self._pending), timeout=0)
         if len(ready) < len(self._pending):
             return False
-        asked, self._pending = self._pending, {}
-        return all(self._group.is_affirmed(worker, ref) for ref, worker in asked.items())
+        ref, self._pending = self._pending, {}
+        return all(self._group.is_affirmed(worker, ref) for ref, worker in ref.items())

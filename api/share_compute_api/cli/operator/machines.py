@@ -69,13 +69,13 @@ def measure(
     from share_compute_api.client.client import Client
 
     with Client() as client:
-        asked = client.measure_contributor(_family(client, machine)[0].id)
+        measured = client.measure_contributor(_family(client, machine)[0].id)
     if as_json:
-        print_json(asked)
+        print_json(measured)
         return
-    when = "when its work is done" if asked.is_leased else "now"
+    when = "when its work is done" if measured.is_leased else "now"
     console.print(
-        f"{escape(asked.name)} is measured {when}; `share-compute contributors` shows what it can do"
+        f"{escape(measured.name)} is measured {when}; `share-compute contributors` shows what it can do"
     )
 
 

@@ -138,9 +138,10 @@ def _takes_more(job: JobRecord) -> bool:
     """Return whether a job can use more machines: its number of machines is open, or it has fewer than it requested."""
     if job.plan is None or job.cancel_requested_at is not None:
         return False
-    asked = job.training.parallelism
+    parallelism = job.training.parallelism
     return (
-        asked.stages is None or sum(len(stage.members) for stage in job.plan.stages) < asked.machines_needed
+        parallelism.stages is None
+        or sum(len(stage.members) for stage in job.plan.stages) < parallelism.machines_needed
     )
 
 

@@ -84,8 +84,8 @@ class RayMachine:
         actors = [(peer_id, peer._actor) for peer_id, peer in peers if isinstance(peer, RayMachine)]  # noqa: SLF001 - its own kind
         with _translated(self._id):
             links = self._read(_links, await self._actor.measure_links(actors, timeout_s=MEASURE_S))
-        asked = {peer_id for peer_id, _ in actors}
-        return tuple(link for link in links if link.source == self._id and link.target in asked)
+        targets = {peer_id for peer_id, _ in actors}
+        return tuple(link for link in links if link.source == self._id and link.target in targets)
 
     async def dial(self, address: str, ports: Sequence[int], handshake: str) -> frozenset[int]:
         """Return the ports at ``address`` that cannot be reached from here; the machine there sends ``greeting``."""

@@ -55,7 +55,7 @@ class PoolLimits:
 
 
 @dataclass(slots=True)
-class _Asked:
+class _PendingQuestion:
     question: Question[Any]
     future: Future[Any]
 
@@ -65,38 +65,38 @@ class _Turns:
 
     def __init__(self, limits: PoolLimits) -> None:
         self._limits = limits
-        self._waiting: OrderedDict[str, deque[_Asked]] = OrderedDict()
+        self._waiting: OrderedDict[str, deque[_PendingQuestion]] = OrderedDict()
         self._running: dict[str, int] = {}
 
     def __len__(self) -> int:
         return sum(map(len, self._waiting.values()))
 
-    def add(self, asked: _Asked) -> None:
+    def add(self, pending: _PendingQuestion) -> None:
         """Add a question to its source's queue.
 
         Raises:
             Busy: too many questions wait already.
         """
-        mine = self._waiting.setdefault(asked.question.source, deque())
+        mine = self._waiting.setdefault(pending.question.source, deque())
         if len(mine) >= self._limits.waiting_per_source or len(self) >= self._limits.waiting:
             raise Busy(
-                f"{len(mine)} requests wait for {asked.question.subject}",
+                f"{len(mine)} requests wait for {pending.question.subject}",
                 hint=f"try again in {_RETRY_AFTER_S} s",
                 details={"retry_after_s": _RETRY_AFTER_S},
             )
-        mine.append(asked)
+        mine.append(pending)
 
-    def take(self) -> _Asked | None:
+    def take(self) -> _PendingQuestion | None:
         """Remove and return the next question of a source below its process limit; None if there is none."""
         for source, waiting in list(self._waiting.items()):
             if self._running.get(source, 0) >= self._limits.per_source:
                 continue
             while waiting:
-                asked = waiting.popleft()
-                if asked.future.set_running_or_notify_cancel():
+                pending = waiting.popleft()
+                if pending.future.set_running_or_notify_cancel():
                     self._waiting.move_to_end(source)
                     self._running[source] = self._running.get(source, 0) + 1
-                    return asked
+                    return pending
             del self._waiting[source]
         return None
 
@@ -106,9 +106,9 @@ class _Turns:
         if not self._running[source]:
             del self._running[source]
 
-    def clear(self) -> list[_Asked]:
+    def clear(self) -> list[_PendingQuestion]:
         """Remove and return all waiting questions."""
-        found = [asked for waiting in self._waiting.values() for asked in waiting]
+        found = [pending for waiting in self._waiting.values() for pending in waiting]
         self._waiting.clear()
         return found
 
@@ -157,37 +157,37 @@ class IsolatedProcesses:
         with self._lock:
             self._is_closed = True
             waiting, runners = self._turns.clear(), list(self._runners)
-        for asked in waiting:
-            if asked.future.set_running_or_notify_cancel():
-                asked.future.set_exception(_ending())
+        for pending in waiting:
+            if pending.future.set_running_or_notify_cancel():
+                pending.future.set_exception(_ending())
         for runner in runners:
             runner.end()
 
     def _submit(self, question: Question[Result]) -> Future[Result]:
-        asked = _Asked(question, Future())
+        pending = _PendingQuestion(question, Future())
         with self._lock:
             if self._is_closed:
                 raise _ending()
-            self._turns.add(asked)
+            self._turns.add(pending)
             if not self._idle and len(self._runners) < self._limits.processes:
                 runner = _Runner(self._limits, self._finished)
                 self._runners.append(runner)
                 self._idle.append(runner)
             self._dispatch()
-        return asked.future
+        return pending.future
 
-    def _finished(self, runner: _Runner, asked: _Asked) -> None:
+    def _finished(self, runner: _Runner, pending: _PendingQuestion) -> None:
         with self._lock:
-            self._turns.done(asked.question.source)
+            self._turns.done(pending.question.source)
             self._idle.append(runner)
             self._dispatch()
 
     def _dispatch(self) -> None:
-        while self._idle and (asked := self._turns.take()) is not None:
+        while self._idle and (pending := self._turns.take()) is not None:
             # Prefer a runner that has already loaded the tokenizer.
-            runner = next((one for one in self._idle if one.knows(asked.question)), self._idle[0])
+            runner = next((one for one in self._idle if one.knows(pending.question)), self._idle[0])
             self._idle.remove(runner)
-            runner.give(asked)
+            runner.give(pending)
 
 
 class _Runner:
@@ -196,7 +196,7 @@ class _Runner:
     def __init__(self, limits: PoolLimits, finished: Any) -> None:
         self._limits = limits
         self._finished = finished
-        self._inbox: SimpleQueue[_Asked | None] = SimpleQueue()
+        self._inbox: SimpleQueue[_PendingQuestion | None] = SimpleQueue()
         self._process: IsolatedProcess | None = None
         self._loaded: Kept[None] = Kept()
         self._has_ended = False
@@ -213,9 +213,9 @@ class _Runner:
         """Return whether the tokenizer of a question is loaded; must be called while the runner is idle."""
         return isinstance(question, OfTokenizer) and self._loaded.has(question.folder, question.version)
 
-    def give(self, asked: _Asked) -> None:
+    def give(self, pending: _PendingQuestion) -> None:
         """Pass a question to the runner's thread."""
-        self._inbox.put(asked)
+        self._inbox.put(pending)
 
     def end(self) -> None:
         """End the process, even if it is answering a question, and join the thread."""
@@ -228,12 +228,12 @@ class _Runner:
         self._thread.join()
 
     def _run(self) -> None:
-        while (asked := self._inbox.get()) is not None:
+        while (pending := self._inbox.get()) is not None:
             try:
-                asked.future.set_result(self._answer(asked.question))
+                pending.future.set_result(self._answer(pending.question))
             except BaseException as failure:  # noqa: BLE001 - reported to the caller
-                asked.future.set_exception(failure)
-            self._finished(self, asked)
+                pending.future.set_exception(failure)
+            self._finished(self, pending)
         self._drop()
 
     def _answer(self, question: Question[Result]) -> Result:

@@ -406,11 +406,11 @@ def _finished(live: LiveSequence, reason: FinishReason) -> Finished:
 
 
 def _verify(step: EngineStep, result: StepResult) -> None:
-    asked = sorted((chunk.sequence, chunk.start + chunk.count) for chunk in step.chunks if chunk.samples)
+    requested = sorted((chunk.sequence, chunk.start + chunk.count) for chunk in step.chunks if chunk.samples)
     sampled_at = sorted((sampled.sequence, sampled.position) for sampled in result.sampled)
-    if asked != sampled_at:
+    if requested != sampled_at:
         raise VerificationFailed(
             f"the last stage did not sample the requested sequences in engine step {step.id}",
             hint="form the stages again",
-            details={"asked": asked, "sampled": sampled_at},
+            details={"requested": requested, "sampled": sampled_at},
         )

@@ -123,12 +123,12 @@ def _mode(config: Mapping[str, Any]) -> Literal["mean", "cls"]:
     """Return the mode of a pooling step; older folders have one switch for each mode."""
     switches = {name.removeprefix("pooling_mode_") for name, on in config.items() if on is True}
     named = config.get("pooling_mode")
-    asked = switches - {"include_prompt"} if named is None else {named}
-    if asked <= {"mean_tokens", "mean"}:
+    named_switches = switches - {"include_prompt"} if named is None else {named}
+    if named_switches <= {"mean_tokens", "mean"}:
         return "mean"
-    if asked in ({"cls_token"}, {"cls"}):
+    if named_switches in ({"cls_token"}, {"cls"}):
         return "cls"
-    raise _cannot(f"its vectors are made by {' and '.join(sorted(map(str, asked)))}")
+    raise _cannot(f"its vectors are made by {' and '.join(sorted(map(str, named_switches)))}")
 
 
 def _read(file: Path, kind: type = dict) -> Any:

@@ -33,7 +33,7 @@ class Explanation:
         cost: tables of the job on its machines.
         layout: the layout of the plan.
         timeline: one simulated step of the plan; None if no machine's speed was measured.
-        asked: numbers of stages and of members per stage that the job requires; None leaves a number to the planner.
+        requested: numbers of stages and of members per stage that the job requires; None: the planner chooses.
         strategy: name of the strategy.
         exact: whether the search proved that no layout has a smaller predicted step by the formula.
         additions: layouts with one more machine, and their step times.
@@ -45,7 +45,7 @@ class Explanation:
         layout: Layout,
         timeline: StepTimeline | None,
         *,
-        asked: tuple[int | None, int | None],
+        requested: tuple[int | None, int | None],
         strategy: str,
         exact: bool,
         additions: Additions,
@@ -53,7 +53,7 @@ class Explanation:
         self._cost = cost
         self._layout = layout
         self._timeline = timeline
-        self._stages, self._members = asked
+        self._stages, self._members = requested
         self._strategy = strategy
         self._exact = exact
         self._additions = additions
@@ -167,7 +167,7 @@ class Explanation:
         scarce = (
             f"there is no work for more than {_machines(count)}"
             if self._stages is None
-            else f"the job asks for {self._asked()}"
+            else f"the job asks for {self._requested()}"
         )
         return f"{scarce}, and {'the others are faster' if slower else 'it is no faster than the others'}"
 
@@ -227,7 +227,7 @@ class Explanation:
         if float(self._cost.memory_bytes[machine]) < self._cost.least_bytes:
             return f"the {bytes_text(lent)} that it lends do not hold a single layer"
         if self._stages is not None:
-            return f"the job asks for {self._asked()}, and {self._others(machine)}"
+            return f"the job asks for {self._requested()}, and {self._others(machine)}"
         return f"no place is left for it, and {self._others(machine)}"
 
     def _not_worth_it(self, machine: int, with_it: Addition) -> str:
@@ -260,7 +260,7 @@ class Explanation:
 
     # -- texts ---------------------------------------------------------------------------------------------------
 
-    def _asked(self) -> str:
+    def _requested(self) -> str:
         count = self._stages if self._stages is not None else len(self._layout.stages)
         stages = "1 stage" if count == 1 else f"{count} stages"
         if self._members is None and self._strategy not in _SIMPLE:

@@ -160,14 +160,14 @@ class _Search:
     def offer(self, layouts: Iterable[Layout]) -> None:
         """Add the layouts that may fit into memory and have the requested numbers of stages and members."""
         for layout in layouts:
-            if layout in self.known or not self._as_asked(layout):
+            if layout in self.known or not self._is_as_requested(layout):
                 continue
             step_s = self.cost.step_s(layout)
             if math.isfinite(step_s) and self.cost.may_fit(layout):
                 self.known[layout] = step_s
                 self.best_s = min(self.best_s, step_s)
 
-    def _as_asked(self, layout: Layout) -> bool:
+    def _is_as_requested(self, layout: Layout) -> bool:
         sizes = {len(stage.members) for stage in layout.stages}
         return (self.stages is None or len(layout.stages) == self.stages) and (
             self.members_per_stage is None or sizes == {self.members_per_stage}

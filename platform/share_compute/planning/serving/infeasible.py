@@ -46,20 +46,22 @@ def serving_infeasible(cost: ServingCost, stages: int | None) -> PlanInfeasible:
         "would_fit": remedies,
     }
     request = cost.workload
-    asked = (
+    workload_text = (
         f"serving {request.concurrent} at a time, {request.prompt_tokens} + {request.new_tokens} tokens each,"
     )
     if needed > lent:
         message = (
-            f"{asked} needs {exact_bytes_text(needed)} of lent memory and these machines lend "
+            f"{workload_text} needs {exact_bytes_text(needed)} of lent memory and these machines lend "
             f"{exact_bytes_text(lent)}: {exact_bytes_text(needed - lent)} are missing"
         )
     elif _fits(replace(cost, network=Network.alike(cost.num_machines)), stages):
-        message = f"no usable links join machines that could hold the model together; {asked} needs them"
+        message = (
+            f"no usable links join machines that could hold the model together; {workload_text} needs them"
+        )
         message += cut_off_text(cost.topology)
     else:
         message = (
-            f"{asked} needs {bytes_text(needed)}, and these machines lend {bytes_text(lent)}, but no cut "
+            f"{workload_text} needs {bytes_text(needed)}, and these machines lend {bytes_text(lent)}, but no cut "
             "between layers gives each machine a part that it can hold"
         )
     hint = remedies[0] if remedies else "let more machines join, lend more memory, or serve fewer at a time"

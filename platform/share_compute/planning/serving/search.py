@@ -193,18 +193,18 @@ def _cut_evenly(cost: ServingCost, layout: Layout) -> Layout:
 
 
 def _widest(
-    cost: ServingCost, machines: Sequence[int], order: Sequence[int] | None, asked: int | None = None
+    cost: ServingCost, machines: Sequence[int], order: Sequence[int] | None, stages_wanted: int | None = None
 ) -> Iterator[Layout]:
     """Yield layouts for each number of stages, each with a shorter time between tokens than the one before."""
-    alone = machines if asked is None else ()
+    alone = machines if stages_wanted is None else ()
     best_s = min((_time_kept(cost, solo(machine, cost.num_layers, 1)) for machine in alone), default=math.inf)
     most = min(len(machines), cost.num_layers)
     counts: Iterable[int] = range(2, most + 1)
     if order is not None:
         # In a given order the search chooses the number of stages; here the number only determines the batch size.
         counts = [count for count in (2, 4, 8, 16) if count <= most]
-    if asked is not None:
-        counts = [asked] if 2 <= asked <= most else []
+    if stages_wanted is not None:
+        counts = [stages_wanted] if 2 <= stages_wanted <= most else []
     for stages in counts:
         while True:
             reached_s = best_s
@@ -223,7 +223,7 @@ def _widest(
             if best_s == reached_s or order is not None:
                 break
     if cost.workload.first_token_limit_s is not None:
-        yield from _fastest(cost, machines, order, asked)
+        yield from _fastest(cost, machines, order, stages_wanted)
 
 
 def _time_kept(cost: ServingCost, layout: Layout) -> float:

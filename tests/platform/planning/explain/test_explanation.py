@@ -133,10 +133,10 @@ class TestEqualMachines:
         assert standing["c"].startswith("30.0 GFLOP/s, 3rd fastest here")
 
     @pytest.mark.parametrize("strategy", ["auto", "uniform", "compute_weighted", "recursive"])
-    @pytest.mark.parametrize("asked", [{"stages": 1, "members_per_stage": 1}, {"stages": 2}, {}])
-    def test_no_equal_is_called_faster(self, strategy: str, asked: dict[str, int]) -> None:
+    @pytest.mark.parametrize("requested", [{"stages": 1, "members_per_stage": 1}, {"stages": 2}, {}])
+    def test_no_equal_is_called_faster(self, strategy: str, requested: dict[str, int]) -> None:
         crowd = [machine(f"m{index}", 50 + index % 3) for index in range(14)]
-        plan = make_plan(job(strategy=strategy, **asked), lan(*crowd, bytes_per_s=3e6), PROFILE)
+        plan = make_plan(job(strategy=strategy, **requested), lan(*crowd, bytes_per_s=3e6), PROFILE)
         assert plan.idle
         for idle in plan.idle:
             assert "faster" not in idle.reason.replace("no faster", "")
@@ -145,10 +145,10 @@ class TestEqualMachines:
 
     def test_a_slow_one_is_told_so(self) -> None:
         topology = lan(machine("a", 50), machine("b", 50), machine("slow", 40))
-        asked = {"stages": 2, "members_per_stage": 1}
-        simple = make_plan(job(strategy="uniform", **asked), topology, PROFILE)
+        requested = {"stages": 2, "members_per_stage": 1}
+        simple = make_plan(job(strategy="uniform", **requested), topology, PROFILE)
         assert reason(simple, "slow") == "the job asks for 2 stages of 1 machine, and the others are faster"
-        searched = make_plan(job(**asked), topology, PROFILE)
+        searched = make_plan(job(**requested), topology, PROFILE)
         assert reason(searched, "slow") == (
             "the job asks for 2 stages of 1 machine, and 2 machines make the shortest step that was found, "
             "and it is slower than each of them"

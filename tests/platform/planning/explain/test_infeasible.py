@@ -24,9 +24,9 @@ CACHING = PROFILE.model_copy(update={"layers": (_CACHED,) * 12})
 SERVED = ServingWorkload(prompt_tokens=64, new_tokens=16, concurrent=200)
 
 
-def refusal(topology: Topology, profile: ModelProfile = PROFILE, **asked: Any) -> PlanInfeasible:
+def refusal(topology: Topology, profile: ModelProfile = PROFILE, **requested: Any) -> PlanInfeasible:
     with pytest.raises(PlanInfeasible) as caught:
-        make_plan(job(**asked), topology, profile)
+        make_plan(job(**requested), topology, profile)
     return caught.value
 
 
@@ -41,23 +41,25 @@ def number(pattern: str, advice: str) -> float:
     return float(found[1])
 
 
-def followed(advice: str, machines: list[Contributor], asked: dict[str, Any]) -> Plan:
+def followed(advice: str, machines: list[Contributor], requested: dict[str, Any]) -> Plan:
     """Plan as somebody would who does what the advice says, to the letter."""
-    asked = {"training": {}, **asked}
+    requested = {"training": {}, **requested}
     if advice.startswith("lend "):
         machines = lent_as_advised(advice, machines)
     elif advice.startswith("let "):
         machines = [*machines, *newcomers(advice, machines)]
     elif advice.startswith("cut the batch finer"):
-        asked["microbatches"] = int(number(r"training.microbatches to (\d+)", advice))
+        requested["microbatches"] = int(number(r"training.microbatches to (\d+)", advice))
     elif advice.startswith("use training.optimizer.name: sgd"):
-        asked["training"] = asked["training"] | {"optimizer": {"name": "sgd"}}
+        requested["training"] = requested["training"] | {"optimizer": {"name": "sgd"}}
     elif advice.startswith("set training.activation_checkpointing: true"):
-        asked["training"] = asked["training"] | {"activation_checkpointing": True}
+        requested["training"] = requested["training"] | {"activation_checkpointing": True}
     else:
         assert advice.startswith("leave parallelism.stages")
-        asked = {key: value for key, value in asked.items() if key not in ("stages", "members_per_stage")}
-    return make_plan(job(**asked), lan(*machines), PROFILE)
+        requested = {
+            key: value for key, value in requested.items() if key not in ("stages", "members_per_stage")
+        }
+    return make_plan(job(**requested), lan(*machines), PROFILE)
 
 
 def newcomers(advice: str, machines: list[Contributor]) -> list[Contributor]:
@@ -88,15 +90,15 @@ def test_all_advice_helps_whoever_follows_it(strategy: str) -> None:
             machine(f"m{index}", draw.uniform(20, 60), memory_bytes=int(scale * draw.uniform(1, 3) * GIB))
             for index in range(draw.randrange(1, 4))
         ]
-        asked: dict[str, Any] = {"strategy": strategy, "microbatches": draw.choice((1, 4, 16))}
+        requested: dict[str, Any] = {"strategy": strategy, "microbatches": draw.choice((1, 4, 16))}
         if draw.random() < 0.3:
-            asked |= {"stages": 1, "members_per_stage": 1}
+            requested |= {"stages": 1, "members_per_stage": 1}
         try:
-            make_plan(job(**asked), lan(*machines), PROFILE)
+            make_plan(job(**requested), lan(*machines), PROFILE)
         except PlanInfeasible as failure:
             for advice in failure.details["would_fit"]:
                 kinds.add(advice.split()[0])
-                assert followed(advice, machines, asked).stages
+                assert followed(advice, machines, requested).stages
     assert {"lend", "let"} <= kinds
 
 

@@ -77,9 +77,9 @@ def test_every_machine_has_a_reason_that_is_not_another_ones(objective: Objectiv
 
 
 def served(topology: Topology, objective: Objective = "latency", **request: int) -> ServingPrediction:
-    asked = {"prompt_tokens": 64, "new_tokens": 16, "concurrent": 2} | request
+    requested = {"prompt_tokens": 64, "new_tokens": 16, "concurrent": 2} | request
     report = dry_run(
-        job(strategy="recursive"), topology, CACHING, serving=ServingWorkload(objective, **asked)
+        job(strategy="recursive"), topology, CACHING, serving=ServingWorkload(objective, **requested)
     )
     assert PlanReport.model_validate_json(report.model_dump_json()) == report
     assert report.serving is not None

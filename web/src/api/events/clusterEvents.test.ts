@@ -11,12 +11,12 @@ import { Refresher } from "./refresher";
 afterEach(() => vi.unstubAllGlobals());
 
 test("what happens while the first answer is on its way is asked for after it", async () => {
-  const asked: string[] = [];
+  const requests: string[] = [];
   let answerFirst: () => void = () => undefined;
   const isAsked = new Promise<void>((resolve) => (answerFirst = resolve));
   vi.stubGlobal("fetch", async ({ url }: Request) => {
-    asked.push(new URL(url).search);
-    const isFirst = asked.length === 1;
+    requests.push(new URL(url).search);
+    const isFirst = requests.length === 1;
     if (isFirst) await isAsked;
     const machine = { id: "ctr-1", state: isFirst ? "joining" : "ready" };
     return Response.json({ machines: [machine], islands: { is_current: true, groups: [] } });
@@ -27,11 +27,11 @@ test("what happens while the first answer is on its way is asked for after it", 
   const event = { seq: 7, kind: "contributor", contributor_id: "ctr-1", data: { state: "ready", reason: "" }, at: "" };
   keeper.apply([event as unknown as ClusterEvent]);
   await Promise.resolve();
-  expect(asked).toEqual([""]);
+  expect(requests).toEqual([""]);
   answerFirst();
   expect((await first).machines[0]!.state).toBe("joining");
   await vi.waitFor(() => expect(client.getQueryData(cluster.queryKey)!.machines[0]!.state).toBe("ready"));
-  expect(asked).toEqual(["", "?machine=ctr-1"]);
+  expect(requests).toEqual(["", "?machine=ctr-1"]);
 });
 
 test("a machine that joins anew takes the place of its lost row", () => {

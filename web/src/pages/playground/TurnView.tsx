@@ -20,7 +20,7 @@ export const TurnView = memo(
     const { t } = useTranslation();
     return (
       <article className={classes.turn}>
-        <div className={classes.asked}>
+        <div className={classes.prompt}>
           <Text size="xs" c="dimmed" fw={600}>
             {t("You")}
           </Text>

@@ -30,10 +30,10 @@ interface Props {
 export function PlanPreview({ draft, kind, isGood }: Props) {
   const { t } = useTranslation();
   const ready = useQuery({ ...cluster, select: readyIds }).data;
-  const asked = question(draft, kind);
+  const request = question(draft, kind);
   // A plan depends on the machines, too, so it is requested again when they change.
   const machines = ready?.join() ?? "";
-  const [settled] = useDebouncedValue(isGood && asked !== undefined ? JSON.stringify(asked) : "", SETTLING_MS);
+  const [settled] = useDebouncedValue(isGood && request !== undefined ? JSON.stringify(request) : "", SETTLING_MS);
   const wanted = settled !== "" && machines !== "";
   const { data, error, isFetching, isPlaceholderData } = useQuery({
     queryKey: ["plan", settled, machines],
@@ -50,7 +50,7 @@ export function PlanPreview({ draft, kind, isGood }: Props) {
       title={t("Plan")}
       actions={isFetching && <Loader size="xs" role="status" aria-label={t("The plan is being made")} />}
     >
-      {asked === undefined ? (
+      {request === undefined ? (
         <Text size="sm" c="dimmed">
           {t("Its machines are chosen when it starts: a running deployment answers, or a new one is started.")}
         </Text>
