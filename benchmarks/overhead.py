@@ -77,7 +77,7 @@ def _walk(
         """Return the input of a cell: samples, or a tensor that a neighbour sends."""
         label = needed(membership, step, stage, action)
         if label is not None:
-            return channel.receive(_aside(label), "a neighbour", 60.0)
+            return channel.receive(_unprocessed(label), "a neighbour", 60.0)
         part = inputs if action.kind == "F" else targets
         assert part is not None
         return part.take(step, action.microbatch)
@@ -103,7 +103,7 @@ def _walk(
             sent = delivery(membership, step, stage, action)
             if sent is not None:
                 label, target = sent
-                channel.send(target, _aside(label), runner.kept(label.cargo, label.microbatch))
+                channel.send(target, _unprocessed(label), runner.kept(label.cargo, label.microbatch))
         runner.reduce(held)
         known = runner.losses()
         if known:
@@ -115,7 +115,7 @@ def _walk(
     return Block(began_s, time.perf_counter(), losses)
 
 
-def _aside(label: Any) -> WireLabel:
+def _unprocessed(label: Any) -> WireLabel:
     """Return a label with which the channel keeps a tensor for its receiver and does not pass it to the protocol."""
     return WireLabel("test", *label)
 

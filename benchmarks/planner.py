@@ -118,8 +118,8 @@ class Baselines:
             self._speed, key=lambda one: (chain[int(cost.network.region[one])], -self._speed[one], one)
         )
         fast = sorted(self._speed, key=lambda one: (-self._speed[one], one))
-        roomy = sorted(self._speed, key=lambda one: (-cost.memory_bytes[one], one))
-        self._orders = [near, fast, roomy]
+        by_memory = sorted(self._speed, key=lambda one: (-cost.memory_bytes[one], one))
+        self._orders = [near, fast, by_memory]
 
     def step_s(self) -> dict[str, float]:
         """Return the predicted step time of each rule's best plan; infinite if the rule finds no plan that fits."""
@@ -200,15 +200,15 @@ class Baselines:
         """Return the layers of each stage by water-filling: in proportion to speed, up to the stage's memory."""
         cost = self._cost
         each = cost.bytes_needed(0, cost.num_layers, 1, 0) / cost.num_layers
-        room = [float(cost.memory_bytes[list(group)].min()) / each for group in groups]
+        capacity = [float(cost.memory_bytes[list(group)].min()) / each for group in groups]
         speed = [sum(self._speed[one] for one in group) for group in groups]
         held, left = [0.0] * len(groups), float(cost.num_layers)
         while left > 1e-9:
-            free = [place for place in range(len(groups)) if held[place] < room[place] - 1e-9]
+            free = [place for place in range(len(groups)) if held[place] < capacity[place] - 1e-9]
             if not free:
                 break
             total = sum(speed[place] for place in free)
-            level = min(left / total, *((room[place] - held[place]) / speed[place] for place in free))
+            level = min(left / total, *((capacity[place] - held[place]) / speed[place] for place in free))
             for place in free:
                 held[place] += level * speed[place]
             left -= level * total

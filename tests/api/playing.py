@@ -38,7 +38,7 @@ class Attempt:
         self.assignment = assignment
         self.told: list[AttemptEvent] = []
         self.failure: ShareComputeError | None = None
-        self.is_silent = False
+        self.is_unresponsive = False
         self.cancelled = asyncio.Event()
         self.suspended = asyncio.Event()
         self.suspension = asyncio.Event()
@@ -57,7 +57,7 @@ class Attempt:
             self._news.notify_all()
 
     async def events(self, after: int, timeout_s: float) -> list[AttemptEvent]:
-        if self.is_silent:
+        if self.is_unresponsive:
             await asyncio.Event().wait()
         async with self._news:
             try:
@@ -76,7 +76,7 @@ class Attempt:
 
     async def cancel(self) -> None:
         self.cancelled.set()
-        if self.is_silent:
+        if self.is_unresponsive:
             await asyncio.Event().wait()
 
     async def suspend(self) -> None:
@@ -116,7 +116,7 @@ class Cluster:
 
     async def _launch(self, assignment: Assignment) -> Attempt:
         attempt = Attempt(assignment)
-        attempt.is_silent = assignment.spec.name == "silent"
+        attempt.is_unresponsive = assignment.spec.name == "unresponsive"
         await self.attempts.put(attempt)
         return attempt
 

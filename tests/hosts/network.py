@@ -259,9 +259,9 @@ class Network:
         else:
             self._plug(host.port, host.name, public)
         if host.second_address is not None:
-            aside = f"aside{number}"
-            _connect(self._id, aside, host.name, "eth1", host.second_address)
-            self._in_bridge("ip", "link", "set", aside, "up")
+            second = f"second{number}"
+            _connect(self._id, second, host.name, "eth1", host.second_address)
+            self._in_bridge("ip", "link", "set", second, "up")
             host.run("ip", "route", "add", "default", "dev", "eth1")
         if self.is_resolver_dead:
             # `ip netns exec` puts this file in the place of /etc/resolv.conf.

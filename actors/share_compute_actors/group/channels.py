@@ -42,11 +42,11 @@ def open_channels(
     for worker, peer in peers.items():
         if (peer.worker, peer.public_key) != (worker, keys[worker].public):
             group.accuse(worker, "an end of a channel that is not its own")
-    silent = group.ask(WORKERS, workers, "connect", list(peers.values()))
-    for worker, sources in silent.items():
-        if not silent.keys() >= set(sources):
+    without_handshake = group.ask(WORKERS, workers, "connect", list(peers.values()))
+    for worker, sources in without_handshake.items():
+        if not without_handshake.keys() >= set(sources):
             group.accuse(worker, "members that are not there")
-    by_calls = _by_calls(silent, wanted)
+    by_calls = _by_calls(without_handshake, wanted)
     if by_calls and wanted == "direct":
         lost = sorted({group.name(source) for source in by_calls})
         raise ContributorLost(
@@ -69,18 +69,20 @@ def open_channels(
     return not by_calls
 
 
-def _by_calls(silent: Mapping[Worker, Sequence[Worker]], wanted: Wanted) -> dict[Worker, list[Worker]]:
+def _by_calls(
+    without_handshake: Mapping[Worker, Sequence[Worker]], wanted: Wanted
+) -> dict[Worker, list[Worker]]:
     """Return the receivers to which each member sends by Ray calls, by sender.
 
     A link uses Ray calls if the handshake on it did not arrive. If the job asks for Ray calls, all links use them.
 
     Args:
-        silent: for each receiver, the senders whose handshake did not arrive; every member has an entry.
+        without_handshake: for each receiver, the senders whose handshake did not arrive; every member has an entry.
         wanted: transport for tensors that the job asks for.
     """
     found: dict[Worker, list[Worker]] = {}
-    for worker, sources in silent.items():
-        for source in silent if wanted == "ray" else sources:
+    for worker, sources in without_handshake.items():
+        for source in without_handshake if wanted == "ray" else sources:
             if source != worker:
                 found.setdefault(source, []).append(worker)
     return found

@@ -43,16 +43,16 @@ class OwnLink:
         """Whether the network came back at most 10 s ago, so that older connections may still be dead."""
         return time.monotonic() - self._restored_s < _RECENT_S
 
-    def has_failed(self, silent: Collection[str], all_: Collection[str]) -> bool:
+    def has_failed(self, unresponsive: Collection[str], all_: Collection[str]) -> bool:
         """Whether no other host answers, so that this host is probably the one that is cut off.
 
         If there is only one other host and members run on this host, the other host counts as failed instead.
 
         Args:
-            silent: IP addresses of unresponsive members.
+            unresponsive: IP addresses of unresponsive members.
             all_: IP addresses of all members.
         """
-        if set(silent) <= {self._here}:
+        if set(unresponsive) <= {self._here}:
             return False
         self._look_up()
         others = self._others

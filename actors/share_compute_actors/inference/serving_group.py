@@ -112,7 +112,7 @@ class ServingGroup(WorkerGroup):
             )
 
     def _load(self, actor: Any, worker: Worker, placement: Placement, *, is_awaited: bool) -> Any:
-        keeps_plain = placement.rooms[worker].holds_weights_twice
+        keeps_plain = placement.memory_budgets[worker].holds_weights_twice
         shard = placement.shards[worker]
         return actor.load.remote(self._weights, shard, keeps_plain=keeps_plain, is_awaited=is_awaited)
 

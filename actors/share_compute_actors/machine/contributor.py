@@ -106,11 +106,11 @@ def links_to(contributor_id: str, peers: Sequence[tuple[str, Place, Any]]) -> li
         contributor_id: contributor id of this machine.
         peers: contributor id, address and port of the Ray node, and actor of each peer.
     """
-    silent = unanswered({place for _, place, _ in peers})
+    unresponsive = unanswered({place for _, place, _ in peers})
     links = []
     for peer_id, place, actor in peers:
         try:
-            is_dead = place in silent
+            is_dead = place in unresponsive
             link = None if is_dead else measure_link(contributor_id, peer_id, partial(_echo, actor))
         except (ActorUnavailableError, GetTimeoutError):
             link = None

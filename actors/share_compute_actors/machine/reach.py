@@ -68,10 +68,10 @@ def answers(
 
 def unanswered(places: Collection[Place]) -> frozenset[Place]:
     """Return the places that do not answer in two tries; takes five seconds at most."""
-    silent = frozenset(places)
+    unresponsive = frozenset(places)
     for _ in range(_TRIES):
-        silent -= answers(silent, _TRY_S).keys()
-    return silent
+        unresponsive -= answers(unresponsive, _TRY_S).keys()
+    return unresponsive
 
 
 @contextmanager

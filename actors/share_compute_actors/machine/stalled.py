@@ -1,7 +1,7 @@
 """Closes TCP connections of Ray that wait to retransmit although the other host can be reached again.
 
 TCP doubles the time before each retransmission (RFC 6298, 5.5). After a network cut of 30 s a connection may therefore
-stay silent for another 25 s, and Ray's calls with it. A new connection works at once, and gRPC opens one as soon as the
+stay idle for another 25 s, and Ray's calls with it. A new connection works at once, and gRPC opens one as soon as the
 old one is closed.
 """
 

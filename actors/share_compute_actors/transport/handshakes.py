@@ -30,13 +30,13 @@ def connect_all(channel: Channel, worker: Worker, peers: Sequence[Peer]) -> list
     for peer in others:
         channel.connect(peer)
         channel.send(peer.worker, _hello(places[worker]), torch.zeros(1))
-    silent: list[Worker] = []
+    without_handshake: list[Worker] = []
     for peer in others:
         try:
-            channel.receive(_hello(places[peer.worker]), peer.name, 0.0 if silent else _TIMEOUT_S)
+            channel.receive(_hello(places[peer.worker]), peer.name, 0.0 if without_handshake else _TIMEOUT_S)
         except ContributorLost:
-            silent.append(peer.worker)
-    return silent
+            without_handshake.append(peer.worker)
+    return without_handshake
 
 
 def _hello(place: int) -> WireLabel:

@@ -252,8 +252,8 @@ class Agent:
                 raise
             except ContributorLost as trouble:
                 last_contact = self._recover(client, limits, trouble, last_contact)
-            except Unavailable as silence:
-                self._wait(silence, last_contact, self._unreachable)
+            except Unavailable as unavailable:
+                self._wait(unavailable, last_contact, self._unreachable)
             else:
                 last_contact = time.monotonic()
                 if work.wanted == "leave":
@@ -309,8 +309,8 @@ class Agent:
                 self._stop_node()
             self._rejoins += 1
             self._come_online(client, access, limits)
-        except (Unavailable, ContributorLost) as silence:
-            self._show(f"{silence.message}; trying again")
+        except (Unavailable, ContributorLost) as unavailable:
+            self._show(f"{unavailable.message}; trying again")
         return last_contact
 
     def _wait(self, trouble: ShareComputeError, last_contact: float, backoff: ExponentialBackoff) -> None:
@@ -337,8 +337,8 @@ class Agent:
             self._node_started = time.monotonic()
         try:
             client.online(node_id=self._node.node_id, address=self._node.address)
-        except Unavailable as silence:  # for example, the head is being replaced
-            raise ContributorLost(silence.message, hint="it connects again by itself") from silence
+        except Unavailable as unavailable:  # for example, the head is being replaced
+            raise ContributorLost(unavailable.message, hint="it connects again by itself") from unavailable
         self._show("being measured")
 
     def _take_ports(self, client: AgentClient, access: ClusterAccess, limits: NodeLimits) -> NodePorts:
@@ -349,8 +349,8 @@ class Agent:
         self._show("checking that others reach this machine")
         try:
             found = require_reachable(client.dial, address, ports.all, options.port_range, self._show)
-        except Unavailable as silence:
-            raise ContributorLost(silence.message, hint="it connects again by itself") from silence
+        except Unavailable as unavailable:
+            raise ContributorLost(unavailable.message, hint="it connects again by itself") from unavailable
         self._view = replace(self._view, warnings=(*self._machine_warnings, *found))
         return ports
 

@@ -97,9 +97,9 @@ def require_reachable(
 
 
 def _unreached(report: DialReport) -> list[str]:
-    silent = unanswered({(node.address, node.port) for node in report.nodes})
+    unresponsive = unanswered({(node.address, node.port) for node in report.nodes})
     return [
         f"{node.name} ({node.address}, TCP port {node.port}) cannot be reached from here; jobs are planned around that"
         for node in report.nodes
-        if (node.address, node.port) in silent
+        if (node.address, node.port) in unresponsive
     ]

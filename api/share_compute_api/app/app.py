@@ -105,7 +105,7 @@ def end_streams(app: FastAPI) -> None:
 @asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     context: Context = app.state.context
-    silence = context.store.on_commit(context.notifier.notify)
+    unsubscribe = context.store.on_commit(context.notifier.notify)
     context.spawn(keep_running("alerts", AlertWatch(context).run))
     context.spawn(keep_running("deletions", cleaner(context.settings, context.store).run))
     if context.cluster is not None:
@@ -113,7 +113,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     try:
         yield
     finally:
-        silence()
+        unsubscribe()
         context.notifier.close()
         tasks = list(context.tasks)
         for task in tasks:

@@ -21,7 +21,7 @@ from share_compute.errors import (
 )
 from share_compute_api.connection.transport import Transport
 
-_SILENCE_S = 60.0
+_READ_TIMEOUT_S = 60.0
 """Read timeout of a stream, in seconds. The server sends a keep-alive every 10 s; after 60 s it counts as lost."""
 _DONE = "[DONE]"
 _KINDS: dict[int, type[ShareComputeError]] = {
@@ -55,7 +55,7 @@ def stream(
         ShareComputeError: the error that the server sent, before the text or in the middle of it.
     """
     url = f"{transport.target.url}/v1/{route}"
-    timeout = httpx.Timeout(30.0, read=_SILENCE_S)
+    timeout = httpx.Timeout(30.0, read=_READ_TIMEOUT_S)
     source: EventSource
     with (
         transport.translated(),

@@ -63,7 +63,7 @@ from share_compute_api.schemas.bodies import (
 from share_compute_api.schemas.choices import UploadKind
 from share_compute_api.schemas.retention import Deleted, PruneReport
 
-_SILENCE_S = 30.0
+_READ_TIMEOUT_S = 30.0
 """Read timeout of a stream, in seconds. The server sends a keep-alive every 10 s; after 30 s it counts as lost."""
 _PAUSES_S = (0.1, 5.0)
 """First and longest delay before a stream is reopened, in seconds."""
@@ -258,7 +258,7 @@ class Client:
 
     def _stream(self, job_id: str, after: int) -> Iterator[EventRecord | None]:
         headers = {"Last-Event-ID": str(after)}
-        timeout = httpx.Timeout(10.0, read=_SILENCE_S)
+        timeout = httpx.Timeout(10.0, read=_READ_TIMEOUT_S)
         source: EventSource
         with connect_sse(
             self._transport.http, "GET", f"/jobs/{job_id}/events", headers=headers, timeout=timeout

@@ -286,10 +286,10 @@ class Cluster:
             watching.cancel()
         if not watching.done():
             return None
-        silent = f"it left {MOST_MISSED} pings in {MOST_MISSED * PING_S:.0f} s unanswered"
+        reason = f"it left {MOST_MISSED} pings in {MOST_MISSED * PING_S:.0f} s unanswered"
         if watching.result() == "head":
-            self._hang = silent
-        return f"the process that calls Ray does not answer: {silent}"
+            self._hang = reason
+        return f"the process that calls Ray does not answer: {reason}"
 
     async def _is_done_first(self, *tasks: asyncio.Task[Any]) -> bool:
         """Wait until a task is done, or the head has ended or must be replaced; return whether a task is done."""

@@ -24,7 +24,7 @@ from share_compute_api.server.context import Context
 
 REMEMBERED: Final = timedelta(hours=1)
 """Time after a loss or a failure during which the alert for it is shown."""
-SILENCE: Final = timedelta(seconds=20)
+UNRESPONSIVE_AFTER: Final = timedelta(seconds=20)
 """Time without a heartbeat (one every 2 s) after which a machine counts as unresponsive."""
 _FRUITLESS: Final = 2
 _POLL_S: Final = 5.0
@@ -104,7 +104,7 @@ def of_machines(
         if machine.left_at is not None:
             continue
         seen_at = max(machine.last_seen_at, started_at)
-        if machine.state in _WITH_HEARTBEATS and now - seen_at > SILENCE:
+        if machine.state in _WITH_HEARTBEATS and now - seen_at > UNRESPONSIVE_AFTER:
             yield _of_machine(
                 "machine-unresponsive",
                 machine,

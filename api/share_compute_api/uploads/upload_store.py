@@ -34,7 +34,7 @@ _PARTIAL = "partial"
 _GONE = ".gone-"
 _KEPT_FREE_BYTES = 256 << 20
 """Free disk space in bytes that uploads must leave: on a full disk the server could not record what jobs do."""
-_ROOM = "remove uploads that nobody needs (share-compute uploads list)"
+_SPACE_HINT = "remove uploads that nobody needs (share-compute uploads list)"
 _LEFT_AFTER = timedelta(days=1)
 _LIST = "share-compute uploads list shows what there is"
 _log = logging.getLogger(__name__)
@@ -336,7 +336,7 @@ class UploadStore:
                 raise TooLarge(
                     f"{bytes_text(most)} is the most for {what}; {bytes_text(used)} are there, "
                     f"{bytes_text(more_bytes)} more came",
-                    hint=f"{_ROOM}, or let the operator raise "
+                    hint=f"{_SPACE_HINT}, or let the operator raise "
                     "SHARE_COMPUTE_UPLOAD_LIMIT_BYTES and SHARE_COMPUTE_UPLOADS_LIMIT_BYTES",
                     details={"limit_bytes": most, "used_bytes": used},
                 )
@@ -346,7 +346,7 @@ class UploadStore:
             raise TooLarge(
                 f"the server's disk has {bytes_text(free_bytes)} left, of which it keeps "
                 f"{bytes_text(_KEPT_FREE_BYTES)} for its own; {bytes_text(more_bytes)} more came",
-                hint=_ROOM,
+                hint=_SPACE_HINT,
                 details={"free_bytes": free_bytes},
             )
 

@@ -75,7 +75,7 @@ class Placement:
     prediction: ServingPrediction
     concurrent: int
     """Number of sequences of the planned length that fit at one time; fewer than requested if memory is short."""
-    rooms: Mapping[Worker, MemoryBudget]
+    memory_budgets: Mapping[Worker, MemoryBudget]
     """Memory of each machine, and the part left for caches."""
 
     @property
@@ -147,7 +147,9 @@ def place(
         except PlanInfeasible as lacking:
             failure = lacking
         else:
-            return Placement(found, workload.concurrent, _rooms(found.plan, topology, profile, workload))
+            return Placement(
+                found, workload.concurrent, _memory_budgets(found.plan, topology, profile, workload)
+            )
     assert failure is not None
     raise failure
 
@@ -168,27 +170,27 @@ def _workloads(spec: ServeJob, window_tokens: int, *, embeds: bool) -> Iterator[
         concurrent //= 2
 
 
-def _rooms(
+def _memory_budgets(
     plan: Plan, topology: Topology, profile: ModelProfile, workload: ServingWorkload
 ) -> dict[Worker, MemoryBudget]:
     usable = with_nominal_speeds(topology)
     with_caches = ServingCost(profile, usable, complete(usable), workload)
     cost = replace(with_caches, workload=replace(workload, concurrent=0))
     place = {machine.id: index for index, machine in enumerate(usable.contributors)}
-    rooms = {}
+    memory_budgets = {}
     for stage in plan.stages:
         worker = stage.members[0].contributor_id
         usable_bytes = int(cost.memory_bytes[place[worker]])
         needed_bytes = int(cost.needed_bytes[stage.start, stage.stop])
         packed_bytes = cost.packed_bytes(stage.start, stage.stop)
         spare_bytes = usable_bytes - int(with_caches.needed_bytes[stage.start, stage.stop])
-        rooms[worker] = MemoryBudget(
+        memory_budgets[worker] = MemoryBudget(
             usable_bytes,
             needed_bytes - int(cost.held_bytes[stage.start, stage.stop]),
             usable_bytes - needed_bytes,
             holds_weights_twice=spare_bytes >= packed_bytes + _PROCESS_BYTES,
         )
-    return rooms
+    return memory_budgets
 
 
 def limits_of(
@@ -217,9 +219,9 @@ def limits_of(
     if embeds:
         return _limits_of_texts(window_tokens, len(placement.workers), min(shares.values(), default=1.0))
     fitting = {
-        worker: int(shares.get(worker, 1.0) * room.beside(holdings[worker].resident_bytes))
+        worker: int(shares.get(worker, 1.0) * budget.beside(holdings[worker].resident_bytes))
         // max(1, holdings[worker].cache_token_bytes)
-        for worker, room in placement.rooms.items()
+        for worker, budget in placement.memory_budgets.items()
     }
     tightest = min(fitting, key=lambda worker: fitting[worker])
     if fitting[tightest] < 2:

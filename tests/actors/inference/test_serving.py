@@ -219,14 +219,14 @@ def test_the_tokens_are_those_of_transformers_whatever_dies_on_the_way(
     # One stands still: nobody waits for it.
     long = served.submit(50, PROMPTS[1:3], 120)
     served.pull_until(lambda: served.has(50, 30))
-    silent = status.stages[0].process_id
-    assert silent is not None
-    os.kill(silent, signal.SIGSTOP)
+    process_id = status.stages[0].process_id
+    assert process_id is not None
+    os.kill(process_id, signal.SIGSTOP)
     try:
         served.pull_until(lambda: served.have_ended(long))
         status = served.wait_for_stages(1)
     finally:
-        os.kill(silent, signal.SIGCONT)
+        os.kill(process_id, signal.SIGCONT)
     for sequence, prompt in zip(long, PROMPTS[1:3], strict=True):
         assert served.tokens[sequence] == expected(prompt, 120)
     assert status.recoveries == 2

@@ -17,7 +17,7 @@ from share_compute.protocol.points import Point
 from share_compute_actors.messages import Followed
 from share_compute_actors.testing.message_faults import MessageFaults
 from share_compute_actors.training.backups.copies import Copies
-from share_compute_actors.training.backups.room import CopyQuota
+from share_compute_actors.training.backups.copy_quota import CopyQuota
 from share_compute_actors.training.member.faulty_engine import FaultyOutbox
 from share_compute_actors.transport.channel import Channel
 from share_compute_actors.transport.envelope import WireLabel

@@ -26,14 +26,14 @@ def membership(*stages: str, **more: Any) -> Membership:
 class Handle:
     """A member that says whom it does not reach, and takes note of whom it was asked for."""
 
-    def __init__(self, *silent: str) -> None:
+    def __init__(self, *unresponsive: str) -> None:
         self.unreached = self
-        self.silent = silent
+        self.unresponsive = unresponsive
         self.checked: dict[str, Place] = {}
 
     def remote(self, places: dict[str, Place]) -> tuple[str, ...]:
         self.checked = dict(places)
-        return self.silent
+        return self.unresponsive
 
 
 class Crew:
@@ -77,9 +77,9 @@ def test_neighbours_and_holders_of_copies_need_each_other(
     assert needed(formed) == pairs
 
 
-@pytest.mark.parametrize("silent", [{"b": "c"}, {"c": "b"}, {"b": "c", "c": "b"}])
-def test_a_cut_pair_is_named_whichever_of_them_finds_it(silent: dict[str, str]) -> None:
-    group: Any = Crew(**{name: Handle(*silent.get(name, "")) for name in "abc"})
+@pytest.mark.parametrize("unresponsive", [{"b": "c"}, {"c": "b"}, {"b": "c", "c": "b"}])
+def test_a_cut_pair_is_named_whichever_of_them_finds_it(unresponsive: dict[str, str]) -> None:
+    group: Any = Crew(**{name: Handle(*unresponsive.get(name, "")) for name in "abc"})
     with pytest.raises(LinksCut, match=r"do not reach each other any more: B - C$") as caught:
         require_links(group, membership("a", "b", "c"))
     assert caught.value.pairs == (PAIR,)

@@ -18,7 +18,7 @@ from share_compute.specification import TrainingSpec
 from share_compute_actors.messages import StepFigures
 from share_compute_actors.testing.fault_injection import FaultInjector
 from share_compute_actors.training.backups.copies import Copies
-from share_compute_actors.training.backups.room import CopyQuota
+from share_compute_actors.training.backups.copy_quota import CopyQuota
 from share_compute_actors.training.member.engine import TrainingEngine
 from share_compute_actors.training.member.faulty_engine import FaultyEngine
 

@@ -21,10 +21,10 @@ from share_compute.topology import Contributor, Device, Link, Topology
 from share_compute.training.loss_scale import SKIPPED
 from share_compute.training.optimizers import optimizer_tensors, parameter_of, restore_optimizer
 from share_compute_actors.training.backups import copying, followers
+from share_compute_actors.training.backups.copy_quota import CopyQuota
 from share_compute_actors.training.backups.copying import Copied, Copier, ShardOutline, ShardRange
 from share_compute_actors.training.backups.followers import Follower
 from share_compute_actors.training.backups.logs import gradient_messages
-from share_compute_actors.training.backups.room import CopyQuota
 from share_compute_actors.training.member.runner import Runner
 from share_compute_actors.training.membership.backups import backups_of
 from share_compute_actors.transport.pieces import Piece
@@ -407,7 +407,7 @@ def test_another_owner_goes_on_where_one_was_lost(
 ) -> None:
     monkeypatch.setattr(followers, "_BATCH_BYTES", 1)
     trainer = Trainer()
-    is_silent = threading.Event()
+    is_unresponsive = threading.Event()
     num_calls: list[str] = []
 
     class Mortal(Copier):
@@ -416,7 +416,7 @@ def test_another_owner_goes_on_where_one_was_lost(
         def copy(self, shard: ShardRange, names: Any) -> Copied:
             num_calls.extend(names)
             if len(num_calls) == 3:
-                is_silent.set()
+                is_unresponsive.set()
                 assert ended.wait(10.0)
                 raise StaleEpoch("the copy was cancelled", hint="no action needed")
             return super().copy(shard, names)
@@ -431,7 +431,7 @@ def test_another_owner_goes_on_where_one_was_lost(
         return lost
 
     follower.follow("one", reach)
-    assert is_silent.wait(10.0)
+    assert is_unresponsive.wait(10.0)
     trainer.take_step(follower)
     assert not same(fetched(follower, trainer), trainer)
     assert follower.bring_to(1, trainer.scales)
@@ -476,12 +476,12 @@ def test_several_may_copy_the_same_shard_at_once() -> None:
         trainer.copier.piece(ann.ticket, names[0], 0, 4)
     assert trainer.copier.piece(bob.ticket, names[0], 0, 4).is_whole
     trainer.copier.copy(WHOLE, (), "bob")
-    assert trainer.copier._aside == {}
+    assert trainer.copier._staged == {}
 
 
 def test_who_asks_for_more_than_may_lie_aside_waits_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = Trainer()
-    monkeypatch.setattr(copying, "_MOST_ASIDE_BYTES", 1)
+    monkeypatch.setattr(copying, "_MOST_STAGED_BYTES", 1)
     names = list(trainer.copier.outline(WHOLE).sizes)
     trainer.copier.copy(WHOLE, names, "ann")
     trainer.copier.copy(WHOLE, names, "ann")

@@ -105,7 +105,7 @@ class House:
     async def server(self) -> AsyncIterator[None]:
         self.notifier = Notifier()  # each server has an event loop of its own, and its notifier belongs to it
         supervisor = BatchSupervisor(self.store, self.engines, self.folder / "batches", self.notifier)
-        silence = self.store.on_commit(self.notifier.notify)
+        unsubscribe = self.store.on_commit(self.notifier.notify)
         try:
             # If the supervisor fails, the group cancels the test's body and raises that failure.
             async with asyncio.timeout(60), asyncio.TaskGroup() as group:
@@ -113,7 +113,7 @@ class House:
                 yield
                 task.cancel()
         finally:
-            silence()
+            unsubscribe()
 
     async def until(self, check: Callable[[], Any]) -> None:
         while True:

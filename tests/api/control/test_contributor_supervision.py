@@ -27,7 +27,7 @@ from share_compute_api.control.machines.machines import Machine
 from share_compute_api.control.machines.measuring import AGAIN, Measurements, share_of
 
 CPU = Device("cpu", "some cpu", 2**30)
-SILENCE = timedelta(seconds=8)
+LOST_AFTER = timedelta(seconds=8)
 ADDRESS = "127.0.0.1"
 NOWHERE = "192.0.2.7"
 """For documentation: nobody is there."""
@@ -76,7 +76,7 @@ class Cluster:
         self.addresses: dict[str, str] = {}
         """Addresses of single nodes that differ from `address`."""
         self.heads: set[str] = set()
-        self.supervisor = ContributorSupervisor(self.store, self.measurements, self._nodes, SILENCE)
+        self.supervisor = ContributorSupervisor(self.store, self.measurements, self._nodes, LOST_AFTER)
 
     async def _nodes(self) -> list[NodeFacts]:
         return [
@@ -259,11 +259,11 @@ def test_the_wait_for_ones_turn_is_no_part_of_the_time_to_measure(settings: Sett
         both = [cluster.arrive("ada"), cluster.arrive("grace")]
         async with cluster.news:
             await cluster.news.wait_for(lambda: cluster.started)
-        silent = cluster.started[0].id
-        (other,) = set(both) - {silent}
+        unresponsive = cluster.started[0].id
+        (other,) = set(both) - {unresponsive}
         (await cluster.machine(other)).devices.set_result((CPU,))
         await cluster.until(other, "ready")
-        assert "within 1 s" in (await cluster.until(silent, "lost")).reason
+        assert "within 1 s" in (await cluster.until(unresponsive, "lost")).reason
 
     run(settings, story)
 
@@ -317,7 +317,7 @@ def test_dead_links_are_measured_again(settings: Settings) -> None:
     async def story(cluster: Cluster) -> None:
         cluster.measurements = Measurements(cluster.store, cluster._start, relink_s=0)
         cluster.supervisor = ContributorSupervisor(
-            cluster.store, cluster.measurements, cluster._nodes, SILENCE
+            cluster.store, cluster.measurements, cluster._nodes, LOST_AFTER
         )
         ada, grace = cluster.arrive("ada"), cluster.arrive("grace")
         for contributor_id in (ada, grace):
@@ -344,7 +344,7 @@ def test_who_alone_is_silent_is_lost(settings: Settings) -> None:
     async def story(cluster: Cluster) -> None:
         ada, grace = await two_ready(cluster)
         cluster.address = NOWHERE
-        cluster.now += SILENCE + timedelta(seconds=1)
+        cluster.now += LOST_AFTER + timedelta(seconds=1)
         cluster.store.contributors.seen(grace)
         await cluster.supervisor.poll()
         assert states(cluster, ada, grace) == ["lost", "ready"]
@@ -359,7 +359,7 @@ def test_a_server_without_heartbeats_that_reaches_nobody_suspects_its_own_networ
         cluster.now += timedelta(minutes=5)
         await cluster.supervisor.poll()
         assert states(cluster, ada, grace) == ["ready", "ready"]
-        cluster.now += SILENCE
+        cluster.now += LOST_AFTER
         cluster.store.contributors.seen(
             grace
         )  # it is back; a machine without a heartbeat yet has as long as always
@@ -378,7 +378,7 @@ def test_machines_fall_silent_one_after_another_when_the_server_is_cut_off(setti
         cluster.address = NOWHERE
         cluster.now += timedelta(seconds=2)
         cluster.store.contributors.seen(grace)  # its last call before the cut
-        cluster.now += SILENCE - timedelta(seconds=1)
+        cluster.now += LOST_AFTER - timedelta(seconds=1)
         await cluster.supervisor.poll()
         assert states(cluster, ada, grace) == ["ready", "ready"]
 
@@ -394,7 +394,7 @@ def test_a_machine_beside_the_server_tells_nothing_of_the_network(settings: Sett
         cluster.alive |= {"ef", "head"}
         cluster.heads.add("head")
         cluster.addresses |= {"ab": NOWHERE, "cd": "192.0.2.9"}
-        cluster.now += SILENCE + timedelta(seconds=1)
+        cluster.now += LOST_AFTER + timedelta(seconds=1)
         cluster.store.contributors.seen(mary)
         await cluster.supervisor.poll()
         assert states(cluster, ada, grace, mary) == ["ready", "ready", "ready"]
@@ -405,7 +405,7 @@ def test_a_machine_beside_the_server_tells_nothing_of_the_network(settings: Sett
 def test_machines_that_are_reached_but_silent_are_lost(settings: Settings) -> None:
     async def story(cluster: Cluster) -> None:
         ada, grace = await two_ready(cluster)
-        cluster.now += SILENCE + timedelta(seconds=1)
+        cluster.now += LOST_AFTER + timedelta(seconds=1)
         await cluster.supervisor.poll()
         assert states(cluster, ada, grace) == ["lost", "lost"]
 

@@ -187,7 +187,7 @@ class House:
         supervisor = DeploymentSupervisor(
             self.store, self.engines, self._launch, self.notifier, self.metrics.serving, no_members, 120.0
         )
-        silence = self.store.on_commit(self.notifier.notify)
+        unsubscribe = self.store.on_commit(self.notifier.notify)
         task = asyncio.create_task(supervisor.run())
         try:
             async with asyncio.timeout(20):
@@ -195,7 +195,7 @@ class House:
         finally:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
-            silence()
+            unsubscribe()
 
     async def until(self, check: Callable[[], bool]) -> None:
         while True:

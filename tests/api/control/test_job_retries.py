@@ -176,7 +176,7 @@ def test_attempts_that_get_nowhere_end(store: Store, tmp_path: Path) -> None:
 def test_a_coordinator_that_stays_silent_is_given_up_in_the_end(store: Store, tmp_path: Path) -> None:
     async def story(cluster: Cluster) -> None:
         cluster.contributor("ada")
-        job_id = cluster.submit("silent")
+        job_id = cluster.submit("unresponsive")
         job = await cluster.until(job_id, lambda job: job.state is JobState.failed)
         assert (job.attempt, job.reason) == (5, "the job's coordinator does not answer")
         assert (await cluster.attempts.get()).killed.is_set()

@@ -227,7 +227,7 @@ def test_what_runs_goes_on_while_the_store_is_away(
 def test_a_coordinator_that_does_not_answer_can_be_cancelled(store: Store, tmp_path: Path) -> None:
     async def story(cluster: Cluster) -> None:
         cluster.contributor("ada")
-        job_id = cluster.submit("silent")
+        job_id = cluster.submit("unresponsive")
         attempt = await cluster.attempts.get()
         await asyncio.to_thread(store.jobs.cancel, job_id)
         job = await cluster.until(job_id, lambda job: job.state is JobState.cancelled)

@@ -25,7 +25,7 @@ from share_compute.store import ApiKeyRecord
 from share_compute_api.client.client import Client
 from share_compute_api.uploads.upload_store import UploadStore
 
-ROOM = 1 << 20
+LIMIT_BYTES = 1 << 20
 TEXT = b"a line of text\n" * 100
 OPERATOR = ApiKeyRecord(
     id="key-a", name="operator", scopes=(Scope.admin,), created_at=datetime.now(UTC), revoked_at=None
@@ -37,8 +37,8 @@ def settings(tmp_path: Path) -> Settings:
     return Settings(
         data_folder=tmp_path / "data",
         database_url=None,
-        upload_limit_bytes=ROOM,
-        uploads_limit_bytes=3 * ROOM // 2,
+        upload_limit_bytes=LIMIT_BYTES,
+        uploads_limit_bytes=3 * LIMIT_BYTES // 2,
         data_roots=(tmp_path,),
     )
 
@@ -184,20 +184,20 @@ def test_a_damaged_file_is_refused_and_leaves_nothing(plane: Any, http: httpx.Cl
 
 def test_what_is_too_large_is_refused_announced_or_not(plane: Any, http: httpx.Client) -> None:
     upload = begin(http)
-    with raw_put(plane, f"{upload}/files/a.txt", {"Content-Length": str(ROOM + 1)}) as line:
+    with raw_put(plane, f"{upload}/files/a.txt", {"Content-Length": str(LIMIT_BYTES + 1)}) as line:
         status, problem = answer_of(line)
-    assert (status, problem["code"], problem["details"]["limit_bytes"]) == (413, "too-large", ROOM)
+    assert (status, problem["code"], problem["details"]["limit_bytes"]) == (413, "too-large", LIMIT_BYTES)
     chunk = b"10000\r\n" + bytes(0x10000) + b"\r\n"
     with raw_put(plane, f"{upload}/files/a.txt", {"Transfer-Encoding": "chunked"}, 20 * chunk) as line:
         status, problem = answer_of(line)
     assert (status, problem["code"]) == (413, "too-large")
-    assert put(http, upload, "a.txt", bytes(ROOM)).status_code == 200
-    full = put(http, begin(http), "a.txt", bytes(ROOM // 2 + 1)).json()
+    assert put(http, upload, "a.txt", bytes(LIMIT_BYTES)).status_code == 200
+    full = put(http, begin(http), "a.txt", bytes(LIMIT_BYTES // 2 + 1)).json()
     assert "all uploads together" in full["detail"]
     # Replacing a file needs room for both until the new one is whole; what is removed makes room.
     http.delete(f"/uploads/{upload}")
     assert http.get("/uploads").json()["used_bytes"] == 0
-    assert put(http, begin(http), "a.txt", bytes(ROOM // 2 + 1)).status_code == 200
+    assert put(http, begin(http), "a.txt", bytes(LIMIT_BYTES // 2 + 1)).status_code == 200
 
 
 def test_a_file_that_breaks_off_leaves_nothing(plane: Any, http: httpx.Client) -> None:
@@ -294,7 +294,7 @@ def test_a_model_without_its_weights_is_never_usable(client: Client, tmp_path: P
     (folder / "pytorch_model.bin").write_bytes(b"x")
     with pytest.raises(UserError, match="could run code"):
         client.upload(folder)
-    (folder / "pytorch_model.bin").write_bytes(b"x" * (2 * ROOM))
+    (folder / "pytorch_model.bin").write_bytes(b"x" * (2 * LIMIT_BYTES))
     (folder / "pytorch_model.bin").rename(folder / "model.safetensors")
     with pytest.raises(TooLarge):
         client.upload(folder)
@@ -319,7 +319,7 @@ def test_the_command_line_sends_lists_and_removes(run: Callable[..., Any], tmp_p
 
 def test_what_was_left_for_a_day_goes_when_the_next_one_begins(tmp_path: Path) -> None:
     now = datetime(2026, 1, 31, tzinfo=UTC)
-    uploads = UploadStore(tmp_path / "uploads", ROOM, ROOM, lambda: now)
+    uploads = UploadStore(tmp_path / "uploads", LIMIT_BYTES, LIMIT_BYTES, lambda: now)
     left, complete = uploads.create("left", "data", OPERATOR), uploads.create("complete", "data", OPERATOR)
     arrival = uploads.receive(complete.id, "a.txt", OPERATOR)
     arrival.write(TEXT)
@@ -332,7 +332,7 @@ def test_what_was_left_for_a_day_goes_when_the_next_one_begins(tmp_path: Path) -
 
 
 def test_what_is_removed_takes_no_file_that_was_on_its_way(tmp_path: Path) -> None:
-    uploads = UploadStore(tmp_path / "uploads", ROOM, ROOM)
+    uploads = UploadStore(tmp_path / "uploads", LIMIT_BYTES, LIMIT_BYTES)
     upload = uploads.create("corpus", "data", OPERATOR)
     arrival = uploads.receive(upload.id, "a.txt", OPERATOR)
     arrival.write(TEXT)
@@ -345,7 +345,7 @@ def test_what_is_removed_takes_no_file_that_was_on_its_way(tmp_path: Path) -> No
 
 
 def test_what_a_request_reads_is_not_removed_meanwhile(tmp_path: Path) -> None:
-    uploads = UploadStore(tmp_path / "uploads", ROOM, ROOM)
+    uploads = UploadStore(tmp_path / "uploads", LIMIT_BYTES, LIMIT_BYTES)
     upload = uploads.create("corpus", "data", OPERATOR)
     arrival = uploads.receive(upload.id, "a.txt", OPERATOR)
     arrival.write(TEXT)

@@ -22,7 +22,7 @@ from share_compute.store.store import utc_now
 from share_compute_api.client.client import Client
 from share_compute_api.cluster.cluster import ClusterInfo
 from share_compute_api.schemas.versions import local_versions
-from share_compute_api.server.alerts import REMEMBERED, SILENCE, AlertWatch, find_alerts
+from share_compute_api.server.alerts import REMEMBERED, UNRESPONSIVE_AFTER, AlertWatch, find_alerts
 from share_compute_api.server.context import Context
 from share_compute_api.server.sessions import Sessions
 
@@ -94,7 +94,7 @@ def test_a_machine_that_left_is_not_missed(cluster: Cluster) -> None:
 def test_a_silent_machine_is_told_until_it_speaks(cluster: Cluster) -> None:
     machine = cluster.join("ash")
     seen_at = cluster.now
-    cluster.wait(SILENCE)
+    cluster.wait(UNRESPONSIVE_AFTER)
     (alert,) = find_alerts(cluster.context)
     assert (alert.kind, alert.contributor_id, alert.since) == ("machine-unresponsive", machine.id, seen_at)
     cluster.store.contributors.seen(machine.id)
@@ -103,7 +103,7 @@ def test_a_silent_machine_is_told_until_it_speaks(cluster: Cluster) -> None:
 
 def test_no_machine_is_unresponsive_to_a_server_that_just_began(cluster: Cluster) -> None:
     cluster.join("ash")
-    cluster.wait(SILENCE)
+    cluster.wait(UNRESPONSIVE_AFTER)
     cluster.context.started_at = cluster.now
     assert cluster.kinds() == []
 

@@ -63,7 +63,7 @@ def reference(generation: Generation, longest_tokens: int) -> tuple[list[int], s
 @dataclass
 class KVSlot:
     opening: Opening
-    room: int
+    capacity_tokens: int
     cells: list[int]
     history: int = 0
     """Digest of the sampler's history: the tokens that it was given, and those that it has drawn since."""
@@ -87,8 +87,8 @@ class Stage:
             assert self.used + growth.capacity_tokens <= self.limits.kv_tokens, (
                 "it is there twice for a moment"
             )
-            assert growth.capacity_tokens > self.slots[growth.sequence].room
-            self.slots[growth.sequence].room = growth.capacity_tokens
+            assert growth.capacity_tokens > self.slots[growth.sequence].capacity_tokens
+            self.slots[growth.sequence].capacity_tokens = growth.capacity_tokens
         for opening in step.opens:
             assert opening.sequence not in self.slots
             assert opening.copy_from not in {other.sequence for other in step.opens}
@@ -106,7 +106,7 @@ class Stage:
 
     @property
     def used(self) -> int:
-        return sum(slot.room for slot in self.slots.values())
+        return sum(slot.capacity_tokens for slot in self.slots.values())
 
     def begin(self, chunk: Chunk, tokens: Sequence[int]) -> list[Cell]:
         """Return the first stage's output for a chunk of tokens."""
@@ -136,7 +136,7 @@ class Stage:
         slot = self.slots[chunk.sequence]
         position = chunk.start + place
         assert position == len(slot.cells), "a gap, or written twice"
-        assert position < slot.room, "the slot is full"
+        assert position < slot.capacity_tokens, "the slot is full"
         assert cell[0] == (slot.cells[-1] if slot.cells else _BEGINNING), "keys and values of other tokens"
         slot.cells.append(cell[1])
 

@@ -35,11 +35,13 @@ def test_what_is_looked_up_does_not_take_the_room_of_caches(dtype: str) -> None:
     machine = Contributor("c0", "ada", (Device("cpu", "cpu", lent, {"float32": 1e10}),), 1, "ab", "192.0.2.7")
     spec = ServeJob.model_validate({"name": "m", "model": {"path": "/m"}, "dtype": dtype})
     placement = place(spec, Topology((machine,)), profile, window_tokens=1024, epoch=1, stages=None)
-    assert placement.rooms["c0"].working_bytes == 0
+    assert placement.memory_budgets["c0"].working_bytes == 0
     holding = Holding(4 * LAYERS * 64, weight_bytes + 400 * MIB)
     limits = limits_of(spec, placement, {"c0": holding}, 1024, {})
     assert limits.kv_tokens == pytest.approx((CACHE_BYTES + 100 * MIB) / holding.cache_token_bytes, rel=0.01)
-    assert not placement.rooms["c0"].holds_weights_twice, "the tied head is packed beside what is there"
+    assert not placement.memory_budgets["c0"].holds_weights_twice, (
+        "the tied head is packed beside what is there"
+    )
 
 
 @pytest.mark.parametrize("copies", [1, 2])
@@ -50,4 +52,4 @@ def test_weights_are_held_twice_only_beside_all_caches(copies: int) -> None:
     spec = ServeJob.model_validate({"name": "llama", "model": {"path": "/models/llama"}})
     placement = place(spec, Topology((machine,)), PROFILE, window_tokens=1024, epoch=1, stages=None)
     assert placement.concurrent == 16
-    assert placement.rooms["c0"].holds_weights_twice == (copies == 2)
+    assert placement.memory_budgets["c0"].holds_weights_twice == (copies == 2)

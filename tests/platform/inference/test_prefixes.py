@@ -89,8 +89,8 @@ def test_what_a_step_copies_from_is_not_closed_by_it() -> None:
     assert ledger.open(copies, ledger.find(copies)) == (1, 29)
     assert not ledger.fits(57)
     assert ledger.fits(56)
-    needs_room = live(4, [6] * 33)  # 40 positions: only the slot that it would be copied from can go
-    assert ledger.open(needs_room, ledger.find(needs_room)) == (None, 0)
+    needs_slot = live(4, [6] * 33)  # 40 positions: only the slot that it would be copied from can go
+    assert ledger.open(needs_slot, ledger.find(needs_slot)) == (None, 0)
     assert ledger.take_closes() == (2,)
 
 

@@ -24,8 +24,8 @@ from share_compute.models.storage.weights import (
     files,
     finished_folders,
     prune_folders,
+    rename_damaged,
     row_ranges,
-    set_aside,
     stream_file,
     sweep_partial,
 )
@@ -212,7 +212,7 @@ def test_what_is_set_aside_is_kept_but_counts_no_more(tmp_path: Path) -> None:
     for step in (1, 2):
         write_folder(tmp_path / f"step-{step}", {"a": torch.ones(step)})
     for _ in range(2):
-        assert set_aside(tmp_path / "step-2") == tmp_path / ".step-2.damaged"
+        assert rename_damaged(tmp_path / "step-2") == tmp_path / ".step-2.damaged"
         assert finished_folders(tmp_path) == [tmp_path / "step-1"]
         assert (tmp_path / ".step-2.damaged" / "model.safetensors").exists()
         write_folder(tmp_path / "step-2", {"a": torch.ones(2)})

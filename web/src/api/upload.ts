@@ -42,8 +42,8 @@ export async function upload(
 /** Check the free space first: a server that refuses a body closes the connection before its reason can be read. */
 async function requireRoom(files: readonly Sent[]): Promise<void> {
   const wanted = files.reduce((sum, { file }) => sum + file.size, 0);
-  const room = await body(api.GET("/api/v1/uploads"));
-  const left = Math.max(0, Math.min(room.upload_limit_bytes, room.limit_bytes - room.used_bytes));
+  const quota = await body(api.GET("/api/v1/uploads"));
+  const left = Math.max(0, Math.min(quota.upload_limit_bytes, quota.limit_bytes - quota.used_bytes));
   if (wanted > left) {
     throw new ApiProblem(413, {
       detail: `${wanted} bytes are more than the ${left} that the server has room for`,

@@ -163,7 +163,7 @@ function Island({ group, circle, number, step, places, onLight }: Drawn & { plac
             machine={machine}
             x={circle.x + place.x * step}
             y={circle.y + place.y * step}
-            room={step}
+            spacing={step}
             onLight={onLight}
           />
         );

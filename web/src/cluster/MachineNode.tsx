@@ -12,12 +12,12 @@ interface Props {
   x: number;
   y: number;
   /** Distance to its neighbours, in pixels. */
-  room: number;
+  spacing: number;
   onLight: (id: string | null) => void;
 }
 
-/** With less room names would overlap. */
-const ROOM_FOR_NAMES = 84;
+/** With less spacing names would overlap. */
+const SPACING_FOR_NAMES = 84;
 
 export type Tone = "working" | "free" | "arriving" | "leaving" | "lost" | "left";
 
@@ -29,21 +29,21 @@ export function toneOf(machine: Pick<Glance, "state" | "held">): Tone {
 }
 
 /** 10 to 24 pixels: half as much again for each factor of a hundred above 10 GFLOP/s. */
-function radiusOf(machine: Glance, room: number): number {
+function radiusOf(machine: Glance, spacing: number): number {
   const size = machine.flops_per_s > 0 ? 14 + 3 * Math.log10(Math.max(1, machine.flops_per_s / 1e10)) : 13;
-  return Math.min(24, size, room * 0.36);
+  return Math.min(24, size, spacing * 0.36);
 }
 
-export const MachineNode = memo(function MachineNode({ machine, x, y, room, onLight }: Props) {
+export const MachineNode = memo(function MachineNode({ machine, x, y, spacing, onLight }: Props) {
   const { t } = useTranslation();
-  const r = radiusOf(machine, room);
+  const r = radiusOf(machine, spacing);
   const tone = toneOf(machine);
   const ring = r + 3.5;
   const around = 2 * Math.PI * ring;
   const used = machine.held?.memory_bytes ?? 0;
   const share = machine.lent_bytes > 0 ? Math.min(1, used / machine.lent_bytes) : 0;
-  const hasName = room >= ROOM_FOR_NAMES;
-  const letters = Math.floor(room / 7);
+  const hasName = spacing >= SPACING_FOR_NAMES;
+  const letters = Math.floor(spacing / 7);
   return (
     <g className={classes.mover} style={{ transform: `translate(${x}px, ${y}px)` }}>
       <g className={classes.appearing}>

@@ -2,7 +2,7 @@
 import { EventSourceParserStream } from "eventsource-parser/stream";
 
 import { authorizedFetch } from "../api/client";
-import { untilSilent } from "../api/events/silence";
+import { withReadTimeout } from "../api/events/readTimeout";
 import { ofOpenAi, unreachable, type OpenAiError } from "../api/problem";
 
 export type Route = "/v1/chat/completions" | "/v1/completions";
@@ -38,7 +38,7 @@ export async function* ask(route: Route, request: object, signal: AbortSignal): 
       signal: AbortSignal.any([signal, lost.signal]),
     }),
   );
-  const { text, stop } = untilSilent(response.body!, () => lost.abort());
+  const { text, stop } = withReadTimeout(response.body!, () => lost.abort());
   try {
     for await (const event of text.pipeThrough(new EventSourceParserStream())) {
       if (event.data === "[DONE]") return;

@@ -26,10 +26,10 @@ from share_compute.errors import (
 from share_compute.protocol.membership import Worker
 from share_compute.specification import TrainingSpec
 from share_compute_actors.messages import Followed
+from share_compute_actors.training.backups.copy_quota import CopyQuota, is_out_of_space
 from share_compute_actors.training.backups.copying import Copied, Legacy, ShardOutline, ShardRange
 from share_compute_actors.training.backups.followers import Follower
 from share_compute_actors.training.backups.logs import HEAD, GradientLogHeader
-from share_compute_actors.training.backups.room import CopyQuota, is_out_of_space
 from share_compute_actors.transport.envelope import WireLabel
 from share_compute_actors.transport.pieces import Piece
 
@@ -58,12 +58,12 @@ class RemotePrimary:
 
     def copy(self, shard: ShardRange, names: Sequence[str]) -> Copied:
         """See `Copier.copy`."""
-        copied: Copied = self._ask("set_aside", self._backup, shard, names)
+        copied: Copied = self._ask("stage_copy", self._backup, shard, names)
         return copied
 
     def piece(self, ticket: int, name: str, start: int, stop: int) -> Piece:
         """See `Copier.piece`."""
-        piece: Piece = self._ask("piece_aside", ticket, name, start, stop)
+        piece: Piece = self._ask("staged_piece", ticket, name, start, stop)
         return piece
 
     def _ask(self, method: str, *arguments: Any) -> Any:
@@ -104,7 +104,7 @@ class Copies:
         training: settings of the training.
         device: device that computes updates.
         notify: receives errors, from any thread.
-        room: space for all copies.
+        quota: space for all copies.
         reach: returns the interface to a primary. Its arguments are the primary's actor, the backup, and an event that
             ends waits.
     """
@@ -115,14 +115,14 @@ class Copies:
         training: TrainingSpec,
         device: torch.device,
         notify: Callable[[ShareComputeError], None],
-        room: CopyQuota,
+        quota: CopyQuota,
         reach: Callable[[Any, Worker, threading.Event | _Deadline], Any] = RemotePrimary,
     ) -> None:
         self._backup = backup
         self._training = training
         self._device = device
         self._notify = notify
-        self._room = room
+        self._quota = quota
         self._reach = reach
         self.former: Legacy | None = None
         """State of the runner that computed this member's previous shard; released by `keep`."""
@@ -189,7 +189,7 @@ class Copies:
         legacies = self._legacies(committed, dropped)
         outlines = outlines if outlines and self._has_space(outlines.values()) else {}
         fresh = {
-            shard: Follower(shard, self._training, self._device, partial(self._fail, shard), self._room)
+            shard: Follower(shard, self._training, self._device, partial(self._fail, shard), self._quota)
             for shard in wanted.keys() - kept.keys()
         }
         copying = [
@@ -211,7 +211,7 @@ class Copies:
         """Whether there is space for copies with these outlines, beside the existing copies."""
         state_tensors = self._training.optimizer.name.state_tensors
         try:
-            self._room.require(sum(outline.copy_bytes(state_tensors) for outline in outlines))
+            self._quota.require(sum(outline.copy_bytes(state_tensors) for outline in outlines))
         except Unavailable:
             return False
         return True
@@ -261,11 +261,11 @@ class Copies:
             self._notify(as_ours(failure))
             return
         owner = next((one.owner for one in self._followed.values() if one.shard == shard), "")
-        room = "free space in this machine's folder for temporary files, and memory"
+        hint = "free space in this machine's folder for temporary files, and memory"
         self._notify(
             NoCopy(
                 f"no backup copy of another machine's shard is kept here for now: {failure}",
-                hint=room if lacks_space else "no action needed: another copy starts soon",
+                hint=hint if lacks_space else "no action needed: another copy starts soon",
                 details={"lacks_space": lacks_space, "epoch": self._epoch, "owner": owner},
             )
         )

@@ -24,7 +24,7 @@ from share_compute_actors.transport.pieces import Piece
 
 ShardRange = tuple[int, int]
 """Layers [start, stop)."""
-_MOST_ASIDE_BYTES = 256 * 2**20
+_MOST_STAGED_BYTES = 256 * 2**20
 """Limit for the clones of several backup members together, in bytes. The clones of a single one may be larger."""
 
 
@@ -146,20 +146,20 @@ class Copier:
         self._here = here
         self._ticket = 0
         """The last ticket that was issued."""
-        self._aside: dict[Worker, tuple[int, dict[str, Tensor]]] = {}
+        self._staged: dict[Worker, tuple[int, dict[str, Tensor]]] = {}
         """Ticket and cloned tensors, by backup member."""
         self._versions: dict[str, int] = {}
         """torch's version counter of each buffer at the time of its copy."""
 
     def forget(self) -> None:
         """Drop all clones, because the runner was replaced. Backup members that still fetch them get an error."""
-        self._aside.clear()
+        self._staged.clear()
         self._versions.clear()
 
     def forget_all_but(self, backups: Collection[Worker]) -> None:
         """Drop the clones of members that are not in `backups`, because these members fetch no more."""
-        for backup in self._aside.keys() - set(backups):
-            self._aside.pop(backup, None)
+        for backup in self._staged.keys() - set(backups):
+            self._staged.pop(backup, None)
 
     def outline(self, shard: ShardRange) -> ShardOutline:
         """Return the outline of the shard.
@@ -204,18 +204,18 @@ class Copier:
         if runner.optimizer is not None:
             state = optimizer_tensors(runner.optimizer, runner.parameters)
             found |= {name: tensor for name, tensor in state.items() if parameter_of(name) in found}
-        others = [tensors for one, (_, tensors) in list(self._aside.items()) if one != backup]
-        aside = sum(tensor.nbytes for tensors in (*others, found) for tensor in tensors.values())
-        if found and any(others) and aside > _MOST_ASIDE_BYTES:
+        others = [tensors for one, (_, tensors) in list(self._staged.items()) if one != backup]
+        staged_bytes = sum(tensor.nbytes for tensors in (*others, found) for tensor in tensors.values())
+        if found and any(others) and staged_bytes > _MOST_STAGED_BYTES:
             raise StaleEpoch(
                 "other members fetch copies from this member now",
                 hint="no action needed: the fetch is repeated",
             )
         self._ticket += 1
         clones = {name: tensor.detach().to("cpu", copy=True) for name, tensor in found.items()}
-        self._aside.pop(backup, None)
+        self._staged.pop(backup, None)
         if clones:
-            self._aside[backup] = self._ticket, clones
+            self._staged[backup] = self._ticket, clones
         parts = tuple(
             ClonedTensor(name, str(clone.dtype).removeprefix("torch."), tuple(clone.shape))
             for name, clone in clones.items()
@@ -228,7 +228,7 @@ class Copier:
         Raises:
             StaleEpoch: the clones of this ticket were dropped.
         """
-        clones = dict(list(self._aside.values())).get(ticket)
+        clones = dict(list(self._staged.values())).get(ticket)
         if clones is None:
             raise StaleEpoch(
                 "these clones were replaced by later ones", hint="no action needed: the fetch is repeated"

@@ -33,6 +33,7 @@ from share_compute.training.optimizers import (
     parameter_of,
     restore_optimizer,
 )
+from share_compute_actors.training.backups.copy_quota import CopyQuota, is_out_of_space
 from share_compute_actors.training.backups.copying import (
     ClonedTensor,
     Legacy,
@@ -41,7 +42,6 @@ from share_compute_actors.training.backups.copying import (
     ShardRange,
 )
 from share_compute_actors.training.backups.logs import HEAD, HEAD_SHAPE, GradientLog
-from share_compute_actors.training.backups.room import CopyQuota, is_out_of_space
 from share_compute_actors.training.backups.tensor_file import TensorFile
 from share_compute_actors.transport.pieces import TRIES, whole
 
@@ -78,7 +78,7 @@ class Follower:
         training: settings of the training.
         device: device that computes updates; they match the primary's bits if the primary's device is of the same kind.
         fail: receives an error on the copy's own thread; the copy is unusable then.
-        room: space for the copy.
+        quota: space for the copy.
     """
 
     def __init__(
@@ -87,17 +87,17 @@ class Follower:
         training: TrainingSpec,
         device: torch.device,
         fail: Callable[[Exception], None],
-        room: CopyQuota,
+        quota: CopyQuota,
     ) -> None:
         self.shard = shard
-        self._room = room
+        self._quota = quota
         self._training = training
         self._device = device
         self._fail = fail
         self._learning_rate = learning_rates(training)
         self._outline: ShardOutline | None = None
         self._trained: dict[str, _Trained] = {}
-        self._snapshot = TensorFile(room)
+        self._snapshot = TensorFile(quota)
         self._have: dict[str, int] = {}
         """By name of a tensor, the last step whose update the tensor's snapshot contains. A tensor that is not trained
         never changes, but its step advances with the others."""
@@ -189,7 +189,7 @@ class Follower:
             return
         log = self._logs.get(step)
         if log is None:
-            log = GradientLog(self._room)
+            log = GradientLog(self._quota)
             with self._lock:
                 self._logs[step] = log
         log.take(place, tensor)
@@ -327,7 +327,7 @@ class Follower:
     def _fetch_missing(self, owner: Primary, stopping: threading.Event) -> None:
         if self._outline is None:
             outline = owner.outline(self.shard)
-            self._room.require(outline.copy_bytes(self._training.optimizer.name.state_tensors))
+            self._quota.require(outline.copy_bytes(self._training.optimizer.name.state_tensors))
             self._trained, self._outline = dict(_places(outline)), outline
         missing = {name: size for name, size in self._outline.sizes.items() if name not in self._have}
         for names in batches(missing, _BATCH_BYTES):

@@ -11,7 +11,7 @@ from torch import Tensor
 from share_compute.models.boundary import Expected
 from share_compute.training.gradients import GradientBuckets
 from share_compute.training.loss_scale import LossScale
-from share_compute_actors.training.backups.room import CopyQuota
+from share_compute_actors.training.backups.copy_quota import CopyQuota
 from share_compute_actors.training.backups.tensor_file import TensorFile
 
 HEAD = -1
@@ -60,11 +60,11 @@ class GradientLog:
     """The reduced gradient of one step, on disk.
 
     Args:
-        room: disk space for the gradient.
+        quota: disk space for the gradient.
     """
 
-    def __init__(self, room: CopyQuota) -> None:
-        self._file = TensorFile(room)
+    def __init__(self, quota: CopyQuota) -> None:
+        self._file = TensorFile(quota)
         self._head: GradientLogHeader | None = None
 
     @property

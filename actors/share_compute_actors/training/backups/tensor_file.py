@@ -13,7 +13,7 @@ import xxhash
 from torch import Tensor
 
 from share_compute.errors import Unavailable, VerificationFailed
-from share_compute_actors.training.backups.room import CopyQuota
+from share_compute_actors.training.backups.copy_quota import CopyQuota
 
 
 class _Place(NamedTuple):
@@ -34,11 +34,11 @@ class TensorFile:
     Methods may be called from any thread. A caller that replaces a tensor must ensure that no other thread reads it.
 
     Args:
-        room: folder and size limit of the file.
+        quota: folder and size limit of the file.
     """
 
-    def __init__(self, room: CopyQuota) -> None:
-        self._room = room
+    def __init__(self, quota: CopyQuota) -> None:
+        self._quota = quota
         self._opened: IO[bytes] | None = None
         self._places: dict[str, _Place] = {}
         self._lock = threading.Lock()
@@ -66,7 +66,7 @@ class TensorFile:
             before = self._places.get(name)
             begin = before.begin if before is not None and before.size == len(content) else self.nbytes
             end = max(self.nbytes, begin + len(content))
-            self._room.take(end - self.nbytes)
+            self._quota.take(end - self.nbytes)
             self.nbytes = end
         digest = xxhash.xxh3_64_intdigest(content)
         try:
@@ -84,7 +84,7 @@ class TensorFile:
         with self._lock:
             if self._opened is None:
                 self._opened = tempfile.TemporaryFile(  # noqa: SIM115 - `close` closes it
-                    prefix="share-compute-", dir=self._room.folder
+                    prefix="share-compute-", dir=self._quota.folder
                 )
             return self._opened
 
@@ -132,7 +132,7 @@ class TensorFile:
         with self._lock:
             if self._opened is not None:
                 self._opened.close()
-            self._room.give_back(self.nbytes)
+            self._quota.give_back(self.nbytes)
             self.nbytes = 0
 
     def _read(self, begin: int, size: int) -> bytearray:

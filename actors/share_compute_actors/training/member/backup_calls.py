@@ -29,12 +29,12 @@ class BackupCalls:
         return self._engine.copier.outline(shard)
 
     @ray.method(concurrency_group="copies")
-    def set_aside(self, backup: Worker, shard: ShardRange, names: Sequence[str]) -> Copied:
+    def stage_copy(self, backup: Worker, shard: ShardRange, names: Sequence[str]) -> Copied:
         """Clone some parameters, so that they can be fetched while training continues. See `Copier`."""
         return self._engine.copier.copy(shard, names, backup)
 
     @ray.method(concurrency_group="copies")
-    def piece_aside(self, ticket: int, name: str, start: int, stop: int) -> Piece:
+    def staged_piece(self, ticket: int, name: str, start: int, stop: int) -> Piece:
         """Return bytes [start, stop) of a cloned tensor. See `Copier`."""
         return self._engine.copier.piece(ticket, name, start, stop)
 

@@ -36,7 +36,7 @@ from share_compute_actors.messages import (
 )
 from share_compute_actors.testing.fault_injection import FaultInjector, freeze, kill
 from share_compute_actors.training.backups.copies import Copies
-from share_compute_actors.training.backups.room import CopyQuota
+from share_compute_actors.training.backups.copy_quota import CopyQuota
 from share_compute_actors.training.member.backup_calls import BackupCalls
 from share_compute_actors.training.member.engine import Forming, NotifyCoordinator, TrainingEngine
 from share_compute_actors.training.member.faulty_engine import FaultyEngine
@@ -181,8 +181,8 @@ class Member(GivesState, BackupCalls, LinkedMember):
     @answers(NAMES)
     def unreached(self, places: Mapping[Worker, Place]) -> tuple[Worker, ...]:
         """Return the members whose hosts do not answer this member's host."""
-        silent = unanswered(set(places.values()))
-        return tuple(sorted(worker for worker, place in places.items() if place in silent))
+        unresponsive = unanswered(set(places.values()))
+        return tuple(sorted(worker for worker, place in places.items() if place in unresponsive))
 
     @ray.method(concurrency_group="orders")
     @answers(NOTHING)

@@ -60,12 +60,12 @@ def require_links(group: TrainingGroup, membership: Membership) -> None:
             place = nodes.get(group.topology[other].node_id)
             if place is not None and {worker, other} <= group.workers:
                 places[worker][other] = place
-    silent = group.gather(
+    unresponsive = group.gather(
         NAMES, {worker: group.handle(worker).unreached.remote(others) for worker, others in places.items()}
     )
     pairs = {
         (min(worker, other), max(worker, other))
-        for worker, others in silent.items()
+        for worker, others in unresponsive.items()
         for other in others
         if other in places[worker]
     }

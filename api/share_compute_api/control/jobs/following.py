@@ -68,12 +68,12 @@ class Following:
             try:
                 async with asyncio.timeout(self._patience.answer_s):
                     events = await attempt.events(received, _POLL_S)
-            except TimeoutError as silence:
+            except TimeoutError as timeout:
                 raise ContributorLost(
                     "the job's coordinator does not answer",
                     hint=f"share-compute resume {self._job.id}",
                     job=self._job.id,
-                ) from silence
+                ) from timeout
             received += len(events)
             failure = _failure(events)
             if failure is not None:

@@ -21,8 +21,8 @@ _PROBING_LIMIT = timedelta(seconds=30)
 """Time limit for a contributor in state "probing" for which no measurement runs."""
 _CALLS_APART = timedelta(seconds=4)
 """If an agent on another host sent a heartbeat within this time, this server is not cut off from the network."""
-_LONGEST_SILENCE = timedelta(seconds=30)
-"""Time without a heartbeat after which a contributor is lost although its Ray node answers. A shorter silence may mean
+_HEARTBEAT_LIMIT = timedelta(seconds=30)
+"""Time without a heartbeat after which a contributor is lost although its Ray node answers. A shorter gap may mean
 that the agent is busy, or pauses before it retries."""
 DISAGREEMENT = 2.0
 """Ratio of measured and predicted time, in either direction, from which a machine is measured again after a job. The
@@ -144,27 +144,27 @@ class ContributorSupervisor:
         """Return the contributors that are unresponsive; none if this server itself is probably cut off.
 
         A contributor is unresponsive if its heartbeat is overdue and its Ray node accepts no connection, or if no
-        heartbeat came for `_LONGEST_SILENCE`.
+        heartbeat came for `_HEARTBEAT_LIMIT`.
         """
         places = {
             record.id: (node.address, node.port)
             for record in records
             if (node := nodes.get(record.node_id or "")) is not None
         }
-        silence = {record.id: now - max(record.last_seen_at, self._listening_since) for record in records}
-        unresponsive = [one for one in places if silence[one] > self._lost_after]
+        waits = {record.id: now - max(record.last_seen_at, self._listening_since) for record in records}
+        unresponsive = [one for one in places if waits[one] > self._lost_after]
         if not unresponsive:
             return frozenset()
         found = await asyncio.to_thread(answers, places.values())
         here = {node.address for node in nodes.values() if node.is_head}
         has_heartbeats = any(
-            silence[one] < _CALLS_APART for one, (address, _) in places.items() if address not in here
+            waits[one] < _CALLS_APART for one, (address, _) in places.items() if address not in here
         )
         if not has_heartbeats and _is_cut_off(places.values(), found, here):
             self._listening_since = now
             return frozenset()
         return frozenset(
-            one for one in unresponsive if found.get(places[one]) != "open" or silence[one] > _LONGEST_SILENCE
+            one for one in unresponsive if found.get(places[one]) != "open" or waits[one] > _HEARTBEAT_LIMIT
         )
 
     def _decide(

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from share_compute.errors import UserError
 from share_compute.models.storage.checksums import damage
-from share_compute.models.storage.weights import finished_folders, set_aside
+from share_compute.models.storage.weights import finished_folders, rename_damaged
 
 STATE = "training.json"
 """File in a checkpoint that holds the state of training."""
@@ -41,7 +41,7 @@ def newest_whole(wanted: Path) -> Chosen:
         wrong = damage(folder) or _state_damage(folder)
         if wrong is None:
             return Chosen(folder, tuple(notes))
-        notes.append(f"{wrong}; the checkpoint is not used, and lies in {set_aside(folder).name}")
+        notes.append(f"{wrong}; the checkpoint is not used, and lies in {rename_damaged(folder).name}")
     if there:
         raise UserError(
             f"no checkpoint of the job is whole: {'; '.join(notes)}",

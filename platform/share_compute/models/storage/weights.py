@@ -357,8 +357,8 @@ def prune_folders(parent: Path, kept: int) -> None:
         shutil.rmtree(folder)
 
 
-def set_aside(folder: Path) -> Path:
+def rename_damaged(folder: Path) -> Path:
     """Rename a damaged folder so that it no longer counts as finished; return its new path."""
-    aside = folder.with_name(f".{folder.name}.damaged")
-    shutil.rmtree(aside, ignore_errors=True)
-    return folder.rename(aside)
+    renamed = folder.with_name(f".{folder.name}.damaged")
+    shutil.rmtree(renamed, ignore_errors=True)
+    return folder.rename(renamed)

@@ -179,7 +179,7 @@ def restore(source: Path, url: str, now: datetime) -> Path | None:
     restored = file.with_name(f".{file.name}.restored")
     try:
         with closing(take_lock(engine)):
-            replaced = _put_aside(file, now)
+            replaced = _rename_replaced(file, now)
             restored.replace(file)
             sync(file.parent)
     finally:
@@ -188,16 +188,16 @@ def restore(source: Path, url: str, now: datetime) -> Path | None:
     return replaced
 
 
-def _put_aside(file: Path, now: datetime) -> Path | None:
+def _rename_replaced(file: Path, now: datetime) -> Path | None:
     """Rename a database and its log files; return its new path, or None if there was no database."""
     if not file.exists():
         return None
-    aside = file.with_name(f"{file.name}.replaced-{now:%Y%m%dT%H%M%S}")
+    renamed = file.with_name(f"{file.name}.replaced-{now:%Y%m%dT%H%M%S}")
     # Log files first: a crash in between leaves a database without its log, which is an older but usable state.
     for suffix in reversed(_BESIDE):
         with suppress(FileNotFoundError):
-            file.with_name(file.name + suffix).replace(aside.with_name(aside.name + suffix))
-    return aside
+            file.with_name(file.name + suffix).replace(renamed.with_name(renamed.name + suffix))
+    return renamed
 
 
 def _copy(file: Path, target: Path) -> None:

@@ -295,10 +295,10 @@ def test_stages_that_share_two_cores_wait_for_these_only_while_three_compute() -
 
 def test_a_host_with_cores_for_all_slows_nobody_down() -> None:
     cost = plain_cost([(1.0, 2.0)] * 3, machines=3, microbatches=4)
-    roomy = simulate_step(on_one_host(cost, 3, [0, 1, 2]), row(cost))
+    simulated = simulate_step(on_one_host(cost, 3, [0, 1, 2]), row(cost))
 
-    assert roomy == simulate_step(cost, row(cost))
-    assert not roomy.slowdowns
+    assert simulated == simulate_step(cost, row(cost))
+    assert not simulated.slowdowns
 
 
 @settings(deadline=None, max_examples=60)

@@ -40,7 +40,7 @@ def test_as_many_groups_as_stages_are_asked_for() -> None:
 
 def test_plans_of_a_deep_model_are_good_and_take_little_memory() -> None:
     cost = deep(600)
-    roomy = dataclasses.replace(
+    with_more_memory = dataclasses.replace(
         cost,
         topology=dataclasses.replace(
             cost.topology,
@@ -57,9 +57,9 @@ def test_plans_of_a_deep_model_are_good_and_take_little_memory() -> None:
         ),
     )
     tracemalloc.start()
-    found = search(roomy)
+    found = search(with_more_memory)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    check(roomy, found)
+    check(with_more_memory, found)
     assert peak < 300 * 2**20
-    assert found[0].step_s <= search(roomy, method="recursive")[0].step_s
+    assert found[0].step_s <= search(with_more_memory, method="recursive")[0].step_s

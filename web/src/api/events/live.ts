@@ -2,7 +2,7 @@
  * Server-sent events over fetch. EventSource cannot start at a given event, and reports neither the end of a session
  * nor a complete stream.
  *
- * A lost or silent connection is opened again after the last received event (`Last-Event-ID`). The wait doubles each
+ * A lost or unresponsive connection is opened again after the last received event (`Last-Event-ID`). The wait doubles each
  * time, up to `SLOWEST_MS`. The server repeats no event before that one and leaves out none
  * after it.
  */
@@ -10,7 +10,7 @@ import { EventSourceParserStream } from "eventsource-parser/stream";
 
 import { authorizedFetch } from "../client";
 import { ApiProblem } from "../problem";
-import { untilSilent } from "./silence";
+import { withReadTimeout } from "./readTimeout";
 
 const FIRST_MS = 500;
 const SLOWEST_MS = 15_000;
@@ -41,7 +41,7 @@ export async function listen(
       // No content: the stream is complete, and the standard forbids reconnecting.
       if (response.status === 204 || response.body === null) return;
       listener.onState("live");
-      const { text, stop } = untilSilent(response.body, () => lost.abort());
+      const { text, stop } = withReadTimeout(response.body, () => lost.abort());
       try {
         for await (const event of text.pipeThrough(new EventSourceParserStream())) {
           wait = FIRST_MS;

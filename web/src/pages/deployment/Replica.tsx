@@ -155,7 +155,7 @@ function Stages({ status }: { status: ReplicaStatus }) {
               <Table.Td data-label={t("Layers")}>{layerRange(stage)}</Table.Td>
               <Table.Td data-label={t("Health")}>
                 <span className={classes.health} data-alive={stage.is_alive}>
-                  {stage.is_alive ? t("alive") : t("silent")}
+                  {stage.is_alive ? t("alive") : t("unresponsive")}
                 </span>
               </Table.Td>
               <Table.Td data-label={t("Busy")} miw={150}>

@@ -98,9 +98,9 @@ function Heartbeat({ machine, alerts, now }: { machine: Contributor; alerts: rea
   const { t } = useTranslation();
   if (machine.state === "joining") return "–";
   if (isGone(machine)) return t("last seen {{when}}", { when: ago(machine.last_seen_at, now) });
-  const silence = alerts.find((alert) => alert.kind === "machine-unresponsive" && alert.contributor_id === machine.id);
-  if (silence?.since == null) return t("heard");
-  return t("silent for {{time}}", { time: duration(Math.round((now - Date.parse(silence.since)) / 1000)) });
+  const unresponsive = alerts.find((alert) => alert.kind === "machine-unresponsive" && alert.contributor_id === machine.id);
+  if (unresponsive?.since == null) return t("heard");
+  return t("unresponsive for {{time}}", { time: duration(Math.round((now - Date.parse(unresponsive.since)) / 1000)) });
 }
 
 function Leave({ machine }: { machine: Contributor }) {

@@ -15,9 +15,9 @@ from share_compute_actors.group.allocator import peak_resident_bytes
 from share_compute_actors.machine.temporary import is_memory, temporary_folder
 from share_compute_actors.messages import Followed
 from share_compute_actors.training.backups.copies import Copies
+from share_compute_actors.training.backups.copy_quota import CopyQuota, reserve_bytes
 from share_compute_actors.training.backups.followers import Follower
 from share_compute_actors.training.backups.logs import gradient_messages
-from share_compute_actors.training.backups.room import CopyQuota, reserve_bytes
 from share_compute_actors.training.backups.tensor_file import TensorFile
 from share_compute_actors.transport.envelope import WireLabel
 
@@ -42,22 +42,22 @@ class Narrow(CopyQuota):
 def test_some_of_a_disk_stays_free(tmp_path: Path) -> None:
     assert reserve_bytes(10**9) == 50_000_000
     assert reserve_bytes(10**12) == 2**30
-    room = CopyQuota(lent_bytes=1, folder=tmp_path)
+    quota = CopyQuota(lent_bytes=1, folder=tmp_path)
     assert not is_memory(tmp_path)
-    room.take(MIB)  # on a disk, it does not matter what memory is lent
+    quota.take(MIB)  # on a disk, it does not matter what memory is lent
     with pytest.raises(Unavailable, match=f"more in {tmp_path}, and .* are left"):
-        room.take(2**60)
+        quota.take(2**60)
 
 
 @in_memory
 def test_what_lies_in_memory_counts_as_lent_memory() -> None:
-    room = CopyQuota(lent_bytes=peak_resident_bytes() + 512 * MIB, folder=SHARED)
-    room.take(300 * MIB)
+    quota = CopyQuota(lent_bytes=peak_resident_bytes() + 512 * MIB, folder=SHARED)
+    quota.take(300 * MIB)
     with pytest.raises(Unavailable, match="300 MiB more in /dev/shm, which is memory") as refused:
-        room.take(300 * MIB)
+        quota.take(300 * MIB)
     assert "TMPDIR" in refused.value.hint
-    room.give_back(300 * MIB)
-    room.take(300 * MIB)
+    quota.give_back(300 * MIB)
+    quota.take(300 * MIB)
 
 
 @in_memory
@@ -72,8 +72,8 @@ def test_copies_lie_on_a_disk_if_there_is_one(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_file_counts_what_it_takes_and_gives_it_back(tmp_path: Path) -> None:
-    room = Narrow(100, tmp_path)
-    file = TensorFile(room)
+    quota = Narrow(100, tmp_path)
+    file = TensorFile(quota)
     for _ in range(3):
         file.put("one", torch.ones(20))
     with pytest.raises(Unavailable):
@@ -82,13 +82,13 @@ def test_a_file_counts_what_it_takes_and_gives_it_back(tmp_path: Path) -> None:
     file.put("other", torch.ones(5))
     file.close()
     file.close()
-    room.take(100)
+    quota.take(100)
 
 
-def copies_in(room: CopyQuota, trainer: Trainer) -> tuple[Copies, Follower, list[ShareComputeError]]:
+def copies_in(quota: CopyQuota, trainer: Trainer) -> tuple[Copies, Follower, list[ShareComputeError]]:
     """Return those of a machine with that room, which follows the trainer, its copy of that, and what it says."""
     told: list[ShareComputeError] = []
-    copies = Copies("bob", trainer.training, CPU, told.append, room, reach=directly)
+    copies = Copies("bob", trainer.training, CPU, told.append, quota, reach=directly)
     copies.keep(1, trainer.step, {0: Followed("ann", trainer.copier, WHOLE)})
     copy = copies.of(WHOLE)
     assert copy is not None
@@ -132,10 +132,10 @@ def test_a_copy_whose_gradients_find_no_room_is_given_up_and_gives_its_room_back
     trainer = Trainer()
     trainer.take_step()  # from now on Adam has state, twice as large as the weights
     gradient = sum(tensor.nbytes for tensor in trainer.runner.stage.persistent().values())
-    room = Narrow(5 * gradient, tmp_path)
-    copies, copy, told = copies_in(room, trainer)
+    quota = Narrow(5 * gradient, tmp_path)
+    copies, copy, told = copies_in(quota, trainer)
     assert copy.is_whole
-    room.size = int(4.5 * gradient)  # somebody else takes some of it
+    quota.size = int(4.5 * gradient)  # somebody else takes some of it
     take_step(copies, trainer)
     assert not told
     take_step(copies, trainer)
@@ -147,15 +147,15 @@ def test_a_copy_whose_gradients_find_no_room_is_given_up_and_gives_its_room_back
     copies.keep(1, trainer.step, {})
     assert len(told) == 1
     copy._own.shutdown(wait=True)
-    assert room._taken == 0
+    assert quota._taken == 0
 
 
 def test_a_folder_that_is_gone_costs_the_copy_alone(tmp_path: Path) -> None:
     trainer, folder = Trainer(), tmp_path / "temporary"
     folder.mkdir()
-    room = CopyQuota(folder=folder)
+    quota = CopyQuota(folder=folder)
     folder.rmdir()
-    copies, copy, told = copies_in(room, trainer)
+    copies, copy, told = copies_in(quota, trainer)
     assert not copy.is_whole
     take_step(copies, trainer)
     assert {type(said) for said in told} == {NoCopy}
@@ -165,10 +165,10 @@ def test_a_folder_that_is_gone_costs_the_copy_alone(tmp_path: Path) -> None:
 def test_a_copy_that_is_there_needs_no_more_room_to_be_brought_forward(tmp_path: Path) -> None:
     trainer = Trainer()
     trainer.take_step()
-    room = Narrow(MIB, tmp_path)
-    copies, copy, told = copies_in(room, trainer)
+    quota = Narrow(MIB, tmp_path)
+    copies, copy, told = copies_in(quota, trainer)
     take_step(copies, trainer)
-    room.size = 0  # somebody else takes all of it
+    quota.size = 0  # somebody else takes all of it
     assert copy.bring_to(2, {2: 1.0})
     assert same(copy, trainer)
     assert not told
@@ -177,10 +177,10 @@ def test_a_copy_that_is_there_needs_no_more_room_to_be_brought_forward(tmp_path:
 
 def test_a_copy_without_room_to_be_brought_forward_is_given_up(tmp_path: Path) -> None:
     trainer = Trainer()  # without state of Adam, which comes with the first step
-    room = Narrow(MIB, tmp_path)
-    copies, copy, told = copies_in(room, trainer)
+    quota = Narrow(MIB, tmp_path)
+    copies, copy, told = copies_in(quota, trainer)
     take_step(copies, trainer)
-    room.size = 0
+    quota.size = 0
     assert not copy.bring_to(1, {1: 1.0})
     (said,) = told
     assert isinstance(said, NoCopy)

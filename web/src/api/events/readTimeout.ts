@@ -1,15 +1,15 @@
 /** Detects a connection that is open but delivers nothing any more. */
 
 /** The server sends a keep-alive every 10 s; after this time without one the connection is dead. */
-const SILENCE_MS = 30_000;
+const READ_TIMEOUT_MS = 30_000;
 
-/** The text of a body; `onSilence` is called if nothing arrives for too long, until `stop` is called. */
-export function untilSilent(body: ReadableStream<Uint8Array>, onSilence: () => void): { text: ReadableStream<string>; stop: () => void } {
-  let timer = setTimeout(onSilence, SILENCE_MS);
+/** The text of a body; `onTimeout` is called if nothing arrives for too long, until `stop` is called. */
+export function withReadTimeout(body: ReadableStream<Uint8Array>, onTimeout: () => void): { text: ReadableStream<string>; stop: () => void } {
+  let timer = setTimeout(onTimeout, READ_TIMEOUT_MS);
   const listening = new TransformStream<Uint8Array, Uint8Array>({
     transform: (bytes, controller) => {
       clearTimeout(timer);
-      timer = setTimeout(onSilence, SILENCE_MS);
+      timer = setTimeout(onTimeout, READ_TIMEOUT_MS);
       controller.enqueue(bytes);
     },
   });

@@ -1,6 +1,6 @@
 import { afterEach, beforeEach, expect, test, vi } from "vitest";
 
-import { untilSilent } from "./silence";
+import { withReadTimeout } from "./readTimeout";
 
 beforeEach(() => {
   vi.useFakeTimers();
@@ -22,20 +22,20 @@ function body(): { stream: ReadableStream<Uint8Array>; send: (text: string) => v
 
 test("a connection that brings nothing for 30 s is noticed, and signs of life put that off", async () => {
   const { stream, send } = body();
-  const silent = vi.fn();
-  const reader = untilSilent(stream, silent).text.getReader();
+  const onTimeout = vi.fn();
+  const reader = withReadTimeout(stream, onTimeout).text.getReader();
   await vi.advanceTimersByTimeAsync(29_000);
   send(": still here\n");
   expect((await reader.read()).value).toBe(": still here\n");
   await vi.advanceTimersByTimeAsync(29_000);
-  expect(silent).not.toHaveBeenCalled();
+  expect(onTimeout).not.toHaveBeenCalled();
   await vi.advanceTimersByTimeAsync(1_001);
-  expect(silent).toHaveBeenCalledOnce();
+  expect(onTimeout).toHaveBeenCalledOnce();
 });
 
 test("who stops listening is not called", async () => {
-  const silent = vi.fn();
-  untilSilent(body().stream, silent).stop();
+  const onTimeout = vi.fn();
+  withReadTimeout(body().stream, onTimeout).stop();
   await vi.advanceTimersByTimeAsync(60_000);
-  expect(silent).not.toHaveBeenCalled();
+  expect(onTimeout).not.toHaveBeenCalled();
 });
