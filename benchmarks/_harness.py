@@ -315,7 +315,7 @@ def rows(folder: str, text: str) -> Callable[[int], tuple[torch.Tensor, torch.Te
     return take
 
 
-def told_blocks(
+def reported_blocks(
     end: Connection, take: Callable[[int], tuple[torch.Tensor, torch.Tensor]]
 ) -> Iterator[list[tuple[torch.Tensor, torch.Tensor]]]:
     """Yield the samples of each block of steps that the driver requests of a rival's process, when it says go."""

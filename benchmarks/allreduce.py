@@ -99,7 +99,7 @@ def measure(nodes: list[str], turns: int) -> None:
             for number in range(turns)
         ]
         seconds = [
-            {name: max(told[name] for told in turn) for name in turn[0]} for turn in found
+            {name: max(result[name] for result in turn) for name in turn[0]} for turn in found
         ]  # maximum over the members: a sum is done when all of them have it
         speed = {name: [size * MIB / turn[name] / 1e9 for turn in seconds] for name in seconds[0]}
         others = {name: round(statistics.median(speed[name]), 3) for name in ALGORITHMS}

@@ -83,8 +83,8 @@ def ours(served: Served) -> Side:
 def probed() -> Device:
     """Return the device as a contributor with one thread would measure it on this machine."""
     command = [sys.executable, "-m", "share_compute_actors.machine.probe", "--json", "--device", "cpu"]
-    told = subprocess.run([*command, "--memory-bytes", str(4 * 2**30)], check=True, capture_output=True)
-    (device,) = TypeAdapter(tuple[Device, ...]).validate_json(told.stdout)
+    probe = subprocess.run([*command, "--memory-bytes", str(4 * 2**30)], check=True, capture_output=True)
+    (device,) = TypeAdapter(tuple[Device, ...]).validate_json(probe.stdout)
     return device
 
 
@@ -181,8 +181,8 @@ def measure(sides: dict[str, Side], rounds: int, chance: random.Random) -> Measu
             prompts = work.prompts(chance)
             texts: list[Sequence[Prompt]] = []
             for name in chance.sample(sorted(sides), len(sides)):
-                taken_s, told = sides[name](prompts, work.new)
-                texts.append(told)
+                taken_s, probe = sides[name](prompts, work.new)
+                texts.append(probe)
                 if number:
                     seconds[name][work.name].append(taken_s)
             differing += sum(any(one != each[0] for one in each) for each in zip(*texts, strict=True))

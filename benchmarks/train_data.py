@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from _harness import LAYERS, Ours, Rival, arguments, cluster, compare, job, rows, told_blocks
+from _harness import LAYERS, Ours, Rival, arguments, cluster, compare, job, reported_blocks, rows
 from torch.nn.parallel import DistributedDataParallel
 from train_pipeline import _Module
 
@@ -37,7 +37,7 @@ def worker(
     take = rows(folder, text)
     size = spec.training.microbatch_size
     own = blocks(even_shares(spec.training.batch_size // size, world))[rank]
-    for block in told_blocks(end, take):
+    for block in reported_blocks(end, take):
         losses: list[float] = []
         for inputs, targets in block:
             optimizer.zero_grad()

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from _harness import LAYERS, Ours, Rival, arguments, cluster, compare, job, rows, told_blocks
+from _harness import LAYERS, Ours, Rival, arguments, cluster, compare, job, reported_blocks, rows
 from torch import Tensor, nn
 
 from share_compute.models.blueprint import Blueprint
@@ -65,7 +65,7 @@ def worker(
         loss_fn=mean_loss,
     )
     take = rows(folder, text)
-    for block in told_blocks(end, take):
+    for block in reported_blocks(end, take):
         losses: list[float] = []
         for inputs, targets in block:
             optimizer.zero_grad()

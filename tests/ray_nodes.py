@@ -142,17 +142,17 @@ def attempt(topology: Topology, tmp_path: Path) -> Attempt:
             scheduling_strategy=on_the_head()
         ).remote(assignment.model_dump_json())
         running = coordinator.run.remote()
-        told: list[AttemptEvent] = []
-        while not told or told[-1].type != "ended":
+        reported: list[AttemptEvent] = []
+        while not reported or reported[-1].type != "ended":
             try:
-                news = attempt_events.validate_json(ray.get(coordinator.events.remote(len(told), 5.0)))
+                news = attempt_events.validate_json(ray.get(coordinator.events.remote(len(reported), 5.0)))
             except RayActorError:
-                return told
+                return reported
             for event in news:
-                told.append(event)
+                reported.append(event)
                 on_event(event, coordinator)
         ray.get(running)
         ray.kill(coordinator)
-        return told
+        return reported
 
     return run

@@ -36,7 +36,7 @@ class Attempt:
 
     def __init__(self, assignment: Assignment) -> None:
         self.assignment = assignment
-        self.told: list[AttemptEvent] = []
+        self.reported: list[AttemptEvent] = []
         self.failure: ShareComputeError | None = None
         self.is_unresponsive = False
         self.cancelled = asyncio.Event()
@@ -53,7 +53,7 @@ class Attempt:
 
     async def report(self, *events: AttemptEvent) -> None:
         async with self._news:
-            self.told += events
+            self.reported += events
             self._news.notify_all()
 
     async def events(self, after: int, timeout_s: float) -> list[AttemptEvent]:
@@ -62,12 +62,12 @@ class Attempt:
         async with self._news:
             try:
                 async with asyncio.timeout(timeout_s / 20):
-                    await self._news.wait_for(lambda: len(self.told) > after or self.failure)
+                    await self._news.wait_for(lambda: len(self.reported) > after or self.failure)
             except TimeoutError:
                 return []
             if self.failure is not None:
                 raise self.failure
-            return self.told[after:]
+            return self.reported[after:]
 
     async def die(self, failure: ShareComputeError) -> None:
         async with self._news:

@@ -43,10 +43,10 @@ def free_port() -> int:
 
 
 def events(client: Client, job_id: str) -> list[EventRecord]:
-    told: list[EventRecord] = []
-    while page := client.events(job_id, after=told[-1].seq if told else 0).events:
-        told += page
-    return told
+    recorded: list[EventRecord] = []
+    while page := client.events(job_id, after=recorded[-1].seq if recorded else 0).events:
+        recorded += page
+    return recorded
 
 
 def starts(client: Client, job_id: str) -> list[int]:
@@ -97,5 +97,5 @@ def test_a_job_outlives(
             wait_for(lambda: client.job(job_id).state is JobState.cancelled, "cancelled")
             steps = [metric.step for metric in client.metrics(job_id) if metric.split == "train"]
             assert steps == list(range(1, len(steps) + 1))
-            told = [event.data["step"] for event in events(client, job_id) if event.kind == "step"]
-            assert told == steps
+            recorded = [event.data["step"] for event in events(client, job_id) if event.kind == "step"]
+            assert recorded == steps

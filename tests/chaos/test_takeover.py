@@ -231,7 +231,7 @@ def test_of_two_coordinators_the_older_one_ends(attempt: Attempt, tmp_path: Path
     assert older[-1].outcome == "failed", (older[-3:], younger[-3:])
     assert older[-1].error["code"] == "stale-epoch"
     assert younger[-1].outcome == "succeeded", younger[-1].reason
-    assert losses(younger) == calm.losses  # those that were committed before are told, too
+    assert losses(younger) == calm.losses  # those that were committed before are reported, too
     assert digest(tmp_path) == calm.digest
 
 

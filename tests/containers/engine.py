@@ -60,10 +60,10 @@ class Engine:
         """Yield options that mount the pip and npm configuration of this machine into a build; docker has none."""
         if self.program != "podman":
             return
-        told = subprocess.run(["pip", "config", "list"], capture_output=True, text=True, check=False).stdout
+        output = subprocess.run(["pip", "config", "list"], capture_output=True, text=True, check=False).stdout
         files = [Path("/etc/pip.conf"), Path.home() / ".config/pip/pip.conf"]
-        indexes = [Path(name).parent for name in re.findall(r"file://(/[^\s']+)", told)]
-        others = [Path(name) for name in re.findall(r"(?<![/\w])(/[^\s']+)", told)]
+        indexes = [Path(name).parent for name in re.findall(r"file://(/[^\s']+)", output)]
+        others = [Path(name) for name in re.findall(r"(?<![/\w])(/[^\s']+)", output)]
         authorities = os.environ.get("NODE_EXTRA_CA_CERTS")
         if authorities:
             others.append(Path(authorities))

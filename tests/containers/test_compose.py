@@ -174,9 +174,9 @@ def test_a_stream_outlives_the_container_of_a_contributor(cluster: Cluster, tmp_
 def test_each_container_may_do_only_what_it_needs(cluster: Cluster) -> None:
     for service, user in (("server", "0"), ("contributor", "1000")):
         name = cluster.container(service)
-        told = cluster.engine.run("exec", name, "sh", "-c", "id -u; cat /proc/self/status")
-        assert told.split()[0] == user
-        facts = dict(line.split(":\t", 1) for line in told.splitlines()[1:])
+        output = cluster.engine.run("exec", name, "sh", "-c", "id -u; cat /proc/self/status")
+        assert output.split()[0] == user
+        facts = dict(line.split(":\t", 1) for line in output.splitlines()[1:])
         assert facts["NoNewPrivs"] == "1"
         assert (int(facts["CapBnd"], 16) == 0) == (service == "contributor")
     head = "for p in /proc/[0-9]*; do grep -qsx gcs_server $p/comm && stat -c %U $p; done"

@@ -53,8 +53,8 @@ def time_it(store: Store, job: JobRecord, machines: list[ContributorRecord]) -> 
     """Steps were measured: the first machine computes most of the time."""
     busy = {machine.id: 0.8 / (place + 1) for place, machine in enumerate(machines)}
     stages = tuple(StageTiming(predicted_busy_s=None, measured_busy_s=seconds) for seconds in busy.values())
-    told = Measured(step=10, predicted_step_s=None, measured_step_s=1.0, stages=stages, machines=busy)
-    store.progress.record(job.id, job.attempt, [told])
+    measured = Measured(step=10, predicted_step_s=None, measured_step_s=1.0, stages=stages, machines=busy)
+    store.progress.record(job.id, job.attempt, [measured])
 
 
 def test_the_map_shows_machines_as_they_join_work_and_go(page: Page, cluster: Cluster) -> None:

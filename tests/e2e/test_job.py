@@ -174,9 +174,9 @@ def test_a_long_run_is_told_by_few_steps_and_closer_where_it_is_zoomed(page: Pag
     tell(cluster.store, job, *steps)
     with page.expect_response(re.compile(r"metrics\?most")) as answer:
         page.goto(f"{cluster.url}/jobs/{job.id}")
-    told = [row["step"] for row in answer.value.json()["metrics"] if row["split"] == "train"]
-    assert len(told) < 2100
-    assert 4321 in told
+    shown = [row["step"] for row in answer.value.json()["metrics"] if row["split"] == "train"]
+    assert len(shown) < 2100
+    assert 4321 in shown
     with page.expect_response(re.compile("until_step")) as closer:
         page.goto(f"{cluster.url}/jobs/{job.id}?steps=4300-4400")
     assert len(closer.value.json()["metrics"]) == 101

@@ -118,8 +118,8 @@ def test_a_job_asked_for_by_the_form_survives_a_contributor(
         assert job.plan is not None
         doomed = job.plan.stages[1].members[0].name
         machines.kill(doomed)
-        told = re.compile(rf"{doomed} lost;.* no step for")  # another may join at once
-        expect(page.get_by_role("log")).to_contain_text(told, timeout=READY_MS)
+        text = re.compile(rf"{doomed} lost;.* no step for")  # another may join at once
+        expect(page.get_by_role("log")).to_contain_text(text, timeout=READY_MS)
         expect(placement).not_to_contain_text(re.compile(rf"^{doomed}"), timeout=READY_MS)
         expect(page.get_by_text(f"{STEPS} steps done.", exact=True)).to_be_visible(timeout=DONE_MS)
         done = client.job(job.id)

@@ -128,7 +128,7 @@ def test_no_path_outside_tells_whether_it_is_there(house: House) -> None:
     inner = house.root / "folder"
     inner.symlink_to(house.outside)
     secret = house.file(house.settings.data_folder / "uploads" / "up-a" / "files")
-    told = {
+    problems = {
         house.problem(path)
         for path in (
             there,
@@ -152,7 +152,7 @@ def test_no_path_outside_tells_whether_it_is_there(house: House) -> None:
         )
     }
     hint = f"name what is below {house.root}, or send it with share-compute upload"
-    assert told == {f"PATH is not below a folder that jobs may read ({hint})"}
+    assert problems == {f"PATH is not below a folder that jobs may read ({hint})"}
 
 
 @pytest.mark.parametrize("root", [Path("/"), Path("/proc"), Path("/proc/self")])
@@ -421,8 +421,8 @@ def test_a_link_in_the_place_of_a_result_leads_nowhere(house: House) -> None:
 def test_a_result_that_is_told_to_be_elsewhere_is_not_given(house: House) -> None:
     client = house.ada
     job_id, _ = finished(house, client)
-    told = ArtifactSaved(name="forged", path=house.settings.data_folder, size_bytes=1)
-    house.store.progress.add_artifact(job_id, told)
+    problems = ArtifactSaved(name="forged", path=house.settings.data_folder, size_bytes=1)
+    house.store.progress.add_artifact(job_id, problems)
     (house.settings.data_folder / "config.json").write_text("the server's own")
     assert client.get(f"/jobs/{job_id}/artifacts/forged/files/config.json").status_code == 404
 

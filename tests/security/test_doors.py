@@ -291,11 +291,11 @@ def test_the_limit_of_open_files_is_raised() -> None:
 
 
 def test_only_configured_proxies_are_believed(tmp_path: Path) -> None:
-    told = {"X-Forwarded-Proto": "https", "X-Forwarded-For": "192.0.2.7", "Sec-Fetch-Site": "same-origin"}
+    headers = {"X-Forwarded-Proto": "https", "X-Forwarded-For": "192.0.2.7", "Sec-Fetch-Site": "same-origin"}
     for proxies, is_believed in (("", False), ("192.0.2.0/24", False), ("127.0.0.0/8, ::1", True)):
         with open_plane(tmp_path / str(len(proxies)), proxy_addresses=proxies) as plane:
             body = {"key": plane.api_key}
-            answer = httpx.post(f"{plane.url}/api/v1/session", json=body, headers=told)
+            answer = httpx.post(f"{plane.url}/api/v1/session", json=body, headers=headers)
             assert ("Secure" in answer.headers["set-cookie"]) is is_believed
 
 

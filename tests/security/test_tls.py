@@ -271,11 +271,11 @@ def test_the_wrong_scheme_gets_a_hint(tmp_path: Path) -> None:
 def sent(plane: Plane, **headers: str) -> httpx.Response:
     """Ask to join, as a proxy passes it on."""
     _, code = plane.store.invites.create()
-    told = {name.replace("_", "-"): value for name, value in headers.items()}
+    fields = {name.replace("_", "-"): value for name, value in headers.items()}
     answer = httpx.post(
         f"{plane.url}/api/v1/contributors",
         json=wanted(code, f"name-{code[:4]}").model_dump(mode="json"),
-        headers=told,
+        headers=fields,
     )
     if answer.status_code == 403:
         plane.store.invites.check(code)  # unused
@@ -301,7 +301,7 @@ def test_the_token_is_not_sent_over_plain_http_to_another_machine(tmp_path: Path
         )
         assert (rejoined.status_code, rejoined.json()["code"]) == (403, "insecure-transport")
     with open_plane(tmp_path / "plain", cluster=True) as plane:
-        # A proxy that nobody told us of speaks for others, whatever it says of them.
+        # A proxy that is not configured speaks for others, whatever it says of them.
         assert sent(plane, **elsewhere, X_Forwarded_Proto="https").status_code == 403
         assert sent(plane, Via="1.1 proxy").status_code == 403
     with open_plane(tmp_path / "insecure", cluster=True, insecure=True) as plane:

@@ -85,7 +85,7 @@ class Served:
     """A deployment's server, and all that it told."""
 
     server: Any
-    told: int = 0
+    num_pulled: int = 0
     tokens: dict[int, list[int]] = field(default_factory=dict)
     ends: dict[int, SequenceEvent] = field(default_factory=dict)
 
@@ -108,8 +108,8 @@ class Served:
         deadline = time.monotonic() + DEADLINE_S
         while not reached():
             assert time.monotonic() < deadline, f"{self.status()} {self.ends}"
-            events = read_events(ray.get(self.server.pull.remote(self.told, 1.0)))
-            self.told += len(events)
+            events = read_events(ray.get(self.server.pull.remote(self.num_pulled, 1.0)))
+            self.num_pulled += len(events)
             for event in events:
                 if isinstance(event, Emitted):
                     known = self.tokens.setdefault(event.sequence, [])

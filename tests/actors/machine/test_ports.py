@@ -60,8 +60,8 @@ def test_ray_is_told_all_its_ports(small: PortRange) -> None:
     ports = NodePorts.take(small, threads=2)
     ports.release()
     words = dict(word.split("=", 1) for word in ports.arguments())
-    told = [int(port) for text in words.values() for port in text.split(",")]
-    assert sorted(told) == sorted({*ports.own, *ports.workers})
+    found = [int(port) for text in words.values() for port in text.split(",")]
+    assert sorted(found) == sorted({*ports.own, *ports.workers})
 
 
 def test_ports_are_written_for_people() -> None:

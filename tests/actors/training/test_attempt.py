@@ -60,18 +60,18 @@ def test_a_resumed_attempt_plans_with_what_was_timed(
         name: MachineTimings(microbatch_size=8, device=TOPOLOGY[name].device, layers=layers)
         for name, layers in (("a", slow), ("b", fast))
     }
-    told: queue.Queue[AttemptEvent] = queue.Queue()
+    reported: queue.Queue[AttemptEvent] = queue.Queue()
     first = Assignment(job_id="job", attempt=1, spec=spec(), topology=TOPOLOGY, folder=tmp_path)
-    fresh = TrainingAttempt(first, told.put, ControlRequests(), queue.SimpleQueue())
+    fresh = TrainingAttempt(first, reported.put, ControlRequests(), queue.SimpleQueue())
     even = layers_of(fresh, settled)
-    assert told.empty()
+    assert reported.empty()
     again = first.model_copy(update={"attempt": 2, "timings": timings})
-    resumed = TrainingAttempt(again, told.put, ControlRequests(), queue.SimpleQueue())
+    resumed = TrainingAttempt(again, reported.put, ControlRequests(), queue.SimpleQueue())
     if is_used:
         assert layers_of(resumed, settled)["a"] < min(3, even["a"])
-        note = told.get_nowait()
+        note = reported.get_nowait()
         assert isinstance(note, Note)
         assert "8 measured times of layers" in note.message
     else:
         assert layers_of(resumed, settled) == even
-        assert told.empty()
+        assert reported.empty()

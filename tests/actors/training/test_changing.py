@@ -130,9 +130,9 @@ def test_lack_of_memory_is_told_with_what_there_was() -> None:
     with pytest.raises(RuntimeError) as caught:
         torch.empty(2**58)
     assert is_out_of_memory(caught.value)
-    told = as_reported(caught.value)
-    assert isinstance(told, OutOfMemory)
-    assert told.taken_bytes > 10 * 2**20
+    reported = as_reported(caught.value)
+    assert isinstance(reported, OutOfMemory)
+    assert reported.taken_bytes > 10 * 2**20
     assert not is_out_of_memory(RuntimeError("shapes differ"))
     assert "shapes differ" in as_reported(RuntimeError("shapes differ")).message
 
@@ -153,8 +153,8 @@ class Story:
         self.group = TrainingGroup(assignment, NOBODY, NOBODY, NOBODY, threading.Event(), (4,), None, print)
         self.group._actors["a"] = NOBODY
         self.requests = ControlRequests()
-        self.told: list[AttemptEvent] = []
-        self.changes = Changes(self.group, self.requests, self.told.append)
+        self.reported: list[AttemptEvent] = []
+        self.changes = Changes(self.group, self.requests, self.reported.append)
 
     def propose(self, step: int, names: str) -> ReplanProposed:
         better = solution(names)
@@ -179,9 +179,9 @@ class Story:
         """Return who is said to be expected when an epoch was formed."""
         event = Reformed(epoch=1, step=3, plan=solution("a").plan, seconds=0, recomputed=0, sentence="")
         self.changes.report_reformed(event, self.membership(*followers))
-        told = self.told.pop()
-        assert isinstance(told, Reformed)
-        return told.expected
+        reported = self.reported.pop()
+        assert isinstance(reported, Reformed)
+        return reported.expected
 
 
 @pytest.fixture
@@ -195,7 +195,7 @@ def test_no_member_is_started_before_its_machine_is_the_jobs(story: Story) -> No
     proposed = story.propose(7, "ab")
     story.offer("ab", answers=5)
     assert not story.are_due()
-    assert (story.told[-1], story.group._invited) == (proposed, {})
+    assert (story.reported[-1], story.group._invited) == (proposed, {})
     story.offer("ab", answers=7)
     with pytest.raises(AttributeError):  # it is tried, and here is nothing to start it with
         story.are_due()
@@ -206,10 +206,10 @@ def test_a_plan_whose_machine_is_not_to_be_had_is_given_up(story: Story) -> None
     proposed = story.propose(7, "ab")
     story.offer("a", answers=7)
     assert not story.are_due()
-    assert story.told == [proposed, ReplanAbandoned(reason="the job cannot have b")]
+    assert story.reported == [proposed, ReplanAbandoned(reason="the job cannot have b")]
     story.offer("ab")
     assert not story.are_due()
-    assert len(story.told) == 2
+    assert len(story.reported) == 2
 
 
 def test_a_plan_whose_machine_leaves_is_given_up(story: Story) -> None:
@@ -217,7 +217,7 @@ def test_a_plan_whose_machine_leaves_is_given_up(story: Story) -> None:
     proposed = story.propose(7, "ab")
     story.requests.leave("b")
     assert not story.are_due()
-    assert story.told == [proposed, ReplanAbandoned(reason="the job must do without b")]
+    assert story.reported == [proposed, ReplanAbandoned(reason="the job must do without b")]
 
 
 def test_a_plan_whose_machine_is_lost_is_given_up_even_if_that_is_soon_back(story: Story) -> None:
@@ -229,7 +229,7 @@ def test_a_plan_whose_machine_is_lost_is_given_up_even_if_that_is_soon_back(stor
     assert story.changes.under_way() is None
     story.changes.backoff = Backoff(5.0, 600.0, 30.0)
     assert not story.are_due()
-    assert story.told[-1] == ReplanAbandoned(reason="b was lost")
+    assert story.reported[-1] == ReplanAbandoned(reason="b was lost")
 
 
 def test_the_newest_plan_counts(story: Story) -> None:
@@ -240,7 +240,7 @@ def test_the_newest_plan_counts(story: Story) -> None:
     second = story.propose(8, "ac")
     story.offer("ac")
     assert not story.are_due()
-    assert story.told == [first, second]
+    assert story.reported == [first, second]
     assert story.changes.expected == {"a", "c"}
 
 
@@ -275,4 +275,4 @@ def test_who_follows_a_member_is_expected_until_an_epoch_does_without(story: Sto
     assert story.are_due("b")
     assert story.reformed() == ()
     assert not story.are_due()
-    assert not any(isinstance(event, ReplanAbandoned) for event in story.told)
+    assert not any(isinstance(event, ReplanAbandoned) for event in story.reported)

@@ -87,14 +87,14 @@ def test_a_file_counts_what_it_takes_and_gives_it_back(tmp_path: Path) -> None:
 
 def copies_in(quota: CopyQuota, trainer: Trainer) -> tuple[Copies, Follower, list[ShareComputeError]]:
     """Return those of a machine with that room, which follows the trainer, its copy of that, and what it says."""
-    told: list[ShareComputeError] = []
-    copies = Copies("bob", trainer.training, CPU, told.append, quota, reach=directly)
+    reported: list[ShareComputeError] = []
+    copies = Copies("bob", trainer.training, CPU, reported.append, quota, reach=directly)
     copies.keep(1, trainer.step, {0: Followed("ann", trainer.copier, WHOLE)})
     copy = copies.of(WHOLE)
     assert copy is not None
     assert copy._fetching is not None
     copy._fetching.result()
-    return copies, copy, told
+    return copies, copy, reported
 
 
 def take_step(copies: Copies, trainer: Trainer) -> None:
@@ -116,15 +116,15 @@ def take_step(copies: Copies, trainer: Trainer) -> None:
 def test_a_copy_for_which_there_is_no_room_is_not_begun(tmp_path: Path) -> None:
     trainer = Trainer()
     snapshot = 3 * sum(tensor.nbytes for tensor in trainer.runner.stage.persistent().values())
-    copies, copy, told = copies_in(Narrow(snapshot, tmp_path), trainer)
-    (said,) = told
+    copies, copy, reported = copies_in(Narrow(snapshot, tmp_path), trainer)
+    (said,) = reported
     assert isinstance(said, NoCopy)
     assert said.lacks_space
     assert f"more in {tmp_path}" in said.message
     assert not copy.is_whole
     assert copies.catch_up(), "nobody is to wait for it"
     take_step(copies, trainer)
-    assert len(told) == 1
+    assert len(reported) == 1
     copies.keep(1, 1, {})
 
 
@@ -133,19 +133,19 @@ def test_a_copy_whose_gradients_find_no_room_is_given_up_and_gives_its_room_back
     trainer.take_step()  # from now on Adam has state, twice as large as the weights
     gradient = sum(tensor.nbytes for tensor in trainer.runner.stage.persistent().values())
     quota = Narrow(5 * gradient, tmp_path)
-    copies, copy, told = copies_in(quota, trainer)
+    copies, copy, reported = copies_in(quota, trainer)
     assert copy.is_whole
     quota.size = int(4.5 * gradient)  # somebody else takes some of it
     take_step(copies, trainer)
-    assert not told
+    assert not reported
     take_step(copies, trainer)
-    (said,) = told
+    (said,) = reported
     assert isinstance(said, NoCopy)
     assert said.lacks_space
     assert not copy.bring_to(2, {2: 1.0})
     take_step(copies, trainer)
     copies.keep(1, trainer.step, {})
-    assert len(told) == 1
+    assert len(reported) == 1
     copy._own.shutdown(wait=True)
     assert quota._taken == 0
 
@@ -155,10 +155,10 @@ def test_a_folder_that_is_gone_costs_the_copy_alone(tmp_path: Path) -> None:
     folder.mkdir()
     quota = CopyQuota(folder=folder)
     folder.rmdir()
-    copies, copy, told = copies_in(quota, trainer)
+    copies, copy, reported = copies_in(quota, trainer)
     assert not copy.is_whole
     take_step(copies, trainer)
-    assert {type(said) for said in told} == {NoCopy}
+    assert {type(said) for said in reported} == {NoCopy}
     copies.keep(1, 1, {})
 
 
@@ -166,23 +166,23 @@ def test_a_copy_that_is_there_needs_no_more_room_to_be_brought_forward(tmp_path:
     trainer = Trainer()
     trainer.take_step()
     quota = Narrow(MIB, tmp_path)
-    copies, copy, told = copies_in(quota, trainer)
+    copies, copy, reported = copies_in(quota, trainer)
     take_step(copies, trainer)
     quota.size = 0  # somebody else takes all of it
     assert copy.bring_to(2, {2: 1.0})
     assert same(copy, trainer)
-    assert not told
+    assert not reported
     copies.keep(1, 2, {})
 
 
 def test_a_copy_without_room_to_be_brought_forward_is_given_up(tmp_path: Path) -> None:
     trainer = Trainer()  # without state of Adam, which comes with the first step
     quota = Narrow(MIB, tmp_path)
-    copies, copy, told = copies_in(quota, trainer)
+    copies, copy, reported = copies_in(quota, trainer)
     take_step(copies, trainer)
     quota.size = 0
     assert not copy.bring_to(1, {1: 1.0})
-    (said,) = told
+    (said,) = reported
     assert isinstance(said, NoCopy)
     assert said.lacks_space
     copies.keep(1, 1, {})

@@ -31,9 +31,9 @@ class Member:
     """
 
     def __init__(self, failures: Sequence[InjectedFailure] | None) -> None:
-        self.told: queue.SimpleQueue[ToCoordinator | ShareComputeError] = queue.SimpleQueue()
+        self.reported: queue.SimpleQueue[ToCoordinator | ShareComputeError] = queue.SimpleQueue()
         training = TrainingSpec(steps=1, microbatches=2)
-        copies = Copies("ann", training, torch.device("cpu"), self.told.put, CopyQuota(0))
+        copies = Copies("ann", training, torch.device("cpu"), self.reported.put, CopyQuota(0))
         machine, tree = MemberMachine("ann", -1), SummationTree((2,))
         self.engine = (
             TrainingEngine(machine, tree, self._notify, copies)
@@ -42,7 +42,7 @@ class Member:
         )
 
     def _notify(self, message: ToCoordinator | ShareComputeError, _: StepFigures | None) -> None:
-        self.told.put(message)
+        self.reported.put(message)
 
     def answers(self, wait_s: float) -> list[str]:
         """Halt the member, and return the kinds of its answers until none comes for so long."""
@@ -50,7 +50,7 @@ class Member:
         kinds = []
         while True:
             try:
-                kinds.append(type(self.told.get(timeout=wait_s)).__name__)
+                kinds.append(type(self.reported.get(timeout=wait_s)).__name__)
             except queue.Empty:
                 return kinds
 

@@ -183,8 +183,8 @@ def test_adapters_are_trained_saved_and_resumed(
     saved = tensors_in(checkpoint_of(straight, 6))
     plain = {name: tensor for name, tensor in saved.items() if ".lora_" not in name}
     assert not differing(plain, tensors_in(base))
-    told = json.loads((artifact / "adapter_config.json").read_text())
-    assert told["base_model_name_or_path"] == str(base)
+    config = json.loads((artifact / "adapter_config.json").read_text())
+    assert config["base_model_name_or_path"] == str(base)
     adapted = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), artifact)
     learnt = {name: tensor for name, tensor in adapted.state_dict().items() if ".lora_" in name}
     assert len(learnt) == 6 * 2 * 2
@@ -327,13 +327,13 @@ def test_samples_are_what_the_model_says(attempt: Attempt, corpus: Path, tmp_pat
     prompts = ["The License", "You may not"]
     document = job(corpus, stages=3, steps=20, samples={"every": 10, "prompts": prompts, "max_tokens": 12})
     events = succeeded(attempt(document))
-    told = [event for event in events if event.type == "sampled"]
-    assert [(event.step, event.prompt) for event in told] == [
+    sampled = [event for event in events if event.type == "sampled"]
+    assert [(event.step, event.prompt) for event in sampled] == [
         (step, prompt) for step in (10, 20) for prompt in prompts
     ]
     artifact = tmp_path / "artifacts" / "model"
     model, tokenizer = AutoModelForCausalLM.from_pretrained(artifact), AutoTokenizer.from_pretrained(artifact)
-    for event in told[2:]:
+    for event in sampled[2:]:
         ids = torch.tensor([tokenizer(event.prompt).input_ids])
         made = model.generate(input_ids=ids, max_new_tokens=12, do_sample=False)[0, ids.shape[1] :].tolist()
         end = tokenizer.eos_token_id

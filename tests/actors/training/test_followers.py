@@ -296,7 +296,7 @@ def test_little_is_left_for_the_pause(follow: Callable[..., Follower]) -> None:
     assert follower._catching_up is not None
     follower._catching_up.result()
     assert follower.catch_up()
-    # How the last step was committed is told with the next one.
+    # How the last step was committed is reported with the next one.
     assert sorted(follower._logs) == [5]
     assert follower.bring_to(5, trainer.scales)
     assert same(follower, trainer)
@@ -321,7 +321,7 @@ def test_says_when_something_is_missing(follow: Callable[..., Follower]) -> None
     assert not follower.bring_to(0, {})
     fetched(follower, trainer)
     trainer.take_step(follower)
-    trainer.take_step()  # nobody told the copy
+    trainer.take_step()  # the copy is not notified
     trainer.take_step(follower)
     assert follower.reaches(1)
     assert not follower.reaches(2)
@@ -331,8 +331,8 @@ def test_says_when_something_is_missing(follow: Callable[..., Follower]) -> None
 
 
 def test_a_damaged_gradient_is_noticed_and_told() -> None:
-    trainer, told = Trainer(), []
-    follower = fetched(Follower(WHOLE, trainer.training, CPU, told.append, CopyQuota()), trainer)
+    trainer, reported = Trainer(), []
+    follower = fetched(Follower(WHOLE, trainer.training, CPU, reported.append, CopyQuota()), trainer)
     trainer.take_step(follower)
     file = follower._logs[1]._file._opened
     file.seek(40)
@@ -342,7 +342,7 @@ def test_a_damaged_gradient_is_noticed_and_told() -> None:
     assert not follower.is_whole
     assert not follower.reaches(1)
     follower.close()
-    (failure,) = told
+    (failure,) = reported
     assert isinstance(failure, VerificationFailed)
 
 
@@ -502,8 +502,8 @@ def test_what_is_not_trained_and_came_first_is_kept_over_epochs() -> None:
 
 
 def test_a_disk_that_cannot_be_read_costs_the_copy_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    trainer, told = Trainer(), []
-    follower = fetched(Follower(WHOLE, trainer.training, CPU, told.append, CopyQuota()), trainer)
+    trainer, reported = Trainer(), []
+    follower = fetched(Follower(WHOLE, trainer.training, CPU, reported.append, CopyQuota()), trainer)
     trainer.take_step(follower)
 
     def fail(*_: Any) -> bytes:
@@ -511,7 +511,7 @@ def test_a_disk_that_cannot_be_read_costs_the_copy_alone(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(os, "pread", fail)
     assert not follower.bring_to(1, trainer.scales)
-    assert isinstance(told[0], VerificationFailed)
+    assert isinstance(reported[0], VerificationFailed)
     assert follower.is_spoilt
     follower.close()
 

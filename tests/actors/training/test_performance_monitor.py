@@ -47,7 +47,7 @@ class Run:
         assert self.solution.timeline is not None
         self.batch_size = spec.training.batch_size
         self.predicted_s = self.solution.timeline.step_s
-        self.told: queue.Queue[AttemptEvent] = queue.Queue()
+        self.reported: queue.Queue[AttemptEvent] = queue.Queue()
         self.now_s = 0.0
         self.step = 0
         assignment = Assignment(job_id="job", attempt=1, spec=spec, topology=topology, folder=folder)
@@ -57,7 +57,7 @@ class Run:
         self.is_given_up = False
         changes: Any = self
         self.monitor = PerformanceMonitor(
-            assignment, self.solution, self.told.put, changes, clock=lambda: self.now_s
+            assignment, self.solution, self.reported.put, changes, clock=lambda: self.now_s
         )
 
     def under_way(self) -> Solution | None:
@@ -68,7 +68,7 @@ class Run:
         return was_given_up
 
     def propose(self, solution: Solution, proposed: ReplanProposed) -> None:
-        self.told.put(proposed)
+        self.reported.put(proposed)
         self.proposed.put(solution)
 
     def steps(
@@ -116,9 +116,9 @@ def run(tmp_path: Path) -> Iterator[Run]:
 def test_ten_steps_after_the_first_are_measured_beside_the_prediction(run: Run) -> None:
     run.steps(1, 100.0)  # loads libraries
     run.steps(9, 2.0)
-    assert run.told.empty()
+    assert run.reported.empty()
     run.steps(1, 2.0)
-    event = run.told.get_nowait()
+    event = run.reported.get_nowait()
     assert isinstance(event, Measured)
     assert (event.step, event.measured_step_s) == (11, 2.0)
     assert event.predicted_step_s == run.predicted_s
@@ -131,13 +131,13 @@ def test_ten_steps_after_the_first_are_measured_beside_the_prediction(run: Run) 
 def test_reports_keep_a_distance(run: Run) -> None:
     run.steps(11, 0.5)
     run.steps(20, 0.5)
-    assert run.told.qsize() == 2
+    assert run.reported.qsize() == 2
 
 
 def test_a_slow_machine_leads_to_a_better_plan_once(run: Run) -> None:
     run.steps(4, 2.5 * run.predicted_s, run.slow_layers(3.0))
     run.steps(40, 2.5 * run.predicted_s)
-    while not isinstance(event := run.told.get(timeout=WAIT_S), ReplanProposed):
+    while not isinstance(event := run.reported.get(timeout=WAIT_S), ReplanProposed):
         pass
     held = {stage.members[0].name: stage.stop - stage.start for stage in event.plan.stages}
     (slow,) = (member.name for member in run.solution.plan.stages[0].members)
@@ -149,16 +149,16 @@ def test_a_slow_machine_leads_to_a_better_plan_once(run: Run) -> None:
 def test_times_of_layers_are_told_as_soon_as_they_are_known(run: Run) -> None:
     timings = run.slow_layers(1.0)
     run.steps(1, 1.0, timings)
-    event = run.told.get_nowait()
+    event = run.reported.get_nowait()
     assert isinstance(event, LayersTimed)
     assert event.step == 1
     for place, stage in enumerate(run.solution.plan.stages):
         machine = TOPOLOGY[stage.members[0].contributor_id]
-        told = event.machines[machine.id]
-        assert (told.layers, told.device) == (timings[place], machine.device)
-        assert told.microbatch_size * 4 == run.batch_size
+        timed = event.machines[machine.id]
+        assert (timed.layers, timed.device) == (timings[place], machine.device)
+        assert timed.microbatch_size * 4 == run.batch_size
     run.steps(1, 1.0)
-    assert run.told.empty()
+    assert run.reported.empty()
 
 
 def test_what_earlier_attempts_timed_counts_when_the_job_is_planned_again(tmp_path: Path) -> None:

@@ -182,7 +182,7 @@ def status(worker: str, step: int, reaches: int, holds: tuple[int, int] | None) 
     [
         (status("a", 2, 2, (0, 2)), True),
         (status("a", 2, 3, (0, 2)), True),  # holds the gradient of the open step
-        (status("c", 1, 2, (2, 5)), True),  # was not told of the commit
+        (status("c", 1, 2, (2, 5)), True),  # was not notified of the commit
         (status("a", 1, 1, (0, 2)), False),  # has no gradient of the committed step
         (status("a", 2, 2, (2, 5)), False),  # died between two plans
         (status("c", 2, 2, None), False),

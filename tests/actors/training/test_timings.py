@@ -118,7 +118,7 @@ def test_a_runner_tells_its_layers_times_once() -> None:
         Runner(stage_of(LLAMA, start, start + 2), training, SummationTree((MICROBATCHES,)))
         for start in (0, 2)
     )
-    told: list[tuple[int, dict[int, LayerTiming], dict[int, LayerTiming]]] = []
+    reported: list[tuple[int, dict[int, LayerTiming], dict[int, LayerTiming]]] = []
     for step in range(1, 7):
         if step == 2:
             first.start_timing(step)
@@ -134,12 +134,12 @@ def test_a_runner_tells_its_layers_times_once() -> None:
             first.backward(microbatch, gradient)
         timings = [runner.layer_timings(step) for runner in (first, last)]
         if timings[0] is not None and timings[1] is not None:
-            told.append((step, timings[0], timings[1]))
+            reported.append((step, timings[0], timings[1]))
         for runner in (first, last):
             runner.reduce([])
             runner.apply(step, 1.0)
-    assert [step for step, *_ in told] == [4]
-    _, before, after = told[0]
+    assert [step for step, *_ in reported] == [4]
+    _, before, after = reported[0]
     assert (sorted(before), sorted(after)) == ([0, 1], [2, 3])
     assert all(
         timing.forward_s > 0 and timing.backward_s > 0 for timing in (*before.values(), *after.values())

@@ -107,11 +107,11 @@ class Worker:
         from ray.util import collective
 
         own = torch.full((length,), float(self.rank + 1))
-        summed, largest, told, multiplied = own.clone(), own.clone(), own.clone(), own.clone()
+        summed, largest, received, multiplied = own.clone(), own.clone(), own.clone(), own.clone()
         collective.allreduce(summed, group)
         collective.allreduce(largest, group, op=collective.types.ReduceOp.MAX)
         collective.allreduce(multiplied, group, op=collective.types.ReduceOp.PRODUCT)
-        collective.broadcast(told, src_rank=1, group_name=group)
+        collective.broadcast(received, src_rank=1, group_name=group)
         gathered = [torch.zeros(length) for _ in range(self.world)]
         collective.allgather(gathered, own, group)
         part = torch.zeros(2)
@@ -121,7 +121,7 @@ class Worker:
             "sum": summed.unique().tolist(),
             "max": largest.unique().tolist(),
             "product": multiplied.unique().tolist(),
-            "broadcast": told.unique().tolist(),
+            "broadcast": received.unique().tolist(),
             "gathered": [tensor[0].item() for tensor in gathered],
             "scattered": part.tolist(),
         }
@@ -285,8 +285,8 @@ def test_rays_own_functions_work_on_it(crew: Crew, size: int, algorithm: str) ->
     crew.join(name, size, algorithm=algorithm)
     ranks = range(1, size + 1)
     for length in (4, LARGE):
-        told = ray.get([worker.exercise.remote(name, length) for worker in crew.workers[:size]])
-        for rank, one in enumerate(told):
+        received = ray.get([worker.exercise.remote(name, length) for worker in crew.workers[:size]])
+        for rank, one in enumerate(received):
             assert one == {
                 "sum": [float(sum(ranks))],
                 "max": [float(size)],
@@ -318,8 +318,10 @@ def test_sums_by_the_tree_have_the_bits_of_one_process(crew: Crew, size: int) ->
         runs, held, length = case
         tree = SummationTree(tuple(runs))
         wanted = digest(*(by_expression(tree, tree.root, bucket, length) for bucket in (seed, seed + 1)))
-        for told in ray.get([worker.add.remote(runs, held, length, seed) for worker in crew.workers[:size]]):
-            assert told == wanted
+        for received in ray.get(
+            [worker.add.remote(runs, held, length, seed) for worker in crew.workers[:size]]
+        ):
+            assert received == wanted
         wanted = digest(by_expression(tree, tree.root, seed, length))
         packing = [worker.add_packed.remote(runs, held, length, seed) for worker in crew.workers[:size]]
         assert set(ray.get(packing)) == {wanted}
@@ -333,8 +335,8 @@ def test_large_sums_by_the_tree_go_in_pieces(crew: Crew) -> None:
     runs, held, length = [2, 1, 3], [[0, 3, 4, 5], [], [1, 2]], 2 * LARGE
     tree = SummationTree(tuple(runs))
     wanted = digest(*(by_expression(tree, tree.root, bucket, length) for bucket in (0, 1)))
-    for told in ray.get([worker.add.remote(runs, held, length, 0) for worker in crew.workers[:3]]):
-        assert told == wanted
+    for received in ray.get([worker.add.remote(runs, held, length, 0) for worker in crew.workers[:3]]):
+        assert received == wanted
     ray.get([worker.leave.remote("pieces") for worker in crew.workers[:3]])
 
 

@@ -169,7 +169,7 @@ def test_every_row_has_its_own_answer_and_none_depends_on_others(house: House, l
     assert house.output(alone) == house.output(job)
 
 
-MOMENTS = ["before a part", "after a part", "before the output", "after the output", "after all is told"]
+MOMENTS = ["before a part", "after a part", "before the output", "after the output", "after all is recorded"]
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
@@ -206,9 +206,9 @@ def test_a_server_that_stops_at_any_moment_changes_nothing(
         return size_bytes
 
     def watched_record(job_id: str, number: int, events: list[Any]) -> JobRecord:
-        told = record(job_id, number, events)
-        stand("after all is told", due=events[0].type == "artifact")
-        return told
+        recorded = record(job_id, number, events)
+        stand("after all is recorded", due=events[0].type == "artifact")
+        return recorded
 
     async def main() -> None:
         async with house.server():

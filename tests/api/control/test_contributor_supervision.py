@@ -294,8 +294,8 @@ def test_who_is_gone_is_missed(settings: Settings, caplog: pytest.LogCaptureFixt
         await cluster.supervisor.poll()
         states = [cluster.store.contributors.get(one).state for one in (dead, leaving, waiting)]
         assert states == ["lost", "left", "joining"]
-        told = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
-        assert told == ["contributor dead is lost: its Ray node is dead or does not answer"]
+        messages = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+        assert messages == ["contributor dead is lost: its Ray node is dead or does not answer"]
         cluster.now += timedelta(seconds=181)
         await cluster.supervisor.poll()
         assert "did not come up" in cluster.store.contributors.get(waiting).reason

@@ -278,11 +278,11 @@ def test_a_stream_goes_on_when_its_server_dies(store: Store, tmp_path: Path) -> 
         assert await reading_late == {late.sequence: "length"}
         assert tokens == {one.sequence: reference(one, WINDOW)[0] for one in [*generations, late]}
         # The deployment's events report the interruption, and that the streams continue.
-        told = [event.data for event in house.store.events.after(0, deployment_id=record.id)]
-        (died,) = [data["interrupted"] for data in told if "interrupted" in data]
+        reported = [event.data for event in house.store.events.after(0, deployment_id=record.id)]
+        (died,) = [data["interrupted"] for data in reported if "interrupted" in data]
         assert (died["number"], died["machines"]) == (1, [])
         assert "server died" in died["reason"]
-        (end,) = [data["went_on"] for data in told if "went_on" in data]
+        (end,) = [data["went_on"] for data in reported if "went_on" in data]
         assert end["seconds"] == end["ago_s"] > 0
 
     run(store, tmp_path, story)
@@ -325,11 +325,11 @@ def test_machines_that_a_replica_loses_are_events(store: Store, tmp_path: Path) 
             Interruption(number=1, reason="lost birch", machines=("birch",), ago_s=0.2, seconds=0.1)
         )
 
-        def told() -> list[str]:
+        def reported() -> list[str]:
             events = house.store.events.after(0, deployment_id=record.id)
             return [part for event in events for part in ("interrupted", "went_on") if part in event.data]
 
-        await house.until(lambda: told() == ["interrupted", "went_on"])
+        await house.until(lambda: reported() == ["interrupted", "went_on"])
 
     run(store, tmp_path, story)
 

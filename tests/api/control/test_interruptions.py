@@ -15,7 +15,7 @@ def lost(number: int, ago_s: float = 0.0, seconds: float | None = None) -> Inter
     return Interruption(number=number, reason="lost birch", machines=("birch",), ago_s=ago_s, seconds=seconds)
 
 
-def told(news: list[Interruption]) -> list[tuple[int, float | None]]:
+def periods(news: list[Interruption]) -> list[tuple[int, float | None]]:
     return [(one.number, one.seconds) for one in news]
 
 
@@ -23,15 +23,19 @@ def test_a_loss_is_told_once_and_so_is_its_end() -> None:
     seen = Interruptions()
     assert seen.news(status(), 0.0) == []
     degraded = status(lost(1), state=DeploymentState.degraded)
-    assert told(seen.news(degraded, 1.0)) == [(1, None)]
+    assert periods(seen.news(degraded, 1.0)) == [(1, None)]
     assert seen.news(degraded, 1.5) == []
-    assert told(seen.news(status(lost(1, 1.0, 0.9)), 2.0)) == [(1, 0.9)]
+    assert periods(seen.news(status(lost(1, 1.0, 0.9)), 2.0)) == [(1, 0.9)]
     assert seen.news(status(lost(1, 1.5, 0.9)), 2.5) == []
 
 
 def test_what_begins_and_ends_between_two_polls_is_told_whole() -> None:
     seen = Interruptions()
-    assert told(seen.news(status(lost(1, 0.4, 0.2), lost(2, 0.1)), 1.0)) == [(1, None), (1, 0.2), (2, None)]
+    assert periods(seen.news(status(lost(1, 0.4, 0.2), lost(2, 0.1)), 1.0)) == [
+        (1, None),
+        (1, 0.2),
+        (2, None),
+    ]
 
 
 def test_a_server_that_dies_is_an_interruption_until_the_next_one_is_ready() -> None:
@@ -45,4 +49,4 @@ def test_a_server_that_dies_is_an_interruption_until_the_next_one_is_ready() -> 
     assert seen.news(status(state=DeploymentState.loading), 5.0) == []
     # Its servers count anew; both that lasted have ended.
     ends = seen.news(status(lost(1, 0.1)), 6.0)
-    assert told(ends) == [(1, 4.5), (2, 2.0), (3, None)]
+    assert periods(ends) == [(1, 4.5), (2, 2.0), (3, None)]

@@ -42,11 +42,11 @@ def test_a_job_that_lost_its_machines_continues_from_its_checkpoint(store: Store
         assert attempt.killed.is_set()
         assert (again.assignment.attempt, again.assignment.checkpoint) == (2, tmp_path / "checkpoint")
         assert again.assignment.timings == timed
-        (told,) = [event for event in store.events.after(0, job_id=job_id) if event.data.get("error")]
-        assert told.data["reason"] == (
+        (reported,) = [event for event in store.events.after(0, job_id=job_id) if event.data.get("error")]
+        assert reported.data["reason"] == (
             "machines were lost: ada; continuing from step 2 as soon as enough machines are ready"
         )
-        assert (told.data["state"], told.data["error"]) == ("queued", LOST.error)
+        assert (reported.data["state"], reported.data["error"]) == ("queued", LOST.error)
         job = store.jobs.get(job_id)
         assert (job.error, job.step, job.fruitless_attempts) == (None, 2, 0)
 
@@ -232,9 +232,9 @@ def test_a_job_that_never_fitted_fails(store: Store, tmp_path: Path) -> None:
     run(store, tmp_path, story)
 
 
-@pytest.mark.parametrize("is_told", [True, False])
+@pytest.mark.parametrize("is_reported", [True, False])
 def test_a_job_that_was_asked_to_stop_is_not_tried_again(
-    store: Store, tmp_path: Path, *, is_told: bool
+    store: Store, tmp_path: Path, *, is_reported: bool
 ) -> None:
     async def story(cluster: Cluster) -> None:
         ada, job_id = cluster.contributor("ada"), cluster.submit()
@@ -242,10 +242,10 @@ def test_a_job_that_was_asked_to_stop_is_not_tried_again(
         await attempt.report(planned(ada))
         await asyncio.to_thread(store.jobs.cancel, job_id)
         await attempt.cancelled.wait()
-        await (attempt.report(LOST) if is_told else attempt.die(DIED))
+        await (attempt.report(LOST) if is_reported else attempt.die(DIED))
         over = await cluster.until(job_id, lambda job: job.state.is_final)
         assert (over.state, over.error, over.attempt) == (JobState.cancelled, None, 1)
-        reason = LOST.reason if is_told else DIED.message
+        reason = LOST.reason if is_reported else DIED.message
         assert over.reason == f"cancelled; its attempt ended on its own: {reason}"
 
     run(store, tmp_path, story)

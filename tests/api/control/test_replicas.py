@@ -29,8 +29,8 @@ def reasons(house: House) -> list[str]:
 
 
 def scalings(house: House) -> list[tuple[int, int]]:
-    told = [event.data.get("replicas", {}) for event in house.store.events.after(0)]
-    return [(one["wanted_before"], one["wanted"]) for one in told if "wanted" in one]
+    changes = [event.data.get("replicas", {}) for event in house.store.events.after(0)]
+    return [(one["wanted_before"], one["wanted"]) for one in changes if "wanted" in one]
 
 
 async def served(house: House, *contributor_ids: str) -> Replica:
@@ -146,7 +146,7 @@ def test_more_are_started_for_more_and_who_goes_ends_what_it_has(store: Store, t
 
         house.store.deployments.set_replicas("llama", ReplicasSpec(min=1, max=1))
         await house.until(lambda: "1 were asked for" in reasons(house))
-        # That is told before it is done; what is told of the deployment follows.
+        # The decision is reported before it is carried out; the state of the deployment follows.
         await house.until(lambda: house.store.deployments.get(record.id).reason != "2 replicas answer")
         # The second has less to lose. New requests go to the first, though it has more to do.
         last = wanted(5)

@@ -104,8 +104,8 @@ def test_models_are_listed_and_shown(client: OpenAI, says: Says) -> None:
 
 
 def test_templates_are_told_who_speaks() -> None:
-    told = Message.model_validate({"role": "user", "content": "Hello", "name": "ada"}).for_template()
-    assert told == {"role": "user", "content": "Hello", "name": "ada"}
+    message = Message.model_validate({"role": "user", "content": "Hello", "name": "ada"}).for_template()
+    assert message == {"role": "user", "content": "Hello", "name": "ada"}
 
 
 def test_a_chat_is_answered(client: OpenAI, says: Says, folder: Path, tokenizer: ServedTokenizer) -> None:

@@ -214,24 +214,24 @@ def test_as_little_as_possible_is_held_back() -> None:
 
 def written(tokenizer: ServedTokenizer, ids: Sequence[int], **options: Any) -> tuple[FullAnswer, list[str]]:
     writer = Writer(tokenizer.vocabulary, (), keeps_tokens=True, **options)
-    told, pieces = FullAnswer(), []
+    answer, pieces = FullAnswer(), []
     for index, event in enumerate([*ids, None]):
         finished = Finished(1, "stop", len(ids))
         piece = writer.read(finished if event is None else Emitted(1, index, event, -0.5, ()))
-        told.add(piece)
+        answer.add(piece)
         pieces.append(piece.text)
         if piece.finish is not None:
             break
-    return told, pieces
+    return answer, pieces
 
 
 def test_tokens_come_with_the_text_that_they_make(tokenizer: ServedTokenizer) -> None:
     ids = tokenizer.encode("fox 😀 stop here", 99)
-    told, _ = written(tokenizer, ids)
-    assert told.text == "fox 😀 stop here"
+    answer, _ = written(tokenizer, ids)
+    assert answer.text == "fox 😀 stop here"
     assert (
-        b"".join(tokenizer.vocabulary.token_bytes(one.emitted.token) for one in told.tokens).decode()
-        == told.text
+        b"".join(tokenizer.vocabulary.token_bytes(one.emitted.token) for one in answer.tokens).decode()
+        == answer.text
     )
     cut, pieces = written(tokenizer, ids, stops=["stop"])
     assert cut.text == "fox 😀 "
@@ -246,9 +246,9 @@ def test_tokens_come_with_the_text_that_they_make(tokenizer: ServedTokenizer) ->
 def test_an_end_of_text_is_no_text(tokenizer: ServedTokenizer) -> None:
     (end,) = tokenizer.vocabulary.end_ids
     ids = [*tokenizer.encode("fox", 99), end]
-    told, _ = written(tokenizer, ids, end_ids=tokenizer.vocabulary.end_ids)
-    assert (told.text, told.finish) == ("fox", "stop")
-    assert end not in [one.emitted.token for one in told.tokens]
+    answer, _ = written(tokenizer, ids, end_ids=tokenizer.vocabulary.end_ids)
+    assert (answer.text, answer.finish) == ("fox", "stop")
+    assert end not in [one.emitted.token for one in answer.tokens]
 
 
 def test_prompts_are_bounded(tokenizer: ServedTokenizer) -> None:

@@ -121,9 +121,9 @@ def test_a_card_shows_measured_beside_predicted(plane: Plane, client: Client, ru
     assert "batch size 3.5 in a step -" in lines
     assert "KV cache 25% of 400 tokens in use, 10% kept -" in lines
     assert "0 ada 0-1 50% 80% 1.0 GiB 512 MiB" in lines
-    told = json.loads(run("deployments", "llama", "--json").stdout)
-    assert told["deployment"]["replicas"]["wanted"] == 2
-    assert told["status"]["replicas"][0]["queue"]["batch_size"] == 3.5
+    shown = json.loads(run("deployments", "llama", "--json").stdout)
+    assert shown["deployment"]["replicas"]["wanted"] == 2
+    assert shown["status"]["replicas"][0]["queue"]["batch_size"] == 3.5
 
 
 def test_what_happened_to_a_deployment_is_read_in_pages(
@@ -148,9 +148,9 @@ def test_figures_come_with_the_stream_of_events_without_a_number(plane: Plane, h
     def figures(lines: Iterator[str]) -> dict[str, Any]:
         for line in lines:
             if line == "event: figures":
-                told: dict[str, Any] = json.loads(next(lines).removeprefix("data: "))
+                event: dict[str, Any] = json.loads(next(lines).removeprefix("data: "))
                 assert next(lines) == ""
-                return told
+                return event
         raise AssertionError("the stream ended")
 
     with http.stream("GET", "/events", params={"figures": True}) as answer:
@@ -163,14 +163,14 @@ def test_figures_come_with_the_stream_of_events_without_a_number(plane: Plane, h
 
 
 def test_figures_are_told_when_they_change_and_now_and_then() -> None:
-    told, supervised = SentFigures(), Supervised()
-    assert [one.name for one in told.news(supervised.snapshots, 0.0)] == ["llama"]
+    sent, supervised = SentFigures(), Supervised()
+    assert [one.name for one in sent.news(supervised.snapshots, 0.0)] == ["llama"]
     supervised.status = supervised.status.model_copy(update={"tokens_per_s": 55.0})
-    assert told.news(supervised.snapshots, PERIOD_S / 2) == []
-    (changed,) = told.news(supervised.snapshots, PERIOD_S)
+    assert sent.news(supervised.snapshots, PERIOD_S / 2) == []
+    (changed,) = sent.news(supervised.snapshots, PERIOD_S)
     assert changed.status.replicas[0].tokens_per_s == 55.0
-    assert told.news(supervised.snapshots, 2 * PERIOD_S) == []
-    assert len(told.news(supervised.snapshots, 100.0)) == 1
+    assert sent.news(supervised.snapshots, 2 * PERIOD_S) == []
+    assert len(sent.news(supervised.snapshots, 100.0)) == 1
 
 
 def test_prometheus_is_told_the_same(plane: Plane) -> None:

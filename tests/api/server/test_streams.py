@@ -35,11 +35,11 @@ def end(plane: Any, job_id: str) -> None:
 def test_a_stream_tells_the_past_and_then_what_happens(plane: Any, http: httpx.Client, job_id: str) -> None:
     with connect_sse(http, "GET", f"/jobs/{job_id}/events") as source:
         assert source.response.headers["content-type"].startswith("text/event-stream")
-        told = (item for item in source.iter_sse() if item.data)
-        first = next(told)
+        items = (item for item in source.iter_sse() if item.data)
+        first = next(items)
         assert (first.event, EventRecord.model_validate_json(first.data).data["state"]) == ("state", "queued")
         begin(plane, job_id)
-        second = next(told)
+        second = next(items)
         assert int(second.id) > int(first.id)
     headers = {"Last-Event-ID": first.id}
     with connect_sse(http, "GET", f"/jobs/{job_id}/events", headers=headers) as source:
@@ -56,8 +56,8 @@ def test_the_cluster_is_streamed_from_now_on(plane: Any, http: httpx.Client, job
         items = source.iter_sse()
         assert next(items).retry == 1000  # the stream stands
         begin(plane, job_id)
-        told = next(item for item in items if item.data)
-        assert EventRecord.model_validate_json(told.data).data["state"] == "planning"
+        item = next(one for one in items if one.data)
+        assert EventRecord.model_validate_json(item.data).data["state"] == "planning"
 
 
 def test_following_goes_on_through_a_restart_and_ends_with_the_job(

@@ -271,8 +271,8 @@ class TestOutput:
         schema = parquet.read_schema(tmp_path / "out" / "output.parquet")
         assert schema.field("score").type == pa.float32()
         assert schema.names == ["q", "at", "raw", "score", *COLUMNS["generate"]]
-        told = output(inputs, tmp_path / "lines")
-        assert (told[0]["at"], told[0]["raw"], told[-1]["score"]) == (moment.isoformat(), "AA==", 0.5)
+        lines = output(inputs, tmp_path / "lines")
+        assert (lines[0]["at"], lines[0]["raw"], lines[-1]["score"]) == (moment.isoformat(), "AA==", 0.5)
 
     def test_columns_that_cannot_stand_together_are_refused(self, tmp_path: Path) -> None:
         files = [

@@ -206,7 +206,7 @@ def test_a_folder_says_how_its_vectors_are_made(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("steps", "pooling", "told"),
+    ("steps", "pooling", "message"),
     [
         (["Transformer", "Pooling", "Dense"], switches(mean_tokens=True), "asks for a Dense"),
         (["Transformer", "Pooling"], switches(lasttoken=True), "made by lasttoken"),
@@ -215,10 +215,10 @@ def test_a_folder_says_how_its_vectors_are_made(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_vectors_that_are_made_otherwise_are_refused(
-    tmp_path: Path, steps: list[str], pooling: dict[str, Any], told: str
+    tmp_path: Path, steps: list[str], pooling: dict[str, Any], message: str
 ) -> None:
     write(tmp_path, steps, **{"1_Pooling__config_json": pooling})
-    with pytest.raises(UserError, match=told):
+    with pytest.raises(UserError, match=message):
         pooling_of(tmp_path, BERT)
 
 

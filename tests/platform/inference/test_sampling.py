@@ -214,4 +214,4 @@ def test_constrained_text_needs_a_tokenizer(tmp_path: Path) -> None:
         assert refused.value.details["sequence"] == 7, "the others in its step go on"
     with pytest.raises(UserError, match="tokenizer"):
         Grammars(tmp_path, VOCABULARY).start("")
-    Sampler(VOCABULARY, CPU, tmp_path).warm_up()  # who asks for it will be told
+    Sampler(VOCABULARY, CPU, tmp_path).warm_up()  # a request for it is refused

@@ -46,7 +46,7 @@ class Encoder:
         self.scheduler = Scheduler(limits)
         self.steps: list[EngineStep] = []
         self.on_their_way: deque[EngineStep] = deque()
-        self.told: dict[int, SequenceEvent] = {}
+        self.reported: dict[int, SequenceEvent] = {}
 
     def submit(self, *texts: Generation) -> None:
         assert self.scheduler.submit(*texts) == []
@@ -70,8 +70,8 @@ class Encoder:
 
     def receive(self, events: Iterable[SequenceEvent]) -> None:
         for event in events:
-            assert event.sequence not in self.told, "told twice"
-            self.told[event.sequence] = event
+            assert event.sequence not in self.reported, "reported twice"
+            self.reported[event.sequence] = event
 
     def finish(self) -> None:
         while self.send() or self.on_their_way:
@@ -86,7 +86,7 @@ def test_texts_are_computed_whole_and_each_is_told_once() -> None:
     encoder.submit(*texts)
     encoder.finish()
     for one in texts:
-        assert encoder.told[one.sequence] == Embedded(one.sequence, len(one.prompt), vector(one.prompt))
+        assert encoder.reported[one.sequence] == Embedded(one.sequence, len(one.prompt), vector(one.prompt))
     # Turns are as full as whole texts can make them: two that follow each other would not fit into one.
     sizes = [step.num_tokens for step in encoder.steps]
     firsts = [step.chunks[0].count for step in encoder.steps]
@@ -125,7 +125,7 @@ def test_a_text_as_long_as_the_window_is_taken_and_a_longer_one_is_not() -> None
     with pytest.raises(Conflict):
         encoder.scheduler.submit(text(1, 3))
     encoder.finish()
-    assert encoder.told.keys() == {1}
+    assert encoder.reported.keys() == {1}
 
 
 def test_more_than_may_wait_are_refused() -> None:
@@ -146,7 +146,7 @@ def test_what_nobody_wants_any_more_is_not_told() -> None:
     assert [type(event) for event in cancelled] == [Finished, Finished]
     assert encoder.scheduler.cancel(0) == []
     encoder.finish()
-    assert sorted(encoder.told) == [1, 2, 3, 4, 5, 6]
+    assert sorted(encoder.reported) == [1, 2, 3, 4, 5, 6]
     assert encoder.scheduler.stats().totals.wasted_tokens == 1
 
 
@@ -166,8 +166,8 @@ def test_texts_are_computed_again_by_other_stages() -> None:
         chunk.sequence for step in lost for chunk in step.chunks
     }
     encoder.finish()
-    assert encoder.told.keys() == {one.sequence for one in texts}
-    assert all(isinstance(event, Embedded) for event in encoder.told.values())
+    assert encoder.reported.keys() == {one.sequence for one in texts}
+    assert all(isinstance(event, Embedded) for event in encoder.reported.values())
 
 
 def test_a_text_that_fits_no_step_any_more_fails() -> None:
@@ -176,11 +176,11 @@ def test_a_text_that_fits_no_step_any_more_fails() -> None:
     encoder.send()
     encoder.on_their_way.clear()
     encoder.receive(encoder.scheduler.reform(1, replace(LIMITS, step_tokens=30)))
-    failed = encoder.told[1]
+    failed = encoder.reported[1]
     assert isinstance(failed, Failed)
     assert isinstance(failed.error, ShareComputeError)
     encoder.finish()
-    assert isinstance(encoder.told[2], Embedded)
+    assert isinstance(encoder.reported[2], Embedded)
 
 
 @pytest.mark.parametrize(("window", "step"), [(128, 512), (2000, 2000)])

@@ -41,13 +41,13 @@ def test_a_deployments_life_is_written_down(store: Store, clock: Any) -> None:
     stopped = store.deployments.stop("llama")
     assert (stopped.state, stopped.ended_at, stopped.plans) == ("stopped", clock.now, (PLAN,))
     assert store.deployments.stop(made.id) == stopped
-    told = [(event.data["from"], event.data["state"]) for event in store.events.after(0)]
+    changes = [(event.data["from"], event.data["state"]) for event in store.events.after(0)]
     assert {event.kind for event in store.events.after(0)} == {"deployment"}
-    assert told == [
+    assert changes == [
         (None, "pending"), ("pending", "loading"), ("loading", "ready"), ("ready", "degraded"),
         ("degraded", "ready"), ("ready", "stopped"),
     ]  # fmt: skip
-    assert len(rung) == len(told)
+    assert len(rung) == len(changes)
 
 
 def test_what_a_replica_loses_is_told_and_that_it_goes_on(store: Store) -> None:

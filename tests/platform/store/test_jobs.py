@@ -351,12 +351,12 @@ def test_cancelling_and_resuming(store: Store) -> None:
     assert [event.kind for event in store.events.after(0, job_id=job.id)].count("cancel-requested") == 1
 
 
-@pytest.mark.parametrize("is_told", [True, False], ids=["told", "noticed"])
-def test_a_failure_after_a_wish_to_cancel_is_no_failure(store: Store, *, is_told: bool) -> None:
+@pytest.mark.parametrize("is_reported", [True, False], ids=["reported", "noticed"])
+def test_a_failure_after_a_wish_to_cancel_is_no_failure(store: Store, *, is_reported: bool) -> None:
     worker = contributor(store, "worker")
     job = running(store, worker)
     store.jobs.cancel(job.id)
-    if is_told:
+    if is_reported:
         ended = AttemptEnded(outcome="failed", reason="ada was lost", error={"code": "contributor-lost"})
         over = store.progress.record(job.id, 1, [ended])
     else:
@@ -440,12 +440,12 @@ def test_long_runs_are_told_by_the_steps_that_give_a_curve_its_shape(store: Stor
     steps = [step(number, 9.0 if number == 700 else 1 / number) for number in range(1, 1001)]
     validated = [Validated(split="validation", step=number, loss=2.0) for number in range(100, 1001, 100)]
     store.progress.record(job.id, 1, [*steps, *validated])
-    told = store.progress.metrics(job.id, most=50)
-    train = [one.step for one in told if one.split == "train"]
+    metrics = store.progress.metrics(job.id, most=50)
+    train = [one.step for one in metrics if one.split == "train"]
     assert train == sorted(set(train))
     assert 40 <= len(train) <= 53
     assert {1, 700, 1000} <= set(train), "the ends and what stands out"
-    assert [one.step for one in told if one.split == "validation"] == list(range(100, 1001, 100))
+    assert [one.step for one in metrics if one.split == "validation"] == list(range(100, 1001, 100))
     part = store.progress.metrics(job.id, after_step=690, until_step=730, most=50)
     assert [one.step for one in part if one.split == "train"] == list(range(691, 731))
 

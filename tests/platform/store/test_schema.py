@@ -148,9 +148,9 @@ def test_plans_of_the_first_tables_are_still_read(tmp_path: Path) -> None:
     upgrade(url)
     store = Store(url)
     kept = store.jobs.get("job-1").plan
-    told = Plan.model_validate(store.events.after(0)[0].data["plan"])
+    in_event = Plan.model_validate(store.events.after(0)[0].data["plan"])
     store.close()
-    assert kept == told
+    assert kept == in_event
     assert kept is not None
     assert kept.microbatches == 2
     assert [machine.name for machine in kept.idle] == ["spare"]

@@ -26,7 +26,7 @@ def plan(*shares: tuple[str, tuple[int, ...]], epoch: int = 0) -> Plan:
     return Plan(epoch=epoch, strategy="uniform", num_layers=3, parameters=1, stages=(stage,), microbatches=4)
 
 
-def told(store: Store, machine: str) -> list[tuple[Any, Any]]:
+def work_events(store: Store, machine: str) -> list[tuple[Any, Any]]:
     """Return (job, microbatches) of each event that says what a machine works at."""
     events = store.events.after(0, contributor_id=machine)
     return [(one.data["job"], one.data.get("microbatches")) for one in events if one.kind == "work"]
@@ -44,15 +44,15 @@ def test_work_is_told_when_it_begins_changes_and_ends(store: Store, clock: Any) 
     store.jobs.begin(job.id, [ada, bob])
     clock.pass_s(5)
     store.progress.record(job.id, 1, [Planned(plan=plan((ada, (0, 1, 2, 3)))), step(1), step(2)])
-    assert told(store, ada) == [(job.id, None), (job.id, 4)]
-    assert told(store, bob) == [(job.id, None), (None, None)]
+    assert work_events(store, ada) == [(job.id, None), (job.id, 4)]
+    assert work_events(store, bob) == [(job.id, None), (None, None)]
     # Steps that were committed before the membership changed count by the old shares, however messages are grouped.
     clock.pass_s(60)
     shared = plan((ada, (0, 1, 2)), (bob, (3,)), epoch=1)
     store.progress.record(job.id, 1, [step(3), reformed(shared, 4), step(4)])
     clock.pass_s(60)
     store.progress.record(job.id, 1, [AttemptEnded(outcome="succeeded", reason="done")])
-    assert told(store, ada)[2:] == [(job.id, 3), (None, None)]
+    assert work_events(store, ada)[2:] == [(job.id, 3), (None, None)]
     clock.pass_s(1000)
     work = store.work.of(ada)
     assert [(one.steps, one.microbatches, one.seconds) for one in work.spells] == [
@@ -74,11 +74,11 @@ def test_work_is_told_when_it_begins_changes_and_ends(store: Store, clock: Any) 
 def test_a_plan_that_stays_tells_nothing_again(store: Store) -> None:
     ada = contributor(store, "ada")
     job = running(store, ada)
-    before = told(store, ada)
+    before = work_events(store, ada)
     same = job.plan
     assert same is not None
     store.progress.record(job.id, 1, [reformed(same, 1)])
-    assert told(store, ada) == before
+    assert work_events(store, ada) == before
 
 
 def test_a_machine_that_is_lost_works_no_more(store: Store, clock: Any) -> None:

@@ -199,9 +199,9 @@ class TestEarlyStopping:
 
     @given(st.lists(st.floats(0, 10), max_size=20), st.integers(0, 20))
     def test_a_resumed_job_stands_where_it_stood(self, losses: list[float], cut: int) -> None:
-        told = list(enumerate(losses))
+        numbered = list(enumerate(losses))
         state = EarlyStopping(EarlyStoppingSpec(patience=3))
-        assert state.after_all(told[:cut]).after_all(told[cut:]) == state.after_all(told)
+        assert state.after_all(numbered[:cut]).after_all(numbered[cut:]) == state.after_all(numbered)
 
 
 class TestSampling:

@@ -113,17 +113,17 @@ def test_a_job_goes_on_without_a_hostile_member(
             assert ray.wait(called, num_returns=len(called), timeout=DEADLINE_S)[1] == []
             hostile.step(what)
 
-    told = attempt(job(tmp_path, members=2), machines=both, on_event=on_event)
+    reported = attempt(job(tmp_path, members=2), machines=both, on_event=on_event)
     assert not hostile.marker.exists(), hostile.marker.read_text()
-    notes = [event.message for event in told if event.type == "note"]
+    notes = [event.message for event in reported if event.type == "note"]
     assert any(
         note.startswith("lost machine evil: evil sent a message that does not match its schema")
         for note in notes
     ), notes
-    assert told[-1].type == "ended"
-    assert told[-1].outcome == "succeeded"
-    assert [event.step for event in told if event.type == "step"] == list(range(1, STEPS + 1))
-    reformed = [event for event in told if event.type == "reformed"]
+    assert reported[-1].type == "ended"
+    assert reported[-1].outcome == "succeeded"
+    assert [event.step for event in reported if event.type == "step"] == list(range(1, STEPS + 1))
+    reformed = [event for event in reported if event.type == "reformed"]
     assert reformed[0].lost == ("evil",)
     assert not any("evil" in event.joined for event in reformed)
 
@@ -136,12 +136,12 @@ def test_a_job_that_has_only_a_hostile_machine_fails(
             hostile.step("pickles")
 
     alone = Topology(both.contributors[1:])
-    told = attempt(job(tmp_path, members=1), machines=alone, on_event=on_event)
+    reported = attempt(job(tmp_path, members=1), machines=alone, on_event=on_event)
     assert not hostile.marker.exists(), hostile.marker.read_text()
-    assert told[-1].type == "ended"
-    assert told[-1].outcome == "failed"
-    assert told[-1].error is not None
-    assert told[-1].error["code"] == "contributor-lost"
+    assert reported[-1].type == "ended"
+    assert reported[-1].outcome == "failed"
+    assert reported[-1].error is not None
+    assert reported[-1].error["code"] == "contributor-lost"
 
 
 def test_a_snapshot_of_a_hostile_member_is_not_saved(
@@ -153,10 +153,12 @@ def test_a_snapshot_of_a_hostile_member_is_not_saved(
         if event.type == "step" and event.step == STEPS:
             hostile.step("pickles")
 
-    told = attempt(job(tmp_path, members=2), machines=Topology(both.contributors[::-1]), on_event=on_event)
+    reported = attempt(
+        job(tmp_path, members=2), machines=Topology(both.contributors[::-1]), on_event=on_event
+    )
     assert not hostile.marker.exists(), hostile.marker.read_text()
-    assert told[-1].type == "ended"
-    assert told[-1].outcome == "succeeded"
+    assert reported[-1].type == "ended"
+    assert reported[-1].outcome == "succeeded"
 
 
 def test_the_shard_store_reads_no_pickle(ray_cluster: Cluster, tmp_path: Path) -> None:
@@ -247,12 +249,12 @@ def test_a_deployment_goes_on_without_a_hostile_member(
         NOTHING, ray.get(server.submit.remote(generations_adapter.dump_json(call).decode())), "the server"
     )
     tokens: dict[int, int] = dict.fromkeys(range(len(PROMPTS)), 0)
-    told, open_sequences, is_turned = 0, set(tokens), False
+    num_pulled, open_sequences, is_turned = 0, set(tokens), False
     deadline = time.monotonic() + DEADLINE_S
     while open_sequences:
         assert time.monotonic() < deadline, _status(server)
-        news = read_events(ray.get(server.pull.remote(told, 1.0)))
-        told += len(news)
+        news = read_events(ray.get(server.pull.remote(num_pulled, 1.0)))
+        num_pulled += len(news)
         for event in news:
             assert not isinstance(event, Failed), event
             if isinstance(event, Emitted):

@@ -99,6 +99,6 @@ def test_the_operator_is_told(store: Store) -> None:
     offend(store, ada, quarantined=True)
     now = store.clock()
     alerts = list(of_machines(store.contributors.presences(now), local_versions(), now, now))
-    told = {alert.kind: alert for alert in alerts}["machine-quarantined"]
-    assert told.severity == "error"
-    assert told.hint.endswith("`share-compute clear ada`")
+    alert = {alert.kind: alert for alert in alerts}["machine-quarantined"]
+    assert alert.severity == "error"
+    assert alert.hint.endswith("`share-compute clear ada`")

@@ -132,9 +132,9 @@ ERRORS: list[ShareComputeError] = [
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: error.code)
 def test_errors_arrive_as_they_were_raised(error: ShareComputeError) -> None:
     found: list[ShareComputeError] = []
-    told, _ = unpack_said(pack_said(error, None), "c0", "machine-0", 12)
-    assert isinstance(told, ShareComputeError)
-    found.append(told)
+    unpacked, _ = unpack_said(pack_said(error, None), "c0", "machine-0", 12)
+    assert isinstance(unpacked, ShareComputeError)
+    found.append(unpacked)
     with pytest.raises(type(error)) as raised:
         unpack_answer(NOTHING, pack_failure(error), "machine-0")
     found.append(raised.value)
@@ -255,9 +255,9 @@ def test_tensors_travel_as_raw_bytes() -> None:
     assert np.array_equal(found.content, piece.content)
     assert PIECE.unpack(PIECE.pack(None), "machine-0") is None
     logits = np.array([0.1, float("-inf"), 3e38], dtype=np.float32)
-    told = LOGITS.unpack(LOGITS.pack(logits), "machine-0")
-    assert told is not None
-    assert told.tobytes() == logits.tobytes()
+    unpacked = LOGITS.unpack(LOGITS.pack(logits), "machine-0")
+    assert unpacked is not None
+    assert unpacked.tobytes() == logits.tobytes()
     assert LOGITS.unpack(LOGITS.pack(None), "machine-0") is None
 
 

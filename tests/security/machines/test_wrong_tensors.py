@@ -51,7 +51,7 @@ class Trained(NamedTuple):
         ]
 
     @property
-    def told(self) -> str:
+    def reasons(self) -> str:
         return "\n".join(
             event.sentence for event in self.events if event.type in ("offended", "reformed")
         ) + "\n".join(event.message for event in self.events if event.type == "note")
@@ -150,7 +150,7 @@ def test_a_member_that_lies_about_others_costs_one_of_them_its_place_and_then_it
     (offence,) = (event for event in trained.events if event.type == "offended")
     assert offence.accuser == "c3"
     assert f"machine-{machine[1]} made wrong numbers in step 2, as machine-3 reports" in offence.sentence
-    assert "machine-3 is left out: it rejected a tensor of another member again" in trained.told
+    assert "machine-3 is left out: it rejected a tensor of another member again" in trained.reasons
     require_equal(trained, calm)
 
 
@@ -181,7 +181,7 @@ def test_a_fault_that_does_not_come_again_costs_a_step(
 ) -> None:
     failure = InjectedFailure(FailureKind.poison, Point.cell_starting, "c1", step=3, occurrence=2)
     trained = train(attempt, tmp_path, job(2, 2), [failure])
-    assert "step 3" in trained.told
+    assert "step 3" in trained.reasons
     require_equal(trained, calm)
 
 

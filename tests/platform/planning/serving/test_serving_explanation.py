@@ -66,14 +66,14 @@ def test_every_machine_has_a_reason_that_is_not_another_ones(objective: Objectiv
             continue
         assert [one.exact for one in found[1:]] == [False] * (len(found) - 1)
         layout = found[0].layout
-        told = ServingExplanation(cost, layout, exact=found[0].exact, measured=True)
+        explanation = ServingExplanation(cost, layout, exact=found[0].exact, measured=True)
         idle = sorted(set(range(5)) - set(layout.machines))
-        reasons = told.why_out(idle)
+        reasons = explanation.why_out(idle)
         assert sorted(reasons) == idle
         assert "the search found no place" not in " ".join(reasons.values()) or not found[0].exact
         for place in range(len(layout.stages)):
-            assert 0 <= told.busy_fraction(place) <= 1
-            assert "KV capacity" in told.standing(place)
+            assert 0 <= explanation.busy_fraction(place) <= 1
+            assert "KV capacity" in explanation.standing(place)
 
 
 def served(topology: Topology, objective: Objective = "latency", **request: int) -> ServingPrediction:
