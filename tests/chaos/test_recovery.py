@@ -133,7 +133,7 @@ def test_members_killed_at_any_point(
     assert weights == calm.digest
 
 
-def test_what_is_told_of_two_deaths(attempt: Attempt, tmp_path: Path, calm: Calm) -> None:
+def test_what_is_reported_of_two_deaths(attempt: Attempt, tmp_path: Path, calm: Calm) -> None:
     failures = [
         InjectedFailure(FailureKind.kill, Point.cell_done, worker="c0", step=2),
         InjectedFailure(FailureKind.kill, Point.cell_starting, worker="c3", step=4),
@@ -165,7 +165,7 @@ def test_members_that_die_one_after_the_other(attempt: Attempt, tmp_path: Path, 
     assert weights == calm.digest
 
 
-def test_a_silent_member_is_done_without(attempt: Attempt, tmp_path: Path, calm: Calm) -> None:
+def test_an_unresponsive_member_is_left_out(attempt: Attempt, tmp_path: Path, calm: Calm) -> None:
     failure = InjectedFailure(FailureKind.stop, Point.cell_starting, worker="c2", step=3, duration_s=60.0)
     weights, curve, events = train(attempt, tmp_path, job(2, 2), [failure])
     assert [event.lost for event in events if event.type == "reformed"] == [("c2",)]

@@ -121,7 +121,7 @@ def test_the_table_is_sorted_searched_and_kept_in_the_address(page: Page, cluste
     expect(page.get_by_role("heading", name="No machine fits")).to_be_visible()
 
 
-def test_the_page_of_a_machine_tells_its_story_after_a_loss(page: Page, cluster: Cluster) -> None:
+def test_the_page_of_a_machine_shows_its_history_after_a_loss(page: Page, cluster: Cluster) -> None:
     ash, birch = (measure(cluster.store, join(cluster.store, name), 51e9) for name in ("ash", "birch"))
     job = cluster.store.jobs.create(digits())
     page.goto(f"{cluster.url}/machines/{birch.id}")

@@ -156,7 +156,7 @@ def test_curves_of_jobs_lie_side_by_side(page: Page, cluster: Cluster) -> None:
     expect(page).not_to_have_url(re.compile("with="))
 
 
-def test_a_long_run_is_told_by_few_steps_and_closer_where_it_is_zoomed(page: Page, cluster: Cluster) -> None:
+def test_a_long_run_is_shown_by_few_steps_and_closer_where_it_is_zoomed(page: Page, cluster: Cluster) -> None:
     job, _ = running(cluster, "ash")
     steps = [
         StepCommitted(
@@ -182,7 +182,7 @@ def test_a_long_run_is_told_by_few_steps_and_closer_where_it_is_zoomed(page: Pag
     assert len(closer.value.json()["metrics"]) == 101
 
 
-def test_the_placement_tells_its_figures_and_marks_who_was_lost(page: Page, cluster: Cluster) -> None:
+def test_the_placement_shows_its_figures_and_marks_lost_machines(page: Page, cluster: Cluster) -> None:
     job, (ash, birch) = running(cluster, "ash", "birch")
     (cedar,) = machines(cluster.store, "cedar")
     page.goto(f"{cluster.url}/jobs/{job.id}")

@@ -96,7 +96,7 @@ def invite(page: Page, label: str) -> tuple[list[str], dict[str, str]]:
     return arguments, {variable: code}
 
 
-def test_a_job_asked_for_by_the_form_survives_a_contributor(
+def test_a_job_submitted_by_the_form_survives_a_contributor(
     page: Page, server: Any, run_command: Any, machines: Machines
 ) -> None:
     machines.join(page, server, run_command, 3)

@@ -92,9 +92,7 @@ def limit(page: Page, **numbers: str) -> None:
         page.get_by_label(label.replace("_", " "), exact=True).fill(value)
 
 
-def test_a_model_is_deployed_looked_at_scaled_and_taken_down(
-    page: Page, cluster: Cluster, poet: Path
-) -> None:
+def test_a_model_is_deployed_shown_scaled_and_taken_down(page: Page, cluster: Cluster, poet: Path) -> None:
     machines(cluster, "ash", "birch")
     page.get_by_role("link", name="Deployments").click()
     expect(page.get_by_role("heading", name="No model is served")).to_be_visible()

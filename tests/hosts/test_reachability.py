@@ -54,7 +54,7 @@ def test_a_machine_behind_a_firewall_names_its_closed_ports_and_ends(small_clust
     assert states.get("walled", "left") == "left"
 
 
-def test_a_machine_behind_nat_is_told_that_it_needs_an_overlay(small_cluster: Cluster) -> None:
+def test_a_machine_behind_nat_learns_that_it_needs_an_overlay(small_cluster: Cluster) -> None:
     host = small_cluster.network.add(behind_nat=True)
     text = last_words(small_cluster, host, "behind")
     assert "cannot be reached" in text

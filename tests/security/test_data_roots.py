@@ -418,7 +418,7 @@ def test_a_link_in_the_place_of_a_result_leads_nowhere(house: House) -> None:
     assert client.get(f"/jobs/{job_id}/artifacts/model").json()["files"] == []
 
 
-def test_a_result_that_is_told_to_be_elsewhere_is_not_given(house: House) -> None:
+def test_a_result_that_is_reported_elsewhere_is_not_given(house: House) -> None:
     client = house.ada
     job_id, _ = finished(house, client)
     problems = ArtifactSaved(name="forged", path=house.settings.data_folder, size_bytes=1)

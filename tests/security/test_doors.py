@@ -178,7 +178,7 @@ def test_a_client_that_does_not_read_its_answer_is_cut(tmp_path: Path) -> None:
                 client.sendall(request.encode())
 
 
-def test_an_event_stream_with_nothing_to_tell_stays_open(tmp_path: Path) -> None:
+def test_an_event_stream_without_events_stays_open(tmp_path: Path) -> None:
     with open_plane(tmp_path, request_head_s=0.2, stall_s=0.2, keep_alive_s=1) as plane:
         headers = {"Authorization": f"Bearer {plane.api_key}"}
         url = f"{plane.url}/api/v1/events"

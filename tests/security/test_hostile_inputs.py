@@ -397,7 +397,7 @@ def test_signs_of_life_have_threads_of_their_own(plane: Plane, http: httpx.Clien
         assert response.result().status_code == 200
 
 
-def test_a_crowd_of_submissions_is_told_to_come_again(
+def test_a_crowd_of_submissions_is_answered_with_a_retry_time(
     plane: Plane, http: httpx.Client, honest: str, tmp_path: Path
 ) -> None:
     folder = spoil(tmp_path, TOKENIZERS["vocabulary"][0])
@@ -420,7 +420,7 @@ def test_a_crowd_of_submissions_is_told_to_come_again(
     assert {answer.status_code for answer in answers} == {422, 429}
 
 
-def test_a_key_with_many_submissions_leaves_room_for_others() -> None:
+def test_a_key_with_many_submissions_leaves_capacity_for_others() -> None:
     budget, is_over = Budget(at_once=1, most_waiting=5, most_of_one=2), threading.Event()
 
     async def story() -> None:
@@ -459,7 +459,7 @@ def long_list(file: Path) -> None:
     parquet.write_table(pa.table({"q": ["text"], "other": lists}), file, compression="zstd")
 
 
-def test_only_the_column_that_is_asked_for_is_read(tmp_path: Path) -> None:
+def test_only_the_requested_column_is_read(tmp_path: Path) -> None:
     file = tmp_path / "rows.parquet"
     long_list(file)
     assert file.stat().st_size < 2_000

@@ -258,7 +258,7 @@ def test_a_revoked_key_opens_nothing_more(house: House) -> None:
             assert client.get(url).status_code == 401
 
 
-def test_keys_are_made_for_chatting_unless_told_otherwise(house: House) -> None:
+def test_keys_are_made_for_chatting_by_default(house: House) -> None:
     with house.client(A) as client:
         made = client.post("/api/v1/keys", json={"name": "x"}).json()
         assert made["scopes"] == ["chat"]

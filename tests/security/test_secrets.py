@@ -47,7 +47,7 @@ def test_health_tells_no_versions_and_no_addresses(plane: Plane) -> None:
     assert "server" not in answer.headers
 
 
-def test_what_a_joining_machine_needs_is_told_for_an_invite_that_stays_unused(plane: Plane) -> None:
+def test_what_a_joining_machine_needs_is_returned_for_an_invite_that_stays_unused(plane: Plane) -> None:
     _, code = plane.store.invites.create()
     ours = local_versions()
     assert (

@@ -42,7 +42,7 @@ def test_messages_are_repeated_until_they_are_acknowledged() -> None:
     ray.kill(receiver)
 
 
-def test_messages_whose_call_failed_are_repeated_until_another_coordinator_asks() -> None:
+def test_messages_whose_call_failed_are_repeated_until_another_coordinator_calls() -> None:
     receiver: Any = Receiver.remote()  # type: ignore[attr-defined]
     kept = Unacknowledged()
     kept.add(receiver.receive.remote(), b"lost")

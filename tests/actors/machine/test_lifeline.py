@@ -8,13 +8,13 @@ import time
 from share_compute_actors.training.member.lifeline import Lifeline
 
 
-def test_nobody_asks() -> None:
+def test_without_questions() -> None:
     ended = threading.Event()
     Lifeline(0.01, ended.set)
     assert ended.wait(10.0)
 
 
-def test_somebody_asks() -> None:
+def test_with_a_question() -> None:
     ended = threading.Event()
     line = Lifeline(1.0, ended.set)
     enough_s = time.monotonic() + 1.5

@@ -56,7 +56,7 @@ def test_a_node_of_many_threads_takes_more_and_leaves_out_what_is_taken(small: P
     assert len(set(ports.all)) == len(ports.all) == 49
 
 
-def test_ray_is_told_all_its_ports(small: PortRange) -> None:
+def test_ray_is_given_all_its_ports(small: PortRange) -> None:
     ports = NodePorts.take(small, threads=2)
     ports.release()
     words = dict(word.split("=", 1) for word in ports.arguments())
@@ -99,7 +99,7 @@ def test_ports_that_were_dialled_are_free_at_once(small: PortRange, *, hangs_up:
             worker.bind(("127.0.0.1", small.first))
 
 
-def test_one_answer_is_enough_where_others_are_silent(small: PortRange) -> None:
+def test_one_answer_is_enough_where_others_are_unresponsive(small: PortRange) -> None:
     with ExitStack() as stack:
         places = []
         for port, backlog in ((small.first, 8), (small.first + 1, 0)):

@@ -85,7 +85,7 @@ def test_what_is_no_size_is_refused(text: str):
         parse_bytes(text)
 
 
-def test_a_system_that_confines_nothing_is_told_of(monkeypatch: pytest.MonkeyPatch):
+def test_a_system_that_confines_nothing_is_reported(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(preflight, "landlock_version", lambda: 0)
     found = check_walls()
     assert (found.state, "seccomp" in (found.hint or "")) == ("warn", True)

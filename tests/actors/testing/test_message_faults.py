@@ -133,7 +133,7 @@ ROSTER = Membership(
 )
 
 
-def test_who_misses_a_tensor_asks_for_another_epoch() -> None:
+def test_a_member_that_misses_a_tensor_requests_another_epoch() -> None:
     machine = MemberMachine("c-dan", 0)
     assert machine.handle(Missed(0)) == []
     machine.handle(Halt(3, 0))

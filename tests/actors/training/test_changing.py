@@ -71,7 +71,7 @@ def test_a_copy_that_was_lost_before_another_was_begun_is_not_begun_once_more() 
     assert not recopying.is_due
 
 
-def test_another_one_is_asked_for_the_copy_that_found_no_room() -> None:
+def test_a_copy_that_found_no_space_is_requested_from_another_member() -> None:
     fleet = Topology(tuple(machine(worker, 1e9) for worker in "abc"))
     recopying = Recopying(Clock())
     before = recopying.backups((("a",), ("b", "c")), fleet)["a"]
@@ -126,7 +126,7 @@ def test_a_member_that_will_keep_a_copy_of_other_layers_follows_those_who_have_t
     assert replicas_of(two, plan(((0, 6), ("a",)), ((6, 12), ("b",))), alike, {"b": ((0, 6),)}) == {}
 
 
-def test_lack_of_memory_is_told_with_what_there_was() -> None:
+def test_lack_of_memory_is_reported_with_what_there_was() -> None:
     with pytest.raises(RuntimeError) as caught:
         torch.empty(2**58)
     assert is_out_of_memory(caught.value)
@@ -244,7 +244,7 @@ def test_the_newest_plan_counts(story: Story) -> None:
     assert story.changes.expected == {"a", "c"}
 
 
-def test_a_plan_whose_machines_are_there_outlasts_an_epoch_for_which_they_were_not_asked(
+def test_a_plan_whose_machines_are_there_outlasts_an_epoch_that_was_planned_without_them(
     story: Story, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(story.group, "topology", LAN["ab"])

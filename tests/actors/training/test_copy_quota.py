@@ -113,7 +113,7 @@ def take_step(copies: Copies, trainer: Trainer) -> None:
     runner.apply(number, 1.0)
 
 
-def test_a_copy_for_which_there_is_no_room_is_not_begun(tmp_path: Path) -> None:
+def test_a_copy_for_which_there_is_no_space_is_not_begun(tmp_path: Path) -> None:
     trainer = Trainer()
     snapshot = 3 * sum(tensor.nbytes for tensor in trainer.runner.stage.persistent().values())
     copies, copy, reported = copies_in(Narrow(snapshot, tmp_path), trainer)
@@ -128,7 +128,7 @@ def test_a_copy_for_which_there_is_no_room_is_not_begun(tmp_path: Path) -> None:
     copies.keep(1, 1, {})
 
 
-def test_a_copy_whose_gradients_find_no_room_is_given_up_and_gives_its_room_back(tmp_path: Path) -> None:
+def test_a_copy_whose_gradients_find_no_space_is_given_up_and_gives_its_quota_back(tmp_path: Path) -> None:
     trainer = Trainer()
     trainer.take_step()  # from now on Adam has state, twice as large as the weights
     gradient = sum(tensor.nbytes for tensor in trainer.runner.stage.persistent().values())
@@ -162,7 +162,7 @@ def test_a_folder_that_is_gone_costs_the_copy_alone(tmp_path: Path) -> None:
     copies.keep(1, 1, {})
 
 
-def test_a_copy_that_is_there_needs_no_more_room_to_be_brought_forward(tmp_path: Path) -> None:
+def test_a_copy_that_is_there_needs_no_more_space_to_be_brought_forward(tmp_path: Path) -> None:
     trainer = Trainer()
     trainer.take_step()
     quota = Narrow(MIB, tmp_path)
@@ -175,7 +175,7 @@ def test_a_copy_that_is_there_needs_no_more_room_to_be_brought_forward(tmp_path:
     copies.keep(1, 2, {})
 
 
-def test_a_copy_without_room_to_be_brought_forward_is_given_up(tmp_path: Path) -> None:
+def test_a_copy_without_space_to_be_brought_forward_is_given_up(tmp_path: Path) -> None:
     trainer = Trainer()  # without state of Adam, which comes with the first step
     quota = Narrow(MIB, tmp_path)
     copies, copy, reported = copies_in(quota, trainer)

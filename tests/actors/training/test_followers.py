@@ -330,7 +330,7 @@ def test_says_when_something_is_missing(follow: Callable[..., Follower]) -> None
     assert follower.bring_to(1, trainer.scales)
 
 
-def test_a_damaged_gradient_is_noticed_and_told() -> None:
+def test_a_damaged_gradient_is_noticed_and_reported() -> None:
     trainer, reported = Trainer(), []
     follower = fetched(Follower(WHOLE, trainer.training, CPU, reported.append, CopyQuota()), trainer)
     trainer.take_step(follower)
@@ -364,7 +364,7 @@ def test_an_owner_may_begin_anew_amid_a_piece(follow: Callable[..., Follower]) -
     assert same(fetched(follow(trainer), trainer), trainer)
 
 
-def test_damaged_pieces_are_asked_for_again(follow: Callable[..., Follower]) -> None:
+def test_damaged_pieces_are_requested_again(follow: Callable[..., Follower]) -> None:
     trainer = Trainer()
 
     class Noisy(Copier):
@@ -384,7 +384,7 @@ def test_damaged_pieces_are_asked_for_again(follow: Callable[..., Follower]) -> 
     assert same(follower, trainer)
 
 
-def test_an_owner_without_the_shard_is_asked_again(follow: Callable[..., Follower]) -> None:
+def test_a_primary_without_the_shard_is_called_again(follow: Callable[..., Follower]) -> None:
     trainer = Trainer()
 
     class Late(Copier):
@@ -449,7 +449,7 @@ def test_buffers_must_not_change(follow: Callable[..., Follower]) -> None:
         trainer.copier.require_still()
 
 
-def test_others_may_not_read_what_was_set_aside_before() -> None:
+def test_others_may_not_read_earlier_staged_copies() -> None:
     trainer = Trainer()
     copied = trainer.copier.copy(WHOLE, ["layers.0.bias"])
     trainer.copier.copy(WHOLE, ["layers.0.bias"])
@@ -479,7 +479,7 @@ def test_several_may_copy_the_same_shard_at_once() -> None:
     assert trainer.copier._staged == {}
 
 
-def test_who_asks_for_more_than_may_lie_aside_waits_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_above_the_limit_of_staged_copies_waits_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = Trainer()
     monkeypatch.setattr(copying, "_MOST_STAGED_BYTES", 1)
     names = list(trainer.copier.outline(WHOLE).sizes)
@@ -589,7 +589,7 @@ def test_backups_reach_each_other() -> None:
     assert "c" not in backups_of(stages, alone)
 
 
-def test_backups_are_those_that_have_room_if_there_are_any() -> None:
+def test_backups_are_those_that_have_space_if_there_are_any() -> None:
     fleet = Topology((machine("a"), machine("b"), machine("c", "cuda"), machine("d")))
     stages = (("a",), ("b", "c", "d"))
     assert backups_of(stages, fleet, cramped={"b"}) == {"a": "d"}

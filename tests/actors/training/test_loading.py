@@ -51,7 +51,7 @@ def loaded(source: Source) -> dict[str, torch.Tensor]:
     return tensors
 
 
-def test_a_damaged_piece_is_asked_for_again_and_no_other() -> None:
+def test_a_damaged_piece_is_requested_again_and_no_other() -> None:
     actor = giver(lambda call, piece: damaged(piece) if piece.name == "small" and call < 3 else piece)
     tensors = loaded(Source(actor, "ada", "ada"))
     assert all(torch.equal(tensors[name], tensor) for name, tensor in HELD.items())

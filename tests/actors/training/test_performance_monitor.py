@@ -146,7 +146,7 @@ def test_a_slow_machine_leads_to_a_better_plan_once(run: Run) -> None:
     assert run.proposed.get(timeout=WAIT_S).plan == event.plan
 
 
-def test_times_of_layers_are_told_as_soon_as_they_are_known(run: Run) -> None:
+def test_times_of_layers_are_reported_as_soon_as_they_are_known(run: Run) -> None:
     timings = run.slow_layers(1.0)
     run.steps(1, 1.0, timings)
     event = run.reported.get_nowait()
@@ -179,7 +179,7 @@ def test_steps_as_predicted_lead_to_nothing(run: Run) -> None:
     assert run.monitor._planner is None
 
 
-def test_a_machine_that_comes_is_looked_at_once(tmp_path: Path) -> None:
+def test_a_machine_that_joins_is_planned_with_at_once(tmp_path: Path) -> None:
     run = Run(tmp_path, stages=None)
     with run.monitor:
         run.steps(3, run.predicted_s)
@@ -256,7 +256,7 @@ def test_a_gain_that_is_within_the_noise_leads_to_nothing(tmp_path: Path) -> Non
     assert not propose_at(0.5)
 
 
-def test_layers_that_share_cores_are_told_as_on_cores_of_their_own(tmp_path: Path) -> None:
+def test_layers_that_share_cores_are_reported_as_on_cores_of_their_own(tmp_path: Path) -> None:
     """The next plan counts with shared cores itself, and must not count them twice."""
     alone = Run(tmp_path)
     contributors = tuple(replace(one, host="desk", host_threads=1) for one in TOPOLOGY.contributors)

@@ -197,7 +197,7 @@ def test_who_can_be_taken_over(member: MemberStatus, *, is_fit: bool) -> None:
     ("loaded", "step", "may_go_on"),
     [((0, 2), 2, True), ((0, 2), 1, False), ((2, 5), 2, False), (None, 2, False)],
 )
-def test_who_was_about_to_hold_a_shard_can_be_told_to(
+def test_a_member_that_was_about_to_hold_a_shard_can_adopt_it(
     loaded: tuple[int, int] | None, step: int, *, may_go_on: bool
 ) -> None:
     halfway = MemberStatus("a", 2, 0, 0, 2, (2, 5), loaded, step)

@@ -109,7 +109,7 @@ def test_time_is_booked_on_the_layer_that_took_it(device: str) -> None:
         assert timings[6].backward_s > 3 * timings[other].backward_s
 
 
-def test_a_runner_tells_its_layers_times_once() -> None:
+def test_a_runner_reports_its_layers_times_once() -> None:
     rows = samples(LLAMA)[0]
     training = TrainingSpec(
         steps=6, batch_size=2 * MICROBATCHES, microbatches=MICROBATCHES, sequence_length=16

@@ -344,7 +344,7 @@ def test_a_member_that_dies_before_the_first_step_is_done_without(
 
 @pytest.mark.chaos
 @pytest.mark.thorough
-def test_a_silent_member_is_named(attempt: Attempt, corpus: Path, nodes: list[Any]) -> None:
+def test_an_unresponsive_member_is_named(attempt: Attempt, corpus: Path, nodes: list[Any]) -> None:
     stopped: list[int] = []
 
     def stop(event: AttemptEvent, _coordinator: Any) -> None:

@@ -248,7 +248,7 @@ def test_who_lacks_something_finds_out(pair: Pair) -> None:
         bob.receive(label(), "ann", 60.0)
 
 
-def test_greetings_alone_let_nobody_miss_anything(pair: Pair) -> None:
+def test_handshakes_alone_let_nobody_miss_anything(pair: Pair) -> None:
     ann, bob = pair()
     ann.send(BOB, label()._replace(cargo="hello"), torch.zeros(1))
     ann.report_sent()

@@ -375,7 +375,7 @@ def test_survivors_of_a_death_form_the_next_group_in_the_same_processes(
 
 @pytest.mark.chaos
 @pytest.mark.parametrize("by_tree", [False, True])
-def test_waiting_for_a_silent_member_can_be_ended(mortals: Crew, *, by_tree: bool) -> None:
+def test_waiting_for_an_unresponsive_member_can_be_ended(mortals: Crew, *, by_tree: bool) -> None:
     mortals.join("job/1/0/0")
     running = [worker.sum_for_ever.remote(2**22, by_tree=by_tree) for worker in mortals.workers]
     ray.get(mortals.workers[0].until.remote(1))
@@ -402,7 +402,7 @@ def test_a_message_that_is_half_through_keeps_nobody(mortals: Crew, *, dies: boo
 
 
 @pytest.mark.chaos
-def test_a_silent_member_is_given_up_at_the_deadline(mortals: Crew) -> None:
+def test_an_unresponsive_member_is_given_up_at_the_deadline(mortals: Crew) -> None:
     mortals.join("job/1/0/0", timeout_s=2.0)
     running = [worker.sum_for_ever.remote(2**22, by_tree=False) for worker in mortals.workers]
     ray.get(mortals.workers[0].until.remote(1))

@@ -42,7 +42,7 @@ def test_the_pieces_of_a_snapshot_are_its_files() -> None:
         assert all(torch.equal(found[name], tensor) for name, tensor in tensors.items())
 
 
-def test_a_piece_that_was_damaged_on_its_way_is_asked_for_again() -> None:
+def test_a_piece_that_was_damaged_on_its_way_is_requested_again() -> None:
     pieces = Pieces(PARTS, place=2)
     numbers: list[int] = []
 
@@ -77,7 +77,7 @@ def test_a_copy_stays_what_it_was() -> None:
     assert copy["model"]["a"].tolist() == [1.0] * 4
 
 
-def test_without_room_there_is_no_copy() -> None:
+def test_without_space_there_is_no_copy() -> None:
     assert copied(PARTS, lent_bytes=1) is None
     huge = torch.empty(2**58, dtype=torch.uint8, device="meta")
     assert copied({"model": {"a": huge}}, lent_bytes=0) is None

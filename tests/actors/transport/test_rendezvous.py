@@ -73,7 +73,7 @@ def test_what_another_thread_sets_is_not_sent(channels: tuple[Channel, Channel])
 
 
 @needs_namespaces
-def test_forming_a_group_asks_no_resolver(tmp_path: Path) -> None:
+def test_forming_a_group_calls_no_resolver(tmp_path: Path) -> None:
     script = Path(__file__).with_name("name_lookups.py")
     done = subprocess.run(
         alone([sys.executable, str(script), str(tmp_path)]),

@@ -54,7 +54,7 @@ def test_equal_seeds_give_equal_storms() -> None:
         next(gusts(0, 1.0, 1.0, []))
 
 
-def test_who_is_lost_is_told_from_who_is_waited_for() -> None:
+def test_lost_members_are_distinguished_from_those_that_are_waited_for() -> None:
     events = [
         event(1.0, "step", step=1),
         event(2.0, "step", step=2),  # already on its way when the member died
@@ -131,7 +131,7 @@ def test_what_cannot_be_is_refused(client: Client, plane: Any, run: Run) -> None
     assert error(refused)["detail"] == "the job is succeeded already"
 
 
-def test_a_server_lets_nothing_fail_unless_it_was_told_to(client: Client, plane: Any) -> None:
+def test_a_server_lets_nothing_fail_unless_it_is_allowed(client: Client, plane: Any) -> None:
     job = client.submit(JOB.format(name="digits"))
     play(plane, job.id, RUNS, step(1))
     with pytest.raises(UserError, match="does not let jobs fail on purpose") as refused:

@@ -84,7 +84,7 @@ def test_without_a_prediction_nothing_is_compared() -> None:
     assert step_times(measured(None)) == "step 1.50 s, nothing was predicted"
 
 
-def test_times_of_layers_are_told_in_one_line() -> None:
+def test_times_of_layers_are_shown_in_one_line() -> None:
     device = Device("cpu", "some cpu", 2**30)
     timed = MachineTimings(microbatch_size=4, device=device, layers={0: LayerTiming(0.1, 0.2)})
     assert line(LayersTimed(step=4, machines={"a": timed})).endswith("layers timed up to step 4 on 1 machine")

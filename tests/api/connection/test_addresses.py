@@ -37,14 +37,14 @@ def said(*setup: str, **settings: str) -> tuple[str, list[str]]:
 
 
 @needs_namespaces
-def test_an_address_of_the_machine_is_told_without_a_default_route() -> None:
+def test_an_address_of_the_machine_is_found_without_a_default_route() -> None:
     assert said(*LAN, ONE) == ("192.0.2.1", [])
     assert said(*LAN, ONE, *CONTAINERS) == ("192.0.2.1", [])
     assert said(*LAN, IPV6, host="::") == ("fd00::1", [])
 
 
 @needs_namespaces
-def test_of_several_addresses_the_default_routes_is_told_with_a_warning() -> None:
+def test_of_several_addresses_the_default_routes_is_used_with_a_warning() -> None:
     address, (warning,) = said(*LAN, ONE, OTHER, "route add default via 198.51.100.254")
     assert address == "198.51.100.1"
     assert "192.0.2.1" in warning

@@ -48,9 +48,7 @@ async def answered(attempt: Attempt, number: int | None) -> set[str]:
     return {machine.id for machine in offer.topology.contributors}
 
 
-def test_a_machine_that_joins_is_offered_and_leased_when_it_is_asked_for(
-    store: Store, tmp_path: Path
-) -> None:
+def test_a_machine_that_joins_is_offered_and_leased_on_request(store: Store, tmp_path: Path) -> None:
     async def story(cluster: Cluster) -> None:
         ada, job_id = cluster.contributor("ada"), cluster.submit()
         attempt = await training(cluster, job_id, ada)
@@ -250,7 +248,7 @@ class TestAllotting:
         cluster.arrive(spare)
         assert self.allot(cluster, allotting) != before
 
-    def test_what_was_asked_for_in_vain_is_not_offered_before_that_is_given_up(
+    def test_what_was_requested_in_vain_is_not_offered_before_that_is_given_up(
         self, cluster: Cluster
     ) -> None:
         allotting = Allotting(Patience())

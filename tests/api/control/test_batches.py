@@ -229,7 +229,7 @@ def test_a_server_that_stops_at_any_moment_changes_nothing(
     assert len(engine.requested) == 24 - len(kept)
 
 
-def test_what_an_engine_cannot_do_now_is_asked_for_again(
+def test_what_an_engine_cannot_do_now_is_requested_again(
     house: House, llama: LocalEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(attempt_module, "_PAUSE_S", 0.01)

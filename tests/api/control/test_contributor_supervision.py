@@ -340,7 +340,7 @@ def states(cluster: Cluster, *contributors: str) -> list[str]:
     return [cluster.store.contributors.get(one).state.value for one in contributors]
 
 
-def test_who_alone_is_silent_is_lost(settings: Settings) -> None:
+def test_a_machine_that_alone_is_unresponsive_is_lost(settings: Settings) -> None:
     async def story(cluster: Cluster) -> None:
         ada, grace = await two_ready(cluster)
         cluster.address = NOWHERE
@@ -372,7 +372,9 @@ def test_a_server_without_heartbeats_that_reaches_nobody_suspects_its_own_networ
     run(settings, story)
 
 
-def test_machines_fall_silent_one_after_another_when_the_server_is_cut_off(settings: Settings) -> None:
+def test_machines_become_unresponsive_one_after_another_when_the_server_is_cut_off(
+    settings: Settings,
+) -> None:
     async def story(cluster: Cluster) -> None:
         ada, grace = await two_ready(cluster)
         cluster.address = NOWHERE
@@ -385,7 +387,7 @@ def test_machines_fall_silent_one_after_another_when_the_server_is_cut_off(setti
     run(settings, story)
 
 
-def test_a_machine_beside_the_server_tells_nothing_of_the_network(settings: Settings) -> None:
+def test_a_machine_beside_the_server_proves_nothing_about_the_network(settings: Settings) -> None:
     async def story(cluster: Cluster) -> None:
         ada, grace = await two_ready(cluster)
         mary = cluster.join("mary")
@@ -402,7 +404,7 @@ def test_a_machine_beside_the_server_tells_nothing_of_the_network(settings: Sett
     run(settings, story)
 
 
-def test_machines_that_are_reached_but_silent_are_lost(settings: Settings) -> None:
+def test_machines_that_are_reached_but_unresponsive_are_lost(settings: Settings) -> None:
     async def story(cluster: Cluster) -> None:
         ada, grace = await two_ready(cluster)
         cluster.now += LOST_AFTER + timedelta(seconds=1)

@@ -66,7 +66,7 @@ async def ended(actor: Actor) -> RayAttempt:
     return attempt
 
 
-def test_what_was_told_just_before_the_end_is_not_lost() -> None:
+def test_what_was_reported_just_before_the_end_is_not_lost() -> None:
     async def story() -> None:
         attempt = await ended(Actor([Note(message="begun")], [], [ENDED]))
         assert await attempt.events(1, 0.0) == [ENDED]

@@ -19,7 +19,7 @@ def periods(news: list[Interruption]) -> list[tuple[int, float | None]]:
     return [(one.number, one.seconds) for one in news]
 
 
-def test_a_loss_is_told_once_and_so_is_its_end() -> None:
+def test_a_loss_is_reported_once_and_so_is_its_end() -> None:
     seen = Interruptions()
     assert seen.news(status(), 0.0) == []
     degraded = status(lost(1), state=DeploymentState.degraded)
@@ -29,7 +29,7 @@ def test_a_loss_is_told_once_and_so_is_its_end() -> None:
     assert seen.news(status(lost(1, 1.5, 0.9)), 2.5) == []
 
 
-def test_what_begins_and_ends_between_two_polls_is_told_whole() -> None:
+def test_what_begins_and_ends_between_two_polls_is_reported_whole() -> None:
     seen = Interruptions()
     assert periods(seen.news(status(lost(1, 0.4, 0.2), lost(2, 0.1)), 1.0)) == [
         (1, None),

@@ -173,7 +173,7 @@ def test_attempts_that_get_nowhere_end(store: Store, tmp_path: Path) -> None:
     run(store, tmp_path, story)
 
 
-def test_a_coordinator_that_stays_silent_is_given_up_in_the_end(store: Store, tmp_path: Path) -> None:
+def test_a_coordinator_that_stays_unresponsive_is_given_up_in_the_end(store: Store, tmp_path: Path) -> None:
     async def story(cluster: Cluster) -> None:
         cluster.contributor("ada")
         job_id = cluster.submit("unresponsive")

@@ -92,7 +92,7 @@ def test_cancelling_asks_the_attempt_to_stop(store: Store, tmp_path: Path) -> No
     run(store, tmp_path, story)
 
 
-def test_a_coordinator_that_dies_after_a_wish_to_cancel_has_done_what_was_asked(
+def test_a_coordinator_that_dies_after_a_request_to_cancel_has_done_what_was_requested(
     store: Store, tmp_path: Path
 ) -> None:
     async def story(cluster: Cluster) -> None:

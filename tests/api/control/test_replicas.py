@@ -92,7 +92,7 @@ def test_at_zero_it_stays_with_the_next_server(store: Store, tmp_path: Path) -> 
     run(store, tmp_path, next_attempt)
 
 
-def test_who_waits_for_too_long_is_told_when_to_come_again(store: Store, tmp_path: Path) -> None:
+def test_a_request_that_waits_for_too_long_learns_when_to_come_again(store: Store, tmp_path: Path) -> None:
     async def story(house: House) -> None:
         house.deploy(replicas={"min": 0, "max": 1, "cold_start_timeout_s": 0.7})
         await house.replicas.get()  # it never gets ready
@@ -220,7 +220,7 @@ def test_who_has_all_that_they_want_did_not_break_off(
     run(store, tmp_path, story)
 
 
-def test_the_first_who_asks_at_zero_may_bring_much(store: Store, tmp_path: Path) -> None:
+def test_the_first_request_at_zero_replicas_may_be_large(store: Store, tmp_path: Path) -> None:
     async def story(house: House) -> None:
         house.deploy(replicas="0..1")
         await house.until(lambda: house.engines.find("llama") is not None)

@@ -49,7 +49,7 @@ def client(served: Plane, engine: LocalEngine) -> Iterator[OpenAI]:
         yield client
 
 
-def test_vectors_are_those_of_transformers_whoever_else_asks(client: OpenAI, folder: Path) -> None:
+def test_vectors_are_those_of_transformers_beside_other_requests(client: OpenAI, folder: Path) -> None:
     expected = encoded(folder, TEXTS)
     tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
     with ThreadPoolExecutor(4) as others:
@@ -105,7 +105,7 @@ def test_an_embedder_that_is_no_encoder_is_refused(folder: Path, tmp_path: Path)
         LocalEngine("other", other)
 
 
-def test_how_vectors_are_made_is_looked_at_when_it_is_deployed(
+def test_how_vectors_are_made_is_checked_when_it_is_deployed(
     plane: Plane, folder: Path, tmp_path: Path
 ) -> None:
     made = Path(shutil.copytree(folder, tmp_path / "made"))

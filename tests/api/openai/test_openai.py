@@ -103,7 +103,7 @@ def test_models_are_listed_and_shown(client: OpenAI, says: Says) -> None:
 # Chats
 
 
-def test_templates_are_told_who_speaks() -> None:
+def test_templates_receive_the_name_of_the_speaker() -> None:
     message = Message.model_validate({"role": "user", "content": "Hello", "name": "ada"}).for_template()
     assert message == {"role": "user", "content": "Hello", "name": "ada"}
 
@@ -424,7 +424,9 @@ def test_the_key_must_be_right(served: Plane, says: Says) -> None:
         assert httpx.post(f"{served.url}/v1/{path}", json={}).status_code == 401
 
 
-def test_a_model_that_is_not_there_is_told_from_one_that_is_not_ready(client: OpenAI, served: Plane) -> None:
+def test_a_model_that_is_not_there_is_distinguished_from_one_that_is_not_ready(
+    client: OpenAI, served: Plane
+) -> None:
     with pytest.raises(openai.NotFoundError) as caught:
         client.chat.completions.create(model="zebra", messages=HELLO)
     assert (error(caught)["code"], error(caught)["param"]) == ("model_not_found", "model")
@@ -657,9 +659,7 @@ def test_a_client_that_never_reads_is_given_up(
         wait_until(lambda: speaker.closed)
 
 
-def test_a_silent_stream_gives_signs_of_life(
-    served: Plane, says: Says, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_idle_stream_sends_keep_alives(served: Plane, says: Says, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(answer_stream, "_QUIET_S", 0.05)
     speaker = says()
     speaker.pause_after = 1
@@ -672,7 +672,9 @@ def test_a_silent_stream_gives_signs_of_life(
             read += connection.recv(4096)
 
 
-def test_a_server_that_ends_tells_its_streams(plane: Plane, folder: Path, tokenizer: ServedTokenizer) -> None:
+def test_a_server_that_ends_notifies_its_streams(
+    plane: Plane, folder: Path, tokenizer: ServedTokenizer
+) -> None:
     speaker = Speaker("model", folder, lambda _: tokenizer.encode(ANSWER, 99))
     speaker.pause_after = 2
     plane.app.state.context.engines.add(speaker)

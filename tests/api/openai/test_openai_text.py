@@ -273,7 +273,7 @@ def test_ends_of_text_come_from_all_places(tmp_path: Path) -> None:
     assert ServedTokenizer(folder).vocabulary.end_ids[1:] == (7, 9)
 
 
-def test_a_folder_without_a_tokenizer_is_told(tmp_path: Path) -> None:
+def test_a_folder_without_a_tokenizer_is_reported(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(UserError, match="cannot be loaded"):
         ServedTokenizer(tmp_path)

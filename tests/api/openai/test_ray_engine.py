@@ -98,7 +98,9 @@ def run(tmp_path: Path, story: Callable[[RayEngine], Awaitable[None]]) -> None:
     asyncio.run(main())
 
 
-def test_the_sequences_of_a_request_stay_together_whoever_looks_meanwhile(tmp_path: Path) -> None:
+def test_the_sequences_of_a_request_stay_together_whichever_replica_reports_ready_meanwhile(
+    tmp_path: Path,
+) -> None:
     async def story(engine: RayEngine) -> None:
         replicas = [Replica(engine), Replica(engine)]
         for replica in replicas:
@@ -157,7 +159,7 @@ def test_who_leaves_while_one_refuses_is_not_given_to_the_next(tmp_path: Path) -
     run(tmp_path, story)
 
 
-def test_who_is_lost_while_it_is_asked_is_followed_by_the_next(tmp_path: Path) -> None:
+def test_a_replica_lost_during_a_call_is_followed_by_the_next(tmp_path: Path) -> None:
     async def story(engine: RayEngine) -> None:
         first, second = Replica(engine, failures=[ContributorLost("it died")]), Replica(engine)
         first.report_ready()

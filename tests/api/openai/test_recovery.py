@@ -130,7 +130,7 @@ def test_each_sequence_that_has_not_ended_is_cancelled_once() -> None:
 # -- routing ---------------------------------------------------------------------------------------------------------
 
 
-def test_only_ready_replicas_that_stay_are_asked_and_the_quickest_first() -> None:
+def test_only_ready_replicas_that_stay_are_called_and_the_quickest_first() -> None:
     slow, quick, leaving, starting = (Replica() for _ in range(4))
     router = Router()
     ready(router, slow, 1.0)

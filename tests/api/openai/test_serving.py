@@ -111,7 +111,7 @@ def test_text_goes_on_when_a_machine_dies(
 
 
 @pytest.mark.thorough
-def test_no_machine_is_held_while_nobody_asks(
+def test_no_machine_is_held_without_requests(
     server: Any, contributors: Callable[[], Any], folder: Path, expected: str, wait_for: Any
 ) -> None:
     machine = contributors()
@@ -143,7 +143,7 @@ def test_no_machine_is_held_while_nobody_asks(
 
 
 @pytest.mark.thorough
-def test_replicas_share_what_is_asked_and_one_leaves_without_a_word(
+def test_replicas_share_the_requests_and_one_leaves_without_a_word(
     server: Any, contributors: Callable[[], Any], folder: Path, expected: str, wait_for: Any
 ) -> None:
     for _ in range(2):

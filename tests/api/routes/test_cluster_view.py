@@ -99,7 +99,7 @@ def test_every_machine_is_in_one_island_and_links_join_all(store: Store, fleet: 
     assert reached == {island.id for island in found.islands}
 
 
-def test_the_story_and_the_work_of_a_machine_are_told(plane: Any, http: httpx.Client) -> None:
+def test_the_history_and_the_work_of_a_machine_are_returned(plane: Any, http: httpx.Client) -> None:
     machine = ready(plane.store, "1", [])
     page = http.get(f"/contributors/{machine}/events", params={"limit": 2}).json()
     assert [event["data"]["state"] for event in page["events"]] == ["joining", "probing"]

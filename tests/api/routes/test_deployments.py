@@ -80,7 +80,7 @@ def test_a_model_is_deployed_listed_and_taken_down(client: Client, model: Path) 
         client.require_model("llama")
 
 
-def test_another_number_of_replicas_is_asked_for_while_it_is_up(
+def test_another_number_of_replicas_is_requested_while_it_is_up(
     plane: Plane, client: Client, run: Run, model: Path
 ) -> None:
     source = {"path": str(model)}
@@ -162,7 +162,7 @@ def test_figures_come_with_the_stream_of_events_without_a_number(plane: Plane, h
         assert figures(lines)["status"]["replicas"][0]["tokens_per_s"] == 55.0
 
 
-def test_figures_are_told_when_they_change_and_now_and_then() -> None:
+def test_figures_are_sent_when_they_change_and_now_and_then() -> None:
     sent, supervised = SentFigures(), Supervised()
     assert [one.name for one in sent.news(supervised.snapshots, 0.0)] == ["llama"]
     supervised.status = supervised.status.model_copy(update={"tokens_per_s": 55.0})
@@ -173,7 +173,7 @@ def test_figures_are_told_when_they_change_and_now_and_then() -> None:
     assert len(sent.news(supervised.snapshots, 100.0)) == 1
 
 
-def test_prometheus_is_told_the_same(plane: Plane) -> None:
+def test_prometheus_receives_the_same(plane: Plane) -> None:
     url = plane.url + "/metrics"
     assert httpx.get(url).status_code == 401
     plane.app.state.context.deployments = Supervised()

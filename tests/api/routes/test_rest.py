@@ -386,7 +386,7 @@ def test_models_that_cannot_be_trained_are_refused_at_submission(
     assert (found["field"], problem_text in found["problem"]) == (field, True), found
 
 
-def test_all_that_is_wrong_with_a_job_is_told_at_once(http: httpx.Client, tmp_path: Path) -> None:
+def test_all_that_is_wrong_with_a_job_is_reported_at_once(http: httpx.Client, tmp_path: Path) -> None:
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"body": "some text"}\n')
     config = {"model_type": "llama", "hidden_size": 100, "num_attention_heads": 6, "vocab_size": 300}

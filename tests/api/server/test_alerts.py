@@ -71,7 +71,7 @@ def test_a_cluster_that_is_well_has_none(cluster: Cluster) -> None:
     assert cluster.kinds() == []
 
 
-def test_a_lost_machine_is_told_for_an_hour_or_until_it_is_back(cluster: Cluster) -> None:
+def test_a_lost_machine_is_reported_for_an_hour_or_until_it_is_back(cluster: Cluster) -> None:
     for name in ("ash", "birch"):
         cluster.store.contributors.set_state(cluster.join(name), ContributorState.lost, "its node died")
     cluster.join("birch")
@@ -91,7 +91,7 @@ def test_a_machine_that_left_is_not_missed(cluster: Cluster) -> None:
     assert cluster.kinds() == []
 
 
-def test_a_silent_machine_is_told_until_it_speaks(cluster: Cluster) -> None:
+def test_an_unresponsive_machine_is_reported_until_it_answers(cluster: Cluster) -> None:
     machine = cluster.join("ash")
     seen_at = cluster.now
     cluster.wait(UNRESPONSIVE_AFTER)
@@ -108,7 +108,7 @@ def test_no_machine_is_unresponsive_to_a_server_that_just_began(cluster: Cluster
     assert cluster.kinds() == []
 
 
-def test_versions_that_do_not_work_together_are_told_and_others_are_not(cluster: Cluster) -> None:
+def test_versions_that_do_not_work_together_are_reported_and_others_are_not(cluster: Cluster) -> None:
     cluster.join("ash", torch="0.1.0")
     cluster.join("birch", share_compute=local_versions().share_compute + "+local")
     (alert,) = find_alerts(cluster.context)
@@ -117,7 +117,7 @@ def test_versions_that_do_not_work_together_are_told_and_others_are_not(cluster:
     assert alert.hint
 
 
-def test_a_job_that_waits_is_told_with_its_reason(cluster: Cluster, digits: dict[str, Any]) -> None:
+def test_a_job_that_waits_is_reported_with_its_reason(cluster: Cluster, digits: dict[str, Any]) -> None:
     job = cluster.store.jobs.create(parse_job(digits))
     submitted_at = cluster.now
     assert cluster.kinds() == []
@@ -140,14 +140,16 @@ def test_a_job_waits_since_it_was_put_back(cluster: Cluster, digits: dict[str, A
     assert cluster.kinds() == ["job-waits"]
 
 
-def test_a_job_that_is_lost_again_and_again_is_told_at_once(cluster: Cluster, digits: dict[str, Any]) -> None:
+def test_a_job_that_is_lost_again_and_again_is_reported_at_once(
+    cluster: Cluster, digits: dict[str, Any]
+) -> None:
     job = cluster.store.jobs.create(parse_job(digits))
     cluster.store.jobs.begin(job.id, [])
     cluster.store.jobs.requeue(job.id, "a machine was lost", attempt=1, fruitless_attempts=2)
     assert cluster.kinds() == ["job-fruitless"]
 
 
-def test_a_failed_job_is_told_first_and_for_an_hour(cluster: Cluster, digits: dict[str, Any]) -> None:
+def test_a_failed_job_is_reported_first_and_for_an_hour(cluster: Cluster, digits: dict[str, Any]) -> None:
     cluster.store.contributors.set_state(cluster.join("ash"), ContributorState.lost, "its node died")
     job = cluster.store.jobs.create(parse_job(digits))
     begun = cluster.store.jobs.begin(job.id, [])
@@ -160,7 +162,7 @@ def test_a_failed_job_is_told_first_and_for_an_hour(cluster: Cluster, digits: di
     assert cluster.kinds() == []
 
 
-def test_deployments_that_fail_lose_a_part_or_wait_are_told(cluster: Cluster, tmp_path: Path) -> None:
+def test_deployments_that_fail_lose_a_part_or_wait_are_reported(cluster: Cluster, tmp_path: Path) -> None:
     spec = {"name": "llama", "model": {"path": str(tmp_path)}, "max_seq": 64}
     deployments = cluster.store.deployments
     one = deployments.create(parse_deployment(spec), reason="submitted")
@@ -174,7 +176,7 @@ def test_deployments_that_fail_lose_a_part_or_wait_are_told(cluster: Cluster, tm
     assert cluster.kinds() == ["deployment-failed"]
 
 
-def test_changes_are_told_by_an_event_and_nothing_else_is(cluster: Cluster) -> None:
+def test_changes_are_reported_by_an_event_and_nothing_else_is(cluster: Cluster) -> None:
     cluster.store.contributors.set_state(cluster.join("ash"), ContributorState.lost, "its node died")
     watch, start = AlertWatch(cluster.context), cluster.store.events.last_seq()
     watch.poll()
@@ -188,7 +190,7 @@ def test_changes_are_told_by_an_event_and_nothing_else_is(cluster: Cluster) -> N
     assert (event.job_id, event.contributor_id) == (None, None)
 
 
-def test_a_cluster_that_cannot_be_used_is_told_until_it_can(
+def test_a_cluster_that_cannot_be_used_is_reported_until_it_can(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(CLUSTER, "trouble", "the Ray head ended with status -9")

@@ -32,7 +32,7 @@ def end(plane: Any, job_id: str) -> None:
     plane.store.progress.record(job_id, plane.store.jobs.get(job_id).attempt, [ended])
 
 
-def test_a_stream_tells_the_past_and_then_what_happens(plane: Any, http: httpx.Client, job_id: str) -> None:
+def test_a_stream_sends_past_events_and_then_new_ones(plane: Any, http: httpx.Client, job_id: str) -> None:
     with connect_sse(http, "GET", f"/jobs/{job_id}/events") as source:
         assert source.response.headers["content-type"].startswith("text/event-stream")
         items = (item for item in source.iter_sse() if item.data)

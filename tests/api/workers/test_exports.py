@@ -89,7 +89,7 @@ def test_a_checkpoint_becomes_a_folder_that_transformers_loads(
     assert client.export(job_id, 4) == client.artifacts(job_id)[0]
 
 
-def test_an_export_takes_no_room_beside_its_checkpoint(
+def test_an_export_takes_no_space_beside_its_checkpoint(
     client: Client, job_id: str, checkpoints: Path
 ) -> None:
     made = client.export(job_id, 8)

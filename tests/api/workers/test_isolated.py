@@ -65,7 +65,9 @@ def test_another_process_follows_one_that_was_killed(processes: IsolatedProcesse
     assert processes.pids() != [pid]
 
 
-def test_who_waits_for_too_many_is_told(processes: IsolatedProcesses, folder: Path, tmp_path: Path) -> None:
+def test_a_question_behind_too_many_is_refused(
+    processes: IsolatedProcesses, folder: Path, tmp_path: Path
+) -> None:
     endless = make_tokenizer(tmp_path)
     (endless / "chat_template.jinja").write_text(ENDLESS)
     question = Chat(folder=endless, version=1, messages=HELLO, window_tokens=99)
@@ -83,7 +85,7 @@ def test_who_waits_for_too_many_is_told(processes: IsolatedProcesses, folder: Pa
                 one.result()
 
 
-def test_what_waits_when_the_server_ends_is_told(tmp_path: Path) -> None:
+def test_questions_that_wait_when_the_server_ends_are_refused(tmp_path: Path) -> None:
     processes = IsolatedProcesses(PoolLimits(processes=1))
     endless = make_tokenizer(tmp_path)
     (endless / "chat_template.jinja").write_text(ENDLESS)

@@ -148,7 +148,7 @@ class TestInputs:
             ([{"question": "a", "output": 1}], "into which answers are written"),
         ],
     )
-    def test_first_rows_are_looked_at(self, tmp_path: Path, rows: list[Any], problem: str) -> None:
+    def test_first_rows_are_checked(self, tmp_path: Path, rows: list[Any], problem: str) -> None:
         good = lines(tmp_path / "good.jsonl", [{"question": "a"}])
         bad = lines(tmp_path / "bad.jsonl", rows)
         Inputs([good], "question").check(str, COLUMNS["generate"])

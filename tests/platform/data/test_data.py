@@ -152,7 +152,7 @@ class TestText:
         assert decoded[0].startswith(f"one two{END_OF_DOCUMENT}three{END_OF_DOCUMENT}Machine 0")
 
     @pytest.mark.parametrize("suffix", [".txt", ".jsonl", ".parquet"])
-    def test_reading_asks_no_other_machine(
+    def test_reading_calls_no_other_machine(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str
     ) -> None:
         requests: list[object] = []

@@ -179,7 +179,7 @@ def test_names_that_look_like_numbers_stay_names(name: str) -> None:
     assert read_topology(write_topology(Topology((machine,)))) == Topology((machine,))
 
 
-def test_one_mistake_is_told_once() -> None:
+def test_one_mistake_is_reported_once() -> None:
     with pytest.raises(UserError) as error:
         parse_topology(broken(f"{DEVICE}.memory_bytes", "much"))
     (field,) = error.value.details["fields"]

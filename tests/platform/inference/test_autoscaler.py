@@ -90,7 +90,7 @@ def test_it_goes_down_slowly_by_the_most_that_was_needed_meanwhile() -> None:
     assert time.during(1000, lambda _: 1) == []
 
 
-def test_it_goes_to_none_only_when_nobody_asked_for_long_and_at_once_from_it() -> None:
+def test_it_scales_to_zero_only_after_a_long_time_without_requests_and_at_once_from_it() -> None:
     time = clock()
     assert time.during(299, lambda _: 0) == []
     time.tick(1)

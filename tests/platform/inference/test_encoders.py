@@ -68,7 +68,7 @@ def test_the_longest_text_is_as_long_as_the_window(model_type: str) -> None:
     torch.testing.assert_close(vectors(stages, [TEXTS[1], longest])[1], expected, **CLOSE)
 
 
-def test_vectors_are_made_as_asked() -> None:
+def test_vectors_are_made_as_requested() -> None:
     def made(**how: Any) -> Any:
         return vectors([filled(stage_of("bert", (0, 3), Pooling(**how)), "bert")], TEXTS)
 

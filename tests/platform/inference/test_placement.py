@@ -27,7 +27,7 @@ CACHE_BYTES = 4 * LAYERS * 64 * 640 * 16
 
 
 @pytest.mark.parametrize("dtype", ["float32", "int8"])
-def test_what_is_looked_up_does_not_take_the_room_of_caches(dtype: str) -> None:
+def test_what_is_looked_up_does_not_reduce_kv_capacity(dtype: str) -> None:
     embedding = LayerProfile(parameters=256 * MIB)
     profile = PROFILE.model_copy(update={"embedding": embedding, "tied": 256 * MIB})
     weight_bytes = 4 * 256 * MIB + (1 if dtype == "int8" else 4) * LAYERS * MIB

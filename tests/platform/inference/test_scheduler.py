@@ -53,7 +53,7 @@ def test_an_empty_prompt_is_refused() -> None:
 
 
 @pytest.mark.parametrize("changes", [{"window_tokens": 50}, {"kv_tokens": 50}])
-def test_a_prompt_must_leave_room_for_a_token(changes: dict[str, int]) -> None:
+def test_a_prompt_must_leave_capacity_for_a_token(changes: dict[str, int]) -> None:
     one = world(**changes)
     with pytest.raises(TooLong, match="50 tokens; prompt and answer together can have 50") as refused:
         one.submit(generation(0, LONG[:50]))
@@ -70,7 +70,7 @@ def test_a_sequence_ends_at_the_window() -> None:
     assert one.ends[0] == Finished(0, "length", 10)
 
 
-def test_who_asks_for_no_tokens_ends_at_once() -> None:
+def test_a_request_for_no_tokens_ends_at_once() -> None:
     one = world()
     assert one.scheduler.submit(generation(0, max_tokens=0)) == [Finished(0, "length", 0)]
     assert one.scheduler.next_steps() == []
@@ -245,7 +245,7 @@ def test_a_stop_token_wastes_at_most_what_ran_ahead(run_ahead: int) -> None:
     assert one.scheduler.stats().totals.wasted_tokens <= run_ahead
 
 
-def test_a_cancelled_sequence_ends_at_once_and_its_room_is_free() -> None:
+def test_a_cancelled_sequence_ends_at_once_and_its_capacity_is_free() -> None:
     one = world(kv_tokens=100)
     one.submit(generation(0, LONG, max_tokens=20))
     one.send()
@@ -284,7 +284,7 @@ def test_batches_stay_even() -> None:
 # -- results -------------------------------------------------------------------------------------------------------
 
 
-def test_results_are_told_in_the_order_of_their_steps() -> None:
+def test_results_are_emitted_in_the_order_of_their_steps() -> None:
     one = world(stages=1)
     one.submit(generation(0))
     one.send()
@@ -342,7 +342,7 @@ def test_the_next_message_of_a_chat_goes_on_from_the_last() -> None:
     assert one.cached[1] == 99
 
 
-def test_what_was_used_longest_ago_makes_room() -> None:
+def test_the_least_recently_used_slot_is_evicted() -> None:
     one = world(kv_tokens=200)
     prompts = [tuple(range(start, start + 50)) for start in (0, 100, 200)]
     for sequence, prompt in enumerate([*prompts, prompts[0], tuple(range(300, 350)), prompts[0], prompts[1]]):
@@ -353,7 +353,7 @@ def test_what_was_used_longest_ago_makes_room() -> None:
     one.finish()
 
 
-def test_without_room_for_both_the_copy_is_left() -> None:
+def test_without_capacity_for_both_the_copy_is_left() -> None:
     one = world(kv_tokens=100)
     one.submit(generation(0, LONG, max_tokens=4))
     while one.running:
@@ -367,7 +367,7 @@ def test_without_room_for_both_the_copy_is_left() -> None:
 # -- room for answers ----------------------------------------------------------------------------------------------
 
 
-def test_who_may_talk_for_long_takes_the_room_of_a_typical_answer() -> None:
+def test_a_sequence_with_a_high_limit_reserves_the_capacity_of_a_typical_answer() -> None:
     one = world(kv_tokens=400, answer_tokens=20)
     one.submit(
         *(generation(sequence, (sequence, 1), max_tokens=1000, stops=(9, 3)) for sequence in range(16))
@@ -388,7 +388,7 @@ def test_a_slot_grows_with_the_answer_and_without_a_pause() -> None:
     assert one.scheduler.stats().totals.preempted == 0
 
 
-def test_who_finds_no_more_room_goes_on_before_anybody_new() -> None:
+def test_a_sequence_without_more_capacity_continues_before_new_ones() -> None:
     one = world(kv_tokens=150, answer_tokens=10)
     one.submit(*(generation(sequence, (sequence, 1), max_tokens=100) for sequence in range(4)))
     while not one.scheduler.stats().interrupted:
@@ -438,7 +438,7 @@ def test_a_number_may_be_given_again_while_its_slot_is_kept() -> None:
     assert isinstance(one.ends[0], Finished)
 
 
-def test_who_gave_up_its_room_may_be_cancelled() -> None:
+def test_a_preempted_sequence_may_be_cancelled() -> None:
     one = world(kv_tokens=150, answer_tokens=10)
     one.submit(*(generation(sequence, (sequence, 1), max_tokens=100) for sequence in range(4)))
     while not one.scheduler.stats().interrupted:
@@ -489,7 +489,7 @@ def test_results_of_another_epoch_are_dropped_though_their_step_is_known() -> No
     assert scheduler.completed(StepResult(step.id, 5, sampled)) == [Emitted(0, 0, 9, None, ())]
 
 
-def test_who_may_talk_for_long_goes_on_where_there_is_less_room() -> None:
+def test_a_sequence_with_a_high_limit_continues_where_there_is_less_capacity() -> None:
     one = world()
     one.submit(generation(0, LONG, max_tokens=100), generation(1))
     while len(one.text[0]) < 3:

@@ -43,7 +43,7 @@ def test_refusals_name_the_field(field: str, value: object) -> None:
         SamplingOptions.model_validate({**LEAST, field: value})
 
 
-def test_a_mistyped_name_is_told_the_nearest() -> None:
+def test_a_mistyped_name_is_answered_with_the_nearest() -> None:
     with pytest.raises(ValidationError, match="did you mean 'temperature'"):
         SamplingOptions.model_validate({**LEAST, "temprature": 1})
 

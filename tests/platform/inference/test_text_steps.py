@@ -80,7 +80,7 @@ class Encoder:
         assert (stats.queued, stats.running, stats.kv_tokens_used, stats.owners) == (0, 0, 0, 0)
 
 
-def test_texts_are_computed_whole_and_each_is_told_once() -> None:
+def test_texts_are_computed_whole_and_each_is_reported_once() -> None:
     draw, encoder = Random(1), Encoder()
     texts = [text(number, draw.randint(1, 40), draw.choice("abc")) for number in range(60)]
     encoder.submit(*texts)
@@ -138,7 +138,7 @@ def test_more_than_may_wait_are_refused() -> None:
     encoder.finish()
 
 
-def test_what_nobody_wants_any_more_is_not_told() -> None:
+def test_cancelled_texts_are_not_reported() -> None:
     encoder = Encoder()
     encoder.submit(*(text(number, 30) for number in range(8)))
     encoder.send()

@@ -176,7 +176,7 @@ def test_the_profile_counts_adapters() -> None:
     assert profile.layers[2].backward_flops.at(100) < plain.layers[2].backward_flops.at(100)
 
 
-def test_a_target_that_is_not_there_is_told() -> None:
+def test_a_target_that_is_not_there_is_reported() -> None:
     with pytest.raises(UserError, match=r"no matrix in the model's layers is called 'query'") as caught:
         dissect(blueprint(targets=("query",)))
     assert "choose among down_proj, gate_proj, k_proj" in str(caught.value.hint)

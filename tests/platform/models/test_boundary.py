@@ -55,7 +55,7 @@ def test_shapes_are_those_that_stages_make(blueprint: Blueprint, count: int, sam
             assert expected.misfit(made[:2]) is not None
 
 
-def test_a_misfit_is_told_in_plain_words() -> None:
+def test_a_misfit_is_reported_in_plain_words() -> None:
     expected = Expected((2, 3), FLOATS)
     assert expected.misfit(torch.ones(2, 3)) is None
     assert expected.misfit(torch.ones(3, 2)) == "its shape is [3, 2] in place of [2, 3]"

@@ -51,7 +51,7 @@ def test_the_next_older_whole_one_is_taken_and_the_others_are_named(three: list[
     assert newest_whole(three[2]) == (three[0], ())
 
 
-def test_one_that_made_room_for_newer_ones_is_not_missed(three: list[Path]) -> None:
+def test_one_that_was_deleted_for_newer_ones_is_not_missed(three: list[Path]) -> None:
     assert newest_whole(three[0].with_name("step-00000001")) == (three[2], ())
 
 

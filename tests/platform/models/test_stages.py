@@ -151,7 +151,7 @@ def test_a_loss_scale_changes_only_the_scale() -> None:
     assert_equal(plain, {name: gradient / 2.0**16 for name, gradient in scaled.items()})
 
 
-def test_a_device_that_cannot_is_told() -> None:
+def test_a_device_that_cannot_is_reported() -> None:
     with pytest.raises(UserError, match="meta cannot compute in bfloat16") as caught:
         require_precision("bfloat16", torch.device("meta"))
     assert caught.value.hint
@@ -192,7 +192,7 @@ class TestFreezing:
         assert not stages_of(digits(freeze=("layers[:1]",)), HALVES)[1].trains_before
 
     @pytest.mark.parametrize("make", [language, digits])
-    def test_patterns_that_mean_nothing_are_told(self, make: Any) -> None:
+    def test_patterns_that_mean_nothing_are_reported(self, make: Any) -> None:
         with pytest.raises(
             UserError, match=r"no parameter of the model is meant by 'layers\[9:\]'"
         ) as caught:

@@ -208,7 +208,7 @@ def test_a_folder_of_an_earlier_version_counts_as_whole(tmp_path: Path) -> None:
     assert damage(tmp_path / "out") is None
 
 
-def test_what_is_set_aside_is_kept_but_counts_no_more(tmp_path: Path) -> None:
+def test_a_folder_that_is_renamed_as_damaged_is_kept_but_counts_no_more(tmp_path: Path) -> None:
     for step in (1, 2):
         write_folder(tmp_path / f"step-{step}", {"a": torch.ones(step)})
     for _ in range(2):

@@ -48,11 +48,11 @@ class TestWatch:
         assert [watch.observe(1.0, seconds) for seconds in (1.3, 1.3, 1.2, 1.3, 1.3)] == [False] * 5
 
     @pytest.mark.parametrize("seconds", [1.3, 0.7])
-    def test_drift_either_way_is_told_ever_more_rarely(self, seconds: float) -> None:
+    def test_drift_either_way_is_reported_ever_more_rarely(self, seconds: float) -> None:
         watch = DriftWatch(LIMITS)
         assert [step for step in range(1, 22) if watch.observe(1.0, seconds)] == [3, 9, 21]
 
-    def test_within_the_limit_nothing_is_told(self) -> None:
+    def test_within_the_limit_nothing_is_reported(self) -> None:
         watch = DriftWatch(LIMITS)
         assert not any(watch.observe(1.0, seconds) for seconds in (1.24, 0.76) for _ in range(10))
 

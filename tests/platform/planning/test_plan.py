@@ -38,7 +38,7 @@ class TestSimpleStrategies:
         assert names(plan) == [["slow"], ["fast"], ["middle"]]
         assert layers(plan) == [2, 6, 4]
 
-    def test_the_slowest_are_idle_when_fewer_stages_are_asked_for(self) -> None:
+    def test_the_slowest_are_idle_when_fewer_stages_are_requested(self) -> None:
         topology = lan(machine("a", 1), machine("b", 9), machine("c", 5))
         plan = make_plan(job(strategy="uniform", stages=2), topology, PROFILE)
         assert [idle.name for idle in plan.idle] == ["a"]
@@ -111,7 +111,7 @@ class TestSearchingStrategies:
             }
             assert min(steps.values()) == steps["auto"]
 
-    def test_as_many_stages_and_members_as_asked_for(self) -> None:
+    def test_as_many_stages_and_members_as_requested(self) -> None:
         topology = lan(*(machine(name, 40 + index) for index, name in enumerate("abcd")))
         assert make_plan(job(stages=3, members_per_stage=1), topology, PROFILE).stage_sizes == [1, 1, 1]
         assert make_plan(job(stages=2, members_per_stage=2), topology, PROFILE).stage_sizes == [2, 2]

@@ -87,7 +87,7 @@ def test_regions_that_are_far_apart_may_train_as_islands() -> None:
     assert report.islands.samples_per_s > report.plan.prediction.samples_per_s
 
 
-def test_serving_is_told_too_and_alone_where_training_does_not_fit() -> None:
+def test_serving_is_reported_too_and_alone_where_training_does_not_fit() -> None:
     serving = ServingWorkload(prompt_tokens=64, new_tokens=16, concurrent=2)
     both = dry_run(job(), TOPOLOGY, PROFILE, serving=serving)
     assert both.serving is not None
@@ -152,7 +152,7 @@ def test_serving_that_lacks_memory_says_how_many_machines_would_help() -> None:
     plan_serving("model", lan(alone, machine("b", memory_bytes=GIB // 2)), PROFILE, requests)
 
 
-def test_the_gap_is_told_in_every_form_and_never_below_nothing() -> None:
+def test_the_gap_is_reported_in_every_form_and_never_below_zero() -> None:
     prediction = dry_run(job(), TOPOLOGY, PROFILE).plan.prediction
     assert prediction is not None
     assert prediction.gap is not None

@@ -11,7 +11,7 @@ from share_compute.protocol.failures import FailureKind, FailureScript, Injected
 from share_compute.protocol.points import Point
 
 
-def test_each_failure_happens_once_where_and_when_it_was_asked_for() -> None:
+def test_each_failure_happens_once_where_and_when_it_was_requested() -> None:
     kill = InjectedFailure(FailureKind.kill, Point.cell_done, "b", step=2, occurrence=2)
     script = FailureScript([kill])
     assert script.passes(Point.cell_done, "a", 2) == []

@@ -110,7 +110,7 @@ def test_reports_of_another_step_say_nothing() -> None:
     assert after(report("a", step=4, summed={0, 1})) == after()
 
 
-def test_who_was_silent_and_holds_what_others_did_again_forgets_it() -> None:
+def test_a_member_that_was_unresponsive_forgets_what_others_recomputed() -> None:
     recovery = after(done("a", {0, 1}), done("b", {1, 2, 3}), done("c", {0, 1}), done("d", {2, 3}))
     assert recovery.forgets == {"a"}
     assert {entry for entry in work(recovery) if entry[1] == 0} == {

@@ -202,7 +202,9 @@ def test_a_bad_tensor_counts_against_its_sender(scenario: Scenario, kind: Failur
     assert (outcome.unmet, outcome.blamed, outcome.verdict) == ((), {"b": 1}, None)
 
 
-def test_a_machine_that_makes_numbers_that_are_not_finite_is_told_from_a_model_that_diverges() -> None:
+def test_a_machine_that_makes_numbers_that_are_not_finite_is_distinguished_from_a_model_that_diverges() -> (
+    None
+):
     again = [
         InjectedFailure(FailureKind.poison, Point.cell_starting, "b", step=2, occurrence=n)
         for n in (1, 2, 3, 4)
@@ -220,7 +222,7 @@ def test_a_fault_that_does_not_come_again_costs_a_step_and_nobody_is_blamed() ->
     assert (outcome.unmet, outcome.blamed, outcome.verdict) == ((), {}, None)
 
 
-def test_one_machine_alone_cannot_tell_itself_from_the_model() -> None:
+def test_one_machine_alone_cannot_be_distinguished_from_the_model() -> None:
     alone = Scenario(machines=1, stages=1, layers=2, runs=(2,), diverges_at=(1, 0, 0))
     verdict = run(alone).verdict
     assert isinstance(verdict, Diverged)

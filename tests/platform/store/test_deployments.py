@@ -50,7 +50,7 @@ def test_a_deployments_life_is_written_down(store: Store, clock: Any) -> None:
     assert len(rung) == len(changes)
 
 
-def test_what_a_replica_loses_is_told_and_that_it_goes_on(store: Store) -> None:
+def test_what_a_replica_loses_is_reported_and_that_it_continues(store: Store) -> None:
     other = store.deployments.create(spec("other"), reason="submitted")
     made = store.deployments.create(spec(), reason="submitted")
     lost = Interruption(number=3, reason="lost birch", machines=("birch",), ago_s=0.4)

@@ -88,7 +88,7 @@ def states(store: Store, job_id: str) -> list[str]:
     return [event.data["state"] for event in store.events.after(0, job_id=job_id) if event.kind == "state"]
 
 
-def test_a_job_keeps_what_was_asked_for(store: Store) -> None:
+def test_a_job_keeps_what_was_requested(store: Store) -> None:
     job = store.jobs.create(spec("my job"))
     assert (job.state, job.attempt, job.total_steps, job.name) == ("queued", 1, 4, "my job")
     assert store.jobs.get(job.id).spec == spec("my job")
@@ -367,7 +367,7 @@ def test_a_failure_after_a_wish_to_cancel_is_no_failure(store: Store, *, is_repo
     assert store.jobs.resume(job.id).cancel_requested_at is None
 
 
-def test_only_a_waiting_job_is_told_why_it_waits(store: Store) -> None:
+def test_only_a_waiting_job_has_a_reason_to_wait(store: Store) -> None:
     job = store.jobs.create(spec())
     store.jobs.explain(job.id, "waiting for contributors")
     store.jobs.explain(job.id, "waiting for contributors")
@@ -435,7 +435,7 @@ def test_events_are_read_on_from_any_point(store: Store) -> None:
     assert {event.kind for event in rest} == {"state"}
 
 
-def test_long_runs_are_told_by_the_steps_that_give_a_curve_its_shape(store: Store) -> None:
+def test_long_runs_are_sampled_at_the_steps_that_give_a_curve_its_shape(store: Store) -> None:
     job = running(store)
     steps = [step(number, 9.0 if number == 700 else 1 / number) for number in range(1, 1001)]
     validated = [Validated(split="validation", step=number, loss=2.0) for number in range(100, 1001, 100)]
@@ -527,7 +527,7 @@ def test_text_that_the_database_cannot_hold_is_the_callers_mistake(store: Store)
         store.invites.create("nul \0")
 
 
-def test_the_queue_tells_since_when_each_job_waits(store: Store, clock: Any) -> None:
+def test_the_queue_says_since_when_each_job_waits(store: Store, clock: Any) -> None:
     first = store.jobs.create(spec("first"))
     clock.pass_s(1)
     second = store.jobs.create(spec("second"))

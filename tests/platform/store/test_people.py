@@ -128,7 +128,7 @@ def test_an_invite_works_once(store: Store) -> None:
         store.invites.revoke(invite.id)
 
 
-def test_each_way_that_an_invite_fails_is_told_apart(store: Store, clock: Any) -> None:
+def test_each_way_that_an_invite_fails_is_distinguished(store: Store, clock: Any) -> None:
     with pytest.raises(InviteUnknown):
         store.invites.check("aaaa-bbbb-cccc-dddd")
     invite, code = store.invites.create(expires_in_s=60)

@@ -38,7 +38,7 @@ def reformed(made: Plan, first_open: int) -> Reformed:
     )
 
 
-def test_work_is_told_when_it_begins_changes_and_ends(store: Store, clock: Any) -> None:
+def test_work_is_reported_when_it_begins_changes_and_ends(store: Store, clock: Any) -> None:
     ada, bob = contributor(store, "ada"), contributor(store, "bob")
     job = store.jobs.create(spec())
     store.jobs.begin(job.id, [ada, bob])
@@ -71,7 +71,7 @@ def test_work_is_told_when_it_begins_changes_and_ends(store: Store, clock: Any) 
     assert (latest.is_complete, latest.steps) == (False, 1)
 
 
-def test_a_plan_that_stays_tells_nothing_again(store: Store) -> None:
+def test_a_plan_that_stays_is_not_reported_again(store: Store) -> None:
     ada = contributor(store, "ada")
     job = running(store, ada)
     before = work_events(store, ada)
@@ -132,7 +132,7 @@ def test_busy_time_is_kept_by_machine_within_a_bound(store: Store, clock: Any) -
     assert store.work.busy(ada, since=clock.now + timedelta(seconds=1)) == []
 
 
-def test_the_cluster_at_a_glance_tells_owners_links_and_what_is_held(store: Store, clock: Any) -> None:
+def test_summaries_of_machines_have_owners_links_and_what_is_held(store: Store, clock: Any) -> None:
     code = store.invites.create(label="Ada's laptop")[1]
     ada = store.contributors.join(code, name="ada", host="h", versions={}, limits={"memory_bytes": 100})[0].id
     (row,) = store.cluster.summaries()

@@ -94,7 +94,7 @@ def test_a_quarantine_outlives_going_and_coming_back(store: Store) -> None:
     assert state(store, measured(store, ada)) is ContributorState.ready
 
 
-def test_the_operator_is_told(store: Store) -> None:
+def test_the_operator_is_notified(store: Store) -> None:
     ada = joined(store, "ada")
     offend(store, ada, quarantined=True)
     now = store.clock()

@@ -84,7 +84,7 @@ class CheckpointManager:
         """Last folder that was reported as saved.
 
         It prevents a second save of a folder that is due for two reasons, or due again after members were lost."""
-        self._has_told_of_memory = False
+        self._has_reported_memory = False
         every_s = assignment.timed_checkpoints_s
         self._pace = None if every_s is None else CheckpointPace(every_s, time.monotonic())
 
@@ -192,8 +192,8 @@ class CheckpointManager:
         members = [self._group.handle(worker) for worker in first]
         answer = self._shard_store.save.remote(folder, kind, STATE_OF_TRAINING.pack(state), names, *members)
         self._under_way = _Saving(folder, kind, state.step, tuple(first), answer)
-        if copies and not all(are_copies.values()) and not self._has_told_of_memory:
-            self._has_told_of_memory = True
+        if copies and not all(are_copies.values()) and not self._has_reported_memory:
+            self._has_reported_memory = True
             short = ", ".join(sorted(self._group.name(worker) for worker in first if not are_copies[worker]))
             message = f"training waits for its checkpoints: no memory for a copy of the shard of {short}"
             self._report(Note(message=message))

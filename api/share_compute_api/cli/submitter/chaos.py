@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from share_compute_api.client.client import Client
     from share_compute_api.client.storm import Gust, Hit, HitReport, Restart, StormKind, StormReport
 
-_GLANCE_S = 0.5
+_POLL_S = 0.5
 _RECOVERY_S = 60.0
 """Time to wait for the next committed step after the last failure, in seconds."""
 _FAILED = 10
@@ -128,7 +128,7 @@ class _Storm:
                     hint=f"see what it waits for: share-compute show {self._job_id}",
                     job=self._job_id,
                 )
-            time.sleep(_GLANCE_S)
+            time.sleep(_POLL_S)
         while (page := self._client.events(self._job_id, after=self._after, limit=5000)).events:
             self._after = page.next_after
             for event in page.events:
@@ -152,7 +152,7 @@ class _Storm:
             figures = f"{len(self._hits)} failures  step {job.step}/{job.total_steps}"
             progress.update(task, completed=now_s, figures=figures)
             next_s = waiting[0].after_s if waiting else seconds
-            time.sleep(min(_GLANCE_S, max(0.0, min(next_s, seconds) - now_s)))
+            time.sleep(min(_POLL_S, max(0.0, min(next_s, seconds) - now_s)))
 
     def _strike(self, job: JobRecord, gust: Gust) -> None:
         from share_compute_api.client.storm import Hit
@@ -196,7 +196,7 @@ class _Storm:
                 is_calm = all(hit.recovered_s is not None for hit in hits)
                 if is_calm or job.state.is_final or time.monotonic() > deadline_s:
                     break
-                time.sleep(_GLANCE_S)
+                time.sleep(_POLL_S)
         steps, step_s, longest_stall_s = pace(events)
         begun = restarts(events, self._attempt, self._step)
         losses = _losses(self._client, self._job_id) if against else {}

@@ -76,13 +76,13 @@ class TestMachines:
         assert "2 of 4 microbatches, the rest with b" in reasons["a"]
         assert "2nd fastest here" in reasons["b"]
 
-    def test_a_slow_machine_is_told_what_a_step_would_take_with_it(self) -> None:
+    def test_a_slow_machine_is_explained_by_the_step_time_with_it(self) -> None:
         topology = lan(machine("a", 60), machine("b", 60), machine("snail", 1))
         plan = make_plan(job(), topology, PROFILE)
         assert "with it a step would take" in reason(plan, "snail")
         assert "because it computes at 1.0 GFLOP/s" in reason(plan, "snail")
 
-    def test_a_far_machine_is_told_which_link_is_at_fault(self) -> None:
+    def test_a_far_machine_is_explained_by_the_link_at_fault(self) -> None:
         near = [machine("a", 60), machine("b", 60)]
         links = (
             Link("a", "b", 1e-4, 1e9),
@@ -143,7 +143,7 @@ class TestEqualMachines:
             assert "slower" not in idle.reason
             assert "because it computes" not in idle.reason
 
-    def test_a_slow_one_is_told_so(self) -> None:
+    def test_a_slow_one_is_called_slow(self) -> None:
         topology = lan(machine("a", 50), machine("b", 50), machine("slow", 40))
         requested = {"stages": 2, "members_per_stage": 1}
         simple = make_plan(job(strategy="uniform", **requested), topology, PROFILE)

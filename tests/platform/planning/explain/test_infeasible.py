@@ -112,7 +112,7 @@ def test_one_machine_that_lends_what_is_missing_does_the_job() -> None:
     refusal(lan(machine("a", memory_bytes=size + missing - 2)))
 
 
-def test_a_hair_too_little_is_not_told_to_be_enough() -> None:
+def test_slightly_too_little_memory_is_not_reported_as_enough() -> None:
     enough = to_lend(make_plan(job(), lan(machine("a")), PROFILE).stages[0].members[0].memory_bytes)
     failure = refusal(lan(machine("a", memory_bytes=enough - 1000)))
     assert any(advice.startswith("lend 1.01 times") for advice in failure.details["would_fit"])

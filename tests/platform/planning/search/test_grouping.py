@@ -34,7 +34,7 @@ def test_groups_cost_what_their_layers_do(layers: int) -> None:
         assert coarse == pytest.approx(fine[..., list(groups.edges)])
 
 
-def test_as_many_groups_as_stages_are_asked_for() -> None:
+def test_as_many_groups_as_requested_stages() -> None:
     assert group(deep(400), 250).coarse.num_layers >= 250
 
 

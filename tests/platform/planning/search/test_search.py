@@ -99,7 +99,7 @@ def test_equal_to_brute_force_where_more_takes_its_time(
 
 
 @pytest.mark.parametrize("seed", thoroughly(range(40), quick=12))
-def test_as_many_stages_and_members_as_asked_for(seed: int) -> None:
+def test_as_many_stages_and_members_as_requested(seed: int) -> None:
     cost = small(seed)
     for stages, members in ((2, None), (None, 1), (2, 1), (None, 2), (3, None), (1, 2)):
         found = search(cost, stages=stages, members_per_stage=members)
