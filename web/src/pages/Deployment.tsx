@@ -5,7 +5,7 @@ import { getRouteApi } from "@tanstack/react-router";
 import { useTranslation } from "react-i18next";
 
 import { deployment as deploymentQuery, deploymentStatus, figures as figuresQuery } from "../api/queries";
-import type { Deployment as View, Figures, ReplicaStatus } from "../api/types";
+import type { Deployment as DeploymentData, Figures, ReplicaStatus } from "../api/types";
 import { sentence, Waiting } from "../components/Feedback";
 import { Figure } from "../components/Figure";
 import { Page, Section } from "../components/frame/Page";
@@ -34,7 +34,7 @@ export function Deployment() {
   return <Known deployment={data} />;
 }
 
-function Known({ deployment }: { deployment: View }) {
+function Known({ deployment }: { deployment: DeploymentData }) {
   const { t } = useTranslation();
   const hasEnded = isOver(deployment);
   const status = useStatus(deployment);
@@ -119,7 +119,7 @@ function Known({ deployment }: { deployment: View }) {
 }
 
 /** The reason of the current state; for a failure also the hint. */
-function Standing({ deployment }: { deployment: View }) {
+function Standing({ deployment }: { deployment: DeploymentData }) {
   const { state, reason, error } = deployment;
   if (state !== "failed") return <Text size="sm">{sentence(reason)}</Text>;
   const hint = typeof error?.hint === "string" ? error.hint : undefined;
@@ -147,7 +147,7 @@ interface Status {
 }
 
 /** The last figures of the stream, with the plan's predictions, which the stream leaves out. */
-function useStatus(deployment: View): Status | undefined {
+function useStatus(deployment: DeploymentData): Status | undefined {
   const hasEnded = isOver(deployment);
   const { data: polled } = useQuery({ ...deploymentStatus(deployment.name), enabled: !hasEnded });
   const { data: all } = useQuery(figuresQuery);

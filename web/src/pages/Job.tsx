@@ -11,7 +11,7 @@ import { Waiting } from "../components/Feedback";
 import { Page, Section } from "../components/frame/Page";
 import { StateBadge } from "../components/StateBadge";
 import { dateAndTime } from "../format";
-import { Placement, type Farewell } from "../placement/Placement";
+import { Placement, type Departure } from "../placement/Placement";
 import { Actions } from "./job/Actions";
 import { Batch } from "./job/Batch";
 import { Curves } from "./job/curves/Curves";
@@ -67,7 +67,7 @@ export function Job() {
 function Training({ job }: { job: JobView }) {
   const { t } = useTranslation();
   const { data } = useQuery(log(job.id));
-  const farewells = useMemo(() => farewellsIn(data ?? []), [data]);
+  const departures = useMemo(() => departuresIn(data ?? []), [data]);
   return (
     <>
       <Section title={t("Curves")}>
@@ -80,7 +80,7 @@ function Training({ job }: { job: JobView }) {
           </Text>
         ) : (
           <>
-            <Placement plan={job.plan} farewells={farewells} />
+            <Placement plan={job.plan} departures={departures} />
             <Reality job={job} plan={job.plan} />
           </>
         )}
@@ -96,8 +96,8 @@ function Training({ job }: { job: JobView }) {
 }
 
 /** How each former machine of the job went; the last event counts. */
-function farewellsIn(events: readonly ClusterEvent[]): Map<string, Farewell> {
-  const found = new Map<string, Farewell>();
+function departuresIn(events: readonly ClusterEvent[]): Map<string, Departure> {
+  const found = new Map<string, Departure>();
   for (const { kind, data } of events) {
     if (kind !== "reformed") continue;
     const { lost = [], left = [] } = data as { lost?: string[]; left?: string[] };

@@ -2,7 +2,7 @@ import { Table, Text } from "@mantine/core";
 import { useTranslation } from "react-i18next";
 
 import type { Plan } from "../api/types";
-import { Twin } from "../components/chart/Twin";
+import { TextAlternative } from "../components/chart/TextAlternative";
 import { MachineLink } from "../components/MachineLink";
 import { bytes, count } from "../format";
 import { layerRange, ranges } from "./layout";
@@ -11,7 +11,7 @@ import { layerRange, ranges } from "./layout";
 export function MemberTable({ plan }: { plan: Plan }) {
   const { t } = useTranslation();
   return (
-    <Twin title={t("The same as a table, with the reason for each choice")}>
+    <TextAlternative title={t("The same as a table, with the reason for each choice")}>
       <Table className="stacking" verticalSpacing="xs" horizontalSpacing="sm" mt="xs">
         <Table.Thead>
           <Table.Tr>
@@ -59,6 +59,6 @@ export function MemberTable({ plan }: { plan: Plan }) {
           )}
         </Table.Tbody>
       </Table>
-    </Twin>
+    </TextAlternative>
   );
 }

@@ -17,15 +17,15 @@ import { useBlocks } from "./useBlocks";
 const MOST_TICKS = 200;
 
 /** How a machine went that is no longer in the plan. */
-export type Farewell = "lost" | "left";
+export type Departure = "lost" | "left";
 
 interface Props {
   plan: Plan;
   /** How each machine went, by id, if known. */
-  farewells?: ReadonlyMap<string, Farewell>;
+  departures?: ReadonlyMap<string, Departure>;
 }
 
-export const Placement = memo(function Placement({ plan, farewells }: Props) {
+export const Placement = memo(function Placement({ plan, departures }: Props) {
   const { t } = useTranslation();
   const [size, setSize] = useState<Size>("layers");
   const [lit, setLit] = useState<string | null>(null);
@@ -120,14 +120,14 @@ export const Placement = memo(function Placement({ plan, farewells }: Props) {
         {shown.gone.map((block) => (
           <div key={`gone ${block.id}`} className={classes.gone} style={place(block)} aria-hidden>
             <span className={classes.name} data-flat={block.height < 24}>
-              {block.name} · {farewellOf(farewells?.get(block.id), t)}
+              {block.name} · {departureText(departures?.get(block.id), t)}
             </span>
           </div>
         ))}
       </div>
       <Details plan={plan} block={current} />
       <VisuallyHidden role="status">
-        {shown.gone.map((block) => `${block.name}: ${farewellOf(farewells?.get(block.id), t)}. `)}
+        {shown.gone.map((block) => `${block.name}: ${departureText(departures?.get(block.id), t)}. `)}
       </VisuallyHidden>
       <MemberTable plan={plan} />
       <Idle machines={plan.idle} />
@@ -135,9 +135,9 @@ export const Placement = memo(function Placement({ plan, farewells }: Props) {
   );
 });
 
-function farewellOf(farewell: Farewell | undefined, t: TFunction): string {
-  if (farewell === undefined) return t("gone");
-  return farewell === "lost" ? t("lost") : t("left");
+function departureText(departure: Departure | undefined, t: TFunction): string {
+  if (departure === undefined) return t("gone");
+  return departure === "lost" ? t("lost") : t("left");
 }
 
 function place({ left, width, top, height }: Block): React.CSSProperties {

@@ -4,7 +4,7 @@ import type { Plan } from "../api/types";
 import { blocksOf, changes, pictureHeight, type Block, type Size } from "./layout";
 
 /** Time for which a removed machine is still shown, marked as gone. */
-const FAREWELL_MS = 2600;
+const SHOWN_GONE_MS = 2600;
 
 interface Shown {
   height: number;
@@ -29,7 +29,7 @@ export function useBlocks(plan: Plan, size: Size): Shown {
   }, [held]);
   useEffect(() => {
     if (changed.gone.length === 0 && changed.come.size === 0) return;
-    const timer = setTimeout(() => setChanged({ gone: [], come: new Set() }), FAREWELL_MS);
+    const timer = setTimeout(() => setChanged({ gone: [], come: new Set() }), SHOWN_GONE_MS);
     return () => clearTimeout(timer);
   }, [changed]);
   // Runs after the comparison above, which needs the previous state.

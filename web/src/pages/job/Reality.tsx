@@ -4,7 +4,7 @@ import type { TFunction } from "i18next";
 import { useTranslation } from "react-i18next";
 
 import type { Job, Measured, Plan, Prediction } from "../../api/types";
-import { Twin } from "../../components/chart/Twin";
+import { TextAlternative } from "../../components/chart/TextAlternative";
 import { sentence } from "../../components/Feedback";
 import { Figure } from "../../components/Figure";
 import { MachineLink } from "../../components/MachineLink";
@@ -71,7 +71,7 @@ function Busy({ plan, measured }: { plan: Plan; measured: Measured | null }) {
   const isKnown = measured !== null || plan.stages.some((stage) => stage.members.some((member) => member.busy_fraction != null));
   if (!isKnown) return null;
   return (
-    <Twin title={t("Computing time of each machine in a step")}>
+    <TextAlternative title={t("Computing time of each machine in a step")}>
       <Table className="stacking" verticalSpacing={6} horizontalSpacing="sm" mt="xs">
         <Table.Thead>
           <Table.Tr>
@@ -112,7 +112,7 @@ function Busy({ plan, measured }: { plan: Plan; measured: Measured | null }) {
       <Text size="xs" c="dimmed" mt={4}>
         {t("For each stage, the time of its busiest member is measured.")}
       </Text>
-    </Twin>
+    </TextAlternative>
   );
 }
 

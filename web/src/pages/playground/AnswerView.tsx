@@ -52,7 +52,7 @@ export function AnswerView({ turnId, answer, isLast, windows }: Props) {
       )}
       {answer.problem !== null && <Problem answer={answer} />}
       <Figures answer={answer} />
-      <Deeds turnId={turnId} answer={answer} isLast={isLast} windows={windows} />
+      <Actions turnId={turnId} answer={answer} isLast={isLast} windows={windows} />
     </section>
   );
 }
@@ -111,12 +111,12 @@ function Figures({ answer }: { answer: Answer }) {
   );
 }
 
-function Deeds({ turnId, answer, isLast, windows }: Props) {
+function Actions({ turnId, answer, isLast, windows }: Props) {
   const { t } = useTranslation();
   if (isRunning(answer)) return null;
   const canGoOn = isLast && (answer.state === "broken" || (answer.state === "failed" && answer.text !== ""));
   return (
-    <div className={classes.deeds}>
+    <div className={classes.actions}>
       {canGoOn && (
         <Button size="compact-sm" onClick={() => conversation.goOn(turnId, answer.model, windows)}>
           {t("Continue")}

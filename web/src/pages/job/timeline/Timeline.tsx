@@ -7,7 +7,7 @@ import { useTranslation } from "react-i18next";
 
 import { timeline as timelineQuery } from "../../../api/queries";
 import type { Job, Plan, PlanTimeline, TimelineCell } from "../../../api/types";
-import { Twin } from "../../../components/chart/Twin";
+import { TextAlternative } from "../../../components/chart/TextAlternative";
 import { useWidth } from "../../../components/chart/useWidth";
 import { Waiting } from "../../../components/Feedback";
 import { count, difference, stepTime } from "../../../format";
@@ -214,7 +214,7 @@ function Key({ name, of }: { name: string; of: string }) {
 function Figures({ rows, step }: { rows: Row[]; step: number }) {
   const { t } = useTranslation();
   return (
-    <Twin title={t("The same as a table")}>
+    <TextAlternative title={t("The same as a table")}>
       <Table className="stacking" verticalSpacing={6} horizontalSpacing="sm" mt="xs">
         <Table.Thead>
           <Table.Tr>
@@ -251,6 +251,6 @@ function Figures({ rows, step }: { rows: Row[]; step: number }) {
           ))}
         </Table.Tbody>
       </Table>
-    </Twin>
+    </TextAlternative>
   );
 }

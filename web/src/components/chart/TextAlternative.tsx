@@ -1,9 +1,9 @@
 import type { ReactNode } from "react";
 
-import classes from "./Twin.module.css";
+import classes from "./TextAlternative.module.css";
 
 /** The content of a picture as text or a table; collapsed at first. */
-export function Twin({ title, children }: { title: string; children: ReactNode }) {
+export function TextAlternative({ title, children }: { title: string; children: ReactNode }) {
   return (
     <details>
       <summary className={classes.title}>{title}</summary>
