@@ -39,7 +39,7 @@ from share_compute_api.schemas.agents import (
     ContributorWork,
     Joined,
     JoinRequest,
-    Limits,
+    MachineLimits,
     PreflightRequest,
     RejoinRequest,
     SiblingRequest,
@@ -138,7 +138,7 @@ class Agent:
                 self._leave(client)
 
     def enroll(
-        self, limits: Limits, beside: AgentIdentity | None = None
+        self, limits: MachineLimits, beside: AgentIdentity | None = None
     ) -> tuple[AgentIdentity, ClusterAccess]:
         """Join with the invite and store the key, or rejoin with the stored key.
 
@@ -160,11 +160,11 @@ class Agent:
             return self._return(limits)
         return self._join(invite, limits)
 
-    def _check(self, limits: Limits, find_head: Callable[[], str]) -> None:
+    def _check(self, limits: MachineLimits, find_head: Callable[[], str]) -> None:
         self._machine_warnings = check_machine(self._options, limits, find_head)
         self._view = replace(self._view, warnings=self._machine_warnings)
 
-    def _join(self, invite: str, limits: Limits) -> tuple[AgentIdentity, ClusterAccess]:
+    def _join(self, invite: str, limits: MachineLimits) -> tuple[AgentIdentity, ClusterAccess]:
         options = self._options
         wanted = PreflightRequest(invite=invite, versions=local_versions())
         self._check(
@@ -174,7 +174,7 @@ class Agent:
         request = JoinRequest(invite=invite, **dict(self._facts(limits)))
         return self._keep(agent_client.join(options.url, request, options.fingerprint), invite)
 
-    def _join_beside(self, host: AgentIdentity, limits: Limits) -> tuple[AgentIdentity, ClusterAccess]:
+    def _join_beside(self, host: AgentIdentity, limits: MachineLimits) -> tuple[AgentIdentity, ClusterAccess]:
         self._options = replace(self._options, fingerprint=self._options.fingerprint or host.fingerprint)
         found: list[tuple[AgentIdentity, ClusterAccess]] = []
 
@@ -186,7 +186,7 @@ class Agent:
         self._check(limits, find_head)
         return found[0]
 
-    def _facts(self, limits: Limits) -> SiblingRequest:
+    def _facts(self, limits: MachineLimits) -> SiblingRequest:
         return SiblingRequest(
             name=self._options.name,
             versions=local_versions(),
@@ -206,7 +206,7 @@ class Agent:
         self._identities.keep(options.url, options.name, identity)
         return identity, joined.cluster
 
-    def _return(self, limits: Limits) -> tuple[AgentIdentity, ClusterAccess]:
+    def _return(self, limits: MachineLimits) -> tuple[AgentIdentity, ClusterAccess]:
         url, name = self._options.url, self._options.name
         identity = self._identities.find(url, name)
         if identity is None and (other := self._identities.of_host(url, name)) is not None:

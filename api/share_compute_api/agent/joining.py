@@ -27,7 +27,7 @@ from share_compute_actors.machine.run_folders import root_folder, sweep
 from share_compute_api.agent.client import probe_server
 from share_compute_api.agent.devices import LentDevice
 from share_compute_api.connection.private import require_private_url
-from share_compute_api.schemas.agents import Limits
+from share_compute_api.schemas.agents import MachineLimits
 
 _DEFAULT_SHARE = 0.5
 """Share of the available memory that is lent by default."""
@@ -63,7 +63,7 @@ def default_name() -> str:
     return name.lstrip("_.-")[:63] or "machine"
 
 
-def resolve_limits(options: JoinOptions) -> Limits:
+def resolve_limits(options: JoinOptions) -> MachineLimits:
     """Return the resources that are lent; values missing in the options are taken from the machine.
 
     Raises:
@@ -76,7 +76,7 @@ def resolve_limits(options: JoinOptions) -> Limits:
             f"cannot lend {threads} threads: this machine has {usable_threads()}",
             hint=f"use --cpu-threads {usable_threads()} or less",
         )
-    return Limits(
+    return MachineLimits(
         memory_bytes=memory,
         cpu_threads=threads,
         device=options.device.kind,
@@ -110,7 +110,9 @@ def split(options: JoinOptions, devices: Sequence[LentDevice]) -> tuple[JoinOpti
     )
 
 
-def check_machine(options: JoinOptions, limits: Limits, find_head: Callable[[], str]) -> tuple[str, ...]:
+def check_machine(
+    options: JoinOptions, limits: MachineLimits, find_head: Callable[[], str]
+) -> tuple[str, ...]:
     """Run all checks that are possible before a machine joins, and end processes that a killed run left.
 
     Args:

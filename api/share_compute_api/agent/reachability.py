@@ -77,7 +77,7 @@ def require_reachable(
         handshake = secrets.token_bytes(16)
         try:
             with listening(address, ports, handshake):
-                found = dial(DialRequest(address=ip_address(address), ports=ports, greeting=handshake.hex()))
+                found = dial(DialRequest(address=ip_address(address), ports=ports, handshake=handshake.hex()))
         except OSError as failure:
             raise ContributorLost(
                 f"a TCP port of this machine was taken: {failure}", hint="it tries other ports"

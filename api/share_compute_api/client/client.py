@@ -47,10 +47,10 @@ from share_compute_api.schemas.bodies import (
     InviteCreated,
     InviteList,
     InviteView,
+    JobMetrics,
     JobPage,
     KeyCreated,
     KeyList,
-    Metrics,
     PlanRequest,
     QueueView,
     ServingRequest,
@@ -270,7 +270,7 @@ class Client:
     def metrics(self, job_id: str, *, after_step: int = 0) -> list[MetricRecord]:
         """Return the metrics of the steps after ``after_step``."""
         params = {"after_step": after_step}
-        return self._transport.read(Metrics, "GET", f"/jobs/{job_id}/metrics", params=params).metrics
+        return self._transport.read(JobMetrics, "GET", f"/jobs/{job_id}/metrics", params=params).metrics
 
     def metrics_csv(self, job_id: str) -> str:
         """Return the metrics of all steps, as CSV."""

@@ -71,11 +71,11 @@ def gusts(seed: int, mtbf_s: float, seconds: float, kinds: Sequence[StormKind]) 
         after_s += random.expovariate(1 / mtbf_s)
 
 
-class _View(BaseModel):
+class _FrozenModel(BaseModel):
     model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
 
 
-class Hit(_View):
+class Hit(_FrozenModel):
     """A failure that was injected."""
 
     kind: StormKind
@@ -101,7 +101,7 @@ class HitReport(Hit):
     """Step to which the job was reset because of the failure; None if no committed step was lost."""
 
 
-class Restart(_View):
+class Restart(_FrozenModel):
     """A new attempt at the job."""
 
     attempt: int
@@ -111,7 +111,7 @@ class Restart(_View):
     """Number of committed steps that the attempt recomputes; 0 if it took over the members of the previous attempt."""
 
 
-class Comparison(_View):
+class Comparison(_FrozenModel):
     """Comparison of the losses of two jobs, step by step."""
 
     job_id: str
@@ -122,7 +122,7 @@ class Comparison(_View):
     """First step at which the losses differ; None if all losses are bit-identical."""
 
 
-class StormReport(_View):
+class StormReport(_FrozenModel):
     """Report of a storm: the failures, and the progress of the job."""
 
     job_id: str

@@ -10,7 +10,7 @@ from share_compute.files.plain_text import PlainText
 from share_compute.files.strict import StrictModel
 from share_compute.lifecycle.states import ContributorState
 from share_compute.topology import DeviceKind
-from share_compute_api.schemas.bodies import MOMENT, Versions, View, example
+from share_compute_api.schemas.bodies import MOMENT, ResponseBody, Versions, example
 
 SERVER = "the server"
 """`ClosedPorts.source` of the row for the server itself."""
@@ -29,14 +29,14 @@ class PreflightRequest(StrictModel):
     versions: Versions
 
 
-class Preflight(View):
+class Preflight(ResponseBody):
     """Facts that a machine needs before it joins."""
 
     ray_address: str
     """host:port of the Ray head, which the machine must reach."""
 
 
-class Limits(StrictModel):
+class MachineLimits(StrictModel):
     """Resources that a machine's owner lends."""
 
     memory_bytes: int = Field(ge=1, le=2**63 - 1)
@@ -71,7 +71,7 @@ class SiblingRequest(StrictModel):
     versions: Versions
     clock: AwareDatetime
     """Time on the machine's clock; may differ from the server's by 30 s."""
-    limits: Limits
+    limits: MachineLimits
     host: PlainText = Field(max_length=255)
     """Host name of the machine."""
 
@@ -103,10 +103,10 @@ class RejoinRequest(StrictModel):
     versions: Versions
     clock: AwareDatetime
     """Time on the machine's clock; may differ from the server's by 30 s."""
-    limits: Limits
+    limits: MachineLimits
 
 
-class ClusterAccess(View):
+class ClusterAccess(ResponseBody):
     """Everything that a machine needs to start its Ray node."""
 
     ray_address: str
@@ -119,7 +119,7 @@ class ClusterAccess(View):
     """Environment variables that the machine's node must be started with."""
 
 
-class Joined(View):
+class Joined(ResponseBody):
     """Answer to a machine that has joined; its Ray node may start."""
 
     contributor_id: str
@@ -131,16 +131,16 @@ class Joined(View):
 class DialRequest(StrictModel):
     """Request of a machine that other machines connect to the ports of its future Ray node; it listens on them."""
 
-    model_config = example(address="192.0.2.7", ports=[24001, 24002], greeting="5e" * 16)
+    model_config = example(address="192.0.2.7", ports=[24001, 24002], handshake="5e" * 16)
 
     address: IPvAnyAddress
     """Address at which other machines are to reach this one."""
     ports: tuple[TcpPort, ...] = Field(min_length=1, max_length=1024)
-    greeting: str = Field(pattern=r"^[0-9a-f]{32}$")
+    handshake: str = Field(pattern=r"^[0-9a-f]{32}$")
     """16 random bytes, in hexadecimal, that the machine sends on each connection."""
 
 
-class ClosedPorts(View):
+class ClosedPorts(ResponseBody):
     """Ports of a machine that another machine cannot reach."""
 
     source: str
@@ -149,7 +149,7 @@ class ClosedPorts(View):
     """Ports that it cannot reach; empty if it reaches all."""
 
 
-class NodePlace(View):
+class NodePlace(ResponseBody):
     """Address and port of another machine's Ray node."""
 
     name: str
@@ -157,7 +157,7 @@ class NodePlace(View):
     port: int
 
 
-class DialReport(View):
+class DialReport(ResponseBody):
     """Ports of a machine that the server and some other machines cannot reach."""
 
     closed: tuple[ClosedPorts, ...]
@@ -176,7 +176,7 @@ class OnlineRequest(StrictModel):
     """IP address at which other members reach the node."""
 
 
-class ContributorWork(View):
+class ContributorWork(ResponseBody):
     """Present work of a contributor; the answer to its heartbeat."""
 
     state: ContributorState

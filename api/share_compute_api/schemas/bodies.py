@@ -41,7 +41,7 @@ MOMENT = "2026-01-31T12:00:00Z"
 """Time used in examples."""
 
 
-class View(BaseModel):
+class ResponseBody(BaseModel):
     """Base of all answers."""
 
     model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
@@ -71,7 +71,7 @@ class FailureRequest(StrictModel):
         return self
 
 
-class FailureMade(View):
+class FailureMade(ResponseBody):
     """The fault that was injected."""
 
     kind: Literal["kill", "stop"]
@@ -95,7 +95,7 @@ class Versions(StrictModel):
     """Must be equal in its first two numbers."""
 
 
-class Health(View):
+class Health(ResponseBody):
     """Health and clock of the server. It contains no more, since anybody may ask."""
 
     status: Literal["ok"] = "ok"
@@ -103,7 +103,7 @@ class Health(View):
     """The server's clock, in UTC."""
 
 
-class Status(View):
+class Status(ResponseBody):
     """Overview of the server, its machines and its jobs."""
 
     url: str
@@ -124,7 +124,7 @@ class Status(View):
     jobs: dict[JobState, int]
 
 
-class Alert(View):
+class Alert(ResponseBody):
     """Condition that the operator should know of; the alert ends when the condition does."""
 
     id: str
@@ -156,13 +156,13 @@ class Alert(View):
     deployment_id: str | None = None
 
 
-class AlertList(View):
+class AlertList(ResponseBody):
     """All present alerts: errors first, then the latest first."""
 
     alerts: list[Alert]
 
 
-class QueueView(View):
+class QueueView(ResponseBody):
     """Queued jobs, in the order in which they were submitted."""
 
     jobs: list[QueuedJob]
@@ -185,7 +185,7 @@ class SignInRequest(StrictModel):
         return self
 
 
-class SignInCode(View):
+class SignInCode(ResponseBody):
     """One-time code that signs a browser in."""
 
     model_config = example(code="Zm9v...", url="https://192.0.2.1:8700/#code=Zm9v...", expires_at=MOMENT)
@@ -196,7 +196,7 @@ class SignInCode(View):
     expires_at: datetime
 
 
-class SessionView(View):
+class SessionView(ResponseBody):
     """Session of this browser, if it is signed in."""
 
     key: ApiKeyRecord | None
@@ -227,7 +227,7 @@ class KeyRequest(StrictModel):
     """Rights of the key: ``submit`` includes ``read`` and ``chat``, ``admin`` includes all."""
 
 
-class KeyCreated(View):
+class KeyCreated(ResponseBody):
     """A new API key; no other answer contains the key."""
 
     model_config = example(id="key-k3v7q2ma", name="Ada's scripts", scopes=["submit"], key="sck_...")
@@ -239,7 +239,7 @@ class KeyCreated(View):
     """The key, to send as ``Authorization: Bearer KEY``."""
 
 
-class KeyList(View):
+class KeyList(ResponseBody):
     """API keys, oldest first."""
 
     keys: list[ApiKeyRecord]
@@ -270,7 +270,7 @@ class InviteView(InviteRecord):
     """Names of the contributors that joined with the invite, in the order they joined."""
 
 
-class InviteCreated(View):
+class InviteCreated(ResponseBody):
     """A new invite; no other answer contains the code."""
 
     model_config = example(
@@ -292,7 +292,7 @@ class InviteCreated(View):
     """Command to run on the machine before, if share-compute is not installed."""
 
 
-class TokenRotated(View):
+class TokenRotated(ResponseBody):
     """Outcome of a change of the cluster's token."""
 
     jobs: int
@@ -301,7 +301,7 @@ class TokenRotated(View):
     """Time from the first suspension until the head ran with the new token."""
 
 
-class JobPage(View):
+class JobPage(ResponseBody):
     """Page of jobs, newest first."""
 
     jobs: list[JobRecord]
@@ -309,7 +309,7 @@ class JobPage(View):
     """Cursor of the next page; null on the last page."""
 
 
-class ReplicaCounts(View):
+class ReplicaCounts(ResponseBody):
     """Numbers of a deployment's replicas by state, and the number that its load needs."""
 
     ready: int
@@ -340,7 +340,7 @@ class ReplicasRequest(StrictModel):
     """A number, or a range in which the number follows the load. Omitted fields of the range do not change."""
 
 
-class DeploymentPage(View):
+class DeploymentPage(ResponseBody):
     """Page of deployments, newest first."""
 
     deployments: list[DeploymentView]
@@ -348,14 +348,14 @@ class DeploymentPage(View):
     """Cursor of the next page; null on the last page."""
 
 
-class DeploymentStatus(View):
+class DeploymentStatus(ResponseBody):
     """Present status of a deployment."""
 
     replicas: tuple[ServingStatus, ...]
     """Status of each replica that has reported one."""
 
 
-class EventPage(View):
+class EventPage(ResponseBody):
     """Page of events, in order."""
 
     events: list[EventRecord]
@@ -368,13 +368,13 @@ class EventPage(View):
         return cls(events=events, next_after=events[-1].seq if events else after)
 
 
-class Metrics(View):
+class JobMetrics(ResponseBody):
     """Metrics of a job's steps."""
 
     metrics: list[MetricRecord]
 
 
-class CheckpointEntry(View):
+class CheckpointEntry(ResponseBody):
     """A complete checkpoint of a job on disk."""
 
     step: int
@@ -383,19 +383,19 @@ class CheckpointEntry(View):
     saved_at: datetime
 
 
-class CheckpointList(View):
+class CheckpointList(ResponseBody):
     """A job's checkpoints, oldest first."""
 
     checkpoints: list[CheckpointEntry]
 
 
-class ArtifactList(View):
+class ArtifactList(ResponseBody):
     """Artifacts of a job."""
 
     artifacts: list[ArtifactRecord]
 
 
-class FileEntry(View):
+class FileEntry(ResponseBody):
     """One file of an artifact."""
 
     path: str
@@ -403,14 +403,14 @@ class FileEntry(View):
     size_bytes: int
 
 
-class ArtifactFiles(View):
+class ArtifactFiles(ResponseBody):
     """One artifact and its files."""
 
     artifact: ArtifactRecord
     files: list[FileEntry]
 
 
-class ContributorList(View):
+class ContributorList(ResponseBody):
     """Page of machines, in the order they joined."""
 
     contributors: list[ContributorRecord]
@@ -418,7 +418,7 @@ class ContributorList(View):
     """Cursor of the next page; null on the last page."""
 
 
-class InviteList(View):
+class InviteList(ResponseBody):
     """Invites, newest first."""
 
     invites: list[InviteView]
@@ -435,7 +435,7 @@ class UploadRequest(StrictModel):
     """Kind of the upload, which decides the checks when it is completed."""
 
 
-class UploadFile(View):
+class UploadFile(ResponseBody):
     """One complete file of an upload."""
 
     path: str
@@ -445,7 +445,7 @@ class UploadFile(View):
     """SHA-256 of the file, in hexadecimal."""
 
 
-class UploadView(View):
+class UploadView(ResponseBody):
     """Uploaded data or model. A job names it as ``upload:ID``, and a file of it as ``upload:ID/PATH``."""
 
     id: str
@@ -464,7 +464,7 @@ class UploadView(View):
     """Folder of the upload on the server."""
 
 
-class UploadList(View):
+class UploadList(ResponseBody):
     """Uploads, newest first, and the limits of their size."""
 
     uploads: list[UploadView]
@@ -476,7 +476,7 @@ class UploadList(View):
     """Largest size of one upload."""
 
 
-class FieldProblem(View):
+class FieldProblem(ResponseBody):
     """Error of one field."""
 
     field: str
@@ -484,7 +484,7 @@ class FieldProblem(View):
     problem: str
 
 
-class SpecCheck(View):
+class SpecCheck(ResponseBody):
     """Errors that submitting a job, or making a deployment, would give."""
 
     kind: Kind | None

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from share_compute.store.records import BusyRecord, ContributorRecord, GlanceRecord, HeldRecord
-from share_compute_api.schemas.bodies import View
+from share_compute.store.records import BusyRecord, ContributorRecord, HeldRecord, MachineSummaryRecord
+from share_compute_api.schemas.bodies import ResponseBody
 
 
-class Island(View):
+class Island(ResponseBody):
     """Group of machines with similar links."""
 
     id: str
@@ -18,7 +18,7 @@ class Island(View):
     bytes_per_s: float | None
 
 
-class IslandLink(View):
+class IslandLink(ResponseBody):
     """Link between two islands."""
 
     one: str
@@ -31,7 +31,7 @@ class IslandLink(View):
     """Bandwidth; 0 means that nothing gets through."""
 
 
-class Islands(View):
+class Islands(ResponseBody):
     """All islands and their links: each pair, or, with many islands, a spanning tree of the best links."""
 
     islands: tuple[Island, ...]
@@ -42,10 +42,10 @@ class Islands(View):
     """Whether no link was measured, so that all machines are assumed to be near each other."""
 
 
-class ClusterView(View):
+class ClusterView(ResponseBody):
     """Overview of all machines."""
 
-    machines: list[GlanceRecord]
+    machines: list[MachineSummaryRecord]
     """Machines in the order they joined: the requested ones, or all but those gone for more than a day."""
     islands: Islands
     """Islands of the machines that are present and measured."""
@@ -60,7 +60,7 @@ class ContributorView(ContributorRecord):
     """Job or deployment that it works for; null when it is free."""
 
 
-class BusyHistory(View):
+class BusyHistory(ResponseBody):
     """Share of time in which training kept a machine busy, oldest first; times without a step are left out."""
 
     measured: list[BusyRecord]

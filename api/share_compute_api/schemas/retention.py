@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Literal
 
-from share_compute_api.schemas.bodies import View
+from share_compute_api.schemas.bodies import ResponseBody
 
 
-class Deleted(View):
+class Deleted(ResponseBody):
     """Answer to a deletion."""
 
     id: str
@@ -15,7 +15,7 @@ class Deleted(View):
     """False while a job that was asked to stop still runs."""
 
 
-class Pruned(View):
+class Pruned(ResponseBody):
     """Record or files past their retention time."""
 
     kind: Literal["job", "artifact", "checkpoints", "metrics", "events"]
@@ -29,7 +29,7 @@ class Pruned(View):
     """Size of the files."""
 
 
-class PruneReport(View):
+class PruneReport(ResponseBody):
     """Everything that pruning deleted, or would delete."""
 
     dry_run: bool

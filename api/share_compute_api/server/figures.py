@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from pydantic import AwareDatetime
 
 from share_compute_api.openai.metrics import Snapshot
-from share_compute_api.schemas.bodies import DeploymentStatus, ReplicaCounts, View
+from share_compute_api.schemas.bodies import DeploymentStatus, ReplicaCounts, ResponseBody
 
 KIND = "figures"
 PERIOD_S = 2.0
@@ -17,7 +17,7 @@ _AGAIN_S = 10.0
 """Time after which unchanged statistics are sent again, in seconds, so that clients can see that they are current."""
 
 
-class DeploymentFigures(View):
+class DeploymentFigures(ResponseBody):
     """Status of a deployment at one moment."""
 
     name: str

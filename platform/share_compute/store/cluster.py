@@ -15,7 +15,7 @@ from share_compute.lifecycle.states import ContributorState
 from share_compute.store.contributors import REMEMBERED, here_since
 from share_compute.store.database.database import Database
 from share_compute.store.database.tables import ContributorRow, DeploymentRow, InviteRow, JobRow
-from share_compute.store.records import GlanceRecord, HeldRecord
+from share_compute.store.records import HeldRecord, MachineSummaryRecord
 from share_compute.store.work import parts
 from share_compute.topology import BASE_DTYPE, HEAD
 
@@ -48,7 +48,7 @@ class ClusterRows:
         self._database = database
         self._clock = clock
 
-    def summaries(self, contributor_ids: Collection[str] | None = None) -> list[GlanceRecord]:
+    def summaries(self, contributor_ids: Collection[str] | None = None) -> list[MachineSummaryRecord]:
         """Return the given machines, or all except those gone for more than a day, in the order they joined."""
         query = select(*_COLUMNS).order_by(ContributorRow.joined_at, ContributorRow.id)
         if contributor_ids is not None:
@@ -135,9 +135,9 @@ def _measured(capacity: str | None, links: str | None) -> _Measured:
     )
 
 
-def _summary(row: Any, owner: str | None, held: HeldRecord | None) -> GlanceRecord:
+def _summary(row: Any, owner: str | None, held: HeldRecord | None) -> MachineSummaryRecord:
     measured = _measured(row.capacity, row.links)
-    return GlanceRecord(
+    return MachineSummaryRecord(
         id=row.id,
         name=row.name,
         owner=owner,

@@ -311,7 +311,7 @@ class HeldRecord(Record):
     """Memory that the part needs by the plan."""
 
 
-class GlanceRecord(Record):
+class MachineSummaryRecord(Record):
     """Summary of a machine for a map or a table; measurements have four significant digits."""
 
     id: str
@@ -339,7 +339,7 @@ class GlanceRecord(Record):
     left_at: datetime | None
 
 
-class SpellRecord(Record):
+class WorkPeriodRecord(Record):
     """A period in which a machine held the same part of one model for one job or deployment."""
 
     job_id: str | None
@@ -370,10 +370,10 @@ class SpellRecord(Record):
 class WorkRecord(Record):
     """The work that a machine did."""
 
-    spells: tuple[SpellRecord, ...]
+    periods: tuple[WorkPeriodRecord, ...]
     """Newest first."""
     is_complete: bool
-    """Whether ``spells`` has all periods of the machine; the sums below cover only the listed ones."""
+    """Whether ``periods`` has all periods of the machine; the sums below cover only the listed ones."""
     seconds: float
     """Time in which it held a part of a model."""
     steps: int

@@ -19,7 +19,7 @@ from sqlalchemy.orm import Session
 from share_compute.lifecycle.states import GONE
 from share_compute.store.database.database import HAS_EVENTS, Database
 from share_compute.store.database.tables import ContributorRow, DeploymentRow, EventRow
-from share_compute.store.records import BusyRecord, SpellRecord, WorkRecord
+from share_compute.store.records import BusyRecord, WorkPeriodRecord, WorkRecord
 
 KIND = "work"
 FREE: dict[str, Any] = {"job": None, "deployment": None}
@@ -65,7 +65,7 @@ def record_free(session: Session, now: datetime, *held: Any) -> None:
 
 
 @dataclass(slots=True)
-class _Spell:
+class _Period:
     """Period of work of a machine, from one event to the next."""
 
     data: dict[str, Any]
@@ -93,15 +93,15 @@ class WorkHistory:
             limit: maximum number of periods to return and to sum up.
         """
         with self._database.read() as session:
-            found = list(_spells(session, contributor_id))
-            spells = [self._described(session, spell) for spell in found[-limit:]]
+            found = list(_periods(session, contributor_id))
+            periods = [self._described(session, period) for period in found[-limit:]]
         return WorkRecord(
-            spells=tuple(reversed(spells)),
+            periods=tuple(reversed(periods)),
             is_complete=len(found) <= limit,
-            seconds=sum(spell.seconds for spell in spells if spell.num_layers is not None),
-            steps=sum(spell.steps for spell in spells),
-            microbatches=sum(spell.steps * (spell.microbatches or 0) for spell in spells),
-            tokens=sum(spell.tokens for spell in spells),
+            seconds=sum(period.seconds for period in periods if period.num_layers is not None),
+            steps=sum(period.steps for period in periods),
+            microbatches=sum(period.steps * (period.microbatches or 0) for period in periods),
+            tokens=sum(period.tokens for period in periods),
         )
 
     def busy(self, contributor_id: str, *, since: datetime, points: int = 240) -> list[BusyRecord]:
@@ -116,29 +116,29 @@ class WorkHistory:
         """
         found: list[BusyRecord] = []
         with self._database.read() as session:
-            for spell in _spells(session, contributor_id):
-                ended = spell.ended
-                if spell.data.get("job") is None or (ended is not None and ended.at < since):
+            for period in _periods(session, contributor_id):
+                ended = period.ended
+                if period.data.get("job") is None or (ended is not None and ended.at < since):
                     continue
-                measured = _of_job(spell, "measured").where(EventRow.at >= since).order_by(EventRow.seq)
+                measured = _of_job(period, "measured").where(EventRow.at >= since).order_by(EventRow.seq)
                 for at, data in session.execute(measured.with_only_columns(EventRow.at, EventRow.data)):
-                    busy_s = _busy_s(data, contributor_id, spell.data.get("stage"))
+                    busy_s = _busy_s(data, contributor_id, period.data.get("stage"))
                     if busy_s is not None and data["measured_step_s"] > 0:
                         share = min(1.0, busy_s / data["measured_step_s"])
-                        found.append(BusyRecord(at=at, busy_fraction=share, job_id=spell.data["job"]))
+                        found.append(BusyRecord(at=at, busy_fraction=share, job_id=period.data["job"]))
         return list(_thinned(found, points))
 
-    def _described(self, session: Session, spell: _Spell) -> SpellRecord:
-        data, ended = spell.data, spell.ended
+    def _described(self, session: Session, period: _Period) -> WorkPeriodRecord:
+        data, ended = period.data, period.ended
         steps = tokens = 0
         if data.get("job") is not None and data.get("microbatches"):
-            figures = _of_job(spell, "step").with_only_columns(
+            figures = _of_job(period, "step").with_only_columns(
                 func.count(), func.sum(EventRow.data["tokens"].as_integer())
             )
             steps, all_tokens = session.execute(figures).one()
             tokens = round((all_tokens or 0) * data["microbatches"] / data["of_microbatches"])
         end = ended.at if ended is not None else self._clock()
-        return SpellRecord(
+        return WorkPeriodRecord(
             job_id=data.get("job"),
             deployment_id=data.get("deployment"),
             name=data.get("name") or "",
@@ -147,33 +147,33 @@ class WorkHistory:
             num_layers=data.get("num_layers"),
             microbatches=data.get("microbatches"),
             of_microbatches=data.get("of_microbatches"),
-            began_at=spell.begun.at,
+            began_at=period.begun.at,
             ended_at=ended.at if ended is not None else None,
-            seconds=max(0.0, (end - spell.begun.at).total_seconds()),
+            seconds=max(0.0, (end - period.begun.at).total_seconds()),
             steps=steps,
             tokens=tokens,
         )
 
 
-def _of_job(spell: _Spell, kind: str) -> Any:
+def _of_job(period: _Period, kind: str) -> Any:
     """Return a query for the events of this kind that the period's job wrote in the period."""
     query = select(EventRow).where(
-        EventRow.job_id == spell.data["job"], EventRow.seq > spell.begun.seq, EventRow.kind == kind
+        EventRow.job_id == period.data["job"], EventRow.seq > period.begun.seq, EventRow.kind == kind
     )
-    return query if spell.ended is None else query.where(EventRow.seq < spell.ended.seq)
+    return query if period.ended is None else query.where(EventRow.seq < period.ended.seq)
 
 
-def _spells(session: Session, contributor_id: str) -> Iterator[_Spell]:
+def _periods(session: Session, contributor_id: str) -> Iterator[_Period]:
     """Yield the periods of work of a machine, oldest first."""
     query = select(EventRow).where(EventRow.contributor_id == contributor_id, changes_work())
-    current: _Spell | None = None
+    current: _Period | None = None
     for event in session.scalars(query.order_by(EventRow.seq)):
         if current is not None:
             current.ended = event
             yield current
             current = None
         if event.kind == KIND and (event.data.get("job") or event.data.get("deployment")):
-            current = _Spell(event.data, event)
+            current = _Period(event.data, event)
     if current is not None:
         yield current
 

@@ -29,7 +29,7 @@ from share_compute_api.cluster.cluster import ClusterInfo
 from share_compute_api.control import LABEL
 from share_compute_api.control.machines.machines import Machine
 from share_compute_api.control.machines.measuring import Measurements
-from share_compute_api.schemas.agents import JoinRequest, Limits, SiblingRequest
+from share_compute_api.schemas.agents import JoinRequest, MachineLimits, SiblingRequest
 from share_compute_api.schemas.bodies import Versions
 from share_compute_api.schemas.versions import local_versions
 from share_compute_api.server.context import Context
@@ -50,7 +50,7 @@ def wanted(invite: str, name: str = "ada", **changes: Any) -> JoinRequest:
         "name": name,
         "versions": local_versions(),
         "clock": datetime.now(UTC),
-        "limits": Limits(memory_bytes=2**30, cpu_threads=1),
+        "limits": MachineLimits(memory_bytes=2**30, cpu_threads=1),
         "host": "host",
     }
     return JoinRequest(**{**values, **changes})

@@ -47,7 +47,7 @@ def test_what_one_machine_cannot_reach_is_a_warning() -> None:
 
 def test_a_machine_that_is_reached_listens_while_it_is_asked_for() -> None:
     def dial(wanted: DialRequest) -> DialReport:
-        found = closed_ports(str(wanted.address), wanted.ports, bytes.fromhex(wanted.greeting))
+        found = closed_ports(str(wanted.address), wanted.ports, bytes.fromhex(wanted.handshake))
         return report((SERVER, found))
 
     assert require_reachable(dial, "127.0.0.1", PORTS, RANGE, pytest.fail) == ()
@@ -64,7 +64,7 @@ def test_it_gives_up_after_three_tries_and_says_what_to_open() -> None:
     with pytest.raises(UserError, match="27501-27503 from the server") as refused:
         require_reachable(dial, "127.0.0.1", PORTS, RANGE, said.append)
     assert (len(requests), len(said)) == (3, 2)
-    assert len({one.greeting for one in requests}) == 3
+    assert len({one.handshake for one in requests}) == 3
     assert "27500-27549" in (refused.value.hint or "")
     assert "--address" in (refused.value.hint or "")
 

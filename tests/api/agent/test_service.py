@@ -23,10 +23,10 @@ from share_compute_api.agent.identity import Identities
 from share_compute_api.agent.joining import JoinOptions
 from share_compute_api.agent.systemd import unit_text
 from share_compute_api.cluster.cluster import ClusterInfo
-from share_compute_api.schemas.agents import Limits
+from share_compute_api.schemas.agents import MachineLimits
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
-LIMITS = Limits(memory_bytes=600 * 2**20, cpu_threads=1, device="cpu")
+LIMITS = MachineLimits(memory_bytes=600 * 2**20, cpu_threads=1, device="cpu")
 SYSTEMCTL = """#!/bin/sh
 echo "$@" >> {log}
 [ "$2" = show ] && printf "%s\\n" LoadState=loaded ActiveState=active SubState=running UnitFileState=enabled
@@ -44,7 +44,7 @@ def door(plane: Any) -> Iterator[str]:
         yield plane.url
 
 
-def enrolled(options: JoinOptions, identities: Identities, limits: Limits = LIMITS) -> str:
+def enrolled(options: JoinOptions, identities: Identities, limits: MachineLimits = LIMITS) -> str:
     """Join as an agent does, without a node; returns the contributor's id."""
     identity, access = Agent(options, lambda _view: None, identities).enroll(limits)
     assert access.token == "cluster-secret"

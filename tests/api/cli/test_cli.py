@@ -24,7 +24,7 @@ from share_compute.planning.plan import Plan
 from share_compute.scopes import GRANTABLE, Scope
 from share_compute.specification import job_schema
 from share_compute_api.cli import make_app
-from share_compute_api.schemas.agents import Limits
+from share_compute_api.schemas.agents import MachineLimits
 from share_compute_api.schemas.bodies import UploadRequest
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -203,7 +203,7 @@ def test_the_key_in_use_is_revoked_only_after_a_question(plane: Any, run: Run) -
     [
         (["serve"], "dtype", job_schema("serve")["properties"]["dtype"]["enum"]),
         (["serve"], "objective", job_schema("serve")["properties"]["objective"]["enum"]),
-        (["join"], "device", Limits.model_json_schema()["properties"]["device"]["enum"]),
+        (["join"], "device", MachineLimits.model_json_schema()["properties"]["device"]["enum"]),
         (["upload"], "kind", UploadRequest.model_json_schema()["properties"]["kind"]["enum"]),
         (["keys", "create"], "scope", list(GRANTABLE)),
     ],

@@ -107,7 +107,7 @@ def test_the_history_and_the_work_of_a_machine_are_returned(plane: Any, http: ht
     assert [event["data"]["state"] for event in rest["events"]] == ["ready"]
     shown = http.get(f"/contributors/{machine}").json()
     assert (shown["owner"], shown["held"], shown["state"]) == ("owner of 1", None, "ready")
-    assert http.get(f"/contributors/{machine}/work").json()["spells"] == []
+    assert http.get(f"/contributors/{machine}/work").json()["periods"] == []
     assert http.get(f"/contributors/{machine}/busy").json() == {"measured": []}
     for path in ("events", "work", "busy"):
         assert http.get(f"/contributors/con-none/{path}").status_code == 404

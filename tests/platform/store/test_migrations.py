@@ -212,8 +212,8 @@ def assert_read(store: Store, revision: str) -> None:
     assert store.progress.last_step("job-1") == 20
     assert store.progress.timings("job-1") == {}
     assert store.progress.artifact("job-1", "model").size_bytes == 2**33
-    (spell,) = store.work.of("c-1").spells
-    assert (spell.job_id, spell.stop) == ("job-1", 1)
+    (period,) = store.work.of("c-1").periods
+    assert (period.job_id, period.stop) == ("job-1", 1)
     (busy,) = store.work.busy("c-1", since=NOON)
     assert busy.busy_fraction == 0.5
     assert store.cluster.summaries()[0].id == "c-1"

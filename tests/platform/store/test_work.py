@@ -55,13 +55,13 @@ def test_work_is_reported_when_it_begins_changes_and_ends(store: Store, clock: A
     assert work_events(store, ada)[2:] == [(job.id, 3), (None, None)]
     clock.pass_s(1000)
     work = store.work.of(ada)
-    assert [(one.steps, one.microbatches, one.seconds) for one in work.spells] == [
+    assert [(one.steps, one.microbatches, one.seconds) for one in work.periods] == [
         (1, 3, 60),
         (3, 4, 60),
         (0, None, 5),
     ]
     assert (work.steps, work.microbatches, work.tokens) == (4, 15, 3 * 16 + 12)
-    assert (work.is_complete, work.spells[0].ended_at is not None, work.spells[0].name) == (
+    assert (work.is_complete, work.periods[0].ended_at is not None, work.periods[0].name) == (
         True,
         True,
         "train",
@@ -88,8 +88,8 @@ def test_a_machine_that_is_lost_works_no_more(store: Store, clock: Any) -> None:
     store.contributors.set_state(store.contributors.get(ada), ContributorState.lost, "its node died")
     clock.pass_s(10)
     store.progress.record(job.id, 1, [step(1)])
-    (spell, _) = store.work.of(ada).spells
-    assert (spell.ended_at is not None, spell.seconds, spell.steps) == (True, 10, 0)
+    (period, _) = store.work.of(ada).periods
+    assert (period.ended_at is not None, period.seconds, period.steps) == (True, 10, 0)
 
 
 def test_a_machine_that_comes_back_to_the_same_part_works_again(store: Store, clock: Any) -> None:
@@ -101,7 +101,7 @@ def test_a_machine_that_comes_back_to_the_same_part_works_again(store: Store, cl
     store.contributors.ready(ada, capacity=[Device("cpu", "cpu", 2**30, {"float32": 1e9})], links=[])
     clock.pass_s(10)
     store.progress.record(job.id, 1, [reformed(job.plan, 1), step(1)])
-    (again, *_) = store.work.of(ada).spells
+    (again, *_) = store.work.of(ada).periods
     assert (again.num_layers, again.ended_at, again.steps) == (job.plan.num_layers, None, 1)
 
 
@@ -175,7 +175,7 @@ def test_deployments_tell_what_their_machines_hold(store: Store, clock: Any) -> 
     store.leases.release(served.id, [bob])
     assert store.cluster.summaries([bob])[0].held is None
     store.leases.release_all(served.id)
-    (last, first) = store.work.of(ada).spells
+    (last, first) = store.work.of(ada).periods
     assert (last.deployment_id, last.stop, last.seconds, last.steps, first.stop) == (
         served.id,
         2,

@@ -169,7 +169,7 @@ export interface paths {
          * Dial
          * @description Connect to the ports of a machine whose node is about to start, from the server and from some other machines.
          *
-         *     The answer reveals nothing about a port except whether it sent the machine's own greeting.
+         *     The answer reveals nothing about a port except whether it sent the machine's own handshake.
          */
         post: operations["dial"];
         delete?: never;
@@ -1896,7 +1896,7 @@ export interface components {
              * Machines
              * @description Machines in the order they joined: the requested ones, or all but those gone for more than a day.
              */
-            machines: components["schemas"]["GlanceRecord"][];
+            machines: components["schemas"]["MachineSummaryRecord"][];
         };
         /**
          * CompletionRequest
@@ -2750,7 +2750,7 @@ export interface components {
          * @description Request of a machine that other machines connect to the ports of its future Ray node; it listens on them.
          * @example {
          *       "address": "192.0.2.7",
-         *       "greeting": "5e5e5e5e5e5e5e5e5e5e5e5e5e5e5e5e",
+         *       "handshake": "5e5e5e5e5e5e5e5e5e5e5e5e5e5e5e5e",
          *       "ports": [
          *         24001,
          *         24002
@@ -2765,10 +2765,10 @@ export interface components {
              */
             address: string;
             /**
-             * Greeting
+             * Handshake
              * @description 16 random bytes, in hexadecimal, that the machine sends on each connection.
              */
-            greeting: string;
+            handshake: string;
             /** Ports */
             ports: number[];
         };
@@ -3299,67 +3299,6 @@ export interface components {
             sampling: components["schemas"]["BatchSamplingSpecRequest"];
         };
         /**
-         * GlanceRecord
-         * @description Summary of a machine for a map or a table; measurements have four significant digits.
-         */
-        GlanceRecord: {
-            /**
-             * Device
-             * @description Names of its devices, separated by commas; null until it was measured.
-             */
-            device: string | null;
-            /**
-             * Flops Per S
-             * @description Sum over all its devices, in float32; 0 until it was measured.
-             */
-            flops_per_s: number;
-            /** Head Bytes Per S */
-            head_bytes_per_s: number | null;
-            /**
-             * Head Latency S
-             * @description One-way latency between it and the server.
-             */
-            head_latency_s: number | null;
-            /** @description Its work; null if the machine is free. */
-            held: components["schemas"]["HeldRecord"] | null;
-            /** Host */
-            host: string;
-            /** Id */
-            id: string;
-            /**
-             * Joined At
-             * Format: date-time
-             */
-            joined_at: string;
-            /**
-             * Kind
-             * @description cuda if any of its devices is one; null until it was measured.
-             */
-            kind: ("cpu" | "cuda") | null;
-            /**
-             * Last Seen At
-             * Format: date-time
-             */
-            last_seen_at: string;
-            /** Left At */
-            left_at: string | null;
-            /**
-             * Lent Bytes
-             * @description Memory that it lends: as measured, before that as its owner specified.
-             */
-            lent_bytes: number;
-            /** Name */
-            name: string;
-            /**
-             * Owner
-             * @description Label of the invite that it joined with; null if the invite has none.
-             */
-            owner: string | null;
-            /** Reason */
-            reason: string;
-            state: components["schemas"]["ContributorState"];
-        };
-        /**
          * GradientFusionSpec
          * @description Buckets of a shard's gradients that are summed together over the members of a stage; it changes no result.
          */
@@ -3763,6 +3702,14 @@ export interface components {
             links: components["schemas"]["IslandLink"][];
         };
         /**
+         * JobMetrics
+         * @description Metrics of a job's steps.
+         */
+        JobMetrics: {
+            /** Metrics */
+            metrics: components["schemas"]["MetricRecord"][];
+        };
+        /**
          * JobPage
          * @description Page of jobs, newest first.
          */
@@ -3986,7 +3933,7 @@ export interface components {
             host: string;
             /** Invite */
             invite: string;
-            limits: components["schemas"]["Limits"];
+            limits: components["schemas"]["MachineLimits"];
             /**
              * Name
              * @description Name for people; unique among the machines that are present.
@@ -4144,39 +4091,6 @@ export interface components {
             type: "avg_pool2d" | "conv2d" | "dropout" | "flatten" | "gelu" | "layer_norm" | "linear" | "max_pool2d" | "relu" | "sigmoid" | "tanh" | "unflatten";
         };
         /**
-         * Limits
-         * @description Resources that a machine's owner lends.
-         */
-        Limits: {
-            /** Cpu Threads */
-            cpu_threads: number;
-            /**
-             * Device
-             * @default cpu
-             * @enum {string}
-             */
-            device: "cpu" | "cuda";
-            /**
-             * Gpu
-             * @description UUID of the GPU, as NVIDIA's driver names it; null for a CPU.
-             */
-            gpu?: string | null;
-            /**
-             * Host Id
-             * @description Label of the host's processors: machines with the same label share them; empty if unknown.
-             * @default
-             */
-            host_id: string;
-            /**
-             * Host Threads
-             * @description Number of these processors; 0 if unknown.
-             * @default 0
-             */
-            host_threads: number;
-            /** Memory Bytes */
-            memory_bytes: number;
-        };
-        /**
          * Link
          * @description Measured path from one contributor (or the head) to another.
          */
@@ -4323,6 +4237,100 @@ export interface components {
             targets: string[] | null;
         };
         /**
+         * MachineLimits
+         * @description Resources that a machine's owner lends.
+         */
+        MachineLimits: {
+            /** Cpu Threads */
+            cpu_threads: number;
+            /**
+             * Device
+             * @default cpu
+             * @enum {string}
+             */
+            device: "cpu" | "cuda";
+            /**
+             * Gpu
+             * @description UUID of the GPU, as NVIDIA's driver names it; null for a CPU.
+             */
+            gpu?: string | null;
+            /**
+             * Host Id
+             * @description Label of the host's processors: machines with the same label share them; empty if unknown.
+             * @default
+             */
+            host_id: string;
+            /**
+             * Host Threads
+             * @description Number of these processors; 0 if unknown.
+             * @default 0
+             */
+            host_threads: number;
+            /** Memory Bytes */
+            memory_bytes: number;
+        };
+        /**
+         * MachineSummaryRecord
+         * @description Summary of a machine for a map or a table; measurements have four significant digits.
+         */
+        MachineSummaryRecord: {
+            /**
+             * Device
+             * @description Names of its devices, separated by commas; null until it was measured.
+             */
+            device: string | null;
+            /**
+             * Flops Per S
+             * @description Sum over all its devices, in float32; 0 until it was measured.
+             */
+            flops_per_s: number;
+            /** Head Bytes Per S */
+            head_bytes_per_s: number | null;
+            /**
+             * Head Latency S
+             * @description One-way latency between it and the server.
+             */
+            head_latency_s: number | null;
+            /** @description Its work; null if the machine is free. */
+            held: components["schemas"]["HeldRecord"] | null;
+            /** Host */
+            host: string;
+            /** Id */
+            id: string;
+            /**
+             * Joined At
+             * Format: date-time
+             */
+            joined_at: string;
+            /**
+             * Kind
+             * @description cuda if any of its devices is one; null until it was measured.
+             */
+            kind: ("cpu" | "cuda") | null;
+            /**
+             * Last Seen At
+             * Format: date-time
+             */
+            last_seen_at: string;
+            /** Left At */
+            left_at: string | null;
+            /**
+             * Lent Bytes
+             * @description Memory that it lends: as measured, before that as its owner specified.
+             */
+            lent_bytes: number;
+            /** Name */
+            name: string;
+            /**
+             * Owner
+             * @description Label of the invite that it joined with; null if the invite has none.
+             */
+            owner: string | null;
+            /** Reason */
+            reason: string;
+            state: components["schemas"]["ContributorState"];
+        };
+        /**
          * Measured
          * @description Report of measured step times beside the plan's predictions.
          */
@@ -4439,14 +4447,6 @@ export interface components {
             split: "train" | "validation" | "test";
             /** Step */
             step: number;
-        };
-        /**
-         * Metrics
-         * @description Metrics of a job's steps.
-         */
-        Metrics: {
-            /** Metrics */
-            metrics: components["schemas"]["MetricRecord"][];
         };
         /**
          * Model
@@ -5215,7 +5215,7 @@ export interface components {
              * @description Time on the machine's clock; may differ from the server's by 30 s.
              */
             clock: string;
-            limits: components["schemas"]["Limits"];
+            limits: components["schemas"]["MachineLimits"];
             versions: components["schemas"]["Versions"];
         };
         /**
@@ -5961,7 +5961,7 @@ export interface components {
              * @description Host name of the machine.
              */
             host: string;
-            limits: components["schemas"]["Limits"];
+            limits: components["schemas"]["MachineLimits"];
             /**
              * Name
              * @description Name for people; unique among the machines that are present.
@@ -6031,71 +6031,6 @@ export interface components {
              * @description Errors; empty if the specification would be accepted.
              */
             problems: components["schemas"]["FieldProblem"][];
-        };
-        /**
-         * SpellRecord
-         * @description A period in which a machine held the same part of one model for one job or deployment.
-         */
-        SpellRecord: {
-            /**
-             * Began At
-             * Format: date-time
-             */
-            began_at: string;
-            /** Deployment Id */
-            deployment_id: string | null;
-            /**
-             * Ended At
-             * @description End of the period; null while it lasts.
-             */
-            ended_at: string | null;
-            /** Job Id */
-            job_id: string | null;
-            /**
-             * Microbatches
-             * @description Number of microbatches of each batch that it computed.
-             */
-            microbatches: number | null;
-            /**
-             * Name
-             * @description Name of the job or the deployment.
-             */
-            name: string;
-            /**
-             * Num Layers
-             * @description Number of layers of the whole model.
-             */
-            num_layers: number | null;
-            /**
-             * Of Microbatches
-             * @description Total number of microbatches of each batch.
-             */
-            of_microbatches: number | null;
-            /**
-             * Seconds
-             * @description Duration of the period, up to now while it lasts.
-             */
-            seconds: number;
-            /**
-             * Start
-             * @description First layer of its part; null while there was no plan yet.
-             */
-            start: number | null;
-            /**
-             * Steps
-             * @description Number of steps committed in the period.
-             */
-            steps: number;
-            /**
-             * Stop
-             * @description One past the last layer.
-             */
-            stop: number | null;
-            /**
-             * Tokens
-             * @description Tokens of those steps in its own microbatches; samples if the model reads no text. Always 0 for deployments.
-             */
-            tokens: number;
         };
         /**
          * StagePlan
@@ -7066,13 +7001,78 @@ export interface components {
             torch: string;
         };
         /**
+         * WorkPeriodRecord
+         * @description A period in which a machine held the same part of one model for one job or deployment.
+         */
+        WorkPeriodRecord: {
+            /**
+             * Began At
+             * Format: date-time
+             */
+            began_at: string;
+            /** Deployment Id */
+            deployment_id: string | null;
+            /**
+             * Ended At
+             * @description End of the period; null while it lasts.
+             */
+            ended_at: string | null;
+            /** Job Id */
+            job_id: string | null;
+            /**
+             * Microbatches
+             * @description Number of microbatches of each batch that it computed.
+             */
+            microbatches: number | null;
+            /**
+             * Name
+             * @description Name of the job or the deployment.
+             */
+            name: string;
+            /**
+             * Num Layers
+             * @description Number of layers of the whole model.
+             */
+            num_layers: number | null;
+            /**
+             * Of Microbatches
+             * @description Total number of microbatches of each batch.
+             */
+            of_microbatches: number | null;
+            /**
+             * Seconds
+             * @description Duration of the period, up to now while it lasts.
+             */
+            seconds: number;
+            /**
+             * Start
+             * @description First layer of its part; null while there was no plan yet.
+             */
+            start: number | null;
+            /**
+             * Steps
+             * @description Number of steps committed in the period.
+             */
+            steps: number;
+            /**
+             * Stop
+             * @description One past the last layer.
+             */
+            stop: number | null;
+            /**
+             * Tokens
+             * @description Tokens of those steps in its own microbatches; samples if the model reads no text. Always 0 for deployments.
+             */
+            tokens: number;
+        };
+        /**
          * WorkRecord
          * @description The work that a machine did.
          */
         WorkRecord: {
             /**
              * Is Complete
-             * @description Whether ``spells`` has all periods of the machine; the sums below cover only the listed ones.
+             * @description Whether ``periods`` has all periods of the machine; the sums below cover only the listed ones.
              */
             is_complete: boolean;
             /**
@@ -7081,15 +7081,15 @@ export interface components {
              */
             microbatches: number;
             /**
+             * Periods
+             * @description Newest first.
+             */
+            periods: components["schemas"]["WorkPeriodRecord"][];
+            /**
              * Seconds
              * @description Time in which it held a part of a model.
              */
             seconds: number;
-            /**
-             * Spells
-             * @description Newest first.
-             */
-            spells: components["schemas"]["SpellRecord"][];
             /** Steps */
             steps: number;
             /** Tokens */
@@ -10137,7 +10137,7 @@ export interface operations {
                     [name: string]: unknown;
                 };
                 content: {
-                    "application/json": components["schemas"]["Metrics"];
+                    "application/json": components["schemas"]["JobMetrics"];
                     "text/csv": string;
                 };
             };

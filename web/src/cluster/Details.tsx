@@ -2,14 +2,14 @@
 import { Text } from "@mantine/core";
 import { useTranslation } from "react-i18next";
 
-import type { Glance } from "../api/types";
+import type { MachineSummary } from "../api/types";
 import { StateBadge } from "../components/StateBadge";
 import { sentence } from "../components/Feedback";
 import { qualityOf } from "./layout";
 import classes from "./ClusterMap.module.css";
 import { linkWords, memoryWords, partWords, qualityWords, speedWords } from "./words";
 
-export function Details({ machine, hasBubbles }: { machine: Glance | undefined; hasBubbles: boolean }) {
+export function Details({ machine, hasBubbles }: { machine: MachineSummary | undefined; hasBubbles: boolean }) {
   const { t } = useTranslation();
   if (machine === undefined) {
     return (

@@ -3,12 +3,12 @@ import { Link } from "@tanstack/react-router";
 import { memo } from "react";
 import { useTranslation } from "react-i18next";
 
-import { isGone, type Glance } from "../api/types";
+import { isGone, type MachineSummary } from "../api/types";
 import classes from "./ClusterMap.module.css";
 import { describe, workWords } from "./words";
 
 interface Props {
-  machine: Glance;
+  machine: MachineSummary;
   x: number;
   y: number;
   /** Distance to its neighbours, in pixels. */
@@ -21,7 +21,7 @@ const SPACING_FOR_NAMES = 84;
 
 export type Tone = "working" | "free" | "arriving" | "leaving" | "lost" | "left";
 
-export function toneOf(machine: Pick<Glance, "state" | "held">): Tone {
+export function toneOf(machine: Pick<MachineSummary, "state" | "held">): Tone {
   if (isGone(machine)) return machine.state === "lost" ? "lost" : "left";
   if (machine.state === "draining" || machine.state === "quarantined") return "leaving";
   if (machine.state !== "ready") return "arriving";
@@ -29,7 +29,7 @@ export function toneOf(machine: Pick<Glance, "state" | "held">): Tone {
 }
 
 /** 10 to 24 pixels: half as much again for each factor of a hundred above 10 GFLOP/s. */
-function radiusOf(machine: Glance, spacing: number): number {
+function radiusOf(machine: MachineSummary, spacing: number): number {
   const size = machine.flops_per_s > 0 ? 14 + 3 * Math.log10(Math.max(1, machine.flops_per_s / 1e10)) : 13;
   return Math.min(24, size, spacing * 0.36);
 }

@@ -4,7 +4,7 @@ import { useNavigate } from "@tanstack/react-router";
 import { memo, useMemo } from "react";
 import { useTranslation } from "react-i18next";
 
-import { isGone, type Glance, type Held } from "../api/types";
+import { isGone, type MachineSummary, type Held } from "../api/types";
 import { Ago } from "../components/Ago";
 import { Empty } from "../components/Feedback";
 import { MachineLink } from "../components/MachineLink";
@@ -21,7 +21,7 @@ import { linkWords, memoryWords, partWords, qualityWords, speedWords } from "./w
 const PER_PAGE = 50;
 
 interface Props {
-  machines: readonly Glance[];
+  machines: readonly MachineSummary[];
   /** Number of each machine's island. */
   islands: ReadonlyMap<string, number>;
   search: ClusterSearch;
@@ -130,7 +130,7 @@ export function MachineTable({ machines, islands, search }: Props) {
   );
 }
 
-const Row = memo(function Row({ machine, island }: { machine: Glance; island: number | undefined }) {
+const Row = memo(function Row({ machine, island }: { machine: MachineSummary; island: number | undefined }) {
   const { t } = useTranslation();
   return (
     <Table.Tr>
@@ -176,7 +176,7 @@ const Row = memo(function Row({ machine, island }: { machine: Glance; island: nu
   );
 });
 
-function WorkCell({ machine }: { machine: Glance }) {
+function WorkCell({ machine }: { machine: MachineSummary }) {
   const { t } = useTranslation();
   const { held } = machine;
   if (held === null) {

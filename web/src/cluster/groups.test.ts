@@ -1,11 +1,11 @@
 import { expect, test } from "vitest";
 
 import { changed, heldBy, merged } from "../api/events/clusterEvents";
-import type { Glance, ClusterEvent, ClusterView } from "../api/types";
+import type { MachineSummary, ClusterEvent, ClusterView } from "../api/types";
 import { found, groupsOf, reused, sumsOf } from "./groups";
 import { sorted } from "./sorting";
 
-const machine = (id: string, more: Partial<Glance> = {}): Glance => ({
+const machine = (id: string, more: Partial<MachineSummary> = {}): MachineSummary => ({
   id,
   name: id,
   owner: null,
@@ -24,7 +24,7 @@ const machine = (id: string, more: Partial<Glance> = {}): Glance => ({
   left_at: null,
   ...more,
 });
-const cluster = (machines: Glance[], islands: string[][]): ClusterView => ({
+const cluster = (machines: MachineSummary[], islands: string[][]): ClusterView => ({
   machines,
   islands: {
     islands: islands.map((ids) => ({ id: ids[0]!, machines: ids, latency_s: null, bytes_per_s: null })),

@@ -1,5 +1,5 @@
 /** Groups the machines of the cluster: by island, and those without one as arriving or gone. */
-import { isGone, type Glance, type Island, type ClusterView } from "../api/types";
+import { isGone, type MachineSummary, type Island, type ClusterView } from "../api/types";
 
 export type GroupKind = "island" | "arriving" | "gone";
 
@@ -7,7 +7,7 @@ export interface MachineGroup {
   /** Id of the island, or the kind of the group. */
   id: string;
   kind: GroupKind;
-  machines: Glance[];
+  machines: MachineSummary[];
   /** The island's measurements; absent for groups that are no island. */
   island?: Island;
 }
@@ -15,7 +15,7 @@ export interface MachineGroup {
 /** Islands in the order of the server, then arriving machines, then gone ones. */
 export function groupsOf(cluster: ClusterView, showsGone: boolean): MachineGroup[] {
   const rest = new Map(cluster.machines.map((machine) => [machine.id, machine]));
-  const gone: Glance[] = [];
+  const gone: MachineSummary[] = [];
   for (const machine of cluster.machines) {
     if (!isGone(machine)) continue;
     rest.delete(machine.id);
@@ -23,7 +23,7 @@ export function groupsOf(cluster: ClusterView, showsGone: boolean): MachineGroup
   }
   const groups: MachineGroup[] = [];
   for (const island of cluster.islands.islands) {
-    const machines: Glance[] = [];
+    const machines: MachineSummary[] = [];
     for (const id of island.machines) {
       const machine = rest.get(id);
       if (machine === undefined || machine.kind === null) continue;
@@ -45,7 +45,7 @@ export interface Sums {
   usedBytes: number;
 }
 
-export function sumsOf(machines: readonly Glance[]): Sums {
+export function sumsOf(machines: readonly MachineSummary[]): Sums {
   const sums: Sums = { machines: machines.length, atWork: 0, flopsPerS: 0, lentBytes: 0, usedBytes: 0 };
   for (const machine of machines) {
     if (machine.held !== null) sums.atWork += 1;
@@ -57,7 +57,7 @@ export function sumsOf(machines: readonly Glance[]): Sums {
 }
 
 /** Machines whose text contains the search term; `words` gives the text of one. */
-export function found(machines: readonly Glance[], wanted: string | undefined): readonly Glance[] {
+export function found(machines: readonly MachineSummary[], wanted: string | undefined): readonly MachineSummary[] {
   const parts = (wanted ?? "").toLowerCase().split(/\s+/).filter(Boolean);
   if (parts.length === 0) return machines;
   return machines.filter((machine) => {

@@ -1,12 +1,12 @@
 /** Sort orders of the table. */
-import type { Glance } from "../api/types";
+import type { MachineSummary } from "../api/types";
 import type { Sort } from "./search";
 
 type Value = string | number | null;
 
 const STATES = ["joining", "probing", "ready", "quarantined", "draining", "left", "lost"];
 
-function valueOf(machine: Glance, sort: Sort, islands: ReadonlyMap<string, number>): Value {
+function valueOf(machine: MachineSummary, sort: Sort, islands: ReadonlyMap<string, number>): Value {
   switch (sort) {
     case "joined":
       return null;
@@ -29,11 +29,11 @@ function valueOf(machine: Glance, sort: Sort, islands: ReadonlyMap<string, numbe
 
 /** Sort machines. Equal ones stay in the order in which they joined; those without a value come last both ways. */
 export function sorted(
-  machines: readonly Glance[],
+  machines: readonly MachineSummary[],
   sort: Sort,
   descending: boolean,
   islands: ReadonlyMap<string, number>,
-): readonly Glance[] {
+): readonly MachineSummary[] {
   if (sort === "joined") return descending ? machines.toReversed() : machines;
   // Created lazily: the browser loads its collation rules for the first one, which would slow down the first page.
   const collator = new Intl.Collator("en", { numeric: true, sensitivity: "base" });

@@ -1,7 +1,7 @@
 /** Descriptions of machines and links, shared by the map, the table and screen readers. */
 import type { TFunction } from "i18next";
 
-import type { Glance, Held } from "../api/types";
+import type { MachineSummary, Held } from "../api/types";
 import { bytes, latency, si } from "../format";
 import type { MachineGroup } from "./groups";
 import { qualityOf, type Quality } from "./layout";
@@ -16,7 +16,7 @@ export function partWords(t: TFunction, held: Pick<Held, "start" | "stop" | "num
 }
 
 /** "31 MiB of 4.0 GiB", or the lent memory alone. */
-export function memoryWords(t: TFunction, machine: Pick<Glance, "held" | "lent_bytes">): string {
+export function memoryWords(t: TFunction, machine: Pick<MachineSummary, "held" | "lent_bytes">): string {
   const used = machine.held?.memory_bytes ?? null;
   if (used === null) return bytes(machine.lent_bytes);
   return t("{{used}} of {{lent}}", { used: bytes(used), lent: bytes(machine.lent_bytes) });
@@ -37,12 +37,12 @@ export function qualityWords(t: TFunction, quality: Quality): string {
   return words[quality];
 }
 
-export function speedWords(machine: Pick<Glance, "flops_per_s">): string {
+export function speedWords(machine: Pick<MachineSummary, "flops_per_s">): string {
   return machine.flops_per_s > 0 ? si(machine.flops_per_s, "FLOP/s") : "–";
 }
 
 /** The machine's work: the name of its job or deployment, or its state. */
-export function workWords(t: TFunction, machine: Pick<Glance, "held" | "state">): string {
+export function workWords(t: TFunction, machine: Pick<MachineSummary, "held" | "state">): string {
   if (machine.held !== null) return machine.held.name || (machine.held.job_id ?? machine.held.deployment_id ?? "");
   return machine.state === "ready" ? t("free") : t(machine.state);
 }
@@ -53,7 +53,7 @@ export function groupTitle(t: TFunction, group: Pick<MachineGroup, "kind">, numb
 }
 
 /** A machine in one sentence, for screen readers. */
-export function describe(t: TFunction, machine: Glance): string {
+export function describe(t: TFunction, machine: MachineSummary): string {
   const part = machine.held && partWords(t, machine.held);
   return [
     machine.name,

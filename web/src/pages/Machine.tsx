@@ -21,7 +21,7 @@ import { History } from "./machine/History";
 import classes from "./machine/Machine.module.css";
 import { Devices, MeasuredLinks } from "./machine/Measurements";
 import { SendAway } from "./machine/SendAway";
-import { Spells } from "./machine/Spells";
+import { WorkHistory } from "./machine/WorkHistory";
 import { flopsPerS, lentBytes } from "./machine";
 
 const route = getRouteApi("/machines/$machineId");
@@ -54,7 +54,7 @@ export function Machine() {
         <Busy machine={machine} />
       </Section>
       <Section title={t("Contributions")}>
-        <Spells machineId={machine.id} />
+        <WorkHistory machineId={machine.id} />
       </Section>
       <Section title={t("Measurements")}>
         <Devices machine={machine} />

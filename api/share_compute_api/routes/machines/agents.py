@@ -97,7 +97,7 @@ async def dial(
 ) -> DialReport:
     """Connect to the ports of a machine whose node is about to start, from the server and from some other machines.
 
-    The answer reveals nothing about a port except whether it sent the machine's own greeting.
+    The answer reveals nothing about a port except whether it sent the machine's own handshake.
     """
     if context.cluster is None or context.measurements is None:
         raise _no_cluster()
@@ -106,11 +106,11 @@ async def dial(
             f"other machines cannot reach {wanted.address}",
             hint="give an IP address of this machine that they reach, with --address",
         )
-    address, handshake = str(wanted.address), bytes.fromhex(wanted.greeting)
+    address, handshake = str(wanted.address), bytes.fromhex(wanted.handshake)
     async with context.dials:
         mine, found = await asyncio.gather(
             asyncio.to_thread(closed_ports, address, wanted.ports, handshake),
-            context.measurements.dial(contributor, address, wanted.ports, wanted.greeting),
+            context.measurements.dial(contributor, address, wanted.ports, wanted.handshake),
         )
     named = await run_in_threadpool(lambda: {one: context.store.contributors.get(one) for one in found})
     rows = [ClosedPorts(source=SERVER, ports=mine)]

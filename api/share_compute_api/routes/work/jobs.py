@@ -18,7 +18,7 @@ from share_compute.store import ApiKeyRecord, JobRecord, MetricRecord
 from share_compute_api.connection.departures import departure
 from share_compute_api.control.machines.live_topology import live_topology
 from share_compute_api.routes.work.checking import check_any_job, checked
-from share_compute_api.schemas.bodies import JobPage, Metrics, SpecCheck
+from share_compute_api.schemas.bodies import JobMetrics, JobPage, SpecCheck
 from share_compute_api.server.auth import READ, Reader, Submitter, require_owner
 from share_compute_api.server.context import Context, InContext
 from share_compute_api.server.owned import shown
@@ -161,7 +161,7 @@ def resume_job(job_id: str, context: InContext, caller: Submitter) -> JobRecord:
     "/{job_id}/metrics",
     operation_id="getMetrics",
     dependencies=READ,
-    response_model=Metrics,
+    response_model=JobMetrics,
     responses={
         **documented(404),
         200: {"content": {"text/csv": {"schema": {"type": "string"}}}},
@@ -184,11 +184,11 @@ def get_metrics(
             " decimation: each section keeps the steps with its lowest and highest loss.",
         ),
     ] = None,
-) -> Metrics | Response:
+) -> JobMetrics | Response:
     """Return the metrics of each step, as JSON or as CSV with one column per metric."""
     metrics = context.store.progress.metrics(job_id, after_step=after_step, until_step=until_step, most=most)
     if format == "json":
-        return Metrics(metrics=metrics)
+        return JobMetrics(metrics=metrics)
     return Response(
         metrics_csv(metrics),
         media_type="text/csv",

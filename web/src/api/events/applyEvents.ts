@@ -20,7 +20,7 @@ import {
   servedModels,
 } from "../queries";
 import type { DeploymentNews, Figures, Job, JobPage, JobState, Metric, ClusterEvent } from "../types";
-import { ClusterKeeper } from "./clusterEvents";
+import { ClusterCacheUpdater } from "./clusterEvents";
 import { Refresher } from "./refresher";
 import { write, writeThrough } from "./write";
 
@@ -35,7 +35,7 @@ const LAYOUT_MS = 10_000;
 
 interface Helpers {
   refresher: Refresher;
-  keeper: ClusterKeeper;
+  updater: ClusterCacheUpdater;
 }
 
 const helpers = new WeakMap<QueryClient, Helpers>();
@@ -44,20 +44,20 @@ function helpersOf(client: QueryClient): Helpers {
   let known = helpers.get(client);
   if (known === undefined) {
     const refresher = new Refresher(client);
-    known = { refresher, keeper: new ClusterKeeper(client, refresher) };
+    known = { refresher, updater: new ClusterCacheUpdater(client, refresher) };
     helpers.set(client, known);
   }
   return known;
 }
 
 export function applyEvents(client: QueryClient, events: ClusterEvent[]): void {
-  const { refresher, keeper } = helpersOf(client);
+  const { refresher, updater } = helpersOf(client);
   const byJob = Map.groupBy(events, (event) => event.job_id);
   for (const [id, some] of byJob) {
     if (id !== null) applyToJob(client, refresher, id, some);
   }
   applyToJobLists(client, byJob);
-  keeper.apply(events);
+  updater.apply(events);
   applyToMachines(client, refresher, events);
   if (events.some((event) => event.kind === "contributor")) {
     refresher.refresh(contributors.queryKey);

@@ -5,7 +5,7 @@ vi.hoisted(() => vi.stubGlobal("location", { origin: "http://here" }));
 
 import { cluster } from "../queries";
 import type { ClusterEvent, ClusterView } from "../types";
-import { merged, ClusterKeeper } from "./clusterEvents";
+import { merged, ClusterCacheUpdater } from "./clusterEvents";
 import { Refresher } from "./refresher";
 
 afterEach(() => vi.unstubAllGlobals());
@@ -22,10 +22,10 @@ test("what happens while the first answer is on its way is asked for after it", 
     return Response.json({ machines: [machine], islands: { is_current: true, groups: [] } });
   });
   const client = new QueryClient();
-  const keeper = new ClusterKeeper(client, new Refresher(client));
+  const updater = new ClusterCacheUpdater(client, new Refresher(client));
   const first = client.fetchQuery(cluster);
   const event = { seq: 7, kind: "contributor", contributor_id: "ctr-1", data: { state: "ready", reason: "" }, at: "" };
-  keeper.apply([event as unknown as ClusterEvent]);
+  updater.apply([event as unknown as ClusterEvent]);
   await Promise.resolve();
   expect(requests).toEqual([""]);
   answerFirst();

@@ -2,7 +2,7 @@
 import type { QueryClient } from "@tanstack/react-query";
 
 import { machinesOfCluster, cluster } from "../queries";
-import { isGone, type ContributorState, type Glance, type Held, type ClusterEvent, type ClusterView } from "../types";
+import { isGone, type ContributorState, type MachineSummary, type Held, type ClusterEvent, type ClusterView } from "../types";
 import { Refresher } from "./refresher";
 import { write } from "./write";
 
@@ -21,7 +21,7 @@ interface Change {
 export function changed(before: ClusterView, events: readonly ClusterEvent[]): Change {
   const places = new Map(before.machines.map((machine, place) => [machine.id, place]));
   const unknown = new Set<string>();
-  let machines: Glance[] | undefined;
+  let machines: MachineSummary[] | undefined;
   for (const event of events) {
     const id = event.contributor_id;
     if (id === null || (event.kind !== "contributor" && event.kind !== "work")) continue;
@@ -38,7 +38,7 @@ export function changed(before: ClusterView, events: readonly ClusterEvent[]): C
   return { cluster: machines === undefined ? before : { ...before, machines }, unknown: [...unknown] };
 }
 
-function changeOf(event: ClusterEvent): Partial<Glance> {
+function changeOf(event: ClusterEvent): Partial<MachineSummary> {
   if (event.kind === "work") return { held: heldBy(event.data) };
   const { state, reason } = event.data as { state: ContributorState; reason: string };
   const hasGone = isGone({ state });
@@ -74,7 +74,7 @@ export function merged(before: ClusterView, fresh: ClusterView): ClusterView {
 }
 
 /** Keeps the cached cluster current. */
-export class ClusterKeeper {
+export class ClusterCacheUpdater {
   private readonly wanted = new Set<string>();
 
   constructor(

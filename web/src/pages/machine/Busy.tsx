@@ -72,12 +72,12 @@ export function Busy({ machine }: { machine: Machine }) {
                   </text>
                 </g>
               ))}
-              {work?.spells
-                .filter((spell) => spell.ended_at === null || Date.parse(spell.ended_at) > begin)
-                .map((spell) => {
-                  const from = Math.max(LEFT, x(spell.began_at));
-                  const to = spell.ended_at === null ? width - 8 : x(spell.ended_at);
-                  return <rect key={spell.began_at} className={classes.spell} x={from} width={Math.max(1, to - from)} y={y(1)} height={y(0) - y(1)} />;
+              {work?.periods
+                .filter((period) => period.ended_at === null || Date.parse(period.ended_at) > begin)
+                .map((period) => {
+                  const from = Math.max(LEFT, x(period.began_at));
+                  const to = period.ended_at === null ? width - 8 : x(period.ended_at);
+                  return <rect key={period.began_at} className={classes.period} x={from} width={Math.max(1, to - from)} y={y(1)} height={y(0) - y(1)} />;
                 })}
               {lines(measured).map((line) => (
                 <polyline key={line[0]!.at} className={classes.line} points={line.map((one) => `${x(one.at)},${y(one.busy_fraction)}`).join(" ")} />

@@ -12,21 +12,21 @@ import { partWords } from "../../cluster/words";
 
 const FEW = 8;
 
-export function Spells({ machineId }: { machineId: string }) {
+export function WorkHistory({ machineId }: { machineId: string }) {
   const { t } = useTranslation();
   const { data: work, error, refetch } = useQuery(machineWork(machineId));
   const [showsAll, setShowsAll] = useState(false);
   if (work === undefined) return <Waiting error={error} refetch={refetch} lines={2} />;
   // The machines of a job hold nothing while the job is planned.
-  const spells = work.spells.filter((spell) => spell.num_layers !== null);
-  if (spells.length === 0) {
+  const periods = work.periods.filter((period) => period.num_layers !== null);
+  if (periods.length === 0) {
     return (
       <Text size="sm" c="dimmed">
         {t("It has not worked for a job or a deployment yet.")}
       </Text>
     );
   }
-  const shown = showsAll ? spells : spells.slice(0, FEW);
+  const shown = showsAll ? periods : periods.slice(0, FEW);
   return (
     <>
       <Text size="sm">
@@ -52,38 +52,38 @@ export function Spells({ machineId }: { machineId: string }) {
             </Table.Tr>
           </Table.Thead>
           <Table.Tbody>
-            {shown.map((spell) => (
-              <Table.Tr key={spell.began_at + (spell.job_id ?? spell.deployment_id)}>
+            {shown.map((period) => (
+              <Table.Tr key={period.began_at + (period.job_id ?? period.deployment_id)}>
                 <Table.Td data-label={t("Work")}>
-                  <Holder held={spell} />
+                  <Holder held={period} />
                 </Table.Td>
                 <Table.Td data-label={t("Part")}>
-                  <Text size="sm">{partWords(t, spell) ?? "–"}</Text>
+                  <Text size="sm">{partWords(t, period) ?? "–"}</Text>
                 </Table.Td>
                 <Table.Td data-label={t("From")}>
-                  <Text size="sm">{dateAndTime(spell.began_at)}</Text>
+                  <Text size="sm">{dateAndTime(period.began_at)}</Text>
                 </Table.Td>
                 <Table.Td className="numeric" data-label={t("Time")}>
-                  {duration(spell.seconds)}
-                  {spell.ended_at === null && ` ${t("so far")}`}
+                  {duration(period.seconds)}
+                  {period.ended_at === null && ` ${t("so far")}`}
                 </Table.Td>
                 <Table.Td className="numeric" data-label={t("Steps")}>
-                  {count(spell.steps)}
+                  {count(period.steps)}
                 </Table.Td>
                 <Table.Td className="numeric" data-label={t("Microbatches")}>
-                  {count(spell.steps * (spell.microbatches ?? 0))}
+                  {count(period.steps * (period.microbatches ?? 0))}
                 </Table.Td>
                 <Table.Td className="numeric" data-label={t("Tokens")}>
-                  {count(spell.tokens)}
+                  {count(period.tokens)}
                 </Table.Td>
               </Table.Tr>
             ))}
           </Table.Tbody>
         </Table>
       </div>
-      {spells.length > FEW && !showsAll && (
+      {periods.length > FEW && !showsAll && (
         <Button variant="default" size="xs" onClick={() => setShowsAll(true)}>
-          {t("Show all {{number}}", { number: count(spells.length) })}
+          {t("Show all {{number}}", { number: count(periods.length) })}
         </Button>
       )}
     </>
