@@ -71,7 +71,7 @@ def goes_on(
     document: dict[str, Any] | None = None,
     **options: Any,
 ) -> list[AttemptEvent]:
-    """Make the next attempt, as the supervisor does after one of which it has heard this."""
+    """Make the next attempt, as the supervisor does after one that reported these events."""
     step, saved = last(before, "step"), last(before, "checkpoint")
     return attempt(
         document or job(2, 2),

@@ -65,7 +65,7 @@ class House:
         return found
 
     def problem(self, path: Path | str) -> str:
-        """Return what is told of a path, without the path itself."""
+        """Return the errors about a path, without the path itself."""
         (found,) = self.check(path)["problems"]
         refused = self.ada.post("/jobs", json=job(path))
         assert refused.status_code == 422

@@ -85,7 +85,7 @@ def test_a_transaction_that_waited_for_its_turn_is_fenced_by_the_one_before(
     def write() -> None:
         try:
             older.keys.create("late")
-        except BaseException as failure:  # noqa: BLE001 - looked at below
+        except BaseException as failure:  # noqa: BLE001 - checked below
             failures.append(failure)
 
     with newer._database.write() as session:

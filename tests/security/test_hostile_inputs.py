@@ -364,7 +364,7 @@ def test_a_request_to_a_model_is_stopped(plane: Plane, http: httpx.Client, hones
 
 
 class Hog(Speaker):
-    """Takes all threads that requests share, until it is told to let them go."""
+    """Takes all threads that requests share, until `go_on` is set."""
 
     async def generate(self, generations: Sequence[Generation]) -> Speech:
         threads = to_thread.current_default_thread_limiter()
@@ -486,7 +486,7 @@ def test_a_text_that_all_rows_share_is_written_out_piece_by_piece(tmp_path: Path
 
 
 def grown_by(work: Callable[[], object]) -> int:
-    """Return by how much this process's memory grows while it does something, looked at all the time."""
+    """Return by how much this process's memory grows while it does something, sampled all the time."""
     process, most, is_over = psutil.Process(), 0, threading.Event()
     before = process.memory_info().rss
 

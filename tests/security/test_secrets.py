@@ -124,7 +124,7 @@ def request_from(address: str) -> Request:
 
 
 def wait_s(guesses: Guesses, address: str, secret: str = "wrong") -> int:
-    """Return how long an address must wait; 0 when its guess was looked at."""
+    """Return how long an address must wait; 0 when its guess was checked."""
     try:
         guesses.check(request_from(address), secret, lambda: None)
     except TooManyAttempts as refused:

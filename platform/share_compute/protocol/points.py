@@ -77,7 +77,7 @@ class Point(StrEnum):
     epoch_recorded = "coordinator epoch recorded"
     """The step log has the new epoch; no member was notified."""
     halt_sending = "coordinator halt sending"
-    """Some members may have been told to halt; the next one has not."""
+    """Some members may have been notified to halt; the next one has not."""
     report_received = "coordinator report received"
     """A member's report arrived."""
     planning = "coordinator planning"

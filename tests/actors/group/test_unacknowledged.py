@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("ray_cluster")]
 
 @ray.remote(num_cpus=0, concurrency_groups={"mail": 1, "control": 1})
 class Receiver:
-    """Answers a call once it is told to."""
+    """Answers a call once `answer` is called."""
 
     def __init__(self) -> None:
         self._may_answer = threading.Event()

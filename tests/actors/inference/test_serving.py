@@ -82,7 +82,7 @@ def expected(folder: Path) -> Callable[[list[int], int], list[int]]:
 
 @dataclass
 class Served:
-    """A deployment's server, and all that it told."""
+    """A deployment's server, and all events that it reported."""
 
     server: Any
     num_pulled: int = 0

@@ -251,7 +251,7 @@ def test_steps_are_taken_while_it_is_fetched(
     trainer = Trainer()
 
     class Training(Copier):
-        """An owner that takes a step whenever something was set aside."""
+        """An owner that takes a step whenever a copy was staged."""
 
         def copy(self, shard: ShardRange, names: Any) -> Copied:
             copied = super().copy(shard, names)
@@ -411,7 +411,7 @@ def test_another_owner_goes_on_where_one_was_lost(
     num_calls: list[str] = []
 
     class Mortal(Copier):
-        """An owner that falls silent after some parameters."""
+        """An owner that becomes unresponsive after some parameters."""
 
         def copy(self, shard: ShardRange, names: Any) -> Copied:
             num_calls.extend(names)

@@ -413,7 +413,7 @@ def test_an_unresponsive_member_is_given_up_at_the_deadline(mortals: Crew) -> No
 @pytest.mark.chaos
 @pytest.mark.parametrize("waits", [False, True])
 def test_a_group_that_waits_for_a_member_to_join_can_be_ended(mortals: Crew, *, waits: bool) -> None:
-    """Whether it waits already, or its members have not begun to wait when they are told."""
+    """Whether it waits already, or its members have not begun to wait when they are notified."""
     joining = mortals.start_joining("job/1/0/0", 3, mortals.workers[:2])
     if waits:
         ray.get([worker.until_joining.remote("job/1/0/0") for worker in mortals.workers[:2]])

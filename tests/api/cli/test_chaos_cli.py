@@ -1,4 +1,4 @@
-"""``share-compute chaos``: storms are drawn from a seed, and what a job made of one is told rightly."""
+"""``share-compute chaos``: storms are drawn from a seed, and a job's reaction to one is reported correctly."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The cluster at a glance over REST: islands, rows, and what single machines did."""
+"""The overview of the cluster over REST: islands, rows, and what single machines did."""
 
 from __future__ import annotations
 

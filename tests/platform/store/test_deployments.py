@@ -1,4 +1,4 @@
-"""Deployments as rows: names, states, and what is told of them."""
+"""Deployments as rows: names, states, and the events about them."""
 
 from __future__ import annotations
 

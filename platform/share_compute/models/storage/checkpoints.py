@@ -24,7 +24,7 @@ class Chosen(NamedTuple):
 
 
 def newest_whole(wanted: Path) -> Chosen:
-    """Return the checkpoint that a job continues from; set damaged ones aside.
+    """Return the checkpoint that a job continues from; rename damaged ones.
 
     Args:
         wanted: last checkpoint that the control plane knows. If it is damaged, the next older one is taken. If it

@@ -122,7 +122,7 @@ class TestMachines:
 
 
 class TestEqualMachines:
-    """Differences within a twentieth are noise: nobody is told to be slower for them, nor where he stands."""
+    """Differences within a twentieth are noise: no machine is called slower for them, or ranked."""
 
     def test_nobody_is_first_among_equals(self) -> None:
         topology = lan(machine("a", 60), machine("b", 58), machine("c", 30))
