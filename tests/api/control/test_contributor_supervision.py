@@ -319,11 +319,9 @@ def test_dead_links_are_measured_again(settings: Settings) -> None:
         cluster.supervisor = ContributorSupervisor(
             cluster.store, cluster.measurements, cluster._nodes, LOST_AFTER
         )
-        ada, grace = cluster.arrive("ada"), cluster.arrive("grace")
-        for contributor_id in (ada, grace):
-            (await cluster.machine(contributor_id)).devices.set_result((CPU,))
-            await cluster.until(contributor_id, "ready")
-        linked, other = (grace, ada) if ada in (await cluster.machine(grace)).peers else (ada, grace)
+        other, _ = await cluster.ready("ada")
+        linked, machine = await cluster.ready("grace")
+        assert other in machine.peers
         cluster.store.contributors.relink(linked, [Link.dead(linked, other)])
         cluster.alive.add("ab")
         while any(link.is_dead for link in cluster.store.contributors.get(linked).links or ()):
