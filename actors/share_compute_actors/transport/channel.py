@@ -231,19 +231,14 @@ class Channel:
             return
         if worker in self._by_call:
             self._by_call[worker](encoded.envelope, encoded.content)
-        else:
-            self._push(worker, [encoded.envelope, encoded.content.data])
-
-    def _push(self, worker: Worker, frames: list[bytes | memoryview]) -> None:
-        """Queue a message on the direct link to ``worker``; never wait.
-
-        ZeroMQ gives up a connection when another program answers at its endpoint, for example one that took the port of
-        a dead member. A blocking send would then wait forever. So the link is opened again. Its receiver, if it is
-        there, notices by `report_sent` what was lost.
-        """
+            return
+        frames: list[bytes | memoryview] = [encoded.envelope, encoded.content.data]
         try:
             self._direct[worker].send_multipart(frames, zmq.NOBLOCK, copy=False)
         except zmq.Again:
+            # ZeroMQ gives up a connection when another program answers at its endpoint, for example one that took the
+            # port of a dead member. A blocking send would wait forever. So the link is opened again. Its receiver, if
+            # there is one, notices by `report_sent` what was lost.
             self._direct[worker].close()
             self.connect(self._peers[worker])
             self._direct[worker].send_multipart(frames, zmq.NOBLOCK, copy=False)
