@@ -373,7 +373,7 @@ class LinkLost(Unavailable):
 
 
 def as_ours(failure: Exception) -> ShareComputeError:
-    """Return a `ShareComputeError` unchanged, and any other exception wrapped in one, to be shown to people.
+    """Return a `ShareComputeError` unchanged; wrap any other exception in one, so that users get a message and a hint.
 
     Exceptions of other classes were not raised on purpose: they are defects, or come from a user's code.
     """

@@ -60,7 +60,7 @@ class RayNode:
     gcs_address: str
     """host:port of the GCS of the head that it belongs to."""
     vital: Mapping[str, psutil.Process]
-    """Its raylet, and on a head also the supervisor of the GCS, by the names of their programs."""
+    """Processes without which the node is unusable, by program name: the raylet, and on a head the GCS supervisor."""
 
     @property
     def end(self) -> str | None:

@@ -1,4 +1,4 @@
-"""A mailbox for messages of members, for tests and benchmarks that lead members without being a Ray actor."""
+"""A mailbox for messages of members, for tests and benchmarks whose processes are not Ray actors."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ _DTYPES: Mapping[str, torch.dtype] = {
         *(torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool),
     )
 }
-"""Dtypes that tensors may have, by name. With others torch cannot read bytes, or crashes (quantized dtypes)."""
+"""Dtypes that tensors may have, by name. torch cannot read others from bytes, and quantized ones make it crash."""
 
 
 class RejectedTensor(NamedTuple):

@@ -60,7 +60,10 @@ class ChannelStore(dist.Store):  # type: ignore[misc]
         self._thread = threading.get_ident()
 
     def set(self, key: str, value: bytes | str) -> None:
-        """Send a value to all other members of the group."""
+        """Set a key, and send its value to all other members of the group.
+
+        A value that another thread sets (see the class) is kept, but not sent.
+        """
         content = value.encode() if isinstance(value, str) else value
         self._known[key] = content
         if threading.get_ident() != self._thread:

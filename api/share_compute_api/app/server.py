@@ -60,7 +60,7 @@ class Running:
 
     @property
     def dashboard_url(self) -> str:
-        """URL that opens the dashboard signed in. Browsers send the part after # (the code) to no server."""
+        """URL that signs a browser in to the dashboard. Browsers send the part after # (the code) to no server."""
         return f"{self.url}/#code={self.code}"
 
 

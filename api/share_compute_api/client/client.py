@@ -115,7 +115,7 @@ class Client:
         return self._transport.read(Health, "GET", "/health")
 
     def sign_in_code(self) -> SignInCode:
-        """Create a link that opens the dashboard signed in; it works once, for a few minutes."""
+        """Create a link that signs a browser in to the dashboard. It works once, within 15 minutes."""
         return self._transport.read(SignInCode, "POST", "/session/codes")
 
     def status(self) -> Status:

@@ -95,7 +95,13 @@ class GatewayOperations:
         return self._keep(_Actor("contributor", handle, node_id))
 
     async def call(self, number: int, method: str, arguments: list[Any]) -> Any:
-        """Call a method of an actor; retry while the actor is unreachable but not known to be dead."""
+        """Call a method of an actor. Retry while the actor is unreachable but not known to be dead.
+
+        Calls of actors that measure contributors are not retried.
+
+        Raises:
+            ActorUnavailableError: the actor of a contributor is unreachable.
+        """
         actor = self._actor(number)
         if method not in _METHODS[actor.kind]:
             raise ValueError(f"a {actor.kind} has no method {method}")

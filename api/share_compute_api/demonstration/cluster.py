@@ -66,7 +66,7 @@ class LocalCluster:
         return self._client()
 
     def sign_in_link(self) -> str:
-        """Return a new link that opens the dashboard signed in; it works once."""
+        """Return a new link that signs a browser in to the dashboard; it works once."""
         with self._client() as client:
             return client.sign_in_code().url
 

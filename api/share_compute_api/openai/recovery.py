@@ -108,7 +108,10 @@ class Resumable:
     """Whether a replica is being asked to accept the sequence. Until that replica answers, no other replica is asked,
     and the sequence is not cancelled there."""
     waits_s: float = 0.0
-    """Time since when the sequence waits for a replica, in seconds."""
+    """Time at which the sequence began to wait for a replica, in seconds of the event loop's clock.
+
+    If the wait times out while the ready replicas are full, it begins again.
+    """
 
     @property
     def waits(self) -> bool:

@@ -109,7 +109,7 @@ class Placement:
 
 
 def window_of(spec: ServeJob, model_window_tokens: int | None) -> int:
-    """Return the longest sequence of a deployment, prompt and answer together."""
+    """Return the maximum length of a deployment's sequences in tokens, prompt and answer together."""
     known = [window for window in (spec.max_seq, model_window_tokens) if window is not None]
     return min(known, default=spec.prompt_tokens + spec.new_tokens)
 

@@ -46,17 +46,17 @@ class Membership:
         epoch: number of the epoch in its job; later epochs have larger numbers.
         shards: layers [start, stop) of each stage.
         stages: members of each stage, in order.
-        owners: member that computes each microbatch in each stage, ``[stages][microbatches]``, in all steps but the
-            first.
+        owners: member that computes each microbatch in each stage, ``[stages][microbatches]``, in all steps of the
+            epoch after the open one.
         step: the open step, with which the epoch begins.
-        tasks: cells of that step that members must run, by stage and microbatch.
-        resends: kept tensors that the cells of that step need.
-        forgets: members that drop their work on that step, since others have added the same microbatches.
-        reduced: members that hold the reduced gradient of that step, by stage; the other members copy it from the first
-            of these.
+        tasks: cells of the open step that members must run, ``[stages][microbatches]``.
+        resends: kept tensors that the cells of the open step need.
+        forgets: members that drop their work on the open step, because another member of the stage has added
+            some of the same microbatches.
+        reduced: members that hold the reduced gradient of the open step, by stage. The other members of the stage copy
+            it from the first of these members.
         backups: backup member by primary, for each primary that is alone in its stage.
-        followers: catch-up replicas by member. They copy the member's state until a plan assigns some of its layers to
-            them.
+        followers: members that shadow each member. They copy its state until a plan assigns some of its layers to them.
         is_tied: whether the first and the last stage share a parameter.
     """
 
@@ -108,10 +108,10 @@ class Membership:
 
     @cached_property
     def _fresh(self) -> Tasks:
-        """Tasks of every step but the first; cached, since they are read often."""
+        """Tasks of every step of the epoch but the open one; cached, since they are read often."""
         return fresh(self.owners)
 
 
 def fresh(owners: Sequence[Sequence[Worker]]) -> Tasks:
-    """Return tasks in which no cell of a step is done yet."""
+    """Return the tasks of a step of which no cell is done yet."""
     return tuple(tuple(Task(worker) for worker in stage) for stage in owners)

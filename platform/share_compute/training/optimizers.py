@@ -26,7 +26,7 @@ def build_optimizer(
     Args:
         spec: name and options of the optimizer.
         parameters: parameters that are trained.
-        undecayed: parameters whose weight decay is 0 unless all decay; see `undecayed_parameters`.
+        undecayed: parameters without weight decay, unless ``spec.decays`` is "all"; see `undecayed_parameters`.
     """
     rate, decay = spec.learning_rate, spec.weight_decay
     given = _groups(spec, list(parameters), set(undecayed))

@@ -1,4 +1,4 @@
-"""``share-compute sign-in``: a link that opens the dashboard signed in."""
+"""``share-compute sign-in``: a link that signs a browser in to the dashboard."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def sign_in(
     browser: Annotated[bool, typer.Option(help="Open it in a browser, where there is one.")] = True,
     as_json: Json = False,
 ) -> None:
-    """Make a link that opens the dashboard signed in. It works once, for a few minutes."""
+    """Make a link that signs a browser in to the dashboard. It works once, within 15 minutes."""
     import webbrowser
 
     from share_compute_api.client.client import Client

@@ -197,7 +197,7 @@ class BatchSupervisor:
 
 
 def _answers(record: DeploymentRecord) -> bool:
-    """Return whether the deployment accepts rows now. If it was scaled to zero, the first row starts it."""
+    """Return whether a deployment accepts rows now. If it may scale to zero it does, since a row starts a replica."""
     return record.state in _ANSWERING or record.spec.replicas.min == 0
 
 

@@ -137,7 +137,8 @@ class JobSupervisor:
         running = await self._requeue_lost()
         if not await self._queued() and not (running and self._is_time_to_allot()):
             return
-        # This is read before the machines, because a job that ends in between may free more of them.
+        # Read the attempts before the machines. In the other order, a job that ends between the two reads would be
+        # missing here while its machines still look leased. A queued job that needs these would then not wait for them.
         anything_runs = bool(self._attempts)
         present = await asyncio.to_thread(self._store.contributors.list, self._waiting.states())
         # Read the queue again after the machines: a job that returned to the queue meanwhile has freed machines.

@@ -97,7 +97,7 @@ class EngineStep:
 
 @dataclass(frozen=True, slots=True)
 class SampledToken:
-    """A token that the last stage drew."""
+    """A token that the last stage sampled."""
 
     sequence: int
     position: int

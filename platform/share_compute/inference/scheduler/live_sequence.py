@@ -36,7 +36,7 @@ class LiveSequence:
     slot_tokens: int = 0
     """Capacity of its KV slot, in positions."""
     first_step: int = 0
-    """Id of the next engine step at its arrival; tokens of earlier steps are of an older sequence with this number."""
+    """Id of the next engine step when it arrived. Tokens of earlier steps belong to an older one of the same number."""
     sent: int = 0
     """Number of positions in its KV slot once all engine steps that were sent have passed."""
     planned: int = 0

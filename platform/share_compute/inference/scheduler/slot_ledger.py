@@ -37,7 +37,7 @@ class Prefix:
     """A common prefix that another KV slot has now, or will have after later engine steps."""
 
     sequence: int
-    """Sequence of that KV slot."""
+    """Number of the sequence whose KV slot has the prefix."""
     num_tokens: int
     """Number of positions that can be copied now."""
     is_growing: bool
@@ -74,7 +74,10 @@ class SlotLedger:
         return self.used_tokens + kept + capacity_tokens <= self.kv_tokens
 
     def find(self, live: LiveSequence) -> Prefix | None:
-        """Return the longest prefix of a sequence that another slot has or will have; None if there is none."""
+        """Return a prefix of a sequence that another slot has or will have; None if none shares a full block.
+
+        If several slots share the prefix, the slot with the most written positions of it is chosen.
+        """
         tokens = live.tokens[:-1]  # the last one must be computed: the next token is sampled from it
         blocks, holders = self._index.deepest(live.keys[: len(tokens) // BLOCK], _MOST_COMPARED)
         best: Prefix | None = None

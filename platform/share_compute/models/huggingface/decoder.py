@@ -372,7 +372,7 @@ class HuggingFaceStage(Stage):
         return self.run(inputs)
 
     def run(self, inputs: Tensor, **options: Any) -> Tensor:
-        """Compute as `compute` does, with further arguments of the model (last shard) or of its base (other shards)."""
+        """Compute as `compute` does; pass ``options`` to the model (last shard) or to its base model (other shards)."""
         name = "input_ids" if self.shard.is_first else "inputs_embeds"
         if self.shard.is_last:
             logits: Tensor = self.module(

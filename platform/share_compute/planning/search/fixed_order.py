@@ -33,7 +33,7 @@ def best_in_order(
     Returns:
         Ids of labels of whole pipelines, fastest first; an empty list if none is below the ceiling.
     """
-    # The element at each place is the total speed, or memory, of all machines before it in the order.
+    # Prefix sums: element i is the total speed (memory) of the first i machines in the order.
     rates = np.cumsum([0.0, *(suffixes.rates[machine] for machine in order)])
     memory = np.cumsum([0.0, *suffixes.cost.memory_bytes[list(order)]])
 
