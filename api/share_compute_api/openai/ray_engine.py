@@ -199,18 +199,20 @@ class RayEngine:
 
     def _watch_waiting(self) -> None:
         """Set the timer that fails sequences which wait too long."""
-        waits_s = [live.waits_s for live in self._recovery.waiting]
-        if waits_s and self._alarm is None and self._closed is None:
-            self._alarm = asyncio.get_running_loop().call_at(min(waits_s) + self.patience_s, self._give_up)
+        waiting_since_s = [live.waiting_since_s for live in self._recovery.waiting]
+        if waiting_since_s and self._alarm is None and self._closed is None:
+            self._alarm = asyncio.get_running_loop().call_at(
+                min(waiting_since_s) + self.patience_s, self._give_up
+            )
 
     def _give_up(self) -> None:
         self._alarm = None
         time_s = now_s()
         for live in self._recovery.waiting:
-            if time_s - live.waits_s < self.patience_s:
+            if time_s - live.waiting_since_s < self.patience_s:
                 continue
             if self._router.takers:  # replicas are ready but full, so the sequence may wait longer
-                live.waits_s = time_s
+                live.waiting_since_s = time_s
                 continue
             self._recovery.fail(live, self._not_ready(live))
         self._watch_waiting()

@@ -107,7 +107,7 @@ class Resumable:
     is_placing: bool = True
     """Whether a replica is being asked to accept the sequence. Until that replica answers, no other replica is asked,
     and the sequence is not cancelled there."""
-    waits_s: float = 0.0
+    waiting_since_s: float = 0.0
     """Time at which the sequence began to wait for a replica, in seconds of the event loop's clock.
 
     If the wait times out while the ready replicas are full, it begins again.
@@ -147,7 +147,7 @@ class SequenceRecovery:
     def add(self, generations: Sequence[Generation], stream: RequestStream) -> list[Resumable]:
         """Add the sequences of one request to the table; the caller then submits them to a replica."""
         time_s = now_s()
-        added = [Resumable(generation, stream, time_s, waits_s=time_s) for generation in generations]
+        added = [Resumable(generation, stream, time_s, waiting_since_s=time_s) for generation in generations]
         self._live.update((live.generation.sequence, live) for live in added)
         return added
 
@@ -263,7 +263,7 @@ class SequenceRecovery:
         """Remove sequences from their replica; they wait for another one."""
         time_s = now_s()
         for live in sequences:
-            live.replica, live.waits_s = None, time_s
+            live.replica, live.waiting_since_s = None, time_s
         if sequences:
             self._freed()
 

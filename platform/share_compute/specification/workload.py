@@ -34,7 +34,7 @@ class TrainingWorkload:
     sequence_length: int = 1
     """Tokens in one sample; 1 if samples are not text."""
     optimizer_tensors: int = 2
-    """Number of tensors as large as the weights that the optimizer keeps."""
+    """Number of tensors in the optimizer's state; each is as large as the weights."""
     dtype: str = "float32"
     """Data type of the computation; weights, gradients and optimizer state are float32."""
     activation_checkpointing: bool = False
