@@ -43,6 +43,8 @@ UNDISTURBED_STEPS = 150
 LAST_FAULT_STEP = 2500
 DEADLINE_S = 600.0
 MACHINES = 4
+SETTLING_S = 3.0
+"""Seconds for which a job must go on after a fault before the next: the server notices the loss of a member in 2 s."""
 WIDTH = 256
 
 
@@ -298,9 +300,10 @@ def settled(hosts: Hosts, job_id: str) -> int | None:
             if not (found.state is JobState.running and found.is_protected and hosts.all_ready()):
                 return None
             last = found.step
-            time.sleep(1.0)
+            time.sleep(SETTLING_S)
             now = client.job(job_id)
-            return now.step if now.step >= last + 10 or now.state.is_final else None
+            is_settled = now.is_protected and hosts.all_ready() and now.step >= last + 10
+            return now.step if is_settled or now.state.is_final else None
         return None
 
     step = wait_for(next_step, "steps with all machines", DEADLINE_S)

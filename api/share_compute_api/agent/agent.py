@@ -54,11 +54,13 @@ _PATIENCE_S = 600.0
 """Time without an answer from the server after which the agent gives up, in seconds."""
 _PAUSES_S = (0.5, 30.0)
 """First and longest delay before the agent rejoins, in seconds."""
-_UNREACHABLE_PAUSES_S = (0.5, 8.0)
+_UNREACHABLE_PAUSES_S = (0.5, _HEARTBEAT_S)
 """First and longest delay before the next heartbeat while the server does not answer, in seconds.
 
-They are short, since the machine is lost to jobs until the heartbeat after a network cut; more heartbeats than usual
-would never arrive."""
+They are short: after a network cut the machine is lost to jobs until its next heartbeat. The server gets no more
+heartbeats than usual."""
+_REJOINS_WITH_NODE = 2
+"""Number of successive rejoins that keep the Ray node. The first may fail because the GCS is just being restarted."""
 _SOUND_S = 60.0
 """Time after which a running node counts as healthy, in seconds; failures after that start with the first delay again.
 """
@@ -298,14 +300,14 @@ class Agent:
         try:
             access = client.rejoin()
             last_contact = time.monotonic()
-            # The first rejoin keeps the Ray node with the members on it, because a restarted head still knows them,
-            # however long it was away. If that fails, the next rejoin restarts the node.
+            # The first rejoins keep the Ray node with the members on it, because a restarted head still knows them,
+            # however long it was away. If they fail, the next rejoin restarts the node.
             known, self._access = self._access, access
             is_another = known is None or (access.ray_address, access.token) != (
                 known.ray_address,
                 known.token,
             )
-            if self._rejoins or is_another:
+            if self._rejoins >= _REJOINS_WITH_NODE or is_another:
                 self._stop_node()
             self._rejoins += 1
             self._come_online(client, access, limits)

@@ -262,19 +262,23 @@ class Contributors:
         """
         with self._database.write() as session:
             row = _row(session, contributor_id)
-            if row.state not in _MEASURED:
-                raise Conflict(
-                    f"contributor {row.name} is {row.state}; it cannot become ready",
-                    hint="let it join again",
-                    machine=row.name,
-                )
+            _require_measurable(row)
             row.capacity = [asdict(device) for device in capacity]
             row.links = [asdict(link) for link in links]
             row.threads, row.measured_at = threads, self._clock()
-            if row.quarantined_for is None:
-                _move(session, row, ContributorState.ready, "measured and ready", self._clock())
-            else:
-                _move(session, row, ContributorState.quarantined, row.quarantined_for, self._clock())
+            _end_probing(session, row, self._clock())
+            return ContributorRecord.model_validate(row)
+
+    def ready_again(self, contributor_id: str) -> ContributorRecord:
+        """Make a contributor ready with its last measurements, or quarantined if its quarantine still holds.
+
+        Raises:
+            Conflict: the contributor is leaving or gone.
+        """
+        with self._database.write() as session:
+            row = _row(session, contributor_id)
+            _require_measurable(row)
+            _end_probing(session, row, self._clock())
             return ContributorRecord.model_validate(row)
 
     def relink(self, contributor_id: str, links: Iterable[Link]) -> None:
@@ -372,7 +376,9 @@ class Contributors:
                     machine=row.name,
                 )
             _refuse_taken_name(session, row.name, but=row.id)
-            row.node_id, row.address, row.last_seen_at = None, None, now
+            row.last_seen_at = now
+            if versions is not None:  # the agent was restarted, and its Ray node with it
+                row.node_id, row.address = None, None
             row.versions = versions or row.versions
             row.limits = limits or row.limits
             invite = session.get(InviteRow, row.invite_id) if row.invite_id else None
@@ -380,6 +386,22 @@ class Contributors:
                 check_limits(invite, row.limits)
             _move(session, row, ContributorState.joining, "it comes back", now)
             return ContributorRecord.model_validate(row)
+
+
+def _require_measurable(row: ContributorRow) -> None:
+    if row.state not in _MEASURED:
+        raise Conflict(
+            f"contributor {row.name} is {row.state}; it cannot become ready",
+            hint="let it join again",
+            machine=row.name,
+        )
+
+
+def _end_probing(session: Session, row: ContributorRow, now: datetime) -> None:
+    if row.quarantined_for is None:
+        _move(session, row, ContributorState.ready, "measured and ready", now)
+    else:
+        _move(session, row, ContributorState.quarantined, row.quarantined_for, now)
 
 
 def note_offence(

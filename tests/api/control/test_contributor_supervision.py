@@ -268,6 +268,23 @@ def test_the_wait_for_ones_turn_is_no_part_of_the_time_to_measure(settings: Sett
     run(settings, story)
 
 
+def test_a_node_that_was_measured_keeps_its_figures(settings: Settings) -> None:
+    async def story(cluster: Cluster) -> None:
+        ada, measured = await cluster.ready("ada")
+        before = cluster.store.contributors.get(ada)
+        cluster.now += timedelta(seconds=30)
+        cluster.store.contributors.rejoin(ada)
+        again = cluster.store.contributors.online(ada, node_id="ab", address="192.0.2.7")
+        assert again.state == "probing"
+        cluster.measurements.begin(ada, keeps_figures=True)
+        after = await cluster.until(ada, "ready")
+        assert (after.capacity, after.links, after.measured_at) == ((CPU,), before.links, before.measured_at)
+        started = await cluster.machine(ada, 2)
+        assert (measured.is_dead, started.is_dead, started.measurements) == (True, False, [])
+
+    run(settings, story)
+
+
 def test_a_dead_head_is_replaced(settings: Settings) -> None:
     async def story(cluster: Cluster) -> None:
         ada = cluster.arrive("ada")

@@ -270,6 +270,8 @@ export interface paths {
         /**
          * Online
          * @description Report that the machine's Ray node runs. The server checks the node with the head, then measures the machine.
+         *
+         *     A node that was measured before keeps its figures.
          */
         post: operations["online"];
         delete?: never;

@@ -136,12 +136,19 @@ class Measurements:
             return True
         return (record.threads or record.lent_threads) != share_of(record, machines).threads
 
-    def begin(self, contributor_id: str) -> None:
-        """Start to measure a contributor whose node just came up, or that is idle; cancel a measurement that runs."""
+    def begin(self, contributor_id: str, *, keeps_figures: bool = False) -> None:
+        """Start to measure a contributor whose node just came up, or that is idle; cancel a measurement that runs.
+
+        Args:
+            contributor_id: id of the machine.
+            keeps_figures: whether the machine becomes ready with its last measurements, because its node is the same.
+        """
         earlier = self._tasks.get(contributor_id)
         if earlier is not None:
             earlier.cancel()
-        task = asyncio.create_task(self._measure_or_give_up(contributor_id, earlier))
+        task = asyncio.create_task(
+            self._measure_or_give_up(contributor_id, earlier, keeps_figures=keeps_figures)
+        )
         self._tasks[contributor_id] = task
         task.add_done_callback(lambda ended: self._ended(contributor_id, ended))
 
@@ -245,14 +252,19 @@ class Measurements:
         if not task.cancelled() and (failure := task.exception()) is not None:
             _log.error("contributor %s: giving it up failed", contributor_id, exc_info=failure)
 
-    async def _measure_or_give_up(self, contributor_id: str, earlier: asyncio.Task[None] | None) -> None:
+    async def _measure_or_give_up(
+        self, contributor_id: str, earlier: asyncio.Task[None] | None, *, keeps_figures: bool
+    ) -> None:
         if earlier is not None:
             await asyncio.wait([earlier])
         record = await asyncio.to_thread(self._store.contributors.get, contributor_id)
         if record.state not in (ContributorState.probing, *_MEASURABLE) or record.node_id is None:
             return  # the contributor left, or its node was lost again
         try:
-            await self._measure(record, record.node_id)
+            if keeps_figures:
+                await self._take_back(record, record.node_id)
+            else:
+                await self._measure(record, record.node_id)
         except TimeoutError:
             await self._give_up(record, f"it could not be measured within {self._timeout_s:g} s")
         except Conflict as left_meanwhile:
@@ -263,6 +275,13 @@ class Measurements:
         except Exception as failure:  # noqa: BLE001 - it must not stay in probing for ever, and the log has it
             _log.exception("contributor %s could not be measured", record.name)
             await self._give_up(record, f"it could not be measured: {type(failure).__name__}")
+
+    async def _take_back(self, record: ContributorRecord, node_id: str) -> None:
+        """Start the actor that will measure a machine, and make the machine ready with its last measurements."""
+        self._drop(record.id, self._machines.get(record.id))
+        async with asyncio.timeout(self._timeout_s):
+            self._machines[record.id] = await self._start(record.id, node_id)
+        await asyncio.to_thread(self._store.contributors.ready_again, record.id)
 
     async def _measure(self, record: ContributorRecord, node_id: str) -> None:
         is_new = record.state is ContributorState.probing

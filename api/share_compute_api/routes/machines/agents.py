@@ -133,14 +133,18 @@ def _may_dial(address: IPv4Address | IPv6Address, request: Request) -> bool:
 
 @router.post("/{contributor_id}/online", operation_id="online", responses=documented(401, 403, 409, 503))
 async def online(node: OnlineRequest, contributor: SelfContributor, context: InContext) -> ContributorRecord:
-    """Report that the machine's Ray node runs. The server checks the node with the head, then measures the machine."""
+    """Report that the machine's Ray node runs. The server checks the node with the head, then measures the machine.
+
+    A node that was measured before keeps its figures.
+    """
     if context.measurements is None:
         raise _no_cluster()
     await _check_node(node, contributor, context)
     record = await run_in_threadpool(
         context.store.contributors.online, contributor.id, node_id=node.node_id, address=node.address
     )
-    context.measurements.begin(contributor.id)
+    is_known = contributor.node_id == node.node_id and contributor.measured_at is not None
+    context.measurements.begin(contributor.id, keeps_figures=is_known)
     return record
 
 
