@@ -93,11 +93,11 @@ def test_a_node_is_taken_for_what_the_head_says(store: Store) -> None:
 def test_a_lie_about_the_node_changes_nothing(store: Store, tmp_path: Path) -> None:
     app = create_app(Settings(data_folder=tmp_path, database_url=None), store)
     context: Context = app.state.context
-    begun: list[str] = []
+    begun: list[tuple[str, bool]] = []
 
     class Watched(Measurements):
-        def begin(self, contributor_id: str) -> None:
-            begun.append(contributor_id)
+        def begin(self, contributor_id: str, *, keeps_figures: bool = False) -> None:
+            begun.append((contributor_id, keeps_figures))
 
     context.measurements = Watched(store, started)
     (ada, key), (grace, _) = joined(store), joined(store, "grace")
@@ -121,7 +121,14 @@ def test_a_lie_about_the_node_changes_nothing(store: Store, tmp_path: Path) -> N
     assert begun == []
     tables = iter(([], [own(ada)]))
     assert agent.post(url, json={"node_id": NODE, "address": ADDRESS}).json()["state"] == "probing"
-    assert begun == [ada.id]
+    assert begun == [(ada.id, False)]
+    # The figures of a node hold for that node, until the agent is restarted, and the node with it.
+    store.contributors.ready(ada.id, capacity=[], links=[])
+    for versions, keeps_figures in ((None, True), ({"ray": "2.60.0"}, False)):
+        store.contributors.rejoin(ada.id, versions=versions)
+        tables = iter(())
+        assert agent.post(url, json={"node_id": NODE, "address": ADDRESS}).status_code == 200
+        assert begun.pop() == (ada.id, keeps_figures)
 
 
 def test_a_node_that_the_head_does_not_know_is_refused_after_a_while(
