@@ -9,12 +9,13 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 from uuid import uuid4
 
+import psutil
 import pytest
 from tests.programs import pytest_runtest_makereport, pytest_terminal_summary
 from tests.quarantine import QUARANTINE, why_never_repeated
@@ -195,6 +196,19 @@ def run_server(
         url = command.first_json()["url"]
         key = json.loads((data_folder / "credentials.json").read_text())["api_key"]
         yield RunningServer(url, key, data_folder, command)
+
+
+def descendants(name: str, of: int | None = None) -> list[psutil.Process]:
+    """Return the processes below a process, by default this one, whose names begin with ``name``.
+
+    Processes that end meanwhile are left out.
+    """
+    found = []
+    for process in psutil.Process(of).children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            if process.name().startswith(name):
+                found.append(process)
+    return found
 
 
 @dataclass(frozen=True)

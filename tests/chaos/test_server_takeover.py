@@ -10,6 +10,7 @@ from typing import Any
 
 import psutil
 import pytest
+from tests.conftest import descendants
 
 from share_compute.lifecycle.states import ContributorState, JobState
 from share_compute.store import EventRecord
@@ -55,7 +56,7 @@ def starts(client: Client, job_id: str) -> list[int]:
 
 
 def child(process: psutil.Process, name: str) -> psutil.Process:
-    return next(one for one in process.children(recursive=True) if one.name().startswith(name))
+    return descendants(name, process.pid)[0]
 
 
 @pytest.mark.parametrize(

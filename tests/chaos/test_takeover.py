@@ -13,7 +13,7 @@ import pytest
 import ray
 from ray.exceptions import RayActorError
 from tests.chaos.test_recovery import Calm, calm, digest, job, losses, train  # noqa: F401 - a fixture
-from tests.conftest import wait_for
+from tests.conftest import descendants, wait_for
 from tests.ray_nodes import Attempt
 
 from share_compute.lifecycle.attempt_events import AttemptEvent
@@ -171,9 +171,11 @@ def test_the_coordinator_dies_while_layers_move(attempt: Attempt, topology: Topo
             threading.Thread(target=kill_the_coordinator, daemon=True).start()
 
     def kill_the_coordinator() -> None:
-        while not (still := [one for one in family("ray::Mem") if one.status() == psutil.STATUS_STOPPED]):
+        while not (
+            still := [one for one in descendants("ray::Mem") if one.status() == psutil.STATUS_STOPPED]
+        ):
             pass
-        for process in family("ray::Coord"):
+        for process in descendants("ray::Coord"):
             process.kill()
             process.wait()
         still[0].resume()
@@ -187,22 +189,12 @@ def test_the_coordinator_dies_while_layers_move(attempt: Attempt, topology: Topo
     assert digest(folder) == calm_weights
 
 
-def family(name: str) -> list[psutil.Process]:
-    """Return the processes of Ray below this one whose names begin so."""
-    found = []
-    for process in psutil.Process().children(recursive=True):
-        with suppress(psutil.NoSuchProcess):
-            if process.name().startswith(name):
-                found.append(process)
-    return found
-
-
 def test_of_two_coordinators_the_older_one_ends(attempt: Attempt, tmp_path: Path, calm: Calm) -> None:  # noqa: F811
     younger: list[AttemptEvent] = []
 
     def stopped() -> list[psutil.Process]:
         found = []
-        for process in family("ray::Coord"):
+        for process in descendants("ray::Coord"):
             with suppress(psutil.NoSuchProcess):
                 if process.status() == psutil.STATUS_STOPPED:
                     found.append(process)
@@ -240,8 +232,7 @@ def test_the_shard_store_dies(attempt: Attempt, tmp_path: Path, calm: Calm) -> N
 
     def kill_it(event: AttemptEvent, _: Any) -> None:
         if event.type == "planned":
-            family = psutil.Process().children(recursive=True)
-            stores.extend(process for process in family if process.name().startswith("ray::ShardStore"))
+            stores.extend(descendants("ray::ShardStore"))
         if event.type == "started":
             for process in stores:
                 process.kill()

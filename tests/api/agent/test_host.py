@@ -13,6 +13,7 @@ from typing import Any
 import psutil
 import pytest
 from tests.api.agent.test_service import door  # noqa: F401 - a fixture
+from tests.conftest import descendants
 
 from share_compute.errors import Conflict, UserError
 from share_compute.lifecycle.states import ContributorState, JobState
@@ -226,5 +227,4 @@ def agent_of(host: int, name: str) -> psutil.Process:
 
 
 def raylet_of(host: int, name: str) -> psutil.Process:
-    family = agent_of(host, name).children(recursive=True)
-    return next(process for process in family if process.name() == "raylet")
+    return descendants("raylet", agent_of(host, name).pid)[0]

@@ -13,6 +13,7 @@ from typing import Any
 
 import psutil
 import pytest
+from tests.conftest import descendants
 
 from share_compute.lifecycle.states import ContributorState
 from share_compute_actors.machine.processes import is_alive
@@ -41,7 +42,7 @@ def test_a_machine_joins_is_measured_and_leaves(server: Any, contributors: Calla
     assert first.record.id in targets
     agent = psutil.Process(first.command.process.pid)
     family = agent.children(recursive=True)
-    assert any(process.name() == "raylet" for process in family)
+    assert descendants("raylet", agent.pid)
     assert first.command.stop() == 0
     assert not any(is_alive(process) for process in family)
     with server.client() as client:
@@ -79,8 +80,7 @@ def test_a_node_that_dies_is_started_again_until_the_operator_sends_its_machine_
 ):
     machine = contributors()
     agent = psutil.Process(machine.command.process.pid)
-    raylet = next(process for process in agent.children(recursive=True) if process.name() == "raylet")
-    raylet.kill()
+    descendants("raylet", agent.pid)[0].kill()
 
     def is_back() -> bool:
         record = client.contributor(machine.record.id)

@@ -15,6 +15,7 @@ from typing import Any
 
 import psutil
 import pytest
+from tests.conftest import descendants
 
 from share_compute_actors.machine.head_process import SOUND_S
 from share_compute_actors.machine.processes import is_alive
@@ -82,8 +83,7 @@ def test_a_killed_server_leaves_no_obstacle(tmp_path: Path, run_server: Any):
 
 def gcs_of(pid: int) -> psutil.Process | None:
     """Return the GCS of a server's head, if one runs."""
-    family = psutil.Process(pid).children(recursive=True)
-    return next((process for process in family if process.name() == "gcs_server"), None)
+    return next(iter(descendants("gcs_server", pid)), None)
 
 
 def sound_gcs_of(pid: int) -> psutil.Process | None:
@@ -147,11 +147,10 @@ def test_a_head_that_dies_is_started_again(tmp_path: Path, run_server: Any, wait
 def test_an_interrupt_while_it_starts(tmp_path: Path, moment: str, run_command: Any, wait_for: Any):
     def reached() -> list[psutil.Process]:
         found = process.children(recursive=True)
-        names = {child.name() for child in found}
         reached = {
             "run folder": (tmp_path / "lock").exists(),
             "head": bool(found),
-            "raylet": "raylet" in names,
+            "raylet": bool(descendants("raylet", process.pid)),
         }
         return [process, *found] if reached[moment] else []
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import psutil
 import pytest
+from tests.conftest import descendants
 
 from share_compute.specification import parse_job
 from share_compute_actors.machine.processes import is_alive
@@ -112,10 +113,9 @@ def test_an_interrupt_leaves_nothing(
         demo = psutil.Process(command.process.pid)
 
         def is_reached() -> bool:
-            names = [process.name() for process in demo.children(recursive=True)]
             return {
-                "the server starts": "gcs_server" in names,
-                "machines join": names.count("raylet") > 1,
+                "the server starts": bool(descendants("gcs_server", demo.pid)),
+                "machines join": len(descendants("raylet", demo.pid)) > 1,
                 "training": "layers 0-" in command.text(),
             }[moment]
 
