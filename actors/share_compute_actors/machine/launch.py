@@ -40,9 +40,9 @@ RAY_SETTINGS = {
     # these values.
     "RAY_timeout_ms_task_wait_for_death_info": "200",
     "RAY_core_worker_internal_heartbeat_ms": "100",
-    # gRPC gives this timeout to TCP, which ends a connection whose packets were not acknowledged for so long. A new
-    # connection is slow to come while the network is cut, and for a while after. An old one continues at once
-    # (`machine/stalled.py`). The value is that of Ray's health check: two minutes by default, now ten.
+    # gRPC gives this timeout to TCP, which ends a connection whose packets were not acknowledged for so long. After a
+    # cut `machine/stalled.py` replaces a connection that is left at once; if none is left, gRPC's own delays decide.
+    # Ray's default is two minutes. This is as long as its health check waits for a node.
     "RAY_grpc_client_keepalive_timeout_ms": "600000",
 }
 """Environment variables of every Ray process, whichever cluster it belongs to."""

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ import psutil
 import pytest
 from openai import BadRequestError, OpenAI
 from tests.api.speaking import TEXT, encoded, make_encoder, make_llama
-from tests.conftest import served
+from tests.conftest import descendants, served
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from share_compute.lifecycle.deployment_states import DeploymentState
@@ -48,12 +47,9 @@ def expected(folder: Path) -> str:
     return text
 
 
-def members(of: int) -> Iterator[psutil.Process]:
-    """Give the members among the descendants of a process."""
-    for process in psutil.Process(of).children(recursive=True):
-        with suppress(psutil.NoSuchProcess):  # it ended after it was listed
-            if "ServingMember" in " ".join(process.cmdline()):
-                yield process
+def members(of: int) -> list[psutil.Process]:
+    """Return the members among the descendants of a process."""
+    return descendants("ray::ServingMember", of)
 
 
 def test_text_goes_on_when_a_machine_dies(
@@ -71,7 +67,7 @@ def test_text_goes_on_when_a_machine_dies(
         # A request waits for the machines.
         answer = openai.completions.create(model="llama", prompt=PROMPT, max_tokens=TOKENS, temperature=0)
         assert expected.startswith(answer.choices[0].text)
-        deployed = wait_for(lambda: served(client, "llama", 2), "both stages")
+        wait_for(lambda: served(client, "llama", 2), "both stages")
         stream = openai.completions.create(
             model="llama",
             prompt=PROMPT,
@@ -85,6 +81,8 @@ def test_text_goes_on_when_a_machine_dies(
         for chunk in stream:
             pieces += [choice.text for choice in chunk.choices]
             if not is_killed and len(pieces) > 20:
+                deployed = client.deployment("llama")
+                assert (deployed.state, len(deployed.plans[0].stages)) == (DeploymentState.ready, 2)
                 assert {one.deployment_id for one in client.contributors(state=ready)} == {deployed.id}
                 (member,) = members(machines[0].command.process.pid)
                 os.kill(member.pid, signal.SIGKILL)
@@ -93,7 +91,7 @@ def test_text_goes_on_when_a_machine_dies(
         assert "".join(pieces) == expected
         client.undeploy("llama")
         wait_for(lambda: not any(one.deployment_id for one in client.contributors()), "free machines")
-        wait_for(lambda: not list(members(machines[1].command.process.pid)), "the end of its member")
+        wait_for(lambda: not members(machines[1].command.process.pid), "the end of its member")
         assert openai.models.list().data == []
 
         # The same machines turn texts into vectors.
@@ -105,6 +103,7 @@ def test_text_goes_on_when_a_machine_dies(
         np.testing.assert_allclose(
             [one.embedding for one in answer.data], encoded(encoder, texts), atol=1e-5, rtol=0
         )
+        assert len(client.deployment("bert").plans[0].stages) == 2
         with pytest.raises(BadRequestError, match="turns text into vectors"):
             openai.completions.create(model="bert", prompt=PROMPT)
         client.undeploy("bert")
@@ -130,7 +129,7 @@ def test_no_machine_is_held_without_requests(
 
         wait_for(is_at_zero, "a deployment without a replica")
         wait_for(is_free, "a free machine")
-        wait_for(lambda: not list(members(machine.command.process.pid)), "a machine without members")
+        wait_for(lambda: not members(machine.command.process.pid), "a machine without members")
         assert client.deployment("llama").state is DeploymentState.ready
         assert [model.id for model in openai.models.list()] == ["llama"]
         # The next request is answered all the same.

@@ -233,7 +233,7 @@ def test_a_deployment_goes_on_without_a_hostile_member(
 ) -> None:
     server = serve(both)
     options = SamplingOptions(temperature=0, seed=3, max_tokens=COUNT)
-    call = [
+    generations = [
         Generation(sequence=number, owner="key", prompt=tuple(prompt), options=options)
         for number, prompt in enumerate(PROMPTS)
     ]
@@ -246,7 +246,9 @@ def test_a_deployment_goes_on_without_a_hostile_member(
     assert ray.wait(called, num_returns=len(called), timeout=DEADLINE_S)[1] == []
     wait_for(lambda: len(_status(server).stages) == 2, "both stages")
     unpack_answer(
-        NOTHING, ray.get(server.submit.remote(generations_adapter.dump_json(call).decode())), "the server"
+        NOTHING,
+        ray.get(server.submit.remote(generations_adapter.dump_json(generations).decode())),
+        "the server",
     )
     tokens: dict[int, int] = dict.fromkeys(range(len(PROMPTS)), 0)
     num_pulled, open_sequences, is_turned = 0, set(tokens), False
@@ -263,6 +265,7 @@ def test_a_deployment_goes_on_without_a_hostile_member(
                 open_sequences.discard(event.sequence)
         if not is_turned and any(tokens.values()):
             is_turned = True
+            assert len(_status(server).stages) == 2
             hostile.step(what)
     assert is_turned
     assert not hostile.marker.exists(), hostile.marker.read_text()

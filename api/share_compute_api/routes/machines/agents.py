@@ -143,8 +143,8 @@ async def online(node: OnlineRequest, contributor: SelfContributor, context: InC
     record = await run_in_threadpool(
         context.store.contributors.online, contributor.id, node_id=node.node_id, address=node.address
     )
-    is_known = contributor.node_id == node.node_id and contributor.measured_at is not None
-    context.measurements.begin(contributor.id, keeps_figures=is_known)
+    was_measured = contributor.node_id == node.node_id and contributor.measured_at is not None
+    context.measurements.begin(contributor.id, keeps_figures=was_measured)
     return record
 
 
