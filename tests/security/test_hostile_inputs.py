@@ -271,12 +271,13 @@ def test_the_processes_hold_no_secrets(
     monkeypatch.setenv("RAY_AUTH_TOKEN", "secret")
     assert "secret" not in bare_environment().values()
     isolated = plane.app.state.context.isolated
-    for (
-        pid
-    ) in isolated.pids():  # an attack before may have left one with much memory: what counts is a new one
-        psutil.Process(pid).kill()
-    wait_until(lambda: chat(http, honest).status_code == 200)
-    pids = [pid for pid in isolated.pids() if psutil.pid_exists(pid)]
+    # An attack before may have left a process with much memory: what counts is a new one.
+    killed = [psutil.Process(pid) for pid in isolated.pids()]
+    for process in killed:
+        process.kill()
+    wait_until(lambda: not isolated.pids())
+    assert chat(http, honest).status_code == 200
+    pids = isolated.pids()
     assert pids
     for pid in pids:
         names = set(psutil.Process(pid).environ())

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import psutil
 import pytest
 from tests.api.conftest import wait_until
 from tests.api.speaking import make_tokenizer
@@ -29,9 +30,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def processes() -> Iterator[IsolatedProcesses]:
-    stage = IsolatedProcesses(PoolLimits(processes=1, time_s=3.0, waiting_per_source=1))
-    yield stage
-    stage.close()
+    pool = IsolatedProcesses(PoolLimits(processes=1, time_s=3.0, waiting_per_source=1))
+    yield pool
+    pool.close()
 
 
 def test_answers_are_those_of_the_tokenizer_itself(processes: IsolatedProcesses, folder: Path) -> None:
@@ -54,14 +55,36 @@ def test_errors_come_as_they_were_raised(processes: IsolatedProcesses, folder: P
         processes.ask(CheckSchema(text='{"type": "nonsense"}', owner=""))
 
 
-def test_another_process_follows_one_that_was_killed(processes: IsolatedProcesses, folder: Path) -> None:
+def test_a_process_that_was_killed_while_idle_fails_no_question(
+    processes: IsolatedProcesses, folder: Path
+) -> None:
     question = Encode(folder=folder, version=1, texts=("fox",), window_tokens=99)
     before = processes.ask(question)
     (pid,) = processes.pids()
     os.kill(pid, signal.SIGKILL)
-    with pytest.raises(Unavailable, match="was killed"):
-        processes.ask(question)
+    wait_until(lambda: not processes.pids())
     assert processes.ask(question) == before
+    assert processes.pids() != [pid]
+
+
+def test_another_process_follows_one_that_was_killed_at_work(
+    processes: IsolatedProcesses, folder: Path, tmp_path: Path
+) -> None:
+    endless = make_tokenizer(tmp_path)
+    (endless / "chat_template.jinja").write_text(ENDLESS)
+    processes.ask(Describe(folder=endless, version=1))
+    (pid,) = processes.pids()
+    before_s = psutil.Process(pid).cpu_times().user
+    with ThreadPoolExecutor(1) as executor:
+        answer = executor.submit(
+            processes.ask, Chat(folder=endless, version=1, messages=HELLO, window_tokens=99)
+        )
+        wait_until(lambda: psutil.Process(pid).cpu_times().user > before_s + 0.2)  # the template is endless
+        os.kill(pid, signal.SIGKILL)
+        with pytest.raises(Unavailable, match="was killed"):
+            answer.result()
+    question = Encode(folder=folder, version=1, texts=("fox",), window_tokens=99)
+    assert processes.ask(question).texts
     assert processes.pids() != [pid]
 
 

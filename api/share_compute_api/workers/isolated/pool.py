@@ -207,7 +207,7 @@ class _Runner:
     def pid(self) -> int | None:
         """Process id; None if no process runs."""
         process = self._process
-        return None if process is None else process.pid
+        return process.pid if process is not None and process.is_running else None
 
     def knows(self, question: Question[Any]) -> bool:
         """Return whether the tokenizer of a question is loaded; must be called while the runner is idle."""
@@ -258,6 +258,8 @@ class _Runner:
                     raise self._died(question, ended.status) from None
 
     def _ask(self, question: Question[Result]) -> Result:
+        if self._process is not None and not self._process.is_running:
+            self._drop()  # it was killed while it was idle, so no question is the cause
         if self._process is None:
             self._process = _started(self._limits)
         if isinstance(question, OfTokenizer) and not self.knows(question):

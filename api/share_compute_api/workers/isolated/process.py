@@ -85,6 +85,11 @@ class IsolatedProcess:
         """The process id."""
         return self._process.pid
 
+    @property
+    def is_running(self) -> bool:
+        """Whether the process has not ended."""
+        return self._process.poll() is None
+
     def ask(self, question: Question[Result], timeout_s: float) -> Result:
         """Return the answer to a question.
 
