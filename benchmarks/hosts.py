@@ -124,22 +124,31 @@ class Hosts:
 # -- faults ------------------------------------------------------------------------------------------------------------
 
 
-def cut(
-    seconds: float, direction: Direction, *, of_server: bool, pair: bool = False
-) -> Callable[[Hosts, str], float]:
-    """Return a fault that cuts links for ``seconds``."""
+def cut(seconds: float, direction: Direction, *, of_server: bool) -> Callable[[Hosts, str], float]:
+    """Return a fault that cuts a host from all others for ``seconds``."""
 
     def inflict(hosts: Hosts, victim: str) -> float:
-        cluster = hosts.cluster
-        host = cluster.host if of_server else cluster.machines[victim]
-        others = cluster.others(host)
-        if pair:
-            others = [next(each for name, each in cluster.machines.items() if name != victim)]
-        with host.cut_from(others, direction):
+        host = hosts.cluster.host if of_server else hosts.cluster.machines[victim]
+        with host.cut_from(hosts.cluster.others(host), direction):
             time.sleep(seconds)
         return seconds
 
     return inflict
+
+
+def cut_pair(hosts: Hosts, victim: str) -> float:
+    """Cut a machine for ten seconds from one that it exchanges tensors with; return the seconds."""
+    with hosts.client() as client:
+        leased_to = next(each.job_id for each in client.contributors() if each.name == victim)
+        assert leased_to is not None
+        plan = client.job(leased_to).plan
+    assert plan is not None
+    members = [member.name for stage in plan.stages for member in stage.members]
+    place = members.index(victim)
+    neighbour = members[place - 1 if place else 1]
+    with hosts.cluster.machines[victim].cut_from([hosts.cluster.machines[neighbour]], "both"):
+        time.sleep(10)
+    return 10.0
 
 
 def kill(
@@ -187,7 +196,7 @@ CUTS = [
     Fault("stall_server_cut", "cut 10 s, outgoing", cut(10, "out", of_server=True)),
     Fault("stall_contributor_lost", "cut 10 s, incoming", cut(10, "in", of_server=False)),
     Fault("stall_contributor_lost", "cut 10 s, outgoing", cut(10, "out", of_server=False)),
-    Fault("stall_contributor_lost", "pair cut 10 s", cut(10, "both", of_server=False, pair=True)),
+    Fault("stall_pair_cut", "cut 10 s", cut_pair),
 ]
 KILLS = [
     Fault("stall_gcs_killed", "gcs_server", kill("gcs_server", of_server=True)),
@@ -197,7 +206,12 @@ KILLS = [
     Fault("", "coordinator", kill("ray::Coordinator", of_server=True)),
     Fault("", "control plane", kill_server),
 ]
-GOALS_S = {"stall_contributor_lost": 3.0, "stall_server_cut": 5.0, "stall_gcs_killed": 10.0}
+GOALS_S = {
+    "stall_contributor_lost": 3.0,
+    "stall_pair_cut": 10.0,
+    "stall_server_cut": 5.0,
+    "stall_gcs_killed": 10.0,
+}
 
 
 # -- jobs --------------------------------------------------------------------------------------------------------------

@@ -49,18 +49,26 @@ def test_a_machine_that_is_cut_off_loses_nothing(
     assert train(cluster, f"machine-{direction}-{seconds}", cut) == undisturbed
 
 
-@pytest.mark.parametrize("direction", thoroughly(["both", "in", "out"], quick=1))
+@pytest.mark.parametrize(
+    ("direction", "backups"),
+    thoroughly([("both", True), ("in", True), ("out", True), ("both", False)], quick=1),
+)
 def test_two_machines_that_are_cut_from_each_other_lose_nothing(
-    cluster: Cluster, undisturbed: Result, direction: Direction
+    cluster: Cluster, undisturbed: Result, direction: Direction, backups: bool
 ) -> None:
     with ExitStack() as stack:
         cut = cluster.machines["machine-1"].cut_from([cluster.machines["machine-2"]], direction)
-        name = f"pair-{direction}"
-        assert train(cluster, name, lambda: stack.enter_context(cut)) == undisturbed
+        name = f"pair-{direction}-{backups}"
+        result = train(cluster, name, lambda: stack.enter_context(cut), backups=backups)
+        assert result == undisturbed
         with cluster.server.client() as client:
             (job,) = (job for job in client.jobs().jobs if job.name == name)
-            assert job.plan is not None
-            assert job.plan.stages[1].members[0].name == "machine-0", "both others reach it"
+            events = client.events(job.id, limit=1000).events
+        assert sum(event.kind == "link-cut" for event in events) == 1
+        attempts = {event.attempt for event in events if event.kind == "step"}
+        assert attempts == ({1} if backups else {1, 2})
+        assert job.plan is not None
+        assert backups or job.plan.stages[1].members[0].name == "machine-0", "both others reach it"
 
     def is_known_to_be_over() -> bool:
         with cluster.server.client() as client:

@@ -39,24 +39,35 @@ class Result:
 
 
 def train(
-    cluster: Cluster, name: str, disturb: Callable[[], None] = lambda: None, *, steps: int = STEPS
+    cluster: Cluster,
+    name: str,
+    disturb: Callable[[], None] = lambda: None,
+    *,
+    steps: int = STEPS,
+    backups: bool = True,
 ) -> Result:
     """Run the job once all machines are ready, and return its result.
 
     Args:
         cluster: with three machines.
         name: of the job.
-        disturb: called when the job has taken some steps.
+        disturb: called when the job has taken some steps and, if it has backups, is protected.
         steps: in all.
+        backups: whether each layer is on two machines.
     """
     with cluster.server.client() as client:
         wait_for(lambda: all(ready(client, each) for each in cluster.machines), "all machines ready")
-        job_id = client.submit({**JOB, "name": name, "training": {**JOB["training"], "steps": steps}}).id
+        changes = {
+            "name": name,
+            "training": {**JOB["training"], "steps": steps},
+            "parallelism": {**JOB["parallelism"], "backups": backups},
+        }
+        job_id = client.submit({**JOB, **changes}).id
 
         def stepping() -> bool:
             job = client.job(job_id)
             assert not job.state.is_final, job.reason
-            return job.step >= 20
+            return job.step >= 20 and job.is_protected is backups
 
         def ended() -> JobRecord | None:
             job = client.job(job_id)

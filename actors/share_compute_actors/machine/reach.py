@@ -19,7 +19,7 @@ from typing import Literal
 Place = tuple[str, int]
 """IP address and TCP port."""
 Answer = Literal["open", "refused"]
-_TRIES, _TRY_S = 2, 2.5
+_TRIES, _TRY_S = 2, 1.2
 """Number of tries, and seconds for each. TCP repeats a lost connection request after 1 s."""
 _AT_ONCE = 256
 _POLL_S = 0.05
@@ -50,10 +50,11 @@ def answers(
                 selector.register(connection, selectors.EVENT_WRITE, place)
                 connection.settimeout(0.0)
                 connection.connect_ex(place)
-            while selector.get_map() and (left_s := deadline_s - time.monotonic()) > 0:
-                if found and until_first:
+            while selector.get_map() and not (found and until_first):
+                ready = selector.select(max(0.0, deadline_s - time.monotonic()))
+                if not ready:  # only now: this process may have been stopped past the deadline
                     break
-                for key, _ in selector.select(left_s):
+                for key, _ in ready:
                     connection = _socket(key)
                     failure = connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
                     if failure in (0, errno.ECONNREFUSED):
@@ -67,7 +68,7 @@ def answers(
 
 
 def unanswered(places: Collection[Place]) -> frozenset[Place]:
-    """Return the places that do not answer in two tries; takes five seconds at most."""
+    """Return the places that do not answer in two tries; takes 2.4 s at most."""
     unresponsive = frozenset(places)
     for _ in range(_TRIES):
         unresponsive -= answers(unresponsive, _TRY_S).keys()

@@ -20,7 +20,7 @@ from share_compute.errors import (
     Unavailable,
     WrongTensor,
 )
-from share_compute.lifecycle.attempt_events import AttemptEvent, Note, Offended
+from share_compute.lifecycle.attempt_events import AttemptEvent, LinkCut, Note, Offended
 from share_compute.protocol.coordinator import (
     Assemble,
     Blame,
@@ -71,7 +71,8 @@ _TICK_S = 0.5
 """Period of the state machine's ticks, in seconds.
 
 An unanswered message is sent again after two ticks, then ever less often."""
-_CUT_TICKS = 6
+_CUT_TICKS = 3
+"""Ticks without news after which members test whether they reach each other, for the first time."""
 _QUIET_S = 120.0
 """Shortest time without news, in seconds, after which members begin a new epoch and continue at the same step.
 
@@ -238,7 +239,7 @@ class Conductor:
             self._injector.messages.flush()
 
     def _detect_cuts(self) -> None:
-        """Check whether members reach each other: after 3 s without news, then after twice as long each time.
+        """Check whether members reach each other: after 1.5 s without news, then after twice as long each time.
 
         A cut leaves TCP connections open, so nothing else shows that the tensors of a step will not arrive.
         """
@@ -250,8 +251,29 @@ class Conductor:
         except MembersLost as loss:
             self._lose(loss.workers)
         except LinksCut as cut:
+            self._do_without_links(cut, self._membership)
+
+    def _do_without_links(self, cut: LinksCut, membership: Membership) -> None:
+        """Continue without one end of cut links; end the attempt if that would lose a part of the model."""
+        can_lose_one = (
+            self._machine.phase == "stepping"
+            and self._changes.protection.is_protected
+            and self._group.workers.issuperset(membership.everybody)
+        )
+        dispensable = self._planner.dispensable(cut.pairs) if can_lose_one else None
+        if dispensable is None:
             self._cut = cut  # raised later: once members are halted, all have applied the last committed step
             self._handle(Assemble(self._group.workers))
+            return
+        self._report_cut(cut)
+        self._group.mark_dead(cut.pairs)
+        self._changes.why = cut.message
+        self._group.remove([dispensable])
+        self._lose(frozenset({dispensable}))
+
+    def _report_cut(self, cut: LinksCut) -> None:
+        for pair in cut.pairs:
+            self._report(LinkCut(machines=pair, sentence=cut.message))
 
     def _pause_if_due(self) -> None:
         if self._membership is not None and self._changes.are_due(self._membership):
@@ -501,6 +523,7 @@ class Conductor:
             and self._membership is not None
             and self._group.workers.issuperset(self._membership.workers)
         ):
+            self._report_cut(cut)
             raise cut
         try:
             form = self._planner.form(effect)
@@ -520,7 +543,8 @@ class Conductor:
             self._links.make(form.membership)
         except MembersLost as loss:
             return self._without(loss)
-        except LinksCut:
+        except LinksCut as found:
+            self._report_cut(found)
             raise
         except WrongTensor as failure:
             return self._without_sender(failure)

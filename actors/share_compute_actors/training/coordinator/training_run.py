@@ -15,7 +15,6 @@ from typing import Any
 from share_compute.lifecycle.attempt_events import (
     Assignment,
     AttemptEvent,
-    LinkCut,
     Note,
     Planned,
     Reformed,
@@ -200,12 +199,10 @@ class TrainingRun(Listener):
 
     @contextmanager
     def _saving_when_cut(self) -> Iterator[None]:
-        """Report links that are cut between members, and save a checkpoint for the next attempt."""
+        """Save a checkpoint for the next attempt when links between members are cut."""
         try:
             yield
-        except LinksCut as cut:
-            for pair in cut.pairs:
-                self._report(LinkCut(machines=pair, sentence=cut.message))
+        except LinksCut:
             if self._progress.state.step >= self._start.facts.first_step:
                 self._checkpoints.checkpoint(self._progress.state, waits=True)
             raise

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Collection
+from contextlib import suppress
 from dataclasses import replace
 
 from share_compute.errors import ContributorLost, PlanInfeasible
@@ -134,6 +136,18 @@ class MembershipPlanner:
         except PlanInfeasible:
             return False
         return True
+
+    def dispensable(self, pairs: Collection[tuple[Worker, Worker]]) -> Worker | None:
+        """Return the member that all these pairs share and without which the job is fastest; None if there is none."""
+        assert self._membership is not None
+        workers = frozenset(self._membership.workers)
+        predicted_s: dict[Worker, float] = {}
+        for worker in sorted(frozenset.intersection(*map(frozenset, pairs))):
+            with suppress(PlanInfeasible):
+                solution = self._plan(workers - {worker}, self._membership.epoch + 1)
+                timeline = solution.timeline
+                predicted_s[worker] = math.inf if timeline is None else timeline.step_s
+        return min(predicted_s, key=lambda worker: predicted_s[worker], default=None)
 
     def _without(
         self,

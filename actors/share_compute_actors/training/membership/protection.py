@@ -23,12 +23,13 @@ class ProtectionWatch:
         self._membership: Membership | None = None
         """Membership of the epoch whose copies are pending; None once they are complete, or after one is lost."""
         self._poll = Poll(group)
-        self._is_protected = False
+        self.is_protected = False
+        """Whether each layer is on two machines."""
 
     def reform(self, membership: Membership) -> None:
         """Start to watch an epoch; the event that reports the epoch marks the job as not protected yet."""
         is_alone = (stage[0] not in membership.backups for stage in membership.stages if len(stage) == 1)
-        self._membership, self._is_protected = None if any(is_alone) else membership, False
+        self._membership, self.is_protected = None if any(is_alone) else membership, False
         self._poll = Poll(self._group)
 
     def lose_copy(self, step: int) -> None:
@@ -38,8 +39,8 @@ class ProtectionWatch:
             step: number of the last committed step.
         """
         self._membership = None
-        if self._is_protected:
-            self._is_protected = False
+        if self.is_protected:
+            self.is_protected = False
             self._report(Protection(step=step, is_protected=False))
 
     def poll(self, step: int) -> None:
@@ -52,5 +53,5 @@ class ProtectionWatch:
             return  # a member is lost: the next epoch begins soon, and its copies are watched instead
         holders = set(self._membership.backups.values())
         if self._poll.is_unanimous(lambda: self._group.query_whole_copies(holders)):
-            self._membership, self._is_protected = None, True
+            self._membership, self.is_protected = None, True
             self._report(Protection(step=step, is_protected=True))
