@@ -13,7 +13,7 @@ connect.
   parameters, and so its share of the work.
 - If no two machines can share a stage: each machine begins after one microbatch has passed the machines before it, the
   microbatches in flight are at most as many as the stages, and each link carries all microbatches.
-- Memory: the number of stages is at least the number of machines, largest memory first, that can hold the state.
+- Memory: there are at least as many stages as machines, largest memory first, are needed to hold the state.
 
 A layout on one machine is evaluated exactly.
 """

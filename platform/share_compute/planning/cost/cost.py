@@ -23,7 +23,7 @@ For microbatches 1..M that flow through ordered stages p, the predicted time of 
     call       = STEP_OPERATIONS * measured overhead of an operation: the fixed work of a member in each step
     ring(p)    = 2 * (n - 1) / n * gradient bytes / bandwidth + 2 * (n - 1) * latency, among the stage's n members
     log(p)     = 2 * latency + gradient bytes / bandwidth, over the best link of its machine; only for a stage of one
-                 member, whose step is complete when another machine has a copy of its gradient
+                 member with a part of the layers, whose step is complete when another machine has its gradient, too
     forward    = max(FLOPs / measured FLOP/s, weight bytes / measured memory bandwidth)
                  + operations * measured overhead of one
 
@@ -145,7 +145,7 @@ class TrainingCost(TrainingMemory):
         )
 
     def carry_s(self, before: StageLayout, after: StageLayout) -> float:
-        """Return the time in which the busiest link between two stages carries all microbatches after its first one."""
+        """Return a lower bound on the time in which the busiest link of two stages carries all but one microbatch."""
         size = float(self.boundary_bytes[after.start])
         following = most_carried(self.workload.microbatches, len(before.members), len(after.members)) - 1
         if following <= 0:
@@ -167,6 +167,8 @@ class TrainingCost(TrainingMemory):
     def log_s(self, stage: StageLayout, others: Sequence[int] | None = None) -> float:
         """Return the time to send the gradient of a one-member stage to a backup member; 0.0 if it needs no backup.
 
+        Infinite if no other machine can be reached.
+
         Args:
             stage: the stage.
             others: machines that may be the backup member; the one with the fastest link is chosen. None allows all.
@@ -186,7 +188,10 @@ class TrainingCost(TrainingMemory):
 
     @cached_property
     def ways_out(self) -> tuple[tuple[tuple[float, float], ...], ...]:
-        """For each region: (latency in s, bytes/s) of links from a machine there to others, one for each region."""
+        """For each region: (latency in s, bytes/s) of links from one of its machines to other machines.
+
+        There is one link for each region that has another machine.
+        """
         network = self.network
         regions, counts = np.unique(network.region, return_counts=True)
         return tuple(
@@ -248,7 +253,9 @@ class TrainingCost(TrainingMemory):
 
 
 def fill_shares(cell_s: Sequence[float], microbatches: int, *, least: int = 0) -> tuple[int, ...] | None:
-    """Return the number of microbatches of each member for the earliest finish; None if a member gets none.
+    """Return the number of microbatches of each member for the earliest finish.
+
+    Return None if a member gets none, or has an infinite time.
 
     Each microbatch goes to the member that would finish it first, which is optimal because all have the same size.
 

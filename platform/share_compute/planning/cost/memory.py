@@ -9,7 +9,7 @@ The need in bytes of a member of stage p with layers [start, stop) is the sum of
                  + max(4 * largest trained parameter, 8 * tied parameters if another stage holds them, too)
 
     share      = microbatches of the member after the loss of the other member with the most microbatches
-    sets       = gradients of all trained parameters that the member accumulates at the same time
+    sets       = number of gradient sets that the member holds at once, each with one sum for every trained parameter
 
 Both sides of a boundary keep the tensors that crossed it, activations one way and gradients the other, until the step
 is committed. A member that replaces a lost one is sent these tensors again.
@@ -186,7 +186,7 @@ class TrainingMemory(CostTables):
         return fixed + in_flight * inside + share * self.kept_bytes(start, stop)
 
     def for_a_time_bytes(self, start: int, stop: int) -> float:
-        """Return the transient bytes of layers [start, stop): needed in a part of a step, for any microbatches."""
+        """Return the bytes that layers [start, stop) need for a part of a step only, for any number of microbatches."""
         return float(self.for_a_time_from(start)[stop - start - 1])
 
     def for_a_time_from(self, start: int) -> Floats:

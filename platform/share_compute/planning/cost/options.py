@@ -1,4 +1,4 @@
-"""Tables of a stage's times and memory limits for all ranges of layers, so that the search need not compute them."""
+"""Precomputed tables for the search: times and memory limits of a stage for all ranges of layers."""
 
 from __future__ import annotations
 
@@ -39,7 +39,10 @@ class Option:
     own_s: Floats
     """Compute time of the busiest member in a step, plus the time after the last backward."""
     window: Ints
-    """Largest window of the schedule with which every member has enough memory; -1 if no window fits."""
+    """Largest window for which every member has enough memory; -1 if no window fits.
+
+    The window is the number of microbatches by which a stage's forwards may run ahead of its backwards.
+    """
 
     def reach(self, ceiling_s: float) -> int:
         """Return the maximum number of layers that fit into memory and take less than ``ceiling_s`` in a step."""
@@ -67,9 +70,9 @@ class Options:
         """Return the option with these members, built on demand.
 
         Args:
-            machines: members of the stage: usable machines that may share one.
+            machines: usable machines that may be members of one stage (`TrainingCost.may_share`).
             most_layers: maximum number of layers in a range.
-            ceiling_s: step time; ranges that take longer in any step may be left out.
+            ceiling_s: step time in seconds; ranges of layers that need more than this may be left out.
         """
         members = tuple(sorted(machines))
         if self._bytes > _MOST_BYTES:

@@ -73,7 +73,7 @@ class StepTimeline:
     busy_fractions: dict[int, float]
     """Share of the step in which a machine computes, by its index in the topology."""
     updates: dict[int, tuple[float, float]] = field(default_factory=dict)
-    """(begin, end) of each machine's weight update, by its index in the topology."""
+    """(begin, end) of each machine's weight update and of the fixed work after it, by index in the topology."""
     transfers: tuple[SimulatedTransfer, ...] = ()
     """Transfers between stages; empty unless requested."""
     slowdowns: dict[int, float] = field(default_factory=dict)
@@ -142,7 +142,7 @@ class _Member:
     backward_s: float
     actions: list[Action]
     free_s: float = 0.0
-    """Time when the member has finished the cells that it has begun."""
+    """Time when the member completed its latest cell; 0 before the first."""
     cells: list[SimulatedCell] = field(default_factory=list)
 
     @property
@@ -188,7 +188,7 @@ class _Pipeline:
         self._count = cost.workload.microbatches
         self.members = [list(_members(cost, layout, index)) for index in range(len(layout.stages))]
         self._starts = [stage.start for stage in layout.stages]
-        # Each list is indexed by stage and microbatch: the computing member, and the arrival of input and of gradient.
+        # `_owners` (computing members) and `_arrived` (arrival times of inputs) are indexed by stage and microbatch.
         self._owners = [
             [member for member, share in zip(members, stage.shares, strict=True) for _ in range(share)]
             for members, stage in zip(self.members, layout.stages, strict=True)
@@ -339,7 +339,7 @@ def _exchange_tied(cost: TrainingCost, layout: Layout, prepared: list[float]) ->
     if not cost.profile.tied or len(prepared) == 1:
         return prepared
     size = cost.profile.tied * FLOAT_BYTES
-    # The first and the last stage: the first member of each sends to all members of the other, all over separate links.
+    # The first member of the first (last) stage sends to all members of the last (first) stage, over separate links.
     ends = ((layout.stages[0], layout.stages[-1]), (layout.stages[-1], layout.stages[0]))
     sent_s = [
         max(cost.network.transfer_s(source.members[0], target, size) for target in other.members)
@@ -350,7 +350,7 @@ def _exchange_tied(cost: TrainingCost, layout: Layout, prepared: list[float]) ->
 
 
 def _update_s(cost: TrainingCost, layout: Layout, prepared: list[float]) -> dict[int, tuple[float, float]]:
-    """Return (time when the weights are updated, seconds that the update takes) by machine.
+    """Return (time when a machine ends the step, seconds of its weight update alone) by machine.
 
     A machine waits for messages from all other stages, which take the latency from the stage's first member. In each
     region only the latest other stage matters, so only the two latest stages of a region are considered.

@@ -36,7 +36,7 @@ def fit(
         links: (latency in s, bytes/s, one host, other host), each pair once. An end that is in no group is compared as
             a group of its own.
         factor: maximum ratio (geometric mean) between two links that count as similar.
-        least_evidence: minimum number of known links between a host and a group that the host may join.
+        least_evidence: minimum number of links of a host that must be comparable with links of a group that it joins.
         most: maximum number of groups that are considered.
     """
     blocks = _Blocks(groups, links, factor, least_evidence, most)

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 LEAST_LATENCY_S = 5e-4
-"""Smaller latencies count as this value: there, busy processes make more difference than the network."""
+"""Smaller latencies count as this value, since delays in busy processes exceed them."""
 LEAST_BYTES_PER_S = 1.0
 """Assumed bandwidth of a dead link, so low that the link is not similar to any working link."""
 
@@ -85,7 +85,7 @@ class Clusters:
     def _join_along(self, one: int, other: int, latency_s: float) -> None:
         nearest_s = min(self._least_latency_s[one], self._least_latency_s[other])
         first, second = self.find(one), self.find(other)
-        # A link with far more latency than the host's best link leads to another group, so it joins no groups.
+        # A link with far more latency than the best link of either host leads to another group, so it joins no groups.
         if (
             first != second
             and math.log(max(latency_s, LEAST_LATENCY_S) / nearest_s) <= self._tolerance

@@ -4,10 +4,10 @@ Only the links from each contributor to the head and to a few other machines are
 in these steps:
 
 1. If a link was measured in both directions, or repeatedly, the worst values count.
-2. Machines at one address are one host. Hosts are joined to regions, best links first. Hosts stay joined as long as
-   their links inside the region, and to the same third place (the head, another host or region), are alike: on average
-   within a factor of `ALIKE`, in latency and in bandwidth. A host joins a region if no measurement contradicts it;
-   other hosts stay alone.
+2. Machines at one address are one host. Hosts are joined to regions along links, best links first. They are joined
+   only if their links inside the region, and to the same third place (the head, another host or region), are alike:
+   on average within a factor of `ALIKE`, in latency and in bandwidth. Then each host moves to the region that its
+   links fit best. Hosts that fit none keep their region, which may be theirs alone.
 3. All links inside a region, or between two regions, get the median of the measurements there.
 4. Two regions without a measured link reach each other over the best path through other regions or the head. The
    path's latency is the sum of its latencies, and its bandwidth is the smallest on it. Without such a path the link has

@@ -1,4 +1,6 @@
-"""Best pipeline over machines in any order: dynamic programming over the sets of machines that suffixes use.
+"""Best pipeline over machines in any order: dynamic programming over sets of machines.
+
+Each set is the machines of one suffix, which is the last stages of a pipeline (`share_compute.planning.search.labels`).
 
 Without a width the search is exact, for few machines. With a width it is a beam search: for each number of machines and
 first layer, only the best suffixes are kept.

@@ -62,7 +62,7 @@ class Choice:
         self.proposals: list[Proposal] = []
         """All proposals that were offered, each once."""
         self.cells = 0
-        """Number of cells simulated so far: a measure of the search effort that no computer's speed affects."""
+        """Number of cells simulated so far: a measure of the search effort, independent of the computer's speed."""
         self._known: set[tuple[int, Layout]] = set()
         self._ranked: list[tuple[_Rank, Proposal]] = []
         self._timeline: StepTimeline | None = None
@@ -80,7 +80,7 @@ class Choice:
         """The fastest proposal and its simulated step.
 
         Raises:
-            LookupError: no proposal was offered.
+            LookupError: no proposal was simulated.
         """
         if self._timeline is None:
             raise LookupError("there are no candidates")

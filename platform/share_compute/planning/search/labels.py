@@ -1,7 +1,8 @@
 """Suffixes of a pipeline as labels, as in multi-criteria shortest-path search, and their extension by one stage.
 
 A suffix consists of the stages from one stage to the last. The formula of `share_compute.planning.cost.cost` runs from
-the last stage to the first. To add a stage before a suffix, it needs two numbers of the suffix: its step and its trip.
+the last stage to the first. To add a stage before a suffix, the formula needs two numbers of the suffix:
+`Labels.step_s` and `Labels.trip_s`.
 Two labels are comparable if they have the same first layer, and if every stage that can come before has the same costs
 with both. A label is dropped only if a comparable label is at least as good in both numbers. This keeps the search
 exact.
@@ -96,7 +97,7 @@ class Suffixes:
         self.cost, self.options, self.ceiling_s = cost, options, ceiling_s
         self.layers, self.count = cost.num_layers, cost.workload.microbatches
         self.examined = 0
-        """Number of candidates examined so far: a measure of the search effort that no computer's speed affects."""
+        """Number of candidates examined so far: a measure of the search effort, independent of the computer's speed."""
         self._used: list[Option] = []
         self._sizes, self._regions = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
         self._numbers: dict[tuple[int, ...], int] = {}
@@ -167,7 +168,7 @@ class Suffixes:
 
         Args:
             labels: suffixes that leave the stage's machines free.
-            number: number of the stage.
+            number: members of the new stage, as numbered by `Suffixes.number`.
             slots: slot of each extended suffix.
             spare_rate: sum of speeds of all machines that each extended suffix leaves free.
         """

@@ -18,7 +18,7 @@ _MOST_LARGE: Final = 32
 
 
 def region_chain(cost: TrainingCost, rates: Mapping[int, float]) -> list[int]:
-    """Return regions in a greedy order: first the one that is fastest alone, then always the nearest remaining one."""
+    """Return regions in a greedy order: first the one that is fastest alone, then always the nearest to the last."""
     usable = list(rates)
     pass_s = float(np.diff(cost.forward_s[usable] + cost.backward_s[usable], axis=1).min(axis=0).sum())
     inside: dict[int, list[float]] = {}
@@ -53,8 +53,8 @@ def shortlist(cost: TrainingCost, rates: Mapping[int, float]) -> list[int]:
     """Return the machines that a search considers; all of them up to `MOST_CANDIDATES`.
 
     In larger clusters these are the fastest machines of the best linked regions and the fastest of all. A slower
-    machine of a region is not needed while faster ones with as much memory are left. Therefore the machines with the
-    most memory are included, and the fastest ones that can hold the model alone.
+    machine can help only if it has more memory. Therefore the machines with the most memory are included, and the
+    fastest ones that can hold the model alone.
     """
     if len(rates) <= MOST_CANDIDATES:
         return sorted(rates)

@@ -53,11 +53,12 @@ class PartitioningStrategy(ABC):
     def place(self, problem: SearchProblem) -> list[Candidate]:
         """Return candidate layouts, the most promising first; an empty list if nothing fits.
 
-        The default returns one layout, cut as `partition` says. It uses all machines, or the fastest ones if the job
-        sets the number of stages.
+        The default returns one layout on the fastest machines, cut as `partition` says. If the job sets no number of
+        stages, there are as many as machines and layers allow.
 
         Raises:
-            PlanInfeasible: too few machines, layers or microbatches for the requested numbers.
+            PlanInfeasible: too few machines, layers or microbatches for the requested numbers, or a stage would mix
+                kinds of devices.
         """
         stages = _form_stages(problem)
         contributors = problem.cost.topology.contributors

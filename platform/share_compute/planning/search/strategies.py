@@ -134,7 +134,7 @@ def _proposed(rival: PartitioningStrategy, problem: SearchProblem) -> list[Layou
     try:
         layouts = [candidate.layout for candidate in rival.place(problem)]
     except PlanInfeasible:
-        return []  # this strategy must use all machines, which is impossible here
+        return []  # this strategy cannot form the requested stages here
     return [layout for layout in layouts if cost.fits(layout) and math.isfinite(cost.step_s(layout))]
 
 

@@ -118,6 +118,8 @@ def _polish(
 ) -> None:
     """Simulate layouts near the best ones until `_PATIENCE` layouts in a row have no faster neighbour.
 
+    Stop earlier after `_CELLS` simulated cells.
+
     Args:
         problems: the job, once for each number of microbatches.
         choice: the choice that new layouts are offered to.
