@@ -30,7 +30,7 @@ class DriftLimits(StrictModel):
     steps: int = 20
     """Number of consecutive steps that must differ by more than ``drift``."""
     least_gain: float = 0.05
-    """Share of the step time that another plan must save; more if the step times vary by more."""
+    """Share of the step time that another plan must save. Callers raise it if the step times vary by more."""
     least_time_s: float = 60.0
     """Seconds after a membership change before drift alone leads to another plan."""
     restart_s: float = 3.0

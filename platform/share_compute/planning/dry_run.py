@@ -53,10 +53,10 @@ def dry_run(
         profile: cost profile of the job's model.
         strategy: strategy that replaces the job's own; None keeps the job's.
         compare: whether to report the plan of every installed strategy.
-        serving: requests to predict serving for; None predicts none.
+        serving: requests for which serving is predicted; None skips this prediction.
 
     Raises:
-        PlanInfeasible: the machines cannot hold the model; with ``serving``, they cannot hold it for the requests.
+        PlanInfeasible: the machines cannot train the model; with ``serving``, they cannot serve these requests.
             ``details`` says how much is missing and which changes would make it fit.
         UserError: the model has nothing to train, or there is no such strategy.
     """

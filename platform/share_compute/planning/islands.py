@@ -54,7 +54,9 @@ class _Island:
 def propose_islands(
     cost: TrainingCost, *, lockstep_samples_per_s: float | None = None, most_islands: int = 8
 ) -> IslandProposal | None:
-    """Return the fastest way to train in several islands, or None if lockstep over all machines is about as fast.
+    """Return the fastest way to train in several islands.
+
+    Return None if no way is more than `WORTH` times as fast as lockstep over all machines.
 
     Args:
         cost: the job on all machines.

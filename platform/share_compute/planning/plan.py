@@ -11,7 +11,7 @@ from share_compute.files.strict import StrictModel
 from share_compute.shard import Shard
 
 CauseKind = Literal["compute", "memory", "link", "latency", "synchronisation"]
-"""Causes of waiting: a machine's arithmetic or memory bandwidth, a link's bandwidth or latency, or gradient sums."""
+"""Kind of a bottleneck: a machine's FLOP/s or memory bandwidth, a link's bandwidth or latency, or gradient sums."""
 
 
 class Bottleneck(StrictModel):
@@ -98,7 +98,7 @@ class MemberPlan(StrictModel):
     reason: str
     """Reason why the member holds its layers, in one sentence."""
     standing: str = ""
-    """Part of the reason that the other fields do not say: why this machine, and the members it shares with."""
+    """Part of ``reason`` that no other field states: why this machine was chosen, and the stage's other members."""
 
 
 class StagePlan(StrictModel):

@@ -142,7 +142,11 @@ def _stages(spec: TrainJob, usable: Topology, profile: ModelProfile, *, measured
 
 
 def _choose(strategy: PartitioningStrategy, problems: list[SearchProblem], additions: Additions) -> Choice:
-    """Return the choice, with at least one layout, among a strategy's layouts for machines with measured speeds."""
+    """Choose among a strategy's layouts by simulated step time, for machines with measured speeds.
+
+    Raises:
+        PlanInfeasible: no layout fits.
+    """
     if isinstance(strategy, AutoPartitioning):
         choice = thorough(problems, additions)
         if not choice:

@@ -37,7 +37,7 @@ class TimelineTransfer(StrictModel):
 
 
 class TimelineUpdate(StrictModel):
-    """One member's update of its weights.
+    """One member's update of its weights, and its fixed work at the end of the step.
 
     Before it, the member waits for the sums of gradients and for the messages of the other stages.
     """
@@ -54,7 +54,7 @@ class PlanTimeline(StrictModel):
     step_s: float | None = None
     """Predicted time of the step; None if nothing can be predicted: ``problem`` says why."""
     cells: tuple[TimelineCell, ...] = ()
-    """Cells of the step; their stages and members are places in the plan. Empty if there are too many to display."""
+    """Cells of the step, with indices of the plan's stages and members; empty if there are too many to display."""
     transfers: tuple[TimelineTransfer, ...] = ()
     updates: tuple[TimelineUpdate, ...] = ()
     cell_count: int = 0
@@ -98,26 +98,26 @@ class IslandProposal(StrictModel):
 
 
 class ServingPrediction(Bounded):
-    """Predicted serving on the same machines. The bound is on the time that the objective minimises."""
+    """Predicted times of serving on the same machines. The bound applies to the time that the objective minimises."""
 
     objective: Literal["latency", "throughput"]
     plan: Plan
     first_token_s: float
     """TTFT of one prompt."""
     next_token_s: float
-    """TPOT: of a request alone for objective latency, with all sequences in flight for throughput."""
+    """TPOT of a request alone (objective latency), or with all sequences in flight (objective throughput)."""
     request_s: float
     """Time of a request alone, from its prompt to its last token."""
     tokens_per_s: float
     """Tokens per second with all sequences in flight."""
     within_limits: bool = True
-    """Whether the placement keeps the limits on first and next token; if not, no placement that was found does."""
+    """Whether the placement keeps the limits on TTFT and TPOT; False if the search found no placement that does."""
     speeds_assumed: bool = False
     """Whether no machine's speed was measured, so that all times are assumptions."""
 
     @property
     def bounded_s(self) -> float:
-        """Time of a request alone for objective latency, time from token to token for throughput."""
+        """Time of a request alone (objective latency), or from token to token (objective throughput), in seconds."""
         return self.request_s if self.objective == "latency" else self.next_token_s
 
 
@@ -129,7 +129,7 @@ class PlanReport(StrictModel):
     timeline: tuple[TimelineCell, ...] = ()
     """Cells of one step; empty if there are too many to display or nothing can be predicted."""
     alternatives: tuple[Alternative, ...] = ()
-    """All installed strategies, if a comparison was requested."""
+    """Figures of all installed strategies; empty unless a comparison was requested."""
     islands: IslandProposal | None = None
     serving: ServingPrediction | None = None
 

@@ -100,7 +100,10 @@ class Explanation:
         return f"holds {layer_span(stage.start, stage.stop)}: {', '.join(facts)}"
 
     def standing(self, place: int, index: int) -> str:
-        """Return the part of `why_in` without figures: the reason for this machine, and the members it shares with."""
+        """Return the part of `why_in` that no other field of the plan states.
+
+        It says why this machine was chosen, and which other members compute the stage's other microbatches.
+        """
         stage = self._layout.stages[place]
         return ", ".join([self._standing(stage.members[index]), *self._sharing(stage, index)])
 

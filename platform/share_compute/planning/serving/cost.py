@@ -85,7 +85,10 @@ class ServingCost(CostTables):
         return between
 
     def packed_bytes(self, start: int, stop: int) -> float:
-        """Return the maximum bytes that packed weights of layers [start, stop) add; integer weights are not packed."""
+        """Return the maximum bytes that packed copies of the weights of layers [start, stop) add.
+
+        Packed copies are reordered for matrix products. With int8 weights, only a tied head has one.
+        """
         if self.workload.dtype != "int8":
             return float(self.held_bytes[start, stop])
         return float(self.profile.tied * BYTES[self.workload.dtype]) if stop == self.num_layers else 0.0

@@ -85,7 +85,7 @@ class ServingExplanation:
         return min(1.0, self._busy[place] / self._objective_s) if self._objective_s > 0 else 0.0
 
     def standing(self, place: int) -> str:
-        """Return the speeds and the busy time of the machine of stage ``place``, and why it was chosen."""
+        """Return text about the machine of stage ``place``: speeds, busy time and, if it serves alone, a comparison."""
         (machine,) = self._layout.stages[place].members
         busy, whole = seconds_text(self._busy[place]), seconds_text(self._objective_s)
         of = f"a request's {whole}" if self._alone else f"the {whole} from token to token"
@@ -195,9 +195,9 @@ class ServingExplanation:
         return _ALIKE * speeds[machine] < speeds[best]
 
     def _fault(self, machine: int, layout: Layout) -> TimePart | None:
-        """Return the largest part that involves the machine.
+        """Return the largest part of the time that involves the machine; None if there is none.
 
-        Its computing is left out if no machine of the plan is faster.
+        The machine's computing is left out if no machine of the plan is faster.
         """
         parts = trip_parts(self._cost, layout)
         steps = [] if self._alone else step_parts(self._cost, layout)

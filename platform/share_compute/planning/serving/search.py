@@ -46,7 +46,7 @@ class FoundServing:
     first_token_s: float
     """TTFT of a request alone."""
     next_token_s: float
-    """TPOT: of a request alone for objective latency, with all sequences in flight for throughput."""
+    """TPOT of a request alone (objective latency), or with all sequences in flight (objective throughput)."""
     tokens_per_s: float
     """Tokens per second with all sequences in flight."""
     within_limits: bool
@@ -59,7 +59,7 @@ class FoundServing:
 
 
 def search_serving(cost: ServingCost, *, finalists: int = 8, stages: int | None = None) -> list[FoundServing]:
-    """Return the best layouts found, best first and layouts beyond the limits last; [] if the model fits nowhere.
+    """Return the best layouts found, best first and layouts beyond the limits last; an empty list if none fits.
 
     Args:
         cost: tables of the deployment on its machines.
@@ -195,7 +195,10 @@ def _cut_evenly(cost: ServingCost, layout: Layout) -> Layout:
 def _widest(
     cost: ServingCost, machines: Sequence[int], order: Sequence[int] | None, stages_wanted: int | None = None
 ) -> Iterator[Layout]:
-    """Yield layouts for each number of stages, each with a shorter time between tokens than the one before."""
+    """Yield layouts for each number of stages, each with a shorter time between tokens than the one before.
+
+    With a limit on the first token, the layout with the shortest request follows.
+    """
     alone = machines if stages_wanted is None else ()
     best_s = min((_time_kept(cost, solo(machine, cost.num_layers, 1)) for machine in alone), default=math.inf)
     most = min(len(machines), cost.num_layers)
