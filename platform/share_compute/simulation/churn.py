@@ -1,4 +1,4 @@
-"""Machines that leave and return: times between failures and until return, drawn for each machine on its own."""
+"""Machines that leave and return: times between failures and until return, drawn independently for each machine."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class ChurnEvent(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Churn:
-    """Mean times between failures and until return; both times are exponential."""
+    """Mean times between failures and until return; both times are exponentially distributed."""
 
     mean_up_s: float
     """Mean time between failures of one machine, in seconds."""

@@ -3,7 +3,7 @@
 The first plan is the planner's own, over all machines. Later searches consider only some machines of a large fleet, so
 that each search takes a second. Half of these machines are the fastest of all. The other half are the fastest of each
 region in turn, beginning with the best linked regions. A search considers all machines only if the few cannot hold the
-job. For more than `_LEAST_CANDIDATES` machines, cuts are searched in one order of the machines, not in all.
+job. For more than `_LEAST_CANDIDATES` machines, `auto` searches only one order of the machines.
 
 A dead member is replaced in its place, without a search, by a machine of its kind that can hold the same state, if a
 step takes about as long with it. The planner searches again only if there is no such machine.
@@ -38,7 +38,7 @@ plan if that is more."""
 _SLOWER = 1.1
 """Largest ratio of the step time with a spare to the step time before."""
 _MOST_SPARES = 8
-"""Largest number of spares that are tried, fastest first, from the dead member's region and from all regions."""
+"""Largest number of the fastest spares that are tried from the dead member's region, and again from all regions."""
 _MOST_CELLS = 20_000
 """Largest number of cells of a step that is simulated. Larger steps would take seconds, so a formula is used."""
 

@@ -1,14 +1,14 @@
-"""Synthetic fleets: machines of usual kinds at usual sites, with the links that the product would have measured.
+"""Synthetic fleets: machines of usual kinds at usual sites, with the links that share-compute would have measured.
 
-Peaks of GPUs are from their vendors' data sheets. Assumptions, on the modest side, are the share of a peak that a dense
-product sustains (`_SUSTAINED`), the resources that owners lend, and all figures of links. The figures of links by site:
+Peaks of GPUs are from their vendors' data sheets. These figures are conservative assumptions: the share of a peak that
+a dense matrix product sustains (`_SUSTAINED`), the resources that owners lend, and all figures of links. Links by site:
 
 - Homes: Wi-Fi or a switch inside; outside the upload rate of the line, 10 Mbit/s (DSL) to 500 Mbit/s (fibre).
 - A campus: 1 Gbit/s to each desk, 10 Gbit/s between buildings, shared by their users.
 - A data centre: 25 Gbit/s in a cluster, 10 Gbit/s between clusters, 1 Gbit/s for one flow between sites.
 
-Between sites latency grows with distance, up to `_WIDEST_S` one way. As in the product, each machine measures its links
-to the head, which is at the first site, and to four machines that joined before it.
+Sites are points in a unit square; latency one way grows by `_WIDEST_S` per unit of distance. As in share-compute, each
+machine measures its links to the head, which is at the first machine's site, and to four machines that joined before.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MOST_MACHINES = 10_000
 _GIB = 2**30
 _PEERS = 4
 _SUSTAINED = (0.55, 0.8)
-"""Share of a peak that a large dense product reaches."""
+"""Range of the share of a peak that a large dense matrix product reaches."""
 _OVERHEAD_S: dict[DeviceKind, float] = {"cpu": 5e-6, "cuda": 8e-6}
 """Time of one small operation in seconds: for a CPU as measured on a server's processor, for a GPU an assumption."""
 _WIDEST_S = 0.04
@@ -72,7 +72,7 @@ class _SiteKind:
     """Latency to the nearest exchange, one way."""
     outer_bytes_per_s: tuple[float, float]
     spread: float = 1.0
-    """Distance between sites of the kind, as a share of the largest distance."""
+    """Side of the square in which the sites of this kind are, as a share of the unit square's side."""
 
 
 _HOME = _SiteKind(

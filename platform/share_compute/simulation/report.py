@@ -9,13 +9,13 @@ class Hours(StrictModel):
     """Time of a job by its use, in seconds. All uses together make the whole simulation."""
 
     computing_s: float = 0.0
-    """Committed steps, and the step in progress at the end."""
+    """Time for committed steps, and for the step in progress at the end."""
     redoing_s: float = 0.0
-    """Work that was lost at the death of a machine and computed again."""
+    """Time for work that was lost at the death of a machine and computed again."""
     noticing_s: float = 0.0
     planning_s: float = 0.0
     moving_s: float = 0.0
-    """State on its way over links, and the start of members."""
+    """Time to send state over links and to start members."""
     waiting_s: float = 0.0
     """Time in which the present machines could not hold the job."""
 
@@ -26,7 +26,7 @@ class Hours(StrictModel):
 
 
 class SimulationReport(StrictModel):
-    """A job on a fleet, over simulated hours."""
+    """Results of the simulation of a job on a fleet."""
 
     machines: int
     mean_machines: float
@@ -58,7 +58,7 @@ class SimulationReport(StrictModel):
     member_deaths: int
     """Deaths of machines that held a part of the job."""
     replacements: int
-    """Deaths after which a similar machine took over the place."""
+    """Deaths after which a similar machine took the place of the dead one."""
     searches: int
     """Number of times that the planner searched."""
     hours: Hours

@@ -1,9 +1,9 @@
 """Effect of a death on the step protocol, at the level of steps and epochs.
 
 `EpochRules` describe the effects of the state machines of `share_compute.protocol`. Tests compare them with a simulated
-world that runs these machines. Every membership change ends the epoch. Committed steps stay. In the step in progress,
-the cells of members that died or changed their stage are computed again, and all cells if the stages get other
-layers. The state of the dead machine is fetched again. One cost is left out: a stage that is interrupted while it
+world that runs these state machines. Every membership change ends the epoch. Committed steps stay. In the step in
+progress, the cells of members that died or changed their stage are computed again, and all cells if the stages get
+other layers. The state of the dead machine is fetched again. One cost is left out: a stage that is interrupted while it
 sums its gradients computes them again.
 """
 
@@ -25,7 +25,7 @@ class Downtime(NamedTuple):
     """Time until the death is known."""
     planning_s: float = 0.0
     moving_s: float = 0.0
-    """State on its way over links, and the start of members."""
+    """Time to send state over links and to start members."""
 
     @property
     def total_s(self) -> float:
@@ -38,10 +38,10 @@ class Change:
     """A change from one epoch to the next."""
 
     old: Layout | None
-    """Layout before the change; None at the first start."""
+    """Last layout whose members had all their state; None at the first start."""
     new: Layout
     gone: frozenset[int] = frozenset()
-    """Members of the old layout that died since it was made."""
+    """Machines that died since the old layout had all its state; some may not be its members."""
     is_death: bool = False
     """Whether the change follows a death that had to be detected first."""
     is_search: bool = True
@@ -78,8 +78,9 @@ class EpochRules:
     """Time in which members connect and build their shards."""
 
     def redone(self, in_progress: float, old: Layout, new: Layout | None) -> float:
-        """Return the share of the step that is lost: the largest share, of any stage, that departed members computed.
+        """Return the share of the step that is lost.
 
+        This is the share in progress, times the largest share of microbatches that departed members have in a stage.
         If a stage gets other layers, or there is no new layout, all work on the step is lost.
         """
         if new is None or _spans(old) != _spans(new):
@@ -99,9 +100,9 @@ class EpochRules:
 def fetching_s(cost: TrainingCost, old: Layout, new: Layout, gone: Container[int]) -> float:
     """Return the time in seconds until all members of a new layout have their state.
 
-    The state of a stage comes from its remaining members. If there are none, it comes from the backup, a remaining
-    member of the next stage. If no stage has a remaining member, all state comes from the checkpoint, over links like
-    those of the receiver's region.
+    The state of a stage comes from its remaining members. If there are none, it comes from backups on the remaining
+    members of the next stage that has any. If no stage has a remaining member, all state comes from the checkpoint,
+    over links like those of the receiver's region.
 
     Args:
         cost: tables of the job; machine indices are those of its topology.

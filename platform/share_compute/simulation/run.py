@@ -1,7 +1,7 @@
 """A job on a fleet whose machines leave and return, on a simulated clock: its committed, lost and waiting time.
 
 Between two changes of members all steps are alike, so the clock goes from change to change. The event simulator of a
-step gives the step time. The rules of `share_compute.simulation.rules` give the cost of a death.
+step gives the step time. The rules of `share_compute.simulation.rules` give the cost of a membership change.
 `share_compute.simulation.fleet_planner` chooses the replacement.
 
 Machines that return are spares. From time to time the planner searches again, if a step takes longer than it once did
