@@ -31,7 +31,7 @@ class ExportProcesses:
                 the first folder of ``write`` as its temporary folder.
 
         Raises:
-            ShareComputeError: the error that `export_checkpoint` raised.
+            ShareComputeError: the error that `export_checkpoint` raised, or the process failed.
             Unavailable: the process was killed by a signal.
         """
         status, answer, complaints = await run_module(

@@ -57,7 +57,7 @@ def plan_on_paper(
 
     Raises:
         PlanInfeasible: the machines cannot hold the job; ``details`` says what is missing.
-        UserError: the model or the strategy does not exist.
+        UserError: the model does not exist or has nothing to train, or there is no such strategy.
     """
     from share_compute.planning.dry_run import dry_run
 

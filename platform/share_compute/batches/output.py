@@ -153,7 +153,7 @@ class _Unfit(Exception):
 
 
 def _write_typed(inputs: Inputs, parts: Parts, file: Path) -> None:
-    """Write rows of .jsonl files, whose columns have no types of their own.
+    """Write rows of .jsonl files, whose columns have no types of their own, to a .parquet file.
 
     A column whose values have no common type is written as JSON text.
     """

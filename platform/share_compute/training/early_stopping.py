@@ -15,7 +15,7 @@ class EarlyStopping:
 
     Args:
         spec: settings of the job.
-        best_loss: lowest loss that counts as an improvement.
+        best_loss: loss of the last validation that counted as an improvement; infinite before the first.
         best_step: step of the validation with that loss.
         worse: validations since ``best_step``, none of which improved the loss.
     """

@@ -50,12 +50,12 @@ def find_nonfinite(
     """Run one microbatch through a stage again, and check every module on the way.
 
     The input must be finite itself. Otherwise a stage before this one has the cause, and None is returned. Held
-    gradients (``parameter.grad``) stay as they are. The caller has set `Stage.prepare_cell`.
+    gradients (``parameter.grad``) stay as they are. Call `Stage.prepare_cell` before, so that dropout repeats.
 
     Args:
         stage: stage with the weights of the step.
-        place: index of the stage, for the finding.
-        microbatch: id of the microbatch, for the finding.
+        place: index of the stage; copied into the result.
+        microbatch: id of the microbatch; copied into the result.
         entering: input of the first module.
         gradient: gradient of the stage's output; for the last stage, a function from its logits to the loss.
     """

@@ -1,6 +1,6 @@
 """Gradients of a shard in flat buckets, added up microbatch by microbatch in the order of the job's summation tree.
 
-For the microbatches that it computed, a member holds the largest subexpressions that are complete, each in one set of
+For the microbatches that it computed, a member holds the sums of the largest complete subtrees, each in one set of
 buffers. Autograd accumulates in place wherever the tree allows it. Elsewhere a microbatch gets a set of its own, which
 is added to its sibling in the tree when the sibling is complete. Buckets may be reduced one by one while the last
 backward still runs.
@@ -25,7 +25,7 @@ _AUTO_BUCKETS = 8
 _AUTO_BYTES = 64 * 2**20
 _WORD_BYTES = 4
 _ROW = 4096
-"""Number of elements whose squares are summed in float32. The sums are added in float64: fast, and exact to 1e-8."""
+"""Number of elements whose squares are summed in float32; float64 adds these sums, with an error of about 1e-8."""
 
 
 class _Buffers:
@@ -142,7 +142,8 @@ class GradientBuckets:
         """Call ``on_bucket(bucket)`` as soon as the `parts` of a bucket are complete, for one bucket after the other.
 
         Call this method before the last backward, or when none is left. The order of buckets is fixed, since members
-        that reduce in different orders would sum different buckets. `finish` calls ``on_bucket`` for the other buckets.
+        that reduce in different orders would sum different buckets. `finish` calls ``on_bucket`` for buckets
+        that the backward did not complete.
         """
         self._missing = [len(group) for group in self._layout]
         self._next = 0
@@ -189,7 +190,7 @@ class GradientBuckets:
         return self._result.buckets[bucket]
 
     def settle(self) -> None:
-        """Declare the `result` buffers to be the complete sum. Release all others; point ``parameter.grad`` to them."""
+        """Make the `result` buffers the complete sum, and each ``parameter.grad`` a view of them; release the rest."""
         if self._held:
             result = self._held.pop(min(self._held))
         else:

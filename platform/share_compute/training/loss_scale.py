@@ -63,7 +63,7 @@ class NotFinite(UserError):
     """Error: a loss or a gradient is not finite, and the loss scale is not the cause. The step was not applied."""
 
     witnesses: str = ""
-    """Text about the machines with such numbers, for the end of the message."""
+    """Text for the end of the message: the machines whose loss or gradient is not finite."""
 
 
 def not_finite(what: str, step: int) -> NotFinite:

@@ -15,7 +15,7 @@ from share_compute.specification import OptimizerName, OptimizerSpec, TrainingSp
 
 _SEPARATOR = "::"
 _NO_DECAY = (r"bias", r"layernorm", r"rmsnorm", r"(?:^|\.)norm(?:$|\.)", r"_norm(?:$|\.)")
-"""Patterns of parameter names as in ``Trainer.get_decay_parameter_names`` of ``transformers``."""
+"""Patterns of names of parameters without weight decay (``get_decay_parameter_names`` in ``transformers``)."""
 
 
 def build_optimizer(

@@ -57,7 +57,7 @@ class Question(_Message, Generic[Result]):
 
     @property
     def source(self) -> str:
-        """Key for fair scheduling: questions of one source never take all processes while others wait."""
+        """Key for fair scheduling: questions with one key use at most `PoolLimits.per_source` processes at once."""
         return ""
 
 

@@ -1,4 +1,4 @@
-"""A small pool of isolated processes that all requests share, with fair scheduling between models.
+"""A small pool of isolated processes that all requests share, with fair scheduling between sources (`Question.source`).
 
 A chat template, a tokenizer file or a JSON schema may take unlimited time and memory, so each is evaluated in a process
 with limits of both. A process that reaches a limit is killed and replaced, and its request is rejected.
@@ -50,7 +50,7 @@ class PoolLimits:
 
     @property
     def per_source(self) -> int:
-        """Largest number of processes for one source, so that other sources always find a process."""
+        """Largest number of processes for one source; with several processes, one is always left for other sources."""
         return max(1, self.processes - 1)
 
 
@@ -134,7 +134,7 @@ class IsolatedProcesses:
         Raises:
             Busy: too many questions wait already.
             UserError: the submitter's content is wrong, or a limit was reached.
-            Unavailable: the server is shutting down, or no process can be started.
+            Unavailable: the server is shutting down, no process can be started, or the process was killed.
         """
         return self._submit(question).result()
 

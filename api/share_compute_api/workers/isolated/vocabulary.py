@@ -236,7 +236,7 @@ class Vocabulary(BaseModel):
         return id_ in self.special
 
     def special_id(self, text: str) -> int | None:
-        """Return the id of the special token with this name; None if there is none. Text never contains it."""
+        """Return the id of the special token with this name; None if there is none. Decoded text never contains it."""
         return self._special_ids.get(text)
 
     def token_bytes(self, id_: int) -> bytes:
