@@ -60,7 +60,7 @@ class PlanProcesses:
             gone: awaitable that completes when the answer is no longer needed.
 
         Raises:
-            ShareComputeError: the error that the planner raised.
+            ShareComputeError: the error that the planner raised, or its process failed.
             Unavailable: too many plans are queued, the plan took too much time or memory, or its process died.
         """
         report = await self._answer("plan", request.model_dump_json(), gone)

@@ -74,7 +74,7 @@ class Replan:
     """Seconds saved over all remaining steps, before the cost of moving."""
     move_cost_s: float
     moved_bytes: int
-    """Weights and optimizer state that change machine."""
+    """Bytes of weights and optimizer state that move to another machine."""
     sentence: str
 
 

@@ -28,9 +28,9 @@ class TimelineTransfer(StrictModel):
     microbatch: int
     kind: Literal["F", "B"]
     source: tuple[int, int]
-    """(stage, place of the member in it)."""
+    """Sender, as (index of the stage, place of the member in the stage)."""
     target: tuple[int, int]
-    """(stage, place of the member in it)."""
+    """Receiver, as (index of the stage, place of the member in the stage)."""
     start_s: float
     stop_s: float
     """Time of arrival."""
@@ -103,7 +103,7 @@ class ServingPrediction(Bounded):
     objective: Literal["latency", "throughput"]
     plan: Plan
     first_token_s: float
-    """TTFT of one prompt."""
+    """TTFT of a request alone."""
     next_token_s: float
     """TPOT of a request alone (objective latency), or with all sequences in flight (objective throughput)."""
     request_s: float

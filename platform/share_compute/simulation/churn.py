@@ -12,7 +12,7 @@ import numpy as np
 from share_compute.errors import UserError
 
 MOST_EVENTS = 5_000_000
-"""Largest number of changes in a simulation. Simulating this many takes some minutes."""
+"""Largest number of events (a machine leaves or returns) in a simulation. So many take some minutes."""
 
 
 class ChurnEvent(NamedTuple):

@@ -43,7 +43,7 @@ class _MachineKind:
     device: DeviceKind
     memory_gib: tuple[float, float]
     teraflops: tuple[float, float]
-    """Peak in float32."""
+    """Peak in float32, in TFLOP/s."""
     half_factor: float
     """Ratio of the peak in bfloat16 to the peak in float32."""
     memory_gb_per_s: tuple[float, float]

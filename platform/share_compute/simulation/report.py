@@ -46,7 +46,7 @@ class SimulationReport(StrictModel):
     utilisation: float
     """Share of the FLOP/s of all present machines that went into committed steps."""
     member_utilisation: float
-    """Share of the FLOP/s of the machines that held a part of the job that went into committed steps."""
+    """As `utilisation`, but only of the machines that held a part of the job."""
     attempted_steps: int
     """Committed steps plus `lost_steps`."""
     committed_steps: int

@@ -90,7 +90,7 @@ def learning_rates(spec: TrainingSpec) -> Callable[[int], float]:
 
 
 def optimizer_tensors(optimizer: Optimizer, names: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
-    """Return the optimizer's state as ``{"<parameter>::<slot>": tensor}``; scalars are tensors of no dimension."""
+    """Return the optimizer's state as ``{"<parameter>::<slot>": tensor}``; scalars are 0-dimensional tensors."""
     tensors: dict[str, Tensor] = {}
     for name, parameter in names.items():
         for slot, value in optimizer.state.get(parameter, {}).items():

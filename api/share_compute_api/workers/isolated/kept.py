@@ -17,7 +17,7 @@ class Kept(Generic[Thing]):
         self._things: OrderedDict[Path, tuple[int, Thing]] = OrderedDict()
 
     def others(self, folder: Path | None) -> bool:
-        """Return whether another folder has an entry."""
+        """Return whether a folder other than ``folder`` has an entry."""
         return any(kept != folder for kept in self._things)
 
     def has(self, folder: Path, version: int) -> bool:

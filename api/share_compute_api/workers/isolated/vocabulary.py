@@ -209,7 +209,7 @@ class Vocabulary(BaseModel):
 
         Raises:
             TooLong: there are more than ``most_tokens`` ids.
-            UserError: there are no ids, or one is not in the vocabulary.
+            UserError: there are no ids, or one is larger than all ids of the vocabulary.
         """
         if len(ids) > most_tokens:
             raise too_long(str(len(ids)), most_tokens)

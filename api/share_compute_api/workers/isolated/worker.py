@@ -87,7 +87,7 @@ def _check(question: messages.CheckInputs | messages.CheckModel | messages.Check
 
 
 def limit_memory(more_bytes: int) -> None:
-    """Limit this process to ``more_bytes`` more than its present data (Linux); forbid files and core dumps."""
+    """Limit this process to ``more_bytes`` more than its present data (Linux); forbid writing files and core dumps."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     try:

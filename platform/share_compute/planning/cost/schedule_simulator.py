@@ -51,11 +51,11 @@ class SimulatedTransfer(NamedTuple):
 
     microbatch: int
     kind: Literal["F", "B"]
-    """F: an activation; B: the gradient of one."""
+    """Kind of tensor: F for an activation, B for the gradient of an activation."""
     source: tuple[int, int]
-    """(stage, place of the member in it)."""
+    """Sender, as (index of the stage, place of the member in the stage)."""
     target: tuple[int, int]
-    """(stage, place of the member in it)."""
+    """Receiver, as (index of the stage, place of the member in the stage)."""
     start_s: float
     """Time when the link begins to carry the tensor."""
     stop_s: float

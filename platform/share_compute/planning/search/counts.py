@@ -11,7 +11,7 @@ from share_compute.planning.search.problem import SearchProblem
 from share_compute.planning.search.strategies import RecursivePartitioning
 
 _MOST = 6
-"""Maximum number of problems that get a full search."""
+"""Maximum number of problems (one for each number of microbatches) that get a full search."""
 _SMALL = 8
 """Maximum number of machines for several full searches; with more machines, only the best problem gets one."""
 

@@ -12,7 +12,7 @@ class SearchProblem:
     """One job on one topology, with the numbers of stages and members that the submitter requires.
 
     Args:
-        cost: model, machines, links and batches, as times and bytes.
+        cost: cost model of the job on the topology.
         stages: required number of stages; None leaves it open.
         members_per_stage: required number of members in each stage; None leaves it open.
     """

@@ -30,7 +30,7 @@ _VARIED, _VARIED_WIDTH = 16, 8
 """Number of machines, and of suffixes kept, in the search for layouts with other numbers of stages."""
 _KEPT_OF_ORDER: Final = 3
 _NEAR: Final = 2.0
-"""Maximum step time of finalists that are chosen for their kind, as a multiple of the best step time."""
+"""Maximum step time of finalists chosen for their kind or set of machines, as a multiple of the best step time."""
 
 
 class Found(NamedTuple):

@@ -32,7 +32,7 @@ from share_compute.planning.search.strategies import AutoPartitioning
 _MOST_EXAMINED = 6_000_000
 """Maximum number of candidates in the search for layouts that the formula does not rule out, over all problems."""
 _CELLS = 1_000_000
-"""Maximum number of simulated cells (two or three seconds) for such layouts, and again for each local search."""
+"""Maximum number of simulated cells (two or three seconds) in each local search and for layouts not ruled out."""
 _PATIENCE = 8
 """Number of consecutive layouts without a faster neighbour after which the local search stops."""
 

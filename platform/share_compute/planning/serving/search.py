@@ -50,7 +50,7 @@ class FoundServing:
     tokens_per_s: float
     """Tokens per second with all sequences in flight."""
     within_limits: bool
-    """Whether the layout keeps the limits on first and next token; always true for objective latency."""
+    """Whether the layout keeps the limits on TTFT and TPOT; always true for objective latency."""
     exact: bool
     """Whether the search proved that no layout is better.
 
