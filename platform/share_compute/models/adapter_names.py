@@ -7,7 +7,7 @@ ADAPTER = "default"
 
 
 def stored_name(name: str) -> str:
-    """Return the stored name of a tensor or module of an adapted model."""
+    """Return the name under which files store a tensor or module of a model with adapters."""
     plain = f"{name}.".replace(".base_layer.", ".").replace(f".{ADAPTER}.", ".")
     return plain.removesuffix(".")
 

@@ -26,7 +26,9 @@ _SAVED_PREFIX = "base_model.model."
 
 
 def adapt(model: PreTrainedModel, lora: LoraSpec, places: Places) -> None:
-    """Add adapters on the meta device to matrices in a sketch's layers, and freeze all other parameters.
+    """Add adapters to the matrices that ``lora`` targets in a sketch's layers; freeze all other parameters.
+
+    The adapters are on the meta device.
 
     Raises:
         UserError: no matrix in a layer has the name of a target.
@@ -70,7 +72,7 @@ def adapter_config(lora: LoraSpec, model: PreTrainedModel, places: Places, base:
     Args:
         lora: adapters of the job.
         model: sketch of the whole model, without adapters.
-        places: parameter places of the model.
+        places: naming scheme of the model's parameters.
         base: folder of the model that was adapted.
 
     Raises:

@@ -15,12 +15,12 @@ class Blueprint(StrictModel):
     """The declared model (a Hugging Face configuration or a list of torch layers), and its training options."""
 
     config: dict[str, Any] | None = None
-    """Hugging Face configuration, with ``model_type``."""
+    """Hugging Face configuration, with ``model_type``; None for a list of layers."""
     layers: tuple[LayerSpec, ...] = ()
     precision: Precision = "float32"
     """Type in which layers compute."""
     activation_checkpointing: bool = False
-    """Whether only the inputs of a layer are kept for its backward pass."""
+    """Whether only a layer's inputs are kept for its backward pass, which then computes the layer again."""
     freeze: tuple[str, ...] = ()
     """Patterns of stored names, and ranges of layers, that are not trained."""
     lora: LoraSpec | None = None
@@ -35,7 +35,7 @@ class Blueprint(StrictModel):
 def blueprint_of(
     spec: TrainJob, vocab_size: int | None, special_tokens: Mapping[str, int | None] | None = None
 ) -> Blueprint:
-    """Return the model of a job as it will be built.
+    """Return the blueprint of a job's model.
 
     Args:
         spec: the job.
@@ -43,7 +43,8 @@ def blueprint_of(
         special_tokens: ids such as ``eos_token_id`` for a model that starts from random weights.
 
     Raises:
-        UserError: the model's configuration cannot be read, or its window is shorter than the job's samples.
+        UserError: the model's configuration cannot be read or has an invalid ``vocab_size``, or its context window is
+            shorter than the job's samples.
     """
     model, training = spec.model, spec.training
     if model.layers is not None:

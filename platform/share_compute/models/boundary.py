@@ -1,4 +1,4 @@
-"""Boundary tensors between the shards of a model: the shape and type that follow from the blueprint."""
+"""Checks of the tensors that the shards of a model exchange: their shape and dtype follow from the blueprint."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ class Expected:
         return None
 
     def misfit_of_some(self, tensor: Tensor) -> str | None:
-        """Return the same as `misfit`, but allow any batch size and any sequence length."""
+        """Return the same as `misfit`, but allow any size of all dimensions except the last one."""
         shape = tuple(tensor.shape)
         if self.shape is not None and len(shape) == len(self.shape) and shape[-1:] == self.shape[-1:]:
             return Expected(shape, self.dtypes).misfit(tensor)
         return self.misfit(tensor)
 
     def has_numbers(self, tensor: Tensor) -> bool:
-        """Return whether all numbers of a tensor are finite, if they have to be."""
+        """Return whether all numbers of a tensor are finite; True without a check if they need not be."""
         return not self.is_finite or is_finite(tensor)
 
 
@@ -66,7 +66,7 @@ def boundary_shape(blueprint: Blueprint, layer: int, batch: int, length: int) ->
         length: tokens of a sample, for language models.
 
     Returns:
-        The shape; None if it cannot be known without data.
+        The shape; None if the configuration has no hidden size, or if an earlier declared layer does not fit its input.
     """
     if blueprint.config is None:
         from share_compute.models.layers import shape_before  # noqa: PLC0415 - imports the blueprint
@@ -101,8 +101,8 @@ class Boundaries:
             blueprint: blueprint of the whole model.
             batch: number of samples in a microbatch.
             length: tokens of a sample.
-            gradients_are_finite: whether a gradient that is not finite is a fault. It is not a fault in float16, since
-                the loss scale adapts to it.
+            gradients_are_finite: whether a received activation or gradient that is not finite is a fault. It is not a
+                fault in float16, since the loss scale adapts to it.
         """
         shard, dtypes = stage.shard, numbers_in(blueprint.precision)
         shape: Callable[[int], Shape | None] = lambda layer: boundary_shape(blueprint, layer, batch, length)  # noqa: E731

@@ -1,7 +1,7 @@
 """Run a layer for one cell (a microbatch of a step): with the cell's own randomness, and optional recomputation.
 
 The random numbers of a layer (dropout) depend only on (seed, step, microbatch, layer). So a layer that is recomputed in
-the backward pass, after others have drawn numbers, draws the same ones again, and no generator state is kept.
+the backward pass, after other layers have drawn numbers, draws the same ones again, and no generator state is kept.
 """
 
 from __future__ import annotations

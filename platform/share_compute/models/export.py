@@ -26,7 +26,7 @@ def export_checkpoint(checkpoint: Path, spec: TrainJob, target: Path) -> int:
     the checkpoint is kept. Adapters are written alone, or merged into the weights, depending on the job.
 
     Args:
-        checkpoint: a finished folder.
+        checkpoint: finished folder of the checkpoint.
         spec: specification of the job.
         target: folder to write; replaced if it exists.
 

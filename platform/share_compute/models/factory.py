@@ -1,4 +1,4 @@
-"""Builds stages and cost profiles from blueprints, with the code of the model's kind."""
+"""Builds stages and cost profiles from blueprints of Hugging Face models and of declared layers."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ def build_stage(blueprint: Blueprint, shard: Shard, device: torch.device) -> Sta
     """Build one stage on ``device``; its parameters hold no meaningful values until `Stage.initialize` or a load.
 
     Raises:
-        UserError: the architecture declares no pipeline plan, a layer has a wrong option, or the device cannot
-            compute in the precision.
+        UserError: the architecture declares no pipeline plan, the model's options are wrong, a frozen or adapted
+            parameter does not exist, or the device cannot compute in the precision.
     """
     if blueprint.config is not None:
         from share_compute.models.huggingface.decoder import HuggingFaceStage  # noqa: PLC0415 - transformers is slow to import
@@ -27,7 +27,7 @@ def build_stage(blueprint: Blueprint, shard: Shard, device: torch.device) -> Sta
 
 
 def dissect(blueprint: Blueprint) -> ModelProfile:
-    """Return the cost profile of a model, from its own code, without memory for its weights and without computing.
+    """Return the cost profile of a model, counted from its own code without memory for its large weights.
 
     Raises:
         UserError: the architecture declares no pipeline plan, the model's options are wrong, or a frozen or adapted

@@ -13,13 +13,13 @@ from share_compute.errors import UserError
 from share_compute.files.strict import nearest
 
 BEFORE = -1
-"""Place of parameters before the first layer."""
+"""Layer index that stands for the modules before the first layer."""
 Named: TypeAlias = tuple[str, nn.Parameter]
 _LAYERS = re.compile(r"layers\[(-?\d*):(-?\d*)\]")
 
 
 class Places(NamedTuple):
-    """Naming scheme of a model, which gives the layer of each parameter by its stored name."""
+    """Naming scheme of a model's parameters: a parameter's stored name determines its layer."""
 
     stack: str
     """Prefix of names in layers, up to the layer's number, e.g. ``model.layers.``."""
@@ -51,7 +51,7 @@ def require_sense(names: Sequence[str], patterns: Sequence[str], places: Places)
     Args:
         names: stored names of all parameters of the whole model.
         patterns: patterns of frozen parameters.
-        places: parameter places of the model.
+        places: naming scheme of the model's parameters.
 
     Raises:
         UserError: a pattern matches no parameter, or the patterns match all.
@@ -77,7 +77,7 @@ def freeze(parameters: Iterable[Named], patterns: Sequence[str], places: Places)
     Args:
         parameters: parameters with their stored names.
         patterns: patterns of frozen parameters.
-        places: parameter places of the whole model.
+        places: naming scheme of the whole model's parameters.
     """
     given = list(parameters)
     frozen = frozen_names((name for name, _ in given), patterns, places)
@@ -92,7 +92,7 @@ def trains_before(parameters: Iterable[Named], layer: int, places: Places) -> bo
     Args:
         parameters: parameters of the whole model, with their stored names.
         layer: first layer of a shard.
-        places: parameter places of the model.
+        places: naming scheme of the model's parameters.
     """
     return any(parameter.requires_grad and places.of(name) < layer for name, parameter in parameters)
 

@@ -115,7 +115,7 @@ class LayeredStage(Stage):
         return {int(name): layer for name, layer in self.module.layers.items()}
 
     def compute(self, inputs: Tensor) -> Tensor:
-        """Take features ``[batch, ...]`` or the outputs of the stage before; return those of the shard's last layer."""
+        """Return the outputs of the shard's last layer for samples ``[batch, ...]`` or outputs of the stage before."""
         outputs: Tensor = self.module(inputs)
         return outputs
 
@@ -141,9 +141,9 @@ def _whole(blueprint: Blueprint) -> _Layers:
 
 
 def profile_layers(blueprint: Blueprint) -> ModelProfile:
-    """Count the cost of a declared model, layer by layer; samples have no length, so all growth is constant.
+    """Count the cost of a declared model, layer by layer; the samples have no length, so the costs are constants.
 
-    If layers do not fit their samples, all layers are estimated instead; training reports the error.
+    If a layer does not fit its input, estimate all layers instead; training reports the error.
 
     Raises:
         UserError: a layer has wrong options, or a frozen parameter does not exist.

@@ -30,7 +30,7 @@ class Stage(ABC):
     """
 
     module: nn.Module
-    """The torch module. Its parameters have nearly the names of the whole model; `stored_name` maps them."""
+    """The torch module. Its tensors have their stored names, except in adapted and tied modules; see `stored_name`."""
     tied: Mapping[str, str]
     """Tied parameters, with the names of their sources: ``{"lm_head.weight": "model.embed_tokens.weight"}``."""
     trains_before: bool
@@ -98,7 +98,7 @@ def loss_sum(logits: Tensor, targets: Tensor) -> Tensor:
         targets: class or token ids, ``[...]``; best on the CPU, where reading them does not synchronize a GPU.
 
     Raises:
-        UserError: a target is not among the classes.
+        UserError: a target is larger than the last class.
     """
     classes = logits.shape[-1]
     if targets.numel() and int(targets.max()) >= classes:

@@ -141,13 +141,13 @@ def _sketching() -> Iterator[None]:
 
 
 def materialize(model: nn.Module, device: torch.device, *, is_filled_later: bool) -> None:
-    """Move real tensors to ``device``, and allocate the parameters on the meta device there.
+    """Move the real tensors of a sketch to ``device``, and replace its meta parameters by memory on ``device``.
 
     Args:
         model: sketch of a model.
         device: target device.
-        is_filled_later: whether everything will be overwritten; then the memory stays uninitialized. Otherwise it is
-            zeroed. Constructors do the same with large parameters that no initialization rule covers (some expert
+        is_filled_later: whether all of this memory will be overwritten, so that it may stay uninitialized. Otherwise it
+            is zeroed, since some constructors zero large parameters that no initialization rule covers (some expert
             routers).
     """
     fresh = torch.empty_like if is_filled_later else torch.zeros_like
@@ -207,7 +207,9 @@ def tied_names(model: PreTrainedModel) -> dict[str, str]:
 def trained_sketch(
     blueprint: Blueprint, dtype: torch.dtype = torch.float32
 ) -> tuple[PreTrainedModel, PartNames]:
-    """Return the sketch of a whole model with its adapters, and its outline; frozen parameters get no gradient.
+    """Return the sketch of a whole model with its adapters, and the names of its parts.
+
+    Frozen parameters get no gradient.
 
     Args:
         blueprint: blueprint of the model.
@@ -325,7 +327,7 @@ class HuggingFaceStage(Stage):
         return {index: stack[index] for index in range(self.shard.start, self.shard.stop)}
 
     def take_over(self, other: HuggingFaceStage) -> dict[str, Tensor]:
-        """Take over the modules that both stages hold. ``other`` must not be used afterwards.
+        """Move the modules that both stages hold from ``other`` to this stage; ``other`` must not be used afterwards.
 
         Args:
             other: another stage of the same model.
@@ -408,7 +410,7 @@ class HuggingFaceStage(Stage):
         self.initialize_added(seed)
 
     def initialize_added(self, seed: int) -> None:
-        """Initialize the adapters."""
+        """Initialize the adapters, if the model has any."""
         if self._is_adapted:
             from share_compute.models.adapters import initialize_adapters  # noqa: PLC0415
 
@@ -420,7 +422,10 @@ class HuggingFaceStage(Stage):
         return frozenset(filter(is_adapter, self.persistent())) if self._is_adapted else frozenset()
 
     def stored_name(self, name: str) -> str:
-        """Return the name under which a tensor of `module` is stored: its name in the whole model without adapters."""
+        """Return the name under which a tensor of `module` is stored, without the parts that ``peft`` adds to names.
+
+        For a tied tensor, return the name of its source.
+        """
         if self._is_adapted:
             name = stored_name(name)
         return super().stored_name(name)

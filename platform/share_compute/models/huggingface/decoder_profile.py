@@ -41,7 +41,7 @@ from share_compute.models.stage import summed_cross_entropy
 _LENGTHS = (256, 512, 1024, 768)
 """Lengths of the counted samples, in tokens: multiples of linear attention's chunk size. The last checks the fit."""
 _LONGER = (1280, 2048, 3072, 2560)
-"""Lengths used if an attention window lies within `_LENGTHS`, since only samples longer than the window need a mask."""
+"""Lengths used if costs are not quadratic over `_LENGTHS`: only samples longer than an attention window need a mask."""
 _Call = tuple[tuple[Any, ...], dict[str, Any]]
 """Positional and named arguments."""
 _Lengths = tuple[int, ...]
@@ -174,7 +174,7 @@ class _Parts:
         return _growths(lengths, [self._follow(length) for length in lengths])
 
     def _follow(self, length: int) -> Count:
-        """Count the cost of the model without its layers; the modules after them get fake hidden states."""
+        """Count the cost of the model without embedding and layers; the modules after them get fake hidden states."""
         entered: list[Tensor] = []
         logits: list[Tensor] = []
 
@@ -200,7 +200,7 @@ class _Parts:
         return self._tours[length, cached][index]
 
     def _tour(self, length: int, *, cached: bool) -> dict[int, _Call]:
-        """Run the model without its layers, and record the arguments that each layer would get."""
+        """Run the model without its layers, and return the arguments that each distinct layer would get, by index."""
         calls: dict[int, _Call] = {}
 
         def note(index: int, _: nn.Module, arguments: Any, options: Any) -> None:
@@ -274,7 +274,7 @@ def _numbers(kept: Cache) -> int:
 
 
 def _first_alike(layers: Sequence[nn.Module], kinds: Sequence[str] | None) -> list[int]:
-    """Return for each layer the index of the first layer that differs only in its index and its weights."""
+    """Return, for each layer, the index of the first layer that equals it except in its index and its weights."""
     seen: dict[Hashable, int] = {}
     kinds = kinds if kinds is not None and len(kinds) == len(layers) else [""] * len(layers)
     return [

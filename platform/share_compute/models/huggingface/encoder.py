@@ -36,13 +36,13 @@ class Entrance(nn.Module):
 
 
 def encoder_sketch(config: Mapping[str, Any], dtype: torch.dtype = torch.float32) -> PreTrainedModel:
-    """Return the whole base model without memory for its weights, and without its pooler, which vectors do not need.
+    """Return the whole base model without memory for its large weights, and without its pooler.
 
     Raises:
         UserError: the configuration does not describe an encoder.
     """
     model = sketch(config, dtype, AutoModel)
-    if hasattr(model, "pooler"):  # which only classifiers use
+    if hasattr(model, "pooler"):  # only classifiers use it; the vectors of texts do not need it
         model.pooler = None
     return model
 
@@ -69,7 +69,7 @@ class EncoderShard:
         assert isinstance(layers, nn.ModuleList)
         for index in range(len(layers)):
             if not shard.start <= index < shard.stop:
-                del layers._modules[str(index)]  # noqa: SLF001 - deleting an item would renumber the others
+                del layers._modules[str(index)]  # noqa: SLF001 - deleting an item would renumber the later layers
         self.base = model
         self.embedding: nn.Module | None = model.get_submodule(_EMBEDDING) if shard.is_first else None
         """Embedding of the first shard, called with ``input_ids`` ``[1, tokens]`` of one text; None on later shards."""
@@ -85,7 +85,7 @@ class EncoderShard:
             module.requires_grad_(requires_grad=False).eval()
 
     def modules(self) -> Iterator[nn.Module]:
-        """Yield the embedding, on the first shard, and the base model with the layers of this shard."""
+        """Yield the embedding (first shard only) and the base model with the layers of this shard."""
         if self.embedding is not None:
             yield self.embedding
         yield self.base
@@ -98,7 +98,7 @@ class EncoderShard:
         return found
 
     def take_over(self, other: EncoderShard) -> dict[str, Tensor]:
-        """Take over the modules that both shards hold. ``other`` must not be used afterwards.
+        """Move the modules that both shards hold from ``other`` to this shard; ``other`` must not be used afterwards.
 
         Args:
             other: another shard of the same model.

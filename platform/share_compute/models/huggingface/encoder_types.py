@@ -82,7 +82,8 @@ def pooling_of(folder: Path, config: Mapping[str, Any]) -> Pooling | None:
         config: content of its config.json.
 
     Raises:
-        UserError: the pooling is not supported, or the folder embeds texts with an unsupported model.
+        UserError: the pooling is not supported, the folder embeds texts with an unsupported model, or one of its JSON
+            files cannot be read.
     """
     steps = _steps(folder)
     if not is_encoder(config):

@@ -43,8 +43,8 @@ def check_trainable(config: Mapping[str, Any]) -> None:
     """Check that a model of this configuration can be trained over several machines.
 
     Raises:
-        UserError: the model is not a causal language model with a pipeline plan, or its number of attention heads is
-            not a multiple of its number of key-value heads.
+        UserError: the configuration is invalid, the model is not a causal language model with a pipeline plan, or its
+            number of attention heads is not a multiple of its number of key-value heads.
     """
     from transformers.models.auto.modeling_auto import (  # noqa: PLC0415 - the names alone; imports no torch
         MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,

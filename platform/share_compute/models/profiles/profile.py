@@ -47,8 +47,9 @@ class LayerProfile(StrictModel):
     activation_bytes: QuadraticGrowth = NOTHING
     """Bytes that one sample's forward keeps for its backward, in float32.
 
-    They include the output, but not the input and the parameters. In the head they include the logits and two gradients
-    of the same size, which exist at the same time in the backward of the loss.
+    They include the output, but not the input and the parameters; in declared layers, they include the output only if
+    autograd saves it. In the head they include the logits and two gradients of the same size, which exist at the same
+    time in the backward of the loss.
     """
     boundary_numbers: QuadraticGrowth = NOTHING
     """Numbers that one sample passes to the next layer."""
@@ -57,7 +58,7 @@ class LayerProfile(StrictModel):
 
 
 def joined(layers: Sequence[LayerProfile]) -> LayerProfile:
-    """Return several layers as one: their costs are added, except ``largest`` and the last layer's boundary."""
+    """Return several layers as one: costs are added, ``largest`` is the maximum, the boundary is the last layer's."""
     added: dict[str, int | QuadraticGrowth] = {}
     for name in LayerProfile.model_fields:
         values = [getattr(layer, name) for layer in layers]
@@ -71,9 +72,9 @@ def joined(layers: Sequence[LayerProfile]) -> LayerProfile:
 
 
 def forward_only_before_training(pieces: Sequence[LayerProfile]) -> tuple[LayerProfile, ...]:
-    """Drop the backward costs of all pieces before the first one with trained parameters.
+    """Drop the backward costs of all pieces before the first piece with trained parameters.
 
-    These pieces keep only the input of the first trained piece. If nothing is frozen, or nothing is trained, return all
+    Before that piece, only its input is kept for the backward. If nothing is frozen, or nothing is trained, return all
     pieces unchanged, even leading ones without parameters.
     """
     trained = [place for place, piece in enumerate(pieces) if piece.parameters > piece.frozen]
@@ -99,7 +100,7 @@ class ModelProfile(StrictModel):
     tied: int = 0
     """Number of parameters that the head shares with the embedding; the last shard holds a second copy of them."""
     tied_trains: bool = True
-    """Whether the tied parameters are trained."""
+    """Whether the tied parameters are trained; True if there are none."""
     tied_name: str | None = None
     """Stored name of the tied parameter, if it is trained."""
     counted: bool = True

@@ -49,9 +49,9 @@ class Count:
     """Kernel calls, without views."""
     backward_operations: int
     kept_bytes: int
-    """Memory kept between the two passes: tensors saved by autograd, and the output; without inputs and parameters."""
+    """Memory kept between the passes: tensors saved by autograd and the output; no inputs, parameters or buffers."""
     saved: Mapping[StorageWeakRef, torch.UntypedStorage]
-    """Storages saved by autograd, those of inputs included; without parameters."""
+    """Storages saved by autograd, including inputs, but no parameters or buffers."""
     output: Tensor
 
 
@@ -143,10 +143,10 @@ def storage_of(tensor: Tensor) -> StorageWeakRef:
 
 
 def fit(lengths: Sequence[int], values: Sequence[int]) -> QuadraticGrowth:
-    """Return the parabola through the first three points.
+    """Return the parabola through the first three points (length, value).
 
     Raises:
-        NotQuadratic: a further point is not on the parabola.
+        NotQuadratic: a further point is more than 1 % off the parabola.
     """
     (a, b, c), (at_a, at_b, at_c) = lengths[:3], values[:3]
     rise = Fraction(at_b - at_a, b - a)

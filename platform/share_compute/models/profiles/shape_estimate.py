@@ -32,7 +32,7 @@ Rounded up from a Llama layer, which has 9 modules with parameters, 41 calls in 
 _HEAD_PARTS = 3
 """Parts of the head: a norm, a matrix, the loss."""
 _LOSS_NUMBERS = 4
-"""Numbers kept for each class: logits, their log-softmax, and the gradients of both."""
+"""Numbers kept for each token and class: the logit, its log-softmax, and the gradients of both."""
 
 
 def parameters_of(module: nn.Module) -> int:
@@ -120,7 +120,7 @@ class ShapeEstimate:
         )
 
     def _active_parameters(self, module: nn.Module) -> float:
-        """Return the number of parameters that one token uses."""
+        """Return the number of parameters that one token uses; only its experts count."""
         active = 0.0
         for name, part in module.named_modules():
             if name.rpartition(".")[2] != "experts":

@@ -20,7 +20,7 @@ class Chosen(NamedTuple):
     folder: Path | None
     """Folder of the checkpoint; None restarts the job from its first step."""
     notes: tuple[str, ...]
-    """Problems of newer checkpoints, for people."""
+    """Messages for people: the damage of each newer checkpoint, or that no checkpoint is left."""
 
 
 def newest_whole(wanted: Path) -> Chosen:
@@ -51,7 +51,7 @@ def newest_whole(wanted: Path) -> Chosen:
 
 
 def _state_damage(folder: Path) -> str | None:
-    """Return the problem of the file `STATE`, or None; this also checks folders without checksums."""
+    """Return the problem of the file `STATE`, or None if it is valid JSON; folders need no checksums for this."""
     file = folder / STATE
     try:
         json.loads(file.read_bytes())

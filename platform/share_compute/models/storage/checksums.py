@@ -53,9 +53,9 @@ class Checksums:
 
 
 def damage(folder: Path, is_meant: Callable[[str], bool] = lambda _name: True) -> str | None:
-    """Return the first problem of a folder's files, or None.
+    """Return the first problem of a folder's files, or None if there is none.
 
-    Every file is read whole, once. Folders of earlier versions have no `CHECKSUMS` and count as undamaged.
+    Each checked file is read whole. Folders of earlier versions have no `CHECKSUMS` and count as undamaged.
 
     Args:
         folder: a finished folder.

@@ -46,7 +46,7 @@ class WeightFolder:
     """The tensors of a local folder of safetensors files.
 
     Args:
-        folder: folder with ``<stem>.safetensors``, or several files with an index.
+        folder: folder with one or more files ``<stem>*.safetensors``; an index is not read.
         stem: first part of the files' names.
 
     Raises:
@@ -110,7 +110,7 @@ class WeightFolder:
         return tensor
 
     def digest(self) -> str:
-        """Return the SHA-256 of all tensors in order of name; it does not depend on the split into files."""
+        """Return the SHA-256 of all names and tensors in order of name; it does not depend on the split into files."""
         whole = hashlib.sha256()
         for name in self.names():
             whole.update(name.encode())
@@ -255,7 +255,7 @@ class FolderWriter:
     def finish(self) -> int:
         """Number the weight files as Hugging Face does, write their index and publish the folder.
 
-        Files are not read again for checksums, which were computed from the content before it was written.
+        Checksums were computed when each file was written or linked, so files are not read again.
 
         Returns:
             Size of the folder in bytes.
@@ -341,7 +341,7 @@ def copy_into(
 
 
 def sweep_partial(parent: Path) -> None:
-    """Remove the unfinished folders that a killed attempt left below ``parent``."""
+    """Remove the unfinished and the replaced folders that a killed attempt left in subfolders of ``parent``."""
     for folder in (*parent.glob("*/.*.partial"), *parent.glob("*/.*.old")):
         shutil.rmtree(folder, ignore_errors=True)
 
