@@ -64,7 +64,7 @@ from share_compute_api.schemas.choices import UploadKind
 from share_compute_api.schemas.retention import Deleted, PruneReport
 
 _READ_TIMEOUT_S = 30.0
-"""Read timeout of a stream, in seconds. The server sends a keep-alive every 10 s; after 30 s it counts as lost."""
+"""Read timeout of a stream, in seconds. The server sends a keep-alive every 10 s; after 30 s the stream is lost."""
 _PAUSES_S = (0.1, 5.0)
 """First and longest delay before a stream is reopened, in seconds."""
 _PLAN_TIMEOUT_S = 300.0
@@ -423,11 +423,11 @@ class Client:
             job_id: the job.
             name: name of the artifact.
             folder: folder to download into.
-            called: file name to use in place of ``name``.
+            called: name to use in place of ``name`` for the downloaded folder.
             progress: called with the number of bytes that arrived since the last call.
 
         Raises:
-            Conflict: ``folder/name`` exists.
+            Conflict: the target exists.
         """
         return downloads.download(
             self._transport, self.artifact(job_id, name), folder, progress, called or name
@@ -458,7 +458,7 @@ class Client:
         """Upload a file or a folder as a whole; if the upload fails, no job can use it. Jobs name it as ``upload:ID``.
 
         Args:
-            path: file or folder; links in a folder are followed to files.
+            path: file or folder. In a folder, links to files are followed, and hidden files are left out.
             name: name for people; default: the name of the path.
             kind: kind of the upload; default: guessed from the files.
             progress: called with the number of bytes that were sent since the last call.

@@ -34,7 +34,7 @@ def read_submission(path: Path) -> Named:
     """Read a job or a deployment, by its kind, from a file, or from standard input if the path is ``-``.
 
     Raises:
-        UserError: the input cannot be read, or is neither.
+        UserError: the input cannot be read, or is neither a job nor a deployment.
     """
     is_piped = str(path) == "-"
     spec = parse_submission(sys.stdin.read() if is_piped else read_text(path))

@@ -106,5 +106,5 @@ def _send_file(transport: Transport, url: str, file: Path, progress: Callable[[i
 def _forget(transport: Transport, upload: UploadView) -> None:
     try:
         transport.request("DELETE", f"/uploads/{upload.id}")
-    except ShareComputeError:  # the server deletes an incomplete upload after a day
+    except ShareComputeError:  # the server deletes an incomplete upload that is over a day old
         return

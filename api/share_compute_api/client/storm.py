@@ -94,7 +94,10 @@ class HitReport(Hit):
     was_noticed: bool
     """Whether the job continued without the member; if false, the job waited until the member was back."""
     recovered_s: float | None
-    """Time from the failure to the first commit after the job's reaction, in seconds; None if there was no commit."""
+    """Time from the failure to the first commit after the job's reaction, in seconds; None if there was no commit.
+
+    If the job did not react, the first commit after the failure counts.
+    """
     recomputed: int
     """Number of microbatches that were recomputed."""
     restarted_from: int | None = None
@@ -132,17 +135,17 @@ class StormReport(_FrozenModel):
     seconds: float
     hits: tuple[HitReport, ...]
     missed: int
-    """Number of scheduled failures that affected no member, since none was present."""
+    """Number of scheduled failures that affected no member, since none was present or the chosen one had just ended."""
     steps: int
     """Number of commits during the storm, repeated steps included."""
     steps_again: int
-    """Committed steps that were lost by restarts and are recomputed, during the storm or after it."""
+    """Number of committed steps that restarts lost; the job recomputes them during the storm or after it."""
     restarts: tuple[Restart, ...] = ()
     """New attempts, in order."""
     step_s: float | None
-    """Median time between two commits, in seconds."""
+    """Median time between two commits, in seconds; None if there were fewer than two."""
     longest_stall_s: float | None
-    """Longest time between two commits, in seconds."""
+    """Longest time between two commits, in seconds; None if there were fewer than two."""
     against: Comparison | None = None
 
     @property
@@ -223,7 +226,10 @@ def _notice(hit: Hit, after: Sequence[EventRecord], attempt: int | None) -> int 
 
 
 def pace(events: Sequence[EventRecord]) -> tuple[int, float | None, float | None]:
-    """Return the number of commits, and the median and longest time between two commits, in seconds."""
+    """Return the number of commits, and the median and longest time between two commits, in seconds.
+
+    The times are None if there are fewer than two commits.
+    """
     steps = [event for event in events if event.kind == "step"]
     times = [(later.at - earlier.at).total_seconds() for earlier, later in pairwise(steps)]
     return len(steps), statistics.median(times) if times else None, max(times, default=None)

@@ -25,9 +25,9 @@ class Agreement:
 def compare(digests: Mapping[Worker, str], before: Mapping[Worker, str]) -> Agreement:
     """Return the members of a stage whose gradient is wrong or disputed, by the digests of their gradients.
 
-    More than half of the members outvote the others. Without such a majority, the step is computed again, and each
-    member's new digest is compared with its first one. The same inputs give the same bits, so a member whose digest
-    changed is wrong. If all members changed their digests and agree now, no member is wrong for certain.
+    A digest that more than half of the members have outvotes all other digests. Without such a majority, the step is
+    computed again, and each member's new digest is compared with its first one. The same inputs give the same bits, so
+    a member whose digest changed is wrong. If all members changed their digests and agree now, no member is excluded.
 
     The first digest of a member that was lost still counts, so the loss of one member does not decide the dispute. A
     member that joined later computes with weights that it received from a disputed member. So its digest counts only

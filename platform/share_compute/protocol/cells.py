@@ -1,4 +1,4 @@
-"""Cells of one member under a membership: their order, their inputs, and the receivers of their outputs."""
+"""Cells (a microbatch's forward or backward in a stage) of one member: their order, inputs, and output receivers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from share_compute.protocol.schedule import Action, in_order, round_the_blocks, 
 
 
 def remaining(membership: Membership, step: int, worker: Worker) -> list[Action]:
-    """Return the actions of one member in a step, in the order that all members follow."""
+    """Return the actions that one member still has to run in a step, in the order that all members follow."""
     stage = membership.stage_of(worker)
     widest = max(range(len(membership.stages)), key=lambda place: len(membership.stages[place]))
     owned = [

@@ -94,7 +94,7 @@ class MembershipInfeasible:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """A unit of time has passed. Now and then the message is repeated to members that have not answered."""
+    """A unit of time has passed. The coordinator counts ticks to repeat its message and to detect a stuck epoch."""
 
 
 Order = Assemble | Lost | Continue | Recorded | Superseded | MembershipPlanned | MembershipInfeasible | Tick
@@ -105,7 +105,7 @@ Event = Order | ToCoordinator
 
 @dataclass(frozen=True, slots=True)
 class WriteStepLog:
-    """Record in one transaction that the epoch has begun, or that the step is committed in it.
+    """Record in one transaction that the epoch has begun (``step`` is None), or that the step is committed in it.
 
     An epoch must be later than the epoch in the step log, and a step must belong to that epoch. Otherwise the answer is
     `Superseded`.
@@ -122,8 +122,8 @@ class WriteStepLog:
 class PlanMembership:
     """Find a membership for these members, and send them the state that they lack.
 
-    The answer is `MembershipPlanned` or `MembershipInfeasible`. A later
-    `WriteStepLog` of an epoch cancels the plan: the coordinator no longer waits for the answer.
+    The answer is `MembershipPlanned` or `MembershipInfeasible`. A `WriteStepLog` of a later epoch cancels the request:
+    the coordinator no longer waits for the answer.
     """
 
     epoch: int
@@ -153,7 +153,7 @@ class Committed:
 
 @dataclass(frozen=True, slots=True)
 class Suspect:
-    """A machine made numbers that are not finite. The next epoch excludes it, and others compute its cells."""
+    """A machine made numbers that are not finite. The next epoch excludes it; another machine computes its cells."""
 
     worker: Worker
     step: int
@@ -164,12 +164,15 @@ class Suspect:
 
 @dataclass(frozen=True, slots=True)
 class Blame:
-    """A machine made wrong numbers. The accuser decides whether the machine is quarantined, see `quarantines`."""
+    """A machine made wrong numbers, or rejected a tensor of a machine that has no part in the epoch.
+
+    The quarantine depends on ``is_grave`` and on the accusers of this and earlier offences, see `quarantines`.
+    """
 
     worker: Worker
     step: int
     what: str
-    """Defect in the machine's numbers, as text for people."""
+    """The offence, as text for people."""
     is_grave: bool = False
     """Whether this one offence quarantines the machine, since its numbers were finite and yet wrong."""
     accuser: Worker | None = None
@@ -246,7 +249,7 @@ Phase = Literal[
     "over",
 ]
 _MOST_NAME = 80
-"""Largest number of characters that an error shows of a name in a message, if no member has that name."""
+"""Maximum number of characters that an error shows of a member name that is unknown."""
 _WAITS_FOR_MEMBERS: frozenset[Phase] = frozenset({"halting", "forming", "stepping", "pausing"})
 
 
@@ -301,7 +304,7 @@ class CoordinatorMachine:
 
     @property
     def quiet_ticks(self) -> int:
-        """Ticks since the last answer that the coordinator waited for."""
+        """Ticks since the last message to all members or the last answer to it; repeated messages do not count."""
         return self._quiet_ticks
 
     @property
@@ -354,7 +357,7 @@ class CoordinatorMachine:
         return self._change()
 
     def _change(self) -> list[Effect]:
-        """Begin the next epoch. If a write is in progress, the epoch begins when the write is done."""
+        """Begin the next epoch. If a step is being recorded, the epoch begins when the record is stored."""
         if self._phase == "recording step":
             self._next = set(self.workers) if self._next is None else self._next
             return []

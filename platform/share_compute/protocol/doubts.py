@@ -16,7 +16,8 @@ UNBELIEVED = "it rejected a tensor of another member again, and its word alone i
 def quarantines(accuser: Worker | None, earlier: Collection[Worker | None]) -> bool:
     """Return whether an offence puts its machine in quarantine.
 
-    It does if the machine has an earlier offence that another member claimed, or that did not depend on a claim.
+    It does if the machine has an earlier offence that a member other than ``accuser`` claimed, or that did not depend
+    on a claim.
 
     Args:
         accuser: member whose claim is the only evidence; None if the coordinator, or the machine itself, found it.
@@ -28,8 +29,8 @@ def quarantines(accuser: Worker | None, earlier: Collection[Worker | None]) -> b
 class Accusations:
     """Decides which member is excluded when one member accuses another and nothing else proves the accusation.
 
-    Each member is believed once. At its next accusation the accuser itself is excluded, so a member that lies cannot
-    have all others excluded.
+    Each member is believed once. At its next accusation the accuser itself is excluded, so a lying member can have only
+    one other member excluded.
     """
 
     def __init__(self) -> None:

@@ -84,13 +84,13 @@ class InjectedFailure:
 
     Args:
         kind: kind of the failure.
-        point: point of the protocol, passed by members or by the coordinator (its role).
-        worker: member at which it happens; None: the first member that passes the point. None for points of the
-            coordinator.
+        point: point of the protocol; its ``role`` says whether members or the coordinator pass it.
+        worker: member at which it happens; None: any member. None for points of the coordinator.
         step: open step in which it happens; None: any step.
-        occurrence: how many times this worker must pass the point in this step until the failure happens, from 1.
+        occurrence: number of the passing at which the failure happens, from 1; only passings that match ``worker`` and
+            ``step`` count.
         duration_s: duration in seconds, for a kind that has one.
-        peers: members that a partition cuts off; empty: everybody.
+        peers: members that a partition cuts off; empty: all other processes.
 
     Raises:
         UserError: the arguments do not fit together.

@@ -2,8 +2,8 @@
 
 `MemberMachine.handle` takes one event (a message, or the result of an effect) and returns effects. A driver carries
 the effects out: the actor with torch and sockets, the simulator with symbols. Each `Compute`, `Reduce` and `Apply` is
-answered by an event, and only one of these effects runs at a time. Messages of another epoch and duplicate tensors
-change nothing.
+answered by an event, and only one of these effects runs at a time. Messages of another epoch, except a later `Halt`,
+and duplicate tensors change nothing.
 
 A reduction must not wait forever for a missing member of the stage. The driver answers `ReduceFailed` when a peer is
 lost, when the deadline of the reduction has passed, or when this member was halted.
@@ -391,7 +391,7 @@ class MemberMachine:
         return self._start(Reduce(number, holders[0] if holders else None))
 
     def _tie(self, *, sends: bool = False) -> list[Effect]:
-        """Exchange the sums of a parameter that the first and the last stage share."""
+        """Exchange the gradient sums of a parameter that the first and the last stage share, if there is one."""
         membership, number = self.membership, self._step.number
         assert membership is not None
         stage, last = self._stage, len(membership.stages) - 1
@@ -414,7 +414,7 @@ class MemberMachine:
         return self._log()
 
     def _log(self) -> list[Effect]:
-        """Send the gradient to backups and catch-up replicas that lack it; if there are none, report `Prepared`."""
+        """Send the gradient to backups and catch-up replicas that lack it; if none lacks it, report `Prepared`."""
         unlogged = self._unlogged()
         if not unlogged:
             return self._prepare()

@@ -34,7 +34,7 @@ class Misfit:
 
 @dataclass(frozen=True, slots=True)
 class Missed:
-    """A tensor that another member sent here was lost or damaged on its way. It is sent again only in another epoch."""
+    """A tensor for this member was lost or damaged on its way. It is sent again only in another epoch."""
 
     epoch: int
 
@@ -88,7 +88,7 @@ class Updated:
 
 @dataclass(frozen=True, slots=True)
 class RetransmissionTimeout:
-    """The usual time to send a gradient has passed: send unacknowledged gradients and rejections again."""
+    """No message has arrived for some seconds: send unacknowledged gradients and rejections again."""
 
 
 Event = (

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Literal, NamedTuple
 
 Worker = str
-"""Name of a member: the contributor that it runs on."""
+"""Name of a member: the id of the contributor that it runs on."""
 
 
 class Task(NamedTuple):
@@ -56,7 +56,7 @@ class Membership:
         reduced: members that hold the reduced gradient of the open step, by stage. The other members of the stage copy
             it from the first of these members.
         backups: backup member by primary, for each primary that is alone in its stage.
-        followers: members that shadow each member. They copy its state until a plan assigns some of its layers to them.
+        followers: catch-up replicas of each member. They copy its state until a plan assigns them some of its layers.
         is_tied: whether the first and the last stage share a parameter.
     """
 

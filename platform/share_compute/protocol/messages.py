@@ -1,7 +1,8 @@
-"""Messages between the coordinator and the members. The receiver drops a message of another epoch.
+"""Messages between the coordinator and the members. The receiver drops messages of other epochs.
 
-The coordinator repeats messages, and a member that receives one twice answers again. Members repeat only `Rejected`. In
-a step without failures each member receives `Commit` and sends `Prepared`, and nothing else.
+Only a `Halt` of a later epoch is not dropped. The coordinator repeats messages, and a member that receives one twice
+answers again. Members repeat only `Rejected`. In a step without failures each member receives `Commit` and sends
+`Prepared`, and nothing else.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from typing import Literal, NamedTuple
 from share_compute.protocol.membership import Membership, Worker
 
 Cargo = Literal["activation", "gradient", "tied", "log"]
-"""Kind of tensor sent between members: an activation or a gradient over a stage boundary, the sum of a parameter that
-two stages share (tied), or a reduced gradient for a backup (log)."""
+"""Kind of tensor sent between members: an activation or a gradient over a stage boundary, the gradient sum of a
+parameter that two stages share (tied), or a reduced gradient for a backup (log)."""
 
 
 class TensorLabel(NamedTuple):
@@ -119,7 +120,7 @@ class Broken:
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """Member to coordinator: a tensor does not match the blueprint. The member does not use it.
+    """Member to coordinator: a tensor does not match the blueprint or is not finite. The member does not use it.
 
     A member may reject the result of its own cell. Then the member is the source itself.
     """

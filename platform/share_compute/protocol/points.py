@@ -42,7 +42,7 @@ class Point(StrEnum):
     cell_starting = "member cell starting"
     """A member has the inputs of a cell, and begins the cell."""
     cell_done = "member cell done"
-    """A cell is done: its result exists only here."""
+    """A cell is done: only this member has its result."""
     tensor_sending = "member tensor sending"
     """An activation, a gradient or the sum of a shared parameter is to be sent to another member."""
     tensor_received = "member tensor received"

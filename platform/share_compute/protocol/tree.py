@@ -5,8 +5,8 @@ are cut into consecutive runs. Inside a run, gradients are added one after the o
 binary tree. For the ids that it computed, a member holds the largest subexpressions that are complete, each in one
 buffer.
 
-The runs are the shares of the widest stage of the job's first plan. There, each member holds a single buffer, as
-autograd alone would. Any later plan gives the same bits, but may need more buffers.
+The runs are the shares of the widest stage of the job's first plan. In that stage each member holds a single buffer,
+as autograd alone would. Any later plan gives the same bits, but may need more buffers.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ def known(value: Any, names: Sequence[str], what: str) -> Any:
 
 
 def plain_json(value: Any) -> Any:
-    """Return ``value``, but refuse a value that JSON cannot encode, as some YAML and Python values.
+    """Return ``value``, but refuse a value that JSON cannot encode, such as a date or NaN.
 
     Raises:
         ValueError: the value cannot be encoded.

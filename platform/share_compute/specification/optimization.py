@@ -86,7 +86,7 @@ class ScheduleSpec(SpecModel):
     name: str = Field(default="cosine", title="Schedule", json_schema_extra={"enum": list(SCHEDULES)})
     """Name of the schedule: constant, linear, cosine, polynomial, ..."""
     warmup_steps: int = Field(default=0, ge=0)
-    """Steps over which the learning rate rises from 0."""
+    """Steps over which the learning rate rises from 0; schedule constant ignores them."""
     options: dict[str, float | str] = Field(default_factory=dict, title="Schedule options")
     """Further options of the schedule, by their names in ``transformers``, e.g. ``{min_lr_rate: 0.1}``."""
 

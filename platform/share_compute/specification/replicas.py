@@ -1,6 +1,6 @@
 """Number of replicas of a deployment: fixed, or a range within which it scales with the load.
 
-Names and meanings are those of Ray Serve's ``autoscaling_config``.
+The target load and the delays are named and defined as in Ray Serve's ``autoscaling_config``.
 """
 
 from __future__ import annotations

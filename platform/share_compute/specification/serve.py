@@ -11,7 +11,7 @@ from share_compute.specification.base import SpecModel, TextPath, exactly_one
 from share_compute.specification.replicas import Replicas, ReplicasSpec
 
 Objective: TypeAlias = Literal["latency", "throughput"]
-"""Objective of serving: the shortest answer, or the most tokens per second within the limits."""
+"""Objective of serving: the shortest time of one request, or the most tokens per second within the limits."""
 ServedPrecision: TypeAlias = Literal["float32", "bfloat16", "float16", "int8"]
 """Data type of the weights of a served model."""
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
@@ -69,7 +69,7 @@ class ServeJob(SpecModel):
     dtype: ServedPrecision = Field(default="float32", title="Precision")
     """Type of loaded weights and of computation; int8 applies to weights alone, the rest is float32 then."""
     objective: Objective = "latency"
-    """Objective of the placement: the shortest answer, or the most tokens per second within the limits."""
+    """Objective of the placement: the shortest time of one request, or the most tokens per second within the limits."""
     prompt_tokens: int = Field(default=512, ge=1, le=2**24)
     """Tokens of a typical prompt, for which machines are chosen."""
     new_tokens: int = Field(default=128, ge=1, le=2**24)

@@ -14,10 +14,10 @@ WEIGHT_BYTES = {**BYTES, "int8": 1}
 AUTOCAST_KEPT = 0.7
 """Activation bytes of a layer that computes in bfloat16 or float16, as a share of those in float32.
 
-Norms and sums stay float32, and so does the residual stream. Measured on Llama.
+Norms, sums and the residual stream stay float32. The share was measured on Llama.
 """
 GRADIENT_BUCKET_BYTES = 8 * 2**20
-"""Size of the buckets in which gradients are summed.
+"""Minimum size of a gradient bucket in mode auto, and the bucket size that the cost model assumes.
 
 With this size most of the reduction overlaps with the backward pass, and latency is negligible.
 """
