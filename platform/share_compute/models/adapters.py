@@ -26,9 +26,9 @@ _SAVED_PREFIX = "base_model.model."
 
 
 def adapt(model: PreTrainedModel, lora: LoraSpec, places: Places) -> None:
-    """Add adapters to the matrices that ``lora`` targets in a sketch's layers; freeze all other parameters.
+    """Add adapters to the matrices that ``lora`` targets in a model made by `sketch`; freeze all other parameters.
 
-    The adapters are on the meta device.
+    Only matrices in layers get adapters. The adapters are on the meta device.
 
     Raises:
         UserError: no matrix in a layer has the name of a target.
@@ -71,7 +71,7 @@ def adapter_config(lora: LoraSpec, model: PreTrainedModel, places: Places, base:
 
     Args:
         lora: adapters of the job.
-        model: sketch of the whole model, without adapters.
+        model: whole model made by `sketch`, without adapters.
         places: naming scheme of the model's parameters.
         base: folder of the model that was adapted.
 

@@ -47,7 +47,7 @@ class Expected:
         return self.misfit(tensor)
 
     def has_numbers(self, tensor: Tensor) -> bool:
-        """Return whether all numbers of a tensor are finite; True without a check if they need not be."""
+        """Return whether all numbers of a tensor are finite; always True if ``is_finite`` is False."""
         return not self.is_finite or is_finite(tensor)
 
 

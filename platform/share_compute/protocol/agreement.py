@@ -15,7 +15,7 @@ class Agreement:
 
     Args:
         deviating: members whose gradient is wrong.
-        disputed: all members of the stage, if some gradient is wrong and the digests do not show whose; else empty.
+        disputed: all members that gave a digest, if a gradient is wrong and the digests do not show whose; else empty.
     """
 
     deviating: frozenset[Worker] = frozenset()

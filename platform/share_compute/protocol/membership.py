@@ -1,4 +1,7 @@
-"""Membership of an epoch: its members, and the cells of its first step, some of which may already be done."""
+"""Membership of an epoch: its members, and the cells of its first step, some of which may already be done.
+
+An epoch is a period in which the members of a job and their shards stay the same, not a pass over the data.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +55,7 @@ class Membership:
         tasks: cells of the open step that members must run, ``[stages][microbatches]``.
         resends: kept tensors that the cells of the open step need.
         forgets: members that drop their work on the open step, because another member of the stage has added
-            some of the same microbatches.
+            gradients of some of the same microbatches.
         reduced: members that hold the reduced gradient of the open step, by stage. The other members of the stage copy
             it from the first of these members.
         backups: backup member by primary, for each primary that is alone in its stage.

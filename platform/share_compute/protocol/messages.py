@@ -1,8 +1,9 @@
 """Messages between the coordinator and the members. The receiver drops messages of other epochs.
 
-Only a `Halt` of a later epoch is not dropped. The coordinator repeats messages, and a member that receives one twice
-answers again. Members repeat only `Rejected`. In a step without failures each member receives `Commit` and sends
-`Prepared`, and nothing else.
+Only a `Halt` of a later epoch is not dropped. The open step is the first step that is not committed.
+
+The coordinator repeats messages, and a member that receives one twice answers again. Members repeat only `Rejected`. In
+a step without failures each member receives `Commit` and sends `Prepared`, and nothing else.
 """
 
 from __future__ import annotations

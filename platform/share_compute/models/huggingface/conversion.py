@@ -33,7 +33,7 @@ class PretrainedWeights:
     Args:
         folder: folder of safetensors files.
         config: configuration of the model.
-        model: sketch of the model; default: sketch of the configuration's causal language model.
+        model: model made by `sketch`; default: the configuration's causal language model.
 
     Raises:
         UserError: the weights do not belong to the configuration.

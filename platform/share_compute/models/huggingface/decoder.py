@@ -141,10 +141,10 @@ def _sketching() -> Iterator[None]:
 
 
 def materialize(model: nn.Module, device: torch.device, *, is_filled_later: bool) -> None:
-    """Move the real tensors of a sketch to ``device``, and replace its meta parameters by memory on ``device``.
+    """Move a sketched model's real tensors to ``device``, and allocate memory there for its meta parameters.
 
     Args:
-        model: sketch of a model.
+        model: model made by `sketch`.
         device: target device.
         is_filled_later: whether all of this memory will be overwritten, so that it may stay uninitialized. Otherwise it
             is zeroed, since some constructors zero large parameters that no initialization rule covers (some expert
@@ -245,7 +245,7 @@ class HuggingFaceStage(Stage):
         shard: part of the model that this stage holds.
         device: device of the shard.
         serves_in: dtype of the weights if the stage is for inference only; None for training.
-        change: function that is called with the sketch and the names of tied weights before memory is allocated.
+        change: function that is called with the model and the names of tied weights before memory is allocated.
     """
 
     def __init__(

@@ -59,7 +59,7 @@ def profile_config(blueprint: Blueprint) -> ModelProfile:
     model, outline = trained_sketch(blueprint)
     layers = list(getattr(outline.base, outline.layers))
     embedding = getattr(outline.base, outline.embedding)
-    borrowed = tied_names(model)  # a sketch has tied parameters twice
+    borrowed = tied_names(model)  # the model from `sketch` has tied parameters twice
     tied = next(
         (source for target, source in borrowed.items() if target.split(".")[0] in outline.heads), None
     )
@@ -96,10 +96,10 @@ def profile_config(blueprint: Blueprint) -> ModelProfile:
 
 
 class _Parts:
-    """Counts the cost of a sketch part by part.
+    """Counts the cost of a model made by `sketch`, part by part.
 
     Args:
-        model: the sketch; its modules are replaced, so it is of no further use.
+        model: the model; it must not be used afterwards, since its modules are replaced.
         outline: names of its parts.
     """
 

@@ -94,9 +94,9 @@ class ModelProfile(StrictModel):
 
     layers: tuple[LayerProfile, ...]
     embedding: LayerProfile = LayerProfile(parameters=0)
-    """Everything before the first layer; always in the same shard as layer 0."""
+    """Costs of all modules before the first layer; these are always in the same shard as layer 0."""
     head: LayerProfile = LayerProfile(parameters=0)
-    """Everything after the last layer, without a tied head; always in the same shard as the last layer."""
+    """Costs of all modules after the last layer, without a tied head; always in the same shard as the last layer."""
     tied: int = 0
     """Number of parameters that the head shares with the embedding; the last shard holds a second copy of them."""
     tied_trains: bool = True

@@ -120,7 +120,7 @@ class ShapeEstimate:
         )
 
     def _active_parameters(self, module: nn.Module) -> float:
-        """Return the number of parameters that one token uses; only its experts count."""
+        """Return the number of parameters that one token uses: of the experts, only those that process it count."""
         active = 0.0
         for name, part in module.named_modules():
             if name.rpartition(".")[2] != "experts":

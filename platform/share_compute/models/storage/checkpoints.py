@@ -51,7 +51,7 @@ def newest_whole(wanted: Path) -> Chosen:
 
 
 def _state_damage(folder: Path) -> str | None:
-    """Return the problem of the file `STATE`, or None if it is valid JSON; folders need no checksums for this."""
+    """Return the problem of the file `STATE`; None if it is valid JSON. This also checks folders without checksums."""
     file = folder / STATE
     try:
         json.loads(file.read_bytes())
