@@ -385,11 +385,11 @@ class Client:
     # Artifacts
 
     def artifacts(self, job_id: str) -> list[ArtifactRecord]:
-        """Return a job's finished results."""
+        """Return the artifacts of a job: its finished results."""
         return self._transport.read(ArtifactList, "GET", f"/jobs/{job_id}/artifacts").artifacts
 
     def artifact(self, job_id: str, name: str) -> ArtifactFiles:
-        """Return one result and its files."""
+        """Return one artifact of a job and the list of its files."""
         return self._transport.read(ArtifactFiles, "GET", f"/jobs/{job_id}/artifacts/{name}")
 
     def checkpoints(self, job_id: str) -> list[CheckpointEntry]:

@@ -55,7 +55,7 @@ class Lost:
 
 @dataclass(frozen=True, slots=True)
 class Continue:
-    """Run the steps up to ``until``, then pause. A step for which members were already notified is still run."""
+    """Run the steps up to ``until``, then pause. A step that members were already asked to begin is still run."""
 
     until: int
 

@@ -1,9 +1,9 @@
 """The order of the cells of each member: a 1F1B schedule for stages of any size, without deadlock.
 
-All members take the microbatches in one global order. A member of stage ``p`` runs the backward of the microbatch of
-rank ``r`` once it has run its forwards up to rank ``r + window(p)``. Windows shrink towards the last stage. So an
-earlier stage runs the forward that a later stage waits for before any backward that depends on it, and waits form no
-cycle. With one member per stage this is the usual one-forward-one-backward schedule (PipeDream-Flush, Narayanan et al.
+All members take the microbatches in one global order. The rank of a microbatch is its position in this order. A member
+of stage ``p`` runs the backward of the microbatch of rank ``r`` once it has run its forwards up to rank
+``r + window(p)``. Windows shrink towards the last stage. So an earlier stage runs the forward that a later stage waits
+for before any backward that depends on it, and waits form no cycle. With one member per stage this is the usual one-forward-one-backward schedule (PipeDream-Flush, Narayanan et al.
 2021), in which the window is the number of stages after this one.
 """
 
@@ -57,7 +57,7 @@ def round_the_blocks(owned: Sequence[Sequence[int]]) -> list[int]:
 
 
 def windows(stage_sizes: Sequence[int]) -> list[int]:
-    """Return for each stage the number of ranks by which its forwards may run ahead of its backwards."""
+    """Return, for each stage, by how many positions of the global order its forwards may run ahead of its backwards."""
     ahead = [0] * len(stage_sizes)
     for stage in range(len(stage_sizes) - 2, -1, -1):
         ahead[stage] = ahead[stage + 1] + max(stage_sizes[stage], stage_sizes[stage + 1])
@@ -84,7 +84,7 @@ def in_order(order: Sequence[int], window: int, microbatches: Iterable[int]) -> 
 
     Args:
         order: all microbatch ids in the order in which all stages take them.
-        window: number of ranks by which forwards may run ahead of backwards.
+        window: window of the member's stage, see `windows`.
         microbatches: ids of the member's microbatches.
     """
     rank = {microbatch: place for place, microbatch in enumerate(order)}
