@@ -3,8 +3,10 @@
 All members take the microbatches in one global order. The rank of a microbatch is its position in this order. A member
 of stage ``p`` runs the backward of the microbatch of rank ``r`` once it has run its forwards up to rank
 ``r + window(p)``. Windows shrink towards the last stage. So an earlier stage runs the forward that a later stage waits
-for before any backward that depends on it, and waits form no cycle. With one member per stage this is the usual one-forward-one-backward schedule (PipeDream-Flush, Narayanan et al.
-2021), in which the window is the number of stages after this one.
+for before any backward that depends on it, and waits form no cycle.
+
+With one member per stage this is the usual one-forward-one-backward schedule (PipeDream-Flush, Narayanan et al. 2021),
+in which the window is the number of stages after this one.
 """
 
 from __future__ import annotations

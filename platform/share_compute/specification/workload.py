@@ -17,7 +17,7 @@ AUTOCAST_KEPT = 0.7
 Norms, sums and the residual stream stay float32. The share was measured on Llama.
 """
 GRADIENT_BUCKET_BYTES = 8 * 2**20
-"""Minimum size of a gradient bucket in mode auto, and the bucket size that the cost model assumes.
+"""Smallest limit of a gradient bucket's size in mode auto, and the bucket size that the cost model assumes.
 
 With this size most of the reduction overlaps with the backward pass, and latency is negligible.
 """
