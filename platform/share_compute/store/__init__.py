@@ -46,7 +46,7 @@ _HEAVY = {"Store": "share_compute.store.store", "upgrade": "share_compute.store.
 
 
 def __getattr__(name: str) -> Any:
-    """Import SQLAlchemy only in processes that open a store: agents and clients need only the records."""
+    """Import `Store` or `upgrade` on first use, so that processes that need only the records do not load SQLAlchemy."""
     if name in _HEAVY:
         return getattr(import_module(_HEAVY[name]), name)
     raise AttributeError(name)

@@ -120,7 +120,7 @@ class _Measured(NamedTuple):
 def _measured(capacity: str | None, links: str | None) -> _Measured:
     """Summarize a machine's measured capacity and links, given as JSON text.
 
-    The result is cached: documents seldom change, and in a large cluster parsing them would dominate the query time.
+    The result is cached: measurements seldom change, and in a large cluster parsing them would dominate the query time.
     """
     devices: list[dict[str, Any]] = from_json(capacity or "null") or []
     among: list[dict[str, Any]] = from_json(links or "null") or []

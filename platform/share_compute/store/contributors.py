@@ -323,14 +323,14 @@ class Contributors:
             return ContributorRecord.model_validate(row)
 
     def leave(self, contributor_id: str) -> ContributorRecord:
-        """Begin to drain a contributor, for its owner. Without a Ray node it counts as left at once."""
+        """Begin to drain a contributor that its owner takes back; without a Ray node, it counts as left at once."""
         with self._database.write() as session:
             row = _row(session, contributor_id)
             _drain(session, row, "its owner takes it back", self._clock())
             return ContributorRecord.model_validate(row)
 
     def send_away(self, contributor_id: str) -> ContributorRecord:
-        """Ask all contributors of a host to leave, for the operator; their keys cannot be used to rejoin."""
+        """Begin to drain all contributors of a host that the operator sends away; it cannot rejoin with its keys."""
         now = self._clock()
         with self._database.write() as session:
             for row in _family(session, contributor_id):
@@ -358,7 +358,7 @@ class Contributors:
 
         Args:
             contributor_id: id of the machine.
-            versions: versions that the agent now runs; None keeps the stored ones.
+            versions: versions of a restarted agent, whose Ray node is gone; None if the agent was not restarted.
             limits: resources that it lends now; None keeps the stored ones.
 
         Raises:
@@ -453,9 +453,9 @@ def note_cut(session: Session, source: str, target: str) -> None:
 
 
 def here_since(moment: datetime) -> ColumnElement[bool]:
-    """Return the condition for a machine that is present, or the latest of its name and gone at ``moment`` or later.
+    """Return the condition for machines that are present, or that left or were lost at ``moment`` or later.
 
-    A machine that was lost and joined with a new invite has a new row, which replaces its older ones.
+    Among rows with the same name only the newest matches: a lost machine that joins with a new invite gets a new row.
     """
     other = aliased(ContributorRow)
     is_later = or_(other.left_at.is_(None), other.left_at > ContributorRow.left_at)

@@ -130,7 +130,7 @@ class Deletions:
 
 
 def delete_job(session: Session, row: JobRow, data_folder: Path, now: datetime) -> None:
-    """Delete the rows of a job that is over, in the caller's transaction."""
+    """Delete the rows of a job that is over, in the caller's transaction; raise Conflict if its files are used."""
     require_unused(session, row.id)
     for table in (EventRow, MetricRow, ArtifactRow):
         session.execute(delete(table).where(table.job_id == row.id))
@@ -140,7 +140,7 @@ def delete_job(session: Session, row: JobRow, data_folder: Path, now: datetime) 
 
 
 def delete_artifact(session: Session, row: ArtifactRow, now: datetime) -> None:
-    """Delete the row of an artifact, in the caller's transaction."""
+    """Delete the row of an artifact, in the caller's transaction; raise Conflict if the job's files are used."""
     require_unused(session, row.job_id)
     session.delete(row)
     # The folder of an export contains only the artifact, under the name `model`.
@@ -168,9 +168,9 @@ def require_unused(session: Session, job_id: str) -> None:
 
 
 def user_of(session: Session, job_id: str) -> str | None:
-    """Return the kind and name of a live deployment, or kind and id of an unfinished job, that reads a job's files.
+    """Return ``deployment NAME`` or ``job ID`` of a user of a job's files; None if there is none.
 
-    None if there is none.
+    Users are live deployments, and other jobs that are not over.
     """
     live = [state.value for state in LIVE]
     for name, spec in session.execute(

@@ -229,7 +229,7 @@ class Deployments:
     def stop(self, key: str, reason: str = "taken down") -> DeploymentRecord:
         """Take a deployment down, given its id or its name. A second call changes nothing.
 
-        The name is free at once. The members are ended later, by the process that reads the changed row.
+        The name is free at once. The control plane ends the members when it next reads the row.
 
         Raises:
             NotFound: no deployment has this id or name.

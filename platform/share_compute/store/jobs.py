@@ -250,7 +250,9 @@ class Jobs:
             return JobRecord.model_validate(row)
 
     def resume(self, job_id: str) -> JobRecord:
-        """Queue a failed or cancelled job again, from its last checkpoint or from the start if it has none.
+        """Queue a failed or cancelled job again.
+
+        A training job continues from its last checkpoint, a batch job after its finished rows; else from the start.
 
         Raises:
             Conflict: the job is neither failed nor cancelled.
@@ -284,7 +286,7 @@ class Jobs:
             why: cause of the end of the attempt, or of the wait. This method appends the point of continuation.
             attempt: number of the attempt that is over.
             fruitless_attempts: number of consecutive attempts that ended before they committed a step.
-            error: code and facts of the cause, for the log.
+            error: code and facts of the cause, for the event.
             leaves_members: whether the job's members may still run, so that the next attempt takes them over.
 
         Raises:
@@ -366,7 +368,8 @@ def move_job(
 ) -> None:
     """Change the state of a job's row and write the event, in the caller's transaction.
 
-    If an attempt fails after the job was asked to stop, the job ends as cancelled, not failed.
+    If an attempt fails after the job was asked to stop, the job ends as cancelled, not failed. The job's machines are
+    released unless the new state is ``planning`` or ``running``.
     """
     if state is JobState.failed and row.cancel_requested_at is not None:
         state, reason, error = JobState.cancelled, f"cancelled; its attempt ended on its own: {reason}", None

@@ -102,8 +102,9 @@ class Progress:
             job_id: id of the job.
             after_step: only steps after this one.
             until_step: only steps up to this one; None for all.
-            most: approximate maximum number of metrics of each split. If a split has more, each section of it is
-                represented by the steps with the lowest and the highest loss. The first and last step are kept.
+            most: approximate maximum number of metrics of each split. A split with more is divided into sections of
+                consecutive steps, and only the steps with the lowest and highest loss of each section are returned,
+                with the first and last step of the split. None for all.
         """
         wanted = [MetricRow.job_id == job_id, MetricRow.step > after_step]
         if until_step is not None:
@@ -229,7 +230,7 @@ def _apply(session: Session, row: JobRow, event: AttemptEvent, now: datetime) ->
         case AttemptEnded():
             move_job(session, row, JobState(event.outcome), event.reason, now, error=event.error)
         case _:
-            pass  # samples and notes are only logged
+            pass  # other reports are only logged; `record` handles offences and cut links
 
 
 def _apply_plan(
@@ -260,14 +261,17 @@ def _apply_plan(
 
 
 def _lay(session: Session, row: JobRow, plan: Plan, now: datetime, expected: Collection[str] = ()) -> None:
-    """Store a plan; lease its free machines to the job; release the job's machines that are not in it or expected."""
+    """Store a plan, lease its free machines to the job, and release the job's machines that are not in the plan.
+
+    Machines in ``expected`` are not released: they are still joining for a proposed plan.
+    """
     row.plan, row.is_protected = plan.model_dump(mode="json"), False
     _release_all_but(session, row, plan.machines.union(expected), now)
     _lease(session, row, plan, now, *_USABLE)
 
 
 def _lease(session: Session, row: JobRow, plan: Plan, now: datetime, *states: ContributorState) -> None:
-    """Lease the machines of a plan to the job, except those in other states or leased to another job or deployment."""
+    """Lease those machines of a plan to the job that are in one of ``states`` and not leased yet."""
     used = ContributorRow.id.in_(plan.machines)
     free = ContributorRow.job_id.is_(None) & ContributorRow.deployment_id.is_(None)
     usable = ContributorRow.state.in_([state.value for state in states])

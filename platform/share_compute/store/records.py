@@ -194,7 +194,7 @@ class JobRecord(Record):
     """Progress of a batch job; null before it began, and for training jobs."""
     created_at: datetime
     started_at: datetime | None
-    """Time at which the first step began, or the first row was requested, in any attempt."""
+    """Time at which the job first became ``running``, in any attempt; null before."""
     finished_at: datetime | None
     cancel_requested_at: datetime | None
     checkpoint_path: Path | None
@@ -265,7 +265,8 @@ class EventRecord(Record):
     contributor_id: str | None
     attempt: int | None
     kind: str
-    """state, cancel-requested, contributor, work, deployment, or the type of an attempt's event: planned, step, ..."""
+    """state, cancel-requested, contributor, offence, work, deployment, deleted, alerts, or the type of an attempt's
+    event: planned, step, ..."""
     at: datetime
     data: dict[str, Any]
 

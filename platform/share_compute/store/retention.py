@@ -1,4 +1,4 @@
-"""Retention: deletes old rows and files of jobs that are over, after times that the operator sets."""
+"""Retention: deletes rows and files whose retention time is over; the operator sets these times."""
 
 from __future__ import annotations
 
@@ -33,7 +33,10 @@ _ROWS_AT_ONCE = 20_000
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """Retention times in days; None keeps things for ever. For data of a job they count from its end."""
+    """Retention times in days; None keeps things for ever.
+
+    They count from the end of the job; for events, from the time of the event.
+    """
 
     jobs_days: float | None = None
     artifacts_days: float | None = None
@@ -53,7 +56,7 @@ class Prunable:
     """Name of the job, or of the artifact."""
     rows: int = 0
     folder: Path | None = None
-    """Folder of its files."""
+    """Folder of its files; None for metrics and events."""
 
 
 class Retention:
@@ -85,7 +88,10 @@ class Retention:
         return [one for one in self.find(keep, data_folder) if self._delete(one, keep, now, data_folder)]
 
     def _delete(self, one: Prunable, keep: Keep, now: datetime, data_folder: Path) -> bool:
-        """Delete one item, unless its job was resumed or is used by now; return whether it was deleted."""
+        """Delete one item, unless its job was resumed or its files are used meanwhile; return whether it was deleted.
+
+        For metrics and events, the result is always True.
+        """
         if one.kind == "events":
             self._delete_rows(
                 EventRow, EventRow.seq, _old_events(now - timedelta(days=keep.events_days or 0))

@@ -25,7 +25,7 @@ def new_invite_code() -> str:
 
 
 def plain_invite_code(code: str) -> str:
-    """Return an invite code in its normal form: upper and lower case, spaces and dashes do not matter.
+    """Return an invite code in lower case, without spaces and dashes, so that every spelling of it has the same hash.
 
     If a dot and the server's fingerprint follow the code, they are removed.
     """

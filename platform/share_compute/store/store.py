@@ -1,4 +1,4 @@
-"""The store: one object with one attribute for each table."""
+"""The store: the server's persistent state as one object, with an attribute for each group of rows."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def utc_now() -> datetime:
 
 
 class Store:
-    """Persistent state of the server. Every method is one transaction and may be called from any thread.
+    """Persistent state of the server. All changes are made in transactions; any thread may call any method.
 
     Args:
         url: SQLAlchemy URL of a database whose schema is up to date (`upgrade`).
@@ -68,11 +68,11 @@ class Store:
         return self._database.kind
 
     def on_commit(self, listener: Callable[[], None]) -> Callable[[], None]:
-        """Call ``listener`` after each commit of an event, in the committing thread; return a function to remove it."""
+        """Call ``listener`` after each commit that wrote events, in the same thread; return a function to remove it."""
         return self._database.on_commit(listener)
 
     def lock(self) -> None:
-        """Keep other servers from the database until `close`; the system releases it when the process ends.
+        """Lock the database against other servers until `close`; the system releases the lock when the process ends.
 
         Raises:
             Conflict: another server has locked it.

@@ -22,7 +22,7 @@ from share_compute.store.database.holding import take_lock
 FOLDER = "backups"
 """Name of the folder of backups, inside the data folder."""
 _KEPT = 5
-"""Number of the newest backups made before migrations that are kept."""
+"""Number of backups made before migrations that are kept; older ones are deleted."""
 _BESIDE = ("", "-wal", "-shm")
 """Suffixes of the files of an SQLite database: the database itself, its write-ahead log, its shared memory."""
 _PAGES_AT_ONCE = 4096
@@ -58,7 +58,7 @@ def prepare(url: str, backups: Path, now: datetime) -> None:
         now: current time.
 
     Raises:
-        Unavailable: the database does not answer, or is damaged.
+        Unavailable: the database does not answer or is damaged, or the backup cannot be written.
     """
     is_embedded = make_url(url).get_backend_name() == "sqlite"
     if is_embedded and embedded_file(url).exists():
@@ -105,7 +105,7 @@ def revision(url: str) -> str | None:
 
 
 def require_sound(file: Path, backups: Path | None = None) -> None:
-    """Raise Unavailable, with a hint, if an SQLite database is damaged.
+    """Raise Unavailable, with a hint, if an SQLite database is damaged or cannot be read.
 
     Args:
         file: file of the database.
@@ -148,14 +148,18 @@ def back_up(file: Path, target: Path) -> int:
 
 
 def restore(source: Path, url: str, now: datetime) -> Path | None:
-    """Replace the embedded database by a backup; return the path to which the previous one was moved, or None.
+    """Replace the embedded database by a backup.
 
     Args:
         source: file of the backup.
         url: URL of the database.
         now: current time.
 
+    Returns:
+        The path to which the previous database was moved; None if there was none.
+
     Raises:
+        UserError: the URL is not that of an SQLite file.
         NotFound: the backup does not exist.
         Conflict: a server uses the database, or this version cannot read the backup.
         Unavailable: the backup is damaged, or a file cannot be written.
@@ -202,7 +206,7 @@ def _rename_replaced(file: Path, now: datetime) -> Path | None:
 
 def _copy(file: Path, target: Path) -> None:
     try:
-        # It is opened for writing: read-only needs an existing log (SQLite, "WAL-mode databases on read-only media").
+        # Opening the source read-only would need an existing log (SQLite, "WAL-mode databases on read-only media").
         with closing(sqlite3.connect(file, timeout=10.0)) as source, closing(sqlite3.connect(target)) as copy:
             source.backup(copy, pages=_PAGES_AT_ONCE)
             copy.execute("PRAGMA journal_mode=DELETE")  # makes the copy a single file, without a log file

@@ -112,7 +112,7 @@ class Database:
                 listener()
 
     def on_commit(self, listener: Callable[[], None]) -> Callable[[], None]:
-        """Call ``listener`` after each commit of an event, in the committing thread; return a function to remove it."""
+        """Call ``listener`` after each commit that wrote events, in the same thread; return a function to remove it."""
         self._listeners.append(listener)
         return lambda: self._listeners.remove(listener)
 

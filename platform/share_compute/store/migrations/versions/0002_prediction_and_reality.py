@@ -1,4 +1,4 @@
-"""Add reasons for idle machines and the division of a batch to plans; add measurements and proposed plans to jobs."""
+"""Add idle reasons and the number of microbatches to plans; add measurements and proposed plans to jobs."""
 
 from __future__ import annotations
 

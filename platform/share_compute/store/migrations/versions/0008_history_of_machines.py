@@ -1,4 +1,4 @@
-"""Add an index for the events of one machine, so that its history is found without reading all events."""
+"""Add indexes by machine to events and to used invites, so that a machine's history is found without a full scan."""
 
 from __future__ import annotations
 

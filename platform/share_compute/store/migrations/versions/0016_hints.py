@@ -1,4 +1,4 @@
-"""Errors in stored rows have a ``hint``, which was named ``mend`` before."""
+"""Rename the key ``mend`` of errors in stored rows to ``hint``."""
 
 from __future__ import annotations
 

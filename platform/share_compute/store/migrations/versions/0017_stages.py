@@ -1,4 +1,4 @@
-"""New names in jobs, plans and events: ``pools`` are ``stages``, and ``buddies`` of a parallelism ``backups``."""
+"""Rename ``pools`` to ``stages`` and ``buddies`` to ``backups`` in stored rows, and one error code."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def _recode(codes: Mapping[str, str]) -> None:
         return {**error, "code": codes[error["code"]]}
 
     def in_event(data: Any) -> Any:
-        """Return the data of an event, whose error has the new code."""
+        """Return the data of an event with the new code in its error, if it has an error."""
         return (
             {**data, "error": recoded(data["error"])} if isinstance(data, dict) and "error" in data else data
         )
