@@ -14,8 +14,8 @@ MOST_BYTES = 64 * 2**20
 FailureKind: TypeAlias = Literal["raised", "mistake", "died", "unreachable", "no_answer"]
 """Kind of a failure:
 
-- raised: an error of ours;
-- mistake: another exception of the actor;
+- raised: a `ShareComputeError`;
+- mistake: another exception of the actor or the gateway;
 - died: the actor's process ended;
 - unreachable: the actor cannot be reached now;
 - no_answer: Ray itself failed, or no answer came in time."""

@@ -39,7 +39,7 @@ _SOUND_S = 60.0
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 30.0
 _NOTICE_S = 2.0
-"""Longest time between noticing that the gateway ended and noticing that the head ended, in seconds."""
+"""If the gateway ended because the head did, time within which the head's end is noticed too, in seconds."""
 _PATIENCE_S = 120.0
 """Time that the start of an actor waits for a gateway, in seconds."""
 _ANSWER_S = 30.0
@@ -186,12 +186,15 @@ class Cluster:
         return await self._start("start_deployment", self._head.node.node_id, assignment)
 
     async def start_contributor(self, contributor_id: str, node_id: str | None) -> RemoteActor:
-        """Start the actor that measures a contributor on the contributor's node; for None, on the head's node."""
+        """Start the actor that measures a contributor on the given Ray node; for None, on the head's node."""
         node_id = self._head.node.node_id if node_id is None else node_id
         return await self._start("start_contributor", node_id, contributor_id)
 
     def _hand_over(self, paths: Sequence[Path]) -> None:
-        """Give the head's user read access to paths in the data folder; do not change paths outside the folder."""
+        """Let the head's user access paths in the data folder; do not change paths outside the folder.
+
+        Files of batches become readable; the user becomes the owner of uploads and of training jobs' files.
+        """
         policy, given = self._head.policy, self._settings.data_folder
         data_folder = given.resolve()
         own = {data_folder / path.relative_to(given) for path in paths if path.is_relative_to(given)}
@@ -324,7 +327,7 @@ class Cluster:
             rotated = self._rotated
             try:
                 await asyncio.to_thread(self._start_another_head, renews=rotated is not None)
-            except Exception as failure:  # noqa: BLE001 - the server answers requests, whatever it is
+            except Exception as failure:  # noqa: BLE001 - after any error the server keeps running
                 pause_s = self._head_backoff.failed()
                 self._report(f"the Ray head did not start: {as_ours(failure).message}", pause_s)
                 await asyncio.sleep(pause_s)

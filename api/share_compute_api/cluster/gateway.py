@@ -188,15 +188,15 @@ def translated(who: str, *, mistake_hint: str, loss_hint: str, job: str | None =
     """Convert `CallFailed` in the block to an error with a hint.
 
     Args:
-        who: name of the actor, with which the message begins.
+        who: name of the actor for messages.
         mistake_hint: hint for a failure of the actor.
         loss_hint: hint for an actor whose process died or cannot be reached.
-        job: the job that the actor works for.
+        job: id of the job that the actor works for; None if there is none.
 
     Raises:
         ShareComputeError: a project error that the actor raised.
         Unavailable: the actor failed with another error, or Ray does not answer.
-        ContributorLost: the actor's process died.
+        ContributorLost: the actor's process died or cannot be reached.
     """
     try:
         yield

@@ -45,8 +45,7 @@ _METHODS: Final = {
     "contributor": frozenset({"dial", "probe"}),
 }
 _ANSWERS: Final[dict[str, Schema[Any]]] = {"submit": NOTHING, "probe": TEXT}
-"""Method -> schema of its result, for methods that return project errors: their results are bytes with a value or an
-error."""
+"""Method -> schema of its result, for methods that return bytes which hold either a result or a `ShareComputeError`."""
 _log = logging.getLogger(__name__)
 
 

@@ -68,7 +68,7 @@ def _resolved(host: str) -> str:
 
 
 def _own_addresses(version: int) -> list[str]:
-    """Return this machine's addresses that others may reach: all except loopback and link-local ones."""
+    """Return the addresses of active interfaces, without those of containers, loopback and link-local addresses."""
     states = psutil.net_if_stats()
     found = [
         ip_address(each.address.partition("%")[0])

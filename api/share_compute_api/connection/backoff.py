@@ -1,4 +1,4 @@
-"""Delays between attempts at one operation, with a random part."""
+"""Delays between attempts at one operation, with optional jitter."""
 
 from __future__ import annotations
 

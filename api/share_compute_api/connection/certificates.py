@@ -35,7 +35,7 @@ class ServerCertificate:
 
     context: ssl.SSLContext = field(repr=False)
     fingerprint: str | None
-    """Fingerprint by which clients verify the key; None for a certificate of a public authority."""
+    """Fingerprint by which clients verify the key; None for a certificate that an authority signed."""
     note: str | None = None
     """Warning for the operator."""
 

@@ -46,9 +46,9 @@ class ConnectionTable:
 
     A connection is half-open (its request head is incomplete), idle (kept alive after a response), or busy. When an
     address reaches its limit of half-open connections, its oldest one is closed and the new one is admitted. At the
-    limit of all connections, the oldest idle connection is closed; if none is idle, the oldest half-open one of the
-    address with the most. A client that sends its request at once is therefore served even while another client holds
-    as many connections as allowed.
+    limit of all connections, the oldest idle connection is closed. If none is idle, the address with the most half-open
+    connections loses its oldest one. A client that sends its request at once is therefore served even while another
+    client holds as many connections as allowed.
 
     Args:
         limits: limits for each kind of connection.
@@ -69,7 +69,7 @@ class ConnectionTable:
         return len(self._open)
 
     def admit(self, connection: Connection, address: str) -> bool:
-        """Add a new connection as half-open; returns whether it is admitted."""
+        """Add a new connection as half-open; return whether it is admitted."""
         group = address_group(address)
         if len(self._open) >= self.limits.connections:
             self._drop_oldest()
@@ -146,7 +146,7 @@ class ConnectionTable:
 
 
 def address_group(address: str) -> str:
-    """Return the key under which a client's addresses are counted: an IPv4 address, or the /64 network of IPv6."""
+    """Return the key by which connections are counted: an IPv4 address, or the /64 network of an IPv6 address."""
     try:
         found = ip_address(address.partition("%")[0])
     except ValueError:

@@ -60,7 +60,7 @@ def write_server_file(folder: Path, url: str, fingerprint: str | None = None) ->
 
 
 def first_api_key(folder: Path, store: Store) -> str:
-    """Return the operator's API key from the folder; create a new one if there is no valid key."""
+    """Return the operator's API key from the folder; create a new one if there is no valid key of an admin."""
     key = written_api_key(folder)
     record = None if key is None else store.keys.verify(key)
     if key is not None and record is not None and record.may(Scope.admin):
@@ -71,7 +71,7 @@ def first_api_key(folder: Path, store: Store) -> str:
 
 
 def written_api_key(folder: Path) -> str | None:
-    """Return the operator's API key from the file in the folder; None before the first start."""
+    """Return the operator's API key from the file in the folder; None if the file is missing or damaged."""
     try:
         text = (folder / CREDENTIALS_FILE).read_bytes()
         return CredentialsFile.model_validate_json(text).api_key

@@ -25,7 +25,7 @@ from share_compute.settings import Settings
 from share_compute_api.connection.connections import ConnectionLimits, ConnectionTable, is_loopback, is_within
 
 _BACKLOG: Final = 256
-"""Number of connections that the system accepts before the event loop does, which may exceed the limit at once."""
+"""Longest queue of connections that wait for the event loop. It accepts all at once, even beyond the limit."""
 _MOST_FILES: Final = 1 << 16
 """Largest limit of open files to set, because some child processes loop over all possible descriptors."""
 _FILES_FOR_OTHERS: Final = 512

@@ -52,6 +52,7 @@ class Transport:
         Raises:
             ShareComputeError: the error in the server's response.
             Unavailable: the server does not answer.
+            UntrustedCertificate, WrongFingerprint: the server's certificate or key is not accepted.
         """
         with self.translated():
             response = self.http.request(method, path, **options)
@@ -104,7 +105,7 @@ def _verification_error(failure: BaseException | None) -> ssl.SSLCertVerificatio
 
 
 def raise_for_problem(response: httpx.Response) -> None:
-    """Raise the error in a problem document; do nothing if the response is successful."""
+    """Raise the error that a response reports (RFC 9457); do nothing if the response is successful."""
     if response.is_success:
         return
     response.read()
