@@ -80,7 +80,7 @@ class AgentStatus:
     contributor_id: str | None = None
     work: ContributorWork | None = None
     warnings: tuple[str, ...] = ()
-    """Warnings from the checks that were made before the machine joined."""
+    """Warnings from the checks of this machine and of the connections to other machines."""
 
 
 class Agent:

@@ -56,7 +56,7 @@ def fetch_health(url: str, fingerprint: str | None = None, *, timeout_s: float =
 def preflight(
     url: str, wanted: PreflightRequest, fingerprint: str | None = None, *, timeout_s: float = 10.0
 ) -> Preflight:
-    """Check with an invite, without using it up, whether this machine may join; return the address that it must reach.
+    """Check with an invite, without using it up, whether this machine may join; return the Ray head's address.
 
     Raises:
         InviteUnknown, InviteUsed, InviteExpired, InviteRevoked: the invite is not valid.
@@ -73,11 +73,14 @@ def preflight(
 def join(url: str, wanted: JoinRequest, fingerprint: str | None = None, *, timeout_s: float = 30.0) -> Joined:
     """Join the cluster with an invite; return the contributor's key and the access to the cluster.
 
+    If the server responds with an error, the invite stays unused.
+
     Raises:
         InviteUnknown, InviteUsed, InviteExpired, InviteRevoked: the invite is not valid.
-        VersionMismatch: this machine's versions do not fit the server's; the invite stays unused, as below.
+        VersionMismatch: this machine's versions do not fit the server's.
         InsecureTransport: plain HTTP from another machine.
         ClockSkew: the clocks differ too much.
+        UserError: the machine lends more than the invite allows.
         Conflict: the name is taken.
         Unavailable: the server does not answer, or has no cluster.
     """

@@ -19,7 +19,7 @@ class LentDevice:
     """A device that is lent: a GPU, the CPU, or a part of the CPU."""
 
     name: str = "cpu"
-    """``cpu``, ``cuda:1``, or ``cpu:1``: a logical device, a part of the CPU."""
+    """``cpu``, ``cuda:K`` for a GPU, or ``cpu:K`` for a part of the CPU (a logical device)."""
     gpu: str | None = None
     """UUID of the GPU; None for a CPU."""
 

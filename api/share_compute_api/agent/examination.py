@@ -36,7 +36,7 @@ def examine(settings: Settings, url: str | None = None) -> Iterator[CheckResult]
 
     Args:
         settings: settings of the server that runs, or will run, on this machine.
-        url: URL of another server; default: the server of this machine, if it runs.
+        url: URL of a server; default: the server in the client settings, else the one that runs on this machine.
     """
     yield _versions()
     yield _memory()

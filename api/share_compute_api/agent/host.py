@@ -32,9 +32,11 @@ _POLL_S = 0.5
 def enroll(
     devices: Sequence[JoinOptions], report: Callable[[AgentStatus], None], identities: Identities, host: str
 ) -> None:
-    """Join with all devices that have no key: the first with the invite, others with a joined device's key.
+    """Join with the devices of a host, before an agent is started for each.
 
-    If an invite is given, all devices join as new.
+    With an invite, the first device joins with it, or rejoins if it joined with this invite before. The other devices
+    then join as new with the first one's key. Without an invite, devices that have no stored key join with the key of
+    another device of this host; the others are left as they are.
 
     Args:
         devices: options of this host's devices; all have the same invite.

@@ -68,7 +68,7 @@ class Identities:
             ) from failure
 
     def of_host(self, url: str, name: str) -> AgentIdentity | None:
-        """Return an identity of this host for a server: the one with the host's name, or one of its devices'.
+        """Return an identity of this host for a server: that of its name, else of one of its devices; None without any.
 
         Raises:
             Unavailable: a file cannot be read.

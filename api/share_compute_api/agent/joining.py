@@ -35,17 +35,17 @@ _DEFAULT_SHARE = 0.5
 
 @dataclass(frozen=True, slots=True)
 class JoinOptions:
-    """Options of a machine's owner; None means that the value is taken from the machine."""
+    """Options of a machine's owner; for memory, threads and address, None means a value taken from the machine."""
 
     url: str
     invite: str | None = field(repr=False)
-    """None if the machine joined before, so that its key is stored."""
+    """Invite to join with; None to use a stored key of this device or of another device of this host."""
     name: str
     device: LentDevice = field(default_factory=LentDevice)
     memory_bytes: int | None = None
     cpu_threads: int | None = None
     address: str | None = None
-    """IP address at which other members reach this machine."""
+    """IP address at which other machines reach this one."""
     fingerprint: str | None = None
     """Fingerprint of the server's key; None to verify the certificate with public authorities."""
     is_insecure: bool = False

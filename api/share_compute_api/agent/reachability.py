@@ -28,10 +28,10 @@ class Reachability:
 
 
 def judge(report: DialReport, address: str) -> Reachability:
-    """Evaluate a report: a machine that the server or all other machines cannot reach is unusable.
+    """Decide whether a machine can be used: not if the server or all other machines cannot reach it.
 
     Args:
-        report: report of the server.
+        report: ports that the server and other machines could not reach, as the server reports.
         address: address of this machine, for the messages.
     """
     rows = [(row.source, row.ports) for row in report.closed if row.ports]
