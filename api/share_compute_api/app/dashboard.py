@@ -92,7 +92,7 @@ class _Dashboard:
         self._files = StaticFiles(directory=folder, check_dir=False)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Return an asset, the page, or 404."""
+        """Return an asset or the page; 404 for unknown assets, 503 if the dashboard is not built."""
         path: str = scope["path_params"]["path"]
         response = await self._answer(path, scope)
         response.headers.update(_HEADERS)

@@ -16,7 +16,7 @@ _GRACE_S = 2.5
 
 
 def ends_within_grace(children: ChildProcesses) -> Callable[[Fenced], None]:
-    """Return a function that kills this process and its children after a grace period, even if the loop is blocked.
+    """Return a function that kills this process and its children after `_GRACE_S`, even if the event loop is blocked.
 
     Args:
         children: the child processes to kill.

@@ -54,7 +54,7 @@ class Running:
     code: str = field(repr=False)
     """One-time code that signs a browser in; valid for a few minutes."""
     join_command: str = field(repr=False)
-    """Command to paste on a machine that should join; its invite is valid once, for an hour."""
+    """Command to paste on a machine that should join; its invite is for one machine, and expires."""
     data_folder: Path
     ray_address: str
 
@@ -98,12 +98,13 @@ def serve(
         settings: configuration of the server.
         contribute: whether this machine joins its own cluster.
         progress: called with a description of each phase while the server starts.
-        announce: called once, when the server answers requests.
+        announce: called once, when the port is open, just before the first request is answered.
 
     Raises:
-        Conflict: a port is taken, or another server uses the data folder.
+        Conflict: a port is taken, another server uses the data folder or the database, or the database is of a newer
+            version.
         Unavailable: Ray, the database or the data folder cannot be used.
-        UserError: a data root is not a folder.
+        UserError: a setting is invalid, for example a data root that is not a folder.
         Fenced: another server took over the database.
     """
     require_folders(settings)

@@ -12,7 +12,10 @@ ENOUGH_BYTES = 1_500_000
 
 
 def gather_corpus(file: Path, enough_bytes: int = ENOUGH_BYTES) -> int:
-    """Write text to ``file``; return its size in bytes. The text depends only on the version of Python."""
+    """Write about ``enough_bytes`` of text to ``file``; return its size in bytes.
+
+    The text depends only on the version of Python.
+    """
     size = 0
     with file.open("w", encoding="utf-8") as output:
         for text in _texts():

@@ -10,9 +10,10 @@ _SAMPLE_TOKENS = 32
 
 
 def write_job(folder: Path, corpus: Path, *, stages: int, steps: int) -> Path:
-    """Write the job file: a Llama of 2.8 million parameters in 6 layers on ``corpus``; return its path.
+    """Write the file of a job that trains a small Llama on ``corpus``; return its path.
 
-    The job requests a number of stages, because the planner would place so small a model on one machine.
+    The model has 6 layers and 2.8 million parameters, or one layer for each stage if there are more stages. The job
+    requests a number of stages, because the planner would place so small a model on one machine.
     """
     import yaml
 
@@ -42,7 +43,6 @@ def write_job(folder: Path, corpus: Path, *, stages: int, steps: int) -> Path:
             "optimizer": {"name": "adamw", "learning_rate": 0.004},
             "schedule": {"name": "cosine", "warmup_steps": min(5, steps // 4)},
         },
-        # So small a model is fastest on one machine, so several stages must be requested explicitly.
         "parallelism": {"stages": stages, "members_per_stage": 1},
     }
     file = folder / "demo.yaml"

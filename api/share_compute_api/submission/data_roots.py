@@ -98,7 +98,7 @@ class DataRoots:
         return real
 
     def check_folder(self, folder: Path, field: str) -> None:
-        """Raise UserError if a link in a folder leads out of the data roots, or to a folder.
+        """Raise UserError if a folder has links to folders, links out of the data roots, or too many entries.
 
         The cache of the Hugging Face hub stores a model as a folder of links to files, so links to files are allowed.
 
@@ -124,7 +124,7 @@ class DataRoots:
                     raise self._outside(file, field)
 
     def recheck(self, spec: Named) -> None:
-        """Raise UserError if a path of a submitted specification now resolves to another file.
+        """Raise UserError if a path of a submitted specification, or a link in a named folder, now leads elsewhere.
 
         Args:
             spec: the submitted specification, with the paths that `resolve` returned.

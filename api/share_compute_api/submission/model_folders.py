@@ -139,7 +139,10 @@ def _weight_files(folder: Path, field: str) -> list[str]:
 
 
 def whole_number(config: Mapping[str, Any], *keys: str) -> int | None:
-    """Return the integer under the first of the given keys that a configuration has; None if it has none of them."""
+    """Return the integer under the first of the keys that has one in a configuration, else in its ``text_config``.
+
+    None if there is none.
+    """
     text: Any = config.get("text_config")
     parts = [config, text] if isinstance(text, dict) else [config]
     for part in parts:

@@ -62,7 +62,7 @@ def _reformed(data: dict[str, Any]) -> str:
 
 
 def progress(job: JobRecord) -> str:
-    """Return the progress of a job: training steps, or rows of a batch."""
+    """Return the progress of a job: training steps, or rows of a batch; empty before the batch began."""
     if job.spec.kind == "train":
         return f"{job.step}/{job.total_steps}"
     return f"{job.rows.done}/{job.rows.total} rows" if job.rows else ""

@@ -24,10 +24,11 @@ Job: TypeAlias = Annotated[
 
 
 def confirm(question: str, *, yes: bool) -> None:
-    """Ask the user to confirm what cannot be undone; with ``yes``, do not ask.
+    """Ask the user to confirm an action that cannot be undone; with ``yes``, do not ask.
 
     Raises:
         UserError: there is no terminal on which to ask.
+        typer.Abort: the user did not confirm.
     """
     if yes:
         return

@@ -102,7 +102,7 @@ def _serving(found: ServingPrediction) -> Text:
 
 
 def _machines(plan: Plan) -> Group:
-    """Print a row for each machine with the reason for its share; in a narrow terminal the reasons follow below."""
+    """Return a table of machines with the reasons for their shares; in a narrow terminal, the reasons are below it."""
     is_wide = console.width >= _WIDE_COLUMNS
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column, justify in (("machine", "left"), ("layers", "left"), ("memory", "right"), ("busy", "right")):

@@ -65,8 +65,9 @@ class Arrival:
             sha256: SHA-256 checksum from the sender, in hexadecimal.
 
         Raises:
-            UserError: the checksum differs.
+            UserError: the checksum differs, or the path is both a file and a folder of the upload.
             Conflict, NotFound: the upload no longer accepts files.
+            Unavailable: the file cannot be written.
         """
         found = self._hash.hexdigest()
         if sha256 is not None and sha256 != found:

@@ -129,7 +129,7 @@ class UploadStore:
             return self._entry(upload_id, caller).shown()
 
     def create(self, name: str, kind: UploadKind, caller: ApiKeyRecord) -> UploadView:
-        """Create an upload that belongs to the caller; remove open uploads that were not used for a day."""
+        """Create an upload that belongs to the caller; remove open uploads that received no file for a day."""
         now = self.clock()
         with self._lock:
             left = [
@@ -159,7 +159,7 @@ class UploadStore:
         return view
 
     def receive(self, upload_id: str, path: str, caller: ApiKeyRecord, announced_bytes: int = 0) -> Arrival:
-        """Return an `Arrival` for writing a file; when it is complete, it replaces an earlier file with this path.
+        """Return an `Arrival` that receives a file; a complete file replaces an earlier one with the same path.
 
         Args:
             upload_id: the upload.
@@ -168,9 +168,9 @@ class UploadStore:
             announced_bytes: size of the file, if known; else 0.
 
         Raises:
-            NotFound: there is no such upload.
-            Conflict: the upload is complete.
-            TooLarge: there is not enough space for the file.
+            NotFound: there is no such upload, or it belongs to another key.
+            Conflict: the upload is complete, or is being completed or removed.
+            TooLarge: there is not enough space for the file, or the upload has `MOST_FILES` files.
             UserError: the upload must not contain such a file.
         """
         checked_path(path)
@@ -204,8 +204,8 @@ class UploadStore:
         """Make an upload usable by jobs, if its content is valid; a second call changes nothing.
 
         Raises:
-            NotFound: there is no such upload.
-            Conflict: files of the upload are being received.
+            NotFound: there is no such upload, or it belongs to another key.
+            Conflict: files of the upload are being received, or another request completes or removes it.
             UserError: a file is missing or invalid.
         """
         with self._lock:
@@ -241,7 +241,7 @@ class UploadStore:
 
         Raises:
             NotFound: there is no such upload, or it belongs to another key.
-            Conflict: a job or deployment uses the upload.
+            Conflict: a job, a deployment or another request uses the upload.
         """
         self.get(upload_id, caller)
         return self._remove(upload_id, users)
@@ -252,8 +252,7 @@ class UploadStore:
             is_busy = bool(entry.readers) or entry.is_closing
             entry.is_closing = entry.is_closing or not is_busy
         if is_busy:
-            # The job is checked first: a job that uses the upload lasts, while a check of the upload is over in a
-            # moment.
+            # Jobs and deployments are reported first: they use the upload for long, other requests only for a moment.
             _require_unused(upload_id, users(self.folder / upload_id))
             raise Conflict(
                 f"upload {upload_id} is being read to check a job or to plan it",
