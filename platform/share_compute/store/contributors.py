@@ -125,7 +125,7 @@ class Contributors:
         Args:
             states: states to include; default: all contributors except those gone for more than a day.
             limit: maximum number of contributors to return.
-            cursor: end of the previous page; None for the first page.
+            cursor: cursor that came with the previous page; None for the first page.
         """
         query = select(ContributorRow).order_by(ContributorRow.joined_at, ContributorRow.id).limit(limit + 1)
         if states is not None:
@@ -217,7 +217,7 @@ class Contributors:
             _row(session, contributor_id).last_seen_at = self._clock()
 
     def online(self, contributor_id: str, *, node_id: str, address: str) -> ContributorRecord:
-        """Record that a contributor's raylet runs: move it to probing, also when its Ray node was replaced.
+        """Record that a contributor's raylet runs, also if its Ray node is a new one; its state becomes ``probing``.
 
         Raises:
             ContributorLost: the contributor was declared lost meanwhile; it may rejoin.
@@ -354,7 +354,7 @@ class Contributors:
         versions: dict[str, str] | None = None,
         limits: dict[str, Any] | None = None,
     ) -> ContributorRecord:
-        """Set a contributor to joining, from any state, after its agent lost the cluster or was restarted.
+        """Set a contributor's state to ``joining``, from any state, after its agent lost the cluster or was restarted.
 
         Args:
             contributor_id: id of the machine.
@@ -407,7 +407,7 @@ def _end_probing(session: Session, row: ContributorRow, now: datetime) -> None:
 def note_offence(
     session: Session, contributor_id: str, now: datetime, *, job_id: str, offence: Offended
 ) -> None:
-    """Record that a machine computed wrong numbers, and quarantine it if its offences are enough for that.
+    """Record that a machine computed wrong numbers; quarantine it if the report or `quarantines` says so.
 
     Args:
         session: session of the transaction that records the report.

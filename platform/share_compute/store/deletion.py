@@ -118,7 +118,7 @@ class Deletions:
             return list(session.scalars(select(JobRow.id).where(is_requested, JobRow.state.in_(FINAL_JOBS))))
 
     def folders(self) -> list[Path]:
-        """Return the folders to remove, except folders in which an artifact was written again in the meantime."""
+        """Return the folders to remove, except those that became the path of an artifact again."""
         query = select(RemovalRow.path).where(RemovalRow.path.not_in(select(ArtifactRow.path)))
         with self._database.read() as session:
             return [Path(path) for path in session.scalars(query)]

@@ -95,7 +95,7 @@ class Deployments:
         Args:
             states: states to include; default: the live ones.
             limit: maximum number of deployments to return.
-            cursor: end of the previous page; None for the first page.
+            cursor: cursor that came with the previous page; None for the first page.
         """
         wanted = DeploymentRow.state.in_([state.value for state in states])
         query = select(DeploymentRow).where(wanted).limit(limit + 1)
@@ -183,7 +183,7 @@ class Deployments:
             return DeploymentRecord.model_validate(row)
 
     def scaled(self, deployment_id: str, before: int, wanted: int, reason: str) -> None:
-        """Write an event that the autoscaler changed the wanted number of replicas, and why.
+        """Write an event that says that the autoscaler changed the wanted number of replicas, and why.
 
         Raises:
             NotFound: no deployment has this id.
@@ -194,7 +194,7 @@ class Deployments:
             _record_event(session, row, row.state, self._clock(), reason=reason, replicas=replicas)
 
     def interrupted(self, deployment_id: str, replica: int, interruption: Interruption) -> None:
-        """Write an event that a replica lost a part of its model, so its requests wait.
+        """Write an event that says that a replica lost a part of its model, so that its requests wait.
 
         Args:
             deployment_id: id of the deployment.
@@ -211,7 +211,7 @@ class Deployments:
             _record_event(session, row, row.state, self._clock(), interrupted=facts)
 
     def went_on(self, deployment_id: str, replica: int, interruption: Interruption) -> None:
-        """Record that a replica resumed after an interruption.
+        """Write an event that says that a replica resumed after an interruption.
 
         Args:
             deployment_id: id of the deployment.

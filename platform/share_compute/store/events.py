@@ -39,9 +39,9 @@ class Events:
         without: Collection[str] = (),
         limit: int = 500,
     ) -> list[EventRecord]:
-        """Return the next events after number ``seq``, of one job, deployment or contributor, or of all.
+        """Return at most ``limit`` events after number ``seq``, oldest first.
 
-        Events of the kinds ``without`` are left out.
+        Only events of the given job, deployment or contributor are returned, and none of the kinds ``without``.
         """
         query = select(EventRow).where(EventRow.seq > seq).order_by(EventRow.seq).limit(limit)
         if job_id is not None:

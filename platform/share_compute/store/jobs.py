@@ -96,7 +96,7 @@ class Jobs:
             kind: only jobs of this kind.
             name: only jobs whose name contains this text, ignoring case.
             limit: maximum number of jobs to return.
-            cursor: end of the previous page; None for the first page.
+            cursor: cursor that came with the previous page; None for the first page.
         """
         query = select(JobRow).order_by(JobRow.created_at.desc(), JobRow.id.desc()).limit(limit + 1)
         if states is not None:
@@ -117,7 +117,7 @@ class Jobs:
         return self._in_order([JobState.queued], kinds)
 
     def queue(self) -> list[QueuedJob]:
-        """Return all queued jobs, oldest first, with the columns that an operator needs."""
+        """Return all queued jobs, oldest first, without their specifications."""
         columns = (
             JobRow.id,
             JobRow.name,

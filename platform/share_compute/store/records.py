@@ -101,13 +101,14 @@ class ContributorRecord(PresenceRecord):
     node_id: str | None
     """Id of its Ray node, in hexadecimal."""
     address: str | None
-    """IP address at which other members reach it."""
+    """IP address at which other machines reach it."""
     job_id: str | None
     """Id of the job that it is leased to."""
     deployment_id: str | None = None
     """Id of the deployment that it is leased to. A machine is never leased to a job and a deployment at once."""
     limits: dict[str, Any]
-    """Limits set by its owner: memory_bytes, cpu_threads, device, gpu; host_id and host_threads name its processors."""
+    """Limits set by its owner (memory_bytes, cpu_threads, device, gpu), and the label and number of its host's
+    processors (host_id, host_threads)."""
     capacity: tuple[topology.Device, ...] | None
     """Devices as the probe measured them; null until the probe ran."""
     links: tuple[topology.Link, ...] | None
@@ -309,7 +310,7 @@ class HeldRecord(Record):
     """Number of microbatches of each batch that it computes."""
     of_microbatches: int | None = None
     memory_bytes: int | None = None
-    """Memory that the part needs by the plan."""
+    """Memory that the part needs according to the plan."""
 
 
 class MachineSummaryRecord(Record):
@@ -323,7 +324,7 @@ class MachineSummaryRecord(Record):
     state: ContributorState
     reason: str
     kind: Literal["cpu", "cuda"] | None
-    """cuda if any of its devices is one; null until it was measured."""
+    """cuda if any of its devices is a CUDA GPU; null until it was measured."""
     device: str | None
     """Names of its devices, separated by commas; null until it was measured."""
     flops_per_s: float
@@ -331,7 +332,7 @@ class MachineSummaryRecord(Record):
     lent_bytes: int
     """Memory that it lends: as measured, before that as its owner specified."""
     head_latency_s: float | None
-    """One-way latency between it and the server."""
+    """One-way latency between it and the server; null until it was measured."""
     head_bytes_per_s: float | None
     held: HeldRecord | None
     """Its work; null if the machine is free."""

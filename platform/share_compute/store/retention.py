@@ -127,7 +127,7 @@ class Retention:
         number: InstrumentedAttribute[int],
         wanted: Sequence[ColumnElement[bool]],
     ) -> None:
-        """Delete rows in chunks of ascending numbers, so that no transaction takes long."""
+        """Delete rows in chunks, in ascending order of the column ``number``, so that no transaction takes long."""
         while True:
             beyond = select(number).where(*wanted).order_by(number).offset(_ROWS_AT_ONCE).limit(1)
             with self._database.write() as session:
@@ -188,7 +188,7 @@ def _rows(session: Session, job_id: str) -> int:
 
 
 def _old_events(before: datetime) -> list[ColumnElement[bool]]:
-    """Return the conditions for events that can be deleted.
+    """Return the conditions for events earlier than ``before`` that can be deleted.
 
     Events of unfinished jobs and of live deployments stay. The last event of each machine about its work stays too.
     """

@@ -207,7 +207,7 @@ def _thinned(found: list[BusyRecord], points: int) -> Iterable[BusyRecord]:
 def lease_changes(
     session: Session, holder: Mapping[str, Any], leased: Collection[str], plan: Mapping[str, Any] | None
 ) -> dict[str, dict[str, Any]]:
-    """Return {contributor id: its new work} for the machines of a job or a deployment whose work changed.
+    """Return {contributor id: data of its ``work`` event} for the machines of a job or deployment whose work changed.
 
     Args:
         session: session of the transaction.

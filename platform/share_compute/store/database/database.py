@@ -85,7 +85,7 @@ class Database:
 
     @contextmanager
     def read(self) -> Iterator[Session]:
-        """Open a read-only transaction."""
+        """Open a transaction that only reads: nothing is committed."""
         with translated(), Session(self.engine, expire_on_commit=False) as session:
             yield session
 

@@ -128,7 +128,7 @@ def take_lock(engine: Engine) -> Lock:
 
     Raises:
         Conflict: another server has locked it.
-        Unavailable: a lock cannot be written beside the file.
+        Unavailable: the lock file beside the database cannot be written.
     """
     if engine.dialect.name == "postgresql":
         return _PostgresLock(engine)
