@@ -58,7 +58,7 @@ WantedBy=default.target
 
 
 def install(machine: str, text: str) -> str | None:
-    """Write a unit, start it, and enable it at boot; return a warning if it will start only after a login."""
+    """Write a unit, start it, and enable it at boot; return a warning if it starts only after a login, else None."""
     file = unit_file(machine)
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(text, encoding="utf-8")

@@ -56,9 +56,9 @@ class ClusterInfo:
     token: str = field(repr=False)
     """Token with which Ray nodes authenticate."""
     head_node_id: str
-    """Ray node of the head, in hexadecimal."""
+    """Id of the head's Ray node, in hexadecimal."""
     advertise_address: str
-    """IP address at which other machines reach this machine."""
+    """IP address at which other machines reach this machine, in the form for URLs."""
     environment: dict[str, str] = field(default_factory=dict)
     """Environment variables that the nodes of contributors must be started with."""
 
@@ -132,7 +132,7 @@ class Cluster:
         return nodes_answer.validate_python(await self._ask("nodes"))
 
     async def members(self) -> Mapping[str, frozenset[str]]:
-        """Return the jobs that have members on each contributor; raise Unavailable when Ray does not answer."""
+        """Return {contributor id: ids of the jobs with members there}; raise Unavailable when Ray does not answer."""
         found = members_answer.validate_python(await self._ask("members"))
         return {contributor: frozenset(jobs) for contributor, jobs in found.items()}
 
@@ -213,7 +213,7 @@ class Cluster:
         return RemoteActor(gateway, int(await gateway.call(operation, node_id, argument)))
 
     async def rotate_token(self) -> None:
-        """Start a head with a new token, and wait until it runs. All contributors' nodes must restart with it."""
+        """Start a head with a new token, and wait until it runs. All contributors must then restart their Ray nodes."""
         await asyncio.to_thread(invalidate_token, self._settings.data_folder)
         if self._rotated is None:
             self._rotated = asyncio.get_running_loop().create_future()

@@ -22,7 +22,7 @@ _CONNECT_S = 60.0
 ANSWER_S = 60.0
 """Time limit for an answer, in seconds. An actor may still be starting on a busy machine."""
 _ENDED_S = 60.0
-"""Longest time that one call waits for an actor's work to end, in seconds."""
+"""Longest time that one call waits for the end of an actor's main task, in seconds."""
 _log = logging.getLogger(__name__)
 
 

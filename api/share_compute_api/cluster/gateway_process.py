@@ -2,7 +2,7 @@
 
 Run as ``python -m share_compute_api.cluster.gateway_process --address HOST:PORT --node-address IP --temp-dir FOLDER
 --socket FD``. The gateway answers `calls.Call` on that socket until it is closed. Results from contributors' processes
-arrive here, never in the control plane, and they are not unpickled here either.
+are never unpickled here, and reach the control plane only as JSON.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class _Actor:
     kind: str
     handle: Any
     node_id: str
-    """Ray node that the actor runs on."""
+    """Id of the Ray node that the actor runs on."""
     run: asyncio.Future[Any] | None = None
     """Future of the actor's main task; None for an actor that only answers calls."""
 
@@ -168,7 +168,7 @@ class GatewayOperations:
         ]
 
     async def members(self) -> dict[str, list[str]]:
-        """Return, for each contributor, the jobs that have members there."""
+        """Return {contributor id: ids of the jobs that have members there}."""
         found = await asyncio.to_thread(naming.machines_with_members)
         return {contributor: sorted(jobs) for contributor, jobs in found.items()}
 

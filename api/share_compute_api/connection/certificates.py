@@ -37,7 +37,7 @@ class ServerCertificate:
     fingerprint: str | None
     """Fingerprint by which clients verify the key; None for a certificate that an authority signed."""
     note: str | None = None
-    """Warning for the operator."""
+    """Warning for the operator about a new key; None if there is none."""
 
 
 def server_certificate(

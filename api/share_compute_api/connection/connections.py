@@ -32,7 +32,7 @@ class ConnectionLimits:
     connections: int
     """Largest number of connections at the same time."""
     half_open_per_address: int
-    """Largest number of connections of one address whose request head is incomplete."""
+    """Largest number of connections with an incomplete request head from one address (`address_group`)."""
     head_s: float
     """Longest time for the TLS handshake and the head of a request together."""
     stall_s: float

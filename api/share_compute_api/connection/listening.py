@@ -97,7 +97,7 @@ class ListenerConfig(uvicorn.Config):
         self._sweep: asyncio.TimerHandle | None = None
 
     def begin_sweeping(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Check all connections for slow clients periodically, while there are any."""
+        """Check all connections for slow clients periodically, as long as any connection is open."""
         if self._sweep is None:
             period_s = min(1.0, self.table.limits.head_s / 4, self.table.limits.stall_s / 4)
             self._sweep = loop.call_later(period_s, self._check, loop)

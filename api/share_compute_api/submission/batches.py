@@ -53,7 +53,7 @@ def check_batch(spec: BatchJob, store: Store, engines: Engines, processes: Isola
 
 
 def require_kind(spec: BatchJob, found: str) -> None:
-    """Raise UserError unless the model's kind (text or embeddings) is the batch's kind."""
+    """Raise UserError unless ``found``, the kind of the model (``generate`` or ``embed``), is the batch's kind."""
     if found == spec.kind:
         return
     what = "turns text into vectors" if found == "embed" else "writes text"

@@ -20,7 +20,7 @@ def replicas_text(view: DeploymentView) -> str:
 
 
 def print_card(view: DeploymentView, status: DeploymentStatus) -> None:
-    """Print the card of a deployment."""
+    """Print a deployment's state and, for each replica, its performance and stages."""
     console.print(f"[bold]{escape(view.name)}[/bold]  {view.id}  {state_text(view.state)}")
     console.print(escape(view.reason), soft_wrap=True)
     console.print(

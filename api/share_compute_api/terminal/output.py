@@ -112,7 +112,7 @@ def state_text(state: str) -> str:
 
 
 def since(moment: datetime | None) -> str | None:
-    """Return the time since a moment, or the time until a future one: ``2 h 5 min ago``, ``in 59 min 3 s``."""
+    """Return the time since a moment or until a future one: ``2 h 5 min ago``, ``in 59 min 3 s``; None for None."""
     if moment is None:
         return None
     seconds = (datetime.now(UTC) - moment).total_seconds()
@@ -132,15 +132,15 @@ def duration(seconds: float) -> str:
 
 
 def number(value: float | None, digits: int = 4) -> str | None:
-    """Return a number with ``digits`` significant digits."""
+    """Return a number as text with ``digits`` significant digits; None for None."""
     return None if value is None else f"{value:.{digits}g}"
 
 
 def rate(per_s: float | None) -> str | None:
-    """Return a rate per second: without decimals from 100 on, with one decimal below."""
+    """Return a rate per second as text: without decimals from 100 on, with one decimal below; None for None."""
     return None if per_s is None else f"{per_s:,.0f}" if per_s >= 100 else f"{per_s:.1f}"
 
 
 def speed(per_s: float | None, *, of_tokens: bool) -> str | None:
-    """Return a speed with its unit: tokens/s, or samples/s for a model whose samples are not text."""
+    """Return a speed with its unit: tokens/s, or samples/s for a model whose samples are not text; None for None."""
     return None if per_s is None else f"{rate(per_s)} {'tokens/s' if of_tokens else 'samples/s'}"

@@ -130,7 +130,7 @@ def colour_of(stage: int) -> str:
 
 
 def cut(text: str, columns: int, ink: Ink) -> str:
-    """Shorten text to ``columns`` characters."""
+    """Return text of at most ``columns`` characters; text that is cut ends with `Ink.more`."""
     return text if len(text) <= columns else text[: columns - 1] + ink.more
 
 

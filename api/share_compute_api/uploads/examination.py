@@ -1,4 +1,4 @@
-"""Checks the content of an upload, a data set or a model, before jobs can use it."""
+"""Checks the content of an upload (data, model or tokenizer) before jobs can use it."""
 
 from __future__ import annotations
 

@@ -114,7 +114,7 @@ class UploadStore:
             return self._used_bytes()
 
     def list(self, caller: ApiKeyRecord) -> list[UploadView]:
-        """Return the caller's uploads, newest first."""
+        """Return the caller's uploads, newest first; for an admin, all uploads."""
         with self._lock:
             found = [entry.shown() for entry in self._entries.values() if caller.owns(entry.view.owner)]
         return sorted(found, key=lambda view: (view.created_at, view.id), reverse=True)
