@@ -41,7 +41,8 @@ class MemberSetup:
     deadline_s: float
     """Longest wait for another member, in seconds; the coordinator notices an unresponsive one sooner."""
     applied: int
-    """Number of the last step whose update the member's initial weights include."""
+    """Number of the last step whose update the member's initial weights include; -1 if the member joins a running job,
+    since it loads weights later."""
     tied: str | None = None
     """Stored name of the parameter that the first and the last stage share; None if the model ties none."""
     lent_bytes: int = 0
@@ -144,7 +145,7 @@ class StepFigures:
     waited_s: Seconds
     """The part of ``seconds`` that the member spent waiting for other members."""
     layer_timings: Mapping[int, LayerTiming] | None = None
-    """Mean times of each layer of the shard over the first steps; sent once in an epoch."""
+    """Mean times of each layer, by layer index, over a few steps; sent once in an epoch, otherwise None."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,8 +167,8 @@ class MemberStatus:
     resident_bytes: Natural
     peak_resident_bytes: Natural
     reaches: StepNumber = 0
-    """Number of the last step whose update the weights include, or could apply at once because its gradient is
-    complete."""
+    """Number of the last step whose update the weights include, or which the member can apply at once because its
+    gradient is complete."""
     holds: tuple[int, int] | None = None
     """Layers [start, stop) that the member computes with; None if it has no weights yet."""
     loaded: tuple[int, int] | None = None

@@ -2,7 +2,7 @@
 
 A `Schema` is JSON that pydantic validates strictly: no unknown fields, no other types, and a maximum size. Tensors
 travel as raw bytes behind such a header (`WithContent`). The answer of an actor's method encodes either its return
-value or the error that it raises on purpose (`pack_answer`, `unpack_answer`).
+value or the error that it raises (`pack_answer`, `pack_failure`, `unpack_answer`).
 """
 
 from __future__ import annotations
@@ -209,7 +209,7 @@ _FACTS: dict[str, dict[str, type]] = {
 
 @dataclass(frozen=True, slots=True)
 class Raised:
-    """An error that was raised on purpose, in transit to another process."""
+    """An error in the form in which it is sent to another process."""
 
     kind: str
     """Name of the error's class in `share_compute.errors`."""
@@ -232,7 +232,7 @@ class Raised:
         """Return the error as an exception.
 
         Raises:
-            Undeclared: there is no error of this kind, or a required detail is missing.
+            Undeclared: there is no error of this kind, or a required detail is missing or has the wrong type.
         """
         kind = _KINDS.get(self.kind)
         if kind is None:
@@ -267,7 +267,7 @@ def pack_answer(schema: Packs[T], message: T) -> bytes:
 
 
 def pack_failure(failure: ShareComputeError) -> bytes:
-    """Return the answer for an error that a method raised on purpose, as bytes."""
+    """Return the answer for an error that a method raised, as bytes."""
     return _BAD + RAISED.pack(Raised.of(failure))
 
 
