@@ -1,7 +1,7 @@
 """Fault injection into the processes of a training job, for tests and benchmarks.
 
 The failure script has the same format as in the simulation (`share_compute.protocol.failures`). Pass it to an attempt
-in `Assignment.failures`. Each process of the attempt then executes its own part of the script.
+in `Assignment.failures`. The coordinator and each member then execute their own parts of the script.
 """
 
 from __future__ import annotations
@@ -77,11 +77,13 @@ class FaultInjector:
         """Sends this process's messages, with the injected faults."""
 
     def passes(self, point: Point, step: int) -> list[InjectedFailure]:
-        """Execute the failures that are due at a protocol point; return the ones for the message sent at this point.
+        """Execute the failures of this process that are due at a protocol point; return the due failures of its output.
+
+        The caller applies the returned failures to the message or the numbers that it is about to send or compute.
 
         A kill ends this process at once. A stop suspends this process with its sockets open, until another process
-        resumes it. A partition cuts it off from members and from the coordinator. The collectives of its stage still
-        work, because they use separate sockets.
+        resumes it. A partition cuts this process off from the partition's peers, or from all processes if it names no
+        peers. The collectives of the stage still work, because they use separate sockets.
         """
         of_message = []
         for failure in self._script.passes(point, self._worker, step):
@@ -123,7 +125,7 @@ def make_fail(job_id: str, worker: Worker, kind: Literal["kill", "stop"], durati
         duration_s: time for which a stopped member stays suspended, in seconds.
 
     Raises:
-        Conflict: no member of the job runs there.
+        Conflict: no member of the job runs on this contributor.
     """
     members = members_of(job_id, worker)
     if not members:

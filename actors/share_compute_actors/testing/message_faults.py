@@ -23,7 +23,7 @@ After this time the message is sent even if no later message has overtaken it.""
 
 
 class MessageFaults:
-    """Sends messages; with injected faults, some arrive late, twice, out of order or never.
+    """Sends messages; with injected faults, some arrive damaged, late, twice, out of order or never.
 
     All methods except `is_cut` and `wait_while_cut` belong to one thread, which must call `flush` regularly.
     """
@@ -47,7 +47,7 @@ class MessageFaults:
             target: the receiver; None for the coordinator.
             send: sends the message.
             failures: faults that apply to the message.
-            send_damaged: sends the message with a flipped bit.
+            send_damaged: sends the message with a flipped bit; required if a fault is `FailureKind.corrupt`.
         """
         by_kind = {failure.kind: failure for failure in failures}
         if FailureKind.drop in by_kind or self.is_cut(target):
@@ -126,7 +126,7 @@ def wrong_tensor(tensor: Tensor, failures: Sequence[InjectedFailure]) -> Tensor:
 
 
 def faulty_encoding(encoded: EncodedTensor, failures: Sequence[InjectedFailure]) -> EncodedTensor:
-    """Return the encoded tensor that is sent in place of ``letter``, changed as these failures specify."""
+    """Return the encoded tensor that is sent in place of ``encoded``, changed as these failures specify."""
     return encoded.shortened() if _has(failures, FailureKind.resize) else encoded
 
 
