@@ -133,10 +133,13 @@ class Copies:
         self._came: dict[tuple[int, int], set[int]] = {}
         """Indices of the gradient messages (see `gradient_messages`) that arrived in this epoch, by stage and step."""
         self._wanted: dict[tuple[int, int], int] = {}
-        """Total number of messages of a gradient, by stage and step; known once the gradient's head has arrived."""
+        """Total number of messages of a gradient, by stage and step; known once the gradient's header has arrived."""
 
     def outlines(self, committed: int, followed: Mapping[int, Followed]) -> dict[ShardRange, ShardOutline]:
-        """Ask primaries for the outlines of shards whose copies can start from local data; call this on another thread.
+        """Ask primaries for the outlines of shards whose copies can start from local data; return them by shard.
+
+        The call waits for the primaries, so it must not run on the compute thread. An outline is left out if its
+        primary is lost, does not hold the shard or does not answer in time.
 
         Args:
             committed: last committed step.

@@ -40,7 +40,7 @@ class CopyQuota:
         """Reserve this many bytes, which are about to be written; 0 bytes always succeed.
 
         Raises:
-            Unavailable: there is no space for them.
+            Unavailable: there is no space for them, or the folder does not exist.
         """
         with self._lock:
             if size:
@@ -56,7 +56,7 @@ class CopyQuota:
         """Check that there is space for this many more bytes.
 
         Raises:
-            Unavailable: there is not enough space.
+            Unavailable: there is not enough space, or the folder does not exist.
         """
         left = self._left()
         if size <= left:
@@ -88,7 +88,7 @@ class CopyQuota:
 
 
 def is_out_of_space(failure: Exception) -> bool:
-    """Whether a failure means that a copy had no space, on the disk or in memory."""
+    """Whether a failure means that a copy could not be stored, because the disk or the memory could not take it."""
     return isinstance(failure, Unavailable) or is_out_of_memory(failure)
 
 

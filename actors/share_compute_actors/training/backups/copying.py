@@ -82,7 +82,7 @@ class ShardState(Protocol):
 
 
 class Legacy(NamedTuple):
-    """A shard's state after one step, which is still on this machine, but no longer in use."""
+    """State of a shard after step `step`, left on this machine by a runner or a copy that is no longer used."""
 
     shard: ShardRange
     step: int
@@ -134,7 +134,7 @@ class Copier:
 
     Args:
         run: runs a function on the compute thread, between two of its actions, and returns its result.
-        here: returns the runner and the last step whose update its weights have; called inside ``run``.
+        here: returns the runner and the last step whose update its weights have; called on the compute thread.
     """
 
     def __init__(

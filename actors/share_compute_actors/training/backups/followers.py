@@ -55,7 +55,7 @@ are applied to the snapshot."""
 _TRAINED = frozenset({torch.float32})
 """Dtypes of gradients."""
 _AGAIN_S = 0.5
-"""Wait in seconds before a primary that does not have the shard yet is asked again."""
+"""Wait in seconds before a fetch that the primary refused is repeated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,8 @@ class _Trained:
 class Follower:
     """A backup copy of one shard.
 
-    `take` and `reaches` belong to one thread. Long operations run on the copy's own thread, which has a low priority.
+    `take`, `follow`, `inherit`, `forget_after` and `close` must be called on one thread. Long operations run on the
+    copy's own thread, which has a low priority.
 
     Args:
         shard: layers [start, stop).
@@ -116,7 +117,7 @@ class Follower:
         self._own = ThreadPoolExecutor(1, "copy", _be_modest)
         self._is_fetched = False
         self.is_spoilt = False
-        """Whether the copy is unusable, because data was lost or there was no space for it."""
+        """Whether the copy is unusable, because it could not be fetched, stored or updated."""
         self._is_forgotten = False
 
     @property
@@ -315,7 +316,7 @@ class Follower:
         while not (self._is_fetched or stopping.is_set()):
             try:
                 self._fetch_missing(owner, stopping)
-            except StaleEpoch:  # the primary is about to get its shard, or another copy was begun
+            except StaleEpoch:  # the primary lacks the shard or space for clones, or the fetch was cancelled
                 stopping.wait(_AGAIN_S)
             except Unavailable:
                 with suppress(StaleEpoch):

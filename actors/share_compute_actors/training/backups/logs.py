@@ -31,7 +31,7 @@ class GradientLogHeader(NamedTuple):
     """Factor by which the gradient of the previous step was multiplied; None if unknown."""
 
     def pack(self) -> Tensor:
-        """Return the head as a tensor, ``[5]``."""
+        """Return the header as a tensor, ``[5]``."""
         loss_scale = self.loss_scale
         before = float("nan") if self.scale_before is None else self.scale_before
         return torch.tensor(
@@ -41,7 +41,7 @@ class GradientLogHeader(NamedTuple):
 
     @classmethod
     def unpack(cls, tensor: Tensor) -> GradientLogHeader:
-        """Return the head that `pack` wrote."""
+        """Return the header that `pack` wrote."""
         buckets, factor, clean_steps, is_dynamic, before = tensor.tolist()
         loss_scale = LossScale(factor, int(clean_steps), bool(is_dynamic))
         return cls(int(buckets), loss_scale, None if before != before else before)  # noqa: PLR0124 - only NaN differs from itself
@@ -69,12 +69,12 @@ class GradientLog:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the head and all buckets are here."""
+        """Whether the header and all buckets have arrived."""
         return self._head is not None and len(self._file.names) == self._head.buckets
 
     @property
     def head(self) -> GradientLogHeader:
-        """Head of the gradient, which must have arrived."""
+        """Header of the gradient, which must have arrived."""
         assert self._head is not None
         return self._head
 
@@ -102,7 +102,7 @@ class GradientLog:
         """Check that the disk has the data that was written.
 
         Raises:
-            VerificationFailed: some content differs.
+            VerificationFailed: some content differs or cannot be read.
         """
         self._file.verify()
 

@@ -92,7 +92,7 @@ class TensorFile:
         """Return a tensor, after a check of its digest.
 
         Raises:
-            VerificationFailed: the content differs from the content that was written.
+            VerificationFailed: the content differs from the content that was written, or cannot be read.
         """
         place = self._places[name]
         content = self._read(place.begin, place.size)
@@ -122,7 +122,7 @@ class TensorFile:
         """Read and check all tensors once.
 
         Raises:
-            VerificationFailed: some content differs from the content that was written.
+            VerificationFailed: some content differs from the content that was written, or cannot be read.
         """
         for name in self.names:
             self.get(name)
