@@ -1,1 +1,1 @@
-"""The coordinator: the actor on the head that leads one attempt at a job, and the shard store beside it."""
+"""The coordinator: the actor on the head that leads one attempt at a training job."""

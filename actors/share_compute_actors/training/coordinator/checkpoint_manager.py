@@ -100,7 +100,7 @@ class CheckpointManager:
         Args:
             state: training state after the last committed step.
             waits: whether to wait until the checkpoint is complete. If false, the call returns after the snapshots,
-                provided that all members have memory for a copy of their shards.
+                provided that the first member of each stage has memory for a copy of its shard.
 
         Raises:
             Cancelled: the submitter cancelled the job.
@@ -213,7 +213,7 @@ class CheckpointManager:
         self._settle(saving)
 
     def _settle(self, saving: _Saving) -> None:
-        """Report the outcome of a folder."""
+        """Report whether the folder was saved completely, and accuse a member that sent malformed data."""
         self._under_way = None
         if self._pace is not None:
             self._pace = self._pace.written(time.monotonic())

@@ -74,9 +74,9 @@ An unanswered message is sent again after two ticks, then ever less often."""
 _CUT_TICKS = 3
 """Ticks without news after which members test whether they reach each other, for the first time."""
 _QUIET_S = 120.0
-"""Shortest time without news, in seconds, after which members begin a new epoch and continue at the same step.
+"""Initial limit for the time without news, in seconds. Beyond the limit, members begin a new epoch at the same step.
 
-It grows with the duration of steps, and doubles with each such epoch: five of them in a row take an hour."""
+The limit grows with the duration of steps, and doubles with each such epoch: five of them in a row take an hour."""
 _QUIET_STEPS = 5
 _EPOCHS_IN_VAIN = 5
 
@@ -143,9 +143,10 @@ class Conductor:
         self._ticked_s = time.monotonic()
         self._committed_s = time.monotonic()
         self._quiet_s = _QUIET_S
-        """Longest time without news of a step, in seconds."""
+        """Limit for the time without news, in seconds, before it is doubled for an epoch."""
         self._epochs_in_vain = 0
-        """Number of epochs begun since a step was committed or a member lost."""
+        """Number of epochs begun since a step was committed, a member was lost or suspected, or the step was ordered to
+        start over."""
 
     def assemble(self) -> None:
         """Begin the first epoch, with all members."""
@@ -161,6 +162,7 @@ class Conductor:
         Raises:
             Cancelled: the submitter cancelled the job.
             ContributorLost: all holders of some part of the model are lost.
+            LinksCut: members that must communicate do not reach each other.
             NotFinite: numbers of a step are not finite; the step stays open on all members.
             ShareComputeError: a member reported this error.
         """
@@ -176,7 +178,10 @@ class Conductor:
             self._handle(Continue(self._machine.committed))
 
     def at_pause(self, work: Callable[[], Result]) -> Result:
-        """Return the result of `work`, run while no step is computed; run it again if members are lost meanwhile."""
+        """Return the result of `work`, run while no step is computed.
+
+        If a member is lost or sends a wrong tensor meanwhile, run `work` again in the next epoch.
+        """
         while True:
             try:
                 return work()
@@ -209,7 +214,7 @@ class Conductor:
 
     @property
     def membership(self) -> Membership:
-        """Membership of the epoch."""
+        """Membership of the current epoch."""
         assert self._membership is not None
         return self._membership
 
@@ -285,7 +290,7 @@ class Conductor:
             self._unpack(worker, data)
 
     def _unpack(self, worker: Worker, data: Any) -> None:
-        """Read a message of a member; count the sender as lost if it is malformed."""
+        """Read a message of a member; count the sender as lost if the message is malformed."""
         try:
             message, figures = unpack_said(data, worker, self._group.name(worker), self._group.microbatches)
         except Undeclared as failure:

@@ -84,7 +84,7 @@ class Coordinator:
 
     @ray.method(concurrency_group="control")
     def cancel(self) -> None:
-        """Ask the attempt to end at the next step."""
+        """Ask the attempt to end soon; it abandons the step that is being computed."""
         self._requests.cancelled.set()
 
     @ray.method(concurrency_group="control")

@@ -31,7 +31,7 @@ _EVALUATED_AT_ONCE = 8
 
 
 class Evaluation:
-    """Runs the members' model forward while no step is computed.
+    """Evaluates the members' model while no step is computed.
 
     Args:
         spec: the job, with its number of microbatches settled.
@@ -131,7 +131,10 @@ class Evaluation:
         return torch.tensor(logits)
 
     def locate(self, failure: NotFinite) -> UserError:
-        """Return an error that names where numbers stopped being finite; `failure` itself if no member finds it."""
+        """Return an error that names the place where numbers stopped being finite.
+
+        Return `failure` itself if no member finds such a place, or if members are lost meanwhile.
+        """
         step, membership = failure.step, self._conductor.membership
         assert step is not None
         own: dict[Worker, tuple[int, list[int]]] = {}

@@ -41,7 +41,14 @@ class Listener(ABC):
     def reformed(
         self, before: Membership, after: Membership, lost: frozenset[Worker], seconds: float
     ) -> None:
-        """Receive the memberships before and after, lost members, and the seconds in which nothing was computed."""
+        """Receive a membership change.
+
+        Args:
+            before: membership of the epoch before.
+            after: membership of the new epoch.
+            lost: members that were lost.
+            seconds: time in which nothing was computed.
+        """
 
     @abstractmethod
     def ticked(self) -> None:
@@ -49,7 +56,7 @@ class Listener(ABC):
 
 
 class TrainingProgress:
-    """Accounts for the steps of one attempt.
+    """Computes the facts about each step of one attempt, and keeps its training state.
 
     Args:
         spec: the job, with its number of microbatches settled.

@@ -115,7 +115,7 @@ class TrainingRun(Listener):
         return self._progress.reason
 
     def _begin(self) -> None:
-        """Report the first epoch, and the committed steps that an earlier attempt did not report."""
+        """Report the plan of members taken over, the committed steps not reported so far, and the start of training."""
         self._balancer.reform(self._conductor.membership)
         if self._start.takeover is not None:
             self._monitor.reform(self._planner.solution, are_lost=True)
@@ -176,7 +176,7 @@ class TrainingRun(Listener):
         )
 
     def _between(self, step: int) -> None:
-        """Validate, write samples and save a checkpoint after a step, each only if it is due."""
+        """Validate, generate sample texts and save a checkpoint after a step, each only if it is due."""
         training, progress = self._training, self._progress
         if self._start.facts.sizes["validation"] and (
             progress.has_ended or (training.validate_every and step % training.validate_every == 0)
@@ -199,7 +199,7 @@ class TrainingRun(Listener):
 
     @contextmanager
     def _saving_when_cut(self) -> Iterator[None]:
-        """Save a checkpoint for the next attempt when links between members are cut."""
+        """If links between members are cut inside the context, save a checkpoint if steps are new, and raise."""
         try:
             yield
         except LinksCut:

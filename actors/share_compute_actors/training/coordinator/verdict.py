@@ -1,6 +1,7 @@
 """Checks a step that all members prepared, before it is committed.
 
-Losses and gradients must be finite. The norm of the whole gradient determines by how much the gradient is clipped.
+Losses and gradients must be finite. In float16, a step whose gradient is not finite is committed, but changes nothing.
+The norm of the whole gradient determines by how much the gradient is clipped.
 """
 
 from __future__ import annotations
@@ -44,14 +45,14 @@ class Verdict:
     norm: float
     """Norm of the whole gradient, without the loss scale."""
     factor: float
-    """Factor that the gradient is multiplied by."""
+    """Factor that the gradient is multiplied by; `SKIPPED` if the step must change nothing."""
 
 
 def judge(prepared: Mapping[Worker, Prepared], training: TrainingSpec, step: int) -> Verdict:
     """Return the verdict on a step, from the messages of all members.
 
     Raises:
-        NotFinite: the loss or the gradient is not finite, so the step must not be committed.
+        NotFinite: the loss is not finite, or the gradient is not finite and the precision is not float16.
     """
     losses, norm = losses_of(prepared), global_norm(prepared)
     if not math.isfinite(sum(losses.values())):
