@@ -45,7 +45,7 @@ class BackupCalls:
     def keep_copies(
         self, epoch: int, committed: int, followed: Mapping[int, Followed], backups: Collection[Worker]
     ) -> None:
-        """Keep copies of exactly these primaries' shards, and drop all others.
+        """Keep copies of exactly these primaries' shards, and drop all other copies.
 
         This is called before the epoch in which the primaries begin to send gradients. Existing copies of these shards
         stay. A new copy starts from data that this machine already has, and the rest is fetched while training
@@ -78,7 +78,7 @@ class BackupCalls:
     @ray.method(concurrency_group="copies")
     @answers(FLAG)
     def is_up_to_date(self) -> bool:
-        """Return whether all copies are complete, and little is left to bring them to the last committed step."""
+        """Have the copies apply pending gradients; return whether all usable copies are complete and caught up."""
         return self._engine.copies.catch_up()
 
     @ray.method(concurrency_group="copies")

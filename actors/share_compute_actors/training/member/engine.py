@@ -1,7 +1,7 @@
 """A member's single compute thread: it executes the effects of the protocol machine, and calls from other threads.
 
-All access to weights, gradients and the channel happens on this thread. Other threads only queue messages and calls
-here, and end waits that have become pointless.
+While steps are computed, only this thread uses weights, gradients and the channel. Other threads only queue messages
+and calls here, and end waits that have become pointless.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ class TrainingEngine(ComputeThread):
             runner: runner with the weights.
             inputs: samples of the first stage.
             targets: targets of the last stage.
-            loaded: the last step whose update the weights have.
+            loaded: the epoch that is about to begin, and the last step whose update the weights have.
         """
         if self.runner is not None and self._machine.applied == loaded.applied:
             self.copies.former = Legacy.of_runner(self.runner, loaded.applied)
@@ -167,7 +167,13 @@ class TrainingEngine(ComputeThread):
         self._handle(loaded)
 
     def join(self, group: EpochGroup | None, rank: int, epoch: int) -> None:
-        """Sum gradients with this group from now on; call this through `order`."""
+        """Sum gradients with this group from now on; call this through `order`.
+
+        Args:
+            group: process group of the stage; None if the stage has no other members.
+            rank: rank of this member in the group.
+            epoch: number of the group's epoch.
+        """
         assert self.runner is not None
         with self._news:
             old, self.group = self.group, group
@@ -177,7 +183,10 @@ class TrainingEngine(ComputeThread):
         self.runner.join(group, rank)
 
     def arrived(self, step: int, microbatch: int) -> tuple[Tensor | None, Tensor | None]:
-        """Return activation and gradient that arrived for a microbatch of the open step; call this through `order`."""
+        """Return activation and gradient that arrived for a microbatch of the open step; call this through `order`.
+
+        Each of the two is None if it has not arrived.
+        """
         come = self._arrived
         return come.get(("activation", step, microbatch)), come.get(("gradient", step, microbatch))
 
@@ -247,7 +256,7 @@ class TrainingEngine(ComputeThread):
         self._handle(Arrived(self.channel.epoch, label.of_protocol))
 
     def _is_unusable(self, label: WireLabel, source: Worker, tensor: Tensor) -> bool:
-        """Reject a tensor that contradicts the blueprint; return whether it was rejected."""
+        """Reject a tensor that contradicts the blueprint or is not finite; return whether it was rejected."""
         if label.cargo == "logged":
             return False
         if label.cargo == "log":

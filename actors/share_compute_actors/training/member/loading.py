@@ -58,8 +58,10 @@ def fill_runner(runner: Runner, setup: MemberSetup, client: SourceClient | None)
     Raises:
         ContributorLost: data from a machine arrives damaged.
         PlanInfeasible: the shard does not fit into this machine's memory.
-        StaleEpoch: a source died.
+        ShardStoreLost: the shard store is a source, and died.
+        StaleEpoch: a member that is a source died.
         UserError: the weights do not fit the model's configuration.
+        WrongTensor: a member that is a source returned data that does not fit the shard.
     """
     stage = runner.stage
     with fits(stage.shard, setup.name), passing_through():

@@ -59,7 +59,8 @@ from share_compute_actors.wire import COUNT, FLAG, NAMES, NOTHING
 class Member(GivesState, BackupCalls, LinkedMember):
     """Does one machine's work for one job, over all its epochs.
 
-    Methods of the group ``orders`` run on the compute thread, one after the other. The other groups answer at any time.
+    Methods of the group ``orders`` run on the compute thread, one after the other. Methods of the other groups have
+    threads of their own, so they are called at any time.
 
     Args:
         setup: parameters of this member.
@@ -93,7 +94,7 @@ class Member(GivesState, BackupCalls, LinkedMember):
         self._runner: Runner | None = None
         self._next: Runner | None = None
         self._next_applied = 0
-        """Last step whose update `_next` has; other members may still read `_runner`."""
+        """Last step whose update `_next` has. `_runner` stays until `adopt`: other members may still read it."""
         self._built: Runner | None = None
         """A runner whose weights are not loaded yet."""
         self._names: dict[Worker, str] = {}
@@ -249,7 +250,7 @@ class Member(GivesState, BackupCalls, LinkedMember):
     @ray.method(concurrency_group="orders")
     @answers(FINDING)
     def find_nonfinite(self, step: int, place: int, microbatches: Sequence[int]) -> NonFiniteValue | None:
-        """Compute some microbatches of the open step again, and return where numbers stop being finite."""
+        """Compute some microbatches of the open step again; return where numbers stop being finite, None if nowhere."""
         return self._engine.order(partial(self._find_nonfinite, step, place, microbatches))
 
     def _find_nonfinite(self, step: int, place: int, microbatches: Sequence[int]) -> NonFiniteValue | None:
@@ -294,7 +295,7 @@ class Member(GivesState, BackupCalls, LinkedMember):
     @ray.method(concurrency_group="control")
     @answers(NOTHING)
     def follow(self, coordinator: Any, shard_store: Any, key: bytes) -> None:
-        """Switch to another attempt's coordinator, its key and its shard store."""
+        """Switch to another attempt's coordinator and shard store; send this key with later messages."""
         self._shard_store, self._pieces = shard_store, None
         self._engine.use_shard_store(shard_store)
         self._unacknowledged.clear()

@@ -24,7 +24,7 @@ from share_compute_actors.wire import NAMES
 class GivesState:
     """The methods of a member from which others load its state; called only while no step is computed.
 
-    The last argument of each method names the layers of the backup copy to read; None reads the member's own shard.
+    The argument `shard` names the layers of the backup copy to read; None reads the member's own shard.
     """
 
     _engine: TrainingEngine
@@ -47,7 +47,7 @@ class GivesState:
 
     @ray.method(concurrency_group="pieces")
     def loss_scale(self, shard: ShardRange | None = None) -> LossScale:
-        """Return the loss scale before the next step."""
+        """Return the loss scale of the next step."""
         return self._copy(shard).loss_scale() if shard is not None else self._here().loss_scale
 
     @ray.method(concurrency_group="pieces")

@@ -174,7 +174,7 @@ class Runner:
             self._kept["gradient", microbatch] = torch.zeros(1) if reached is None else reached
 
     def kept(self, cargo: str, microbatch: int) -> Tensor | None:
-        """Return an activation, a gradient or the tied sum for a neighbouring stage; None if there is none."""
+        """Return an activation, a gradient or the tied sum for another stage; None if there is none."""
         return self._own_tied if cargo == "tied" else self._kept.get((cargo, microbatch))
 
     # -- checks -------------------------------------------------------------------------------------------------------
@@ -259,7 +259,7 @@ class Runner:
         self._keep_tied()
 
     def copy(self, source: int, *, has_it: bool) -> None:
-        """Copy the gradient from one member of the stage to all others.
+        """Copy the gradient from one member of the stage to its other members.
 
         Args:
             source: rank of the member that has the gradient.
@@ -430,7 +430,7 @@ class Runner:
     def find_nonfinite(
         self, step: int, place: int, microbatch: int, entering: Tensor, incoming: Tensor | None
     ) -> NonFiniteValue | None:
-        """Run a microbatch again, and return where its numbers stop being finite.
+        """Run a microbatch again, and return where its numbers stop being finite; None if nowhere.
 
         Args:
             step: number of the open step; the weights lack its update.
