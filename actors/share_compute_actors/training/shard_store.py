@@ -1,7 +1,7 @@
 """The shard store: an actor on the head that serves samples and starting weights, and writes checkpoints and results.
 
-Members may be on machines without access to the server's disk, so all their reads and writes go through this actor:
-samples by step, weights one tensor at a time, results in pieces.
+Members may be on machines without access to the server's disk, so this actor reads and writes all files for them. It
+sends samples by step and weights by rows of tensors, and fetches snapshots in pieces.
 """
 
 from __future__ import annotations

@@ -147,7 +147,10 @@ class StepLog:
     # -- writing -----------------------------------------------------------------------------------------------------
 
     def begin_epoch(self, epoch: int) -> Standing | None:
-        """Write that an epoch begins, and return the job's position; None if this or a later epoch has begun before."""
+        """Write that an epoch begins, and return the job's position.
+
+        Return None if this or a later epoch has begun before, or if a later attempt has claimed the step log.
+        """
         return self._write(
             "UPDATE standing SET epoch = ? WHERE epoch < ? AND attempt = ?", epoch, epoch, self._attempt
         )
@@ -243,7 +246,7 @@ class StepLog:
 
     @property
     def group(self) -> GroupFacts | None:
-        """Facts about the job's members; None after a return to a checkpoint, until the next epoch is formed."""
+        """Facts about the job's members; None in a new job or after `rewind`, until an epoch is formed."""
         (written,) = self._base.execute("SELECT membership FROM standing").fetchone()
         return None if written is None else _groups.validate_json(written)
 

@@ -141,7 +141,7 @@ class Changes:
                 )
 
     def under_way(self) -> Solution | None:
-        """Return the pending plan, whose machines are not ready yet; None if there is none. Thread-safe."""
+        """Return the pending plan, which is not carried out yet; None if there is none. Thread-safe."""
         joining = self._live_joining
         return None if joining is None else joining.solution
 
@@ -172,12 +172,15 @@ class Changes:
 
     @property
     def known(self) -> Topology:
-        """All machines that members run on or ran on."""
+        """All machines on which members may run, and machines of members that must leave."""
         return self._group.topology
 
     @property
     def usable(self) -> Topology:
-        """All machines that the job may use from now on: machines that it holds, and machines that it was offered."""
+        """All machines that the job may use from now on, without machines that are asked to leave.
+
+        They are the machines of its members, and the offered machines on which a member may be started.
+        """
         group, leaving, offer = self._group, self.requests.leaving, self.requests.offered
         offered = group.topology if offer is None else offer.topology
         known = {machine.id for machine in offered.contributors}

@@ -1,4 +1,4 @@
-"""Finds pairs of members that must communicate in an epoch, although their hosts do not reach each other."""
+"""Finds pairs of members that must communicate in an epoch, but whose hosts do not reach each other."""
 
 from __future__ import annotations
 

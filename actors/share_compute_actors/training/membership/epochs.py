@@ -174,8 +174,9 @@ def dealt(stage: Sequence[Worker], shares: Sequence[int]) -> tuple[Worker, ...]:
 def shared(stage: Sequence[Worker], shard: tuple[int, int], cost: TrainingCost) -> tuple[Worker, ...]:
     """Return, for each microbatch id in order, the member of a stage that computes it.
 
-    The numbers of microbatches minimize the predicted time at which the last member finishes. Members get even numbers
-    if the cost model lacks one of them. If there are fewer microbatches than members, the last members get none.
+    The numbers of microbatches minimize the predicted time at which the last member finishes. The numbers
+    are even if the cost model lacks a member, or if a member would get none. If there are fewer microbatches than
+    members, the last members get none.
     """
     index = {machine.id: place for place, machine in enumerate(cost.topology.contributors)}
     count = cost.workload.microbatches

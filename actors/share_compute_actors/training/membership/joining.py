@@ -92,8 +92,8 @@ class Joining:
         Args:
             usable: machines on which members may be started.
             membership: membership of the epoch.
-            granted: step of the proposal whose machines were granted to the job. No machine is started before this
-                proposal's machines are granted.
+            granted: step of the last proposal whose machines were granted to the job; None if there is none. No member
+                is started before the machines of this plan's proposal are granted.
         """
         missing = self.machines - self._group.workers
         if missing and granted != self._proposed.step:

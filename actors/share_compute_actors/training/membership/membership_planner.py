@@ -67,7 +67,7 @@ class MembershipPlanner:
         self._membership = start.takeover.facts.membership if start.takeover is not None else None
         self._before = self._membership, self.solution
         self.recomputed = 0
-        """Number of microbatches that the last epoch computes again, because the members that held them are lost."""
+        """Number of microbatches that the last epoch computes again, because members were lost or layers moved."""
 
     def form(self, request: PlanMembership) -> Form:
         """Return the next epoch for the members that reported, once it is in the step log and they hold its shards.

@@ -105,8 +105,8 @@ class PerformanceMonitor:
 
         Args:
             solution: the solution that the members carry out.
-            are_lost: whether members may have been lost. If so, a plan is searched for at once, and it may be one that
-                was proposed before.
+            are_lost: whether members may have been lost. If so, a plan is searched for after the second step from now,
+                and it may be one that was proposed before.
         """
         if are_lost:
             self._forget_proposal()
@@ -121,7 +121,7 @@ class PerformanceMonitor:
         self._is_disturbed |= are_lost
 
     def timings(self) -> Timings:
-        """Return the layer timings measured so far, by contributor id."""
+        """Return the layer timings measured so far, by this and earlier attempts, by contributor id."""
         return {machine: dict(timed) for machine, timed in self._timings.items()}
 
     def observe(self, step: int, seconds: float, results: Mapping[Worker, StepFigures]) -> None:

@@ -55,7 +55,7 @@ class Start:
     """The runs of the job's `SummationTree`."""
     state: TrainingState
     takeover: Takeover | None = None
-    """Members taken over; None if new members load from the checkpoint or the seed."""
+    """Members taken over; None if the attempt starts new members."""
 
 
 def find_takeover(job_id: str, topology: Topology, step_log: StepLog) -> Takeover | None:

@@ -113,7 +113,8 @@ class TrainingGroup(WorkerGroup):
 
         Args:
             worker: the contributor's id.
-            applied: last step whose update is in the weights that the member will load.
+            applied: last step whose update is in the weights that the member will load first; -1 if it is not known
+                yet.
         """
         machine = self.topology[worker]
         setup = MemberSetup(
@@ -156,7 +157,7 @@ class TrainingGroup(WorkerGroup):
         )
 
     def load(self, plan: Plan) -> None:
-        """Start all members of a plan, and have them load their shards from the shard store or the seed.
+        """Start all members of a plan; have them load shards from the shard store, or initialize them from the seed.
 
         Members that die meanwhile are left out.
 
