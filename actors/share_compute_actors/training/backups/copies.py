@@ -38,7 +38,7 @@ _OUTLINE_S = 5.0
 
 
 class RemotePrimary:
-    """Calls a primary on another machine, whose shard is copied.
+    """Calls a primary on another machine to copy its shard.
 
     Args:
         actor: the primary.
@@ -241,7 +241,10 @@ class Copies:
         return None if what is None else f"the gradient that it sent to its backup: {what}"
 
     def take(self, label: WireLabel, tensor: Tensor) -> Followed | None:
-        """Store a part of a gradient; if that completes it, return its primary, which waits for an acknowledgement."""
+        """Store a part of a gradient.
+
+        Return the gradient's primary, which waits for an acknowledgement, once all parts are here; until then, None.
+        """
         followed, key = self._followed[label.stage], (label.stage, label.step)
         follower = self._followers[followed.shard]
         try:

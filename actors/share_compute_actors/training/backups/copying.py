@@ -37,13 +37,13 @@ class ShardOutline:
     buckets: tuple[tuple[tuple[str, tuple[int, ...]], ...], ...]
     """Names and shapes of trained parameters, in the order in which each gradient bucket holds them."""
     undecayed: frozenset[str]
-    """Names of the parameters without weight decay, unless the job decays all parameters."""
+    """Names of biases and norm parameters, which have no weight decay unless the job decays all parameters."""
 
     def copy_bytes(self, state_tensors: int) -> int:
         """Return the minimum size of a copy in bytes: a snapshot, and the gradient of one step.
 
         Args:
-            state_tensors: number of tensors of the weights' size in the optimizer's state.
+            state_tensors: number of the optimizer's state tensors for each parameter, all of the parameter's size.
         """
         trained = sum(math.prod(shape) for group in self.buckets for _, shape in group)
         return sum(self.sizes.values()) + FLOAT_BYTES * (state_tensors + 1) * trained
@@ -67,7 +67,7 @@ class Copied:
     step: int
     """Last step whose update the clones have."""
     loss_scale: LossScale
-    """Loss scale after that step."""
+    """Loss scale after step `step`."""
     parts: tuple[ClonedTensor, ...]
 
 
@@ -87,7 +87,7 @@ class Legacy(NamedTuple):
     shard: ShardRange
     step: int
     loss_scale: LossScale
-    """Loss scale after that step."""
+    """Loss scale after step `step`."""
     names: Collection[str]
     """Names of parameters and buffers."""
     state: Callable[[str], Mapping[str, Tensor]]

@@ -100,8 +100,9 @@ class Follower:
         self._trained: dict[str, _Trained] = {}
         self._snapshot = TensorFile(quota)
         self._have: dict[str, int] = {}
-        """By name of a tensor, the last step whose update the tensor's snapshot contains. A tensor that is not trained
-        never changes, but its step advances with the others."""
+        """Last step whose update the snapshot of each tensor contains, by the tensor's name.
+
+        A tensor that is not trained never changes, but its step advances with the steps of trained tensors."""
         self._logs: dict[int, GradientLog] = {}
         self._scales: dict[int, float] = {}
         """Gradient factors of committed steps, as far as the primary has reported them."""

@@ -50,7 +50,7 @@ class _Saving(NamedTuple):
 
 
 class CheckpointManager:
-    """Saves the model of a job into folders of the shard store, one folder at a time.
+    """Has the shard store save the model of a job into folders, one folder at a time.
 
     At a pause, the first member of each stage takes a snapshot. Training then continues while the shard store
     fetches the snapshots and writes them. All methods must be called on the coordinator's one thread.

@@ -180,7 +180,7 @@ class Conductor:
     def at_pause(self, work: Callable[[], Result]) -> Result:
         """Return the result of `work`, run while no step is computed.
 
-        If a member is lost or sends a wrong tensor meanwhile, run `work` again in the next epoch.
+        If a member is lost or sends a wrong tensor meanwhile, pause again and run `work` again.
         """
         while True:
             try:

@@ -102,7 +102,7 @@ class TrainingRun(Listener):
         Raises:
             Cancelled: the submitter cancelled the job.
             ShareComputeError: the attempt failed.
-            MembersLost: members died, and the others cannot go on without them.
+            MembersLost: members died, and the remaining members cannot continue without them.
         """
         with self._monitor:
             with self._saving_when_cut():

@@ -155,8 +155,8 @@ class TrainingEngine(ComputeThread):
 
         Args:
             runner: runner with the weights.
-            inputs: samples of the first stage.
-            targets: targets of the last stage.
+            inputs: fetches the inputs of samples; used only at the first stage.
+            targets: fetches their targets; used only at the last stage.
             loaded: the epoch that is about to begin, and the last step whose update the weights have.
         """
         if self.runner is not None and self._machine.applied == loaded.applied:

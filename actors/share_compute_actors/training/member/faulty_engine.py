@@ -155,7 +155,7 @@ class FaultyOutbox(Outbox):
 
     Args:
         faults: sends messages with their injected faults.
-        passes: passes a protocol point, and returns the failures that apply there.
+        passes: see `FaultInjector.passes`; called with the protocol point.
     """
 
     def __init__(self, faults: MessageFaults, passes: Callable[[Point], list[InjectedFailure]]) -> None:

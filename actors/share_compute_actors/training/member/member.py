@@ -113,7 +113,7 @@ class Member(GivesState, BackupCalls, LinkedMember):
     @ray.method(concurrency_group="orders")
     @answers(COUNT)
     def load(self, shard_store: Any, shard: Shard, sources: Sources | None, applied: int) -> int:
-        """Build a shard for the next epoch and fill it; return the bytes of its weights.
+        """Build a shard for the next epoch and fill it; return the size of its weights in bytes.
 
         The current shard stays until `adopt`, because other members may want to read it.
 

@@ -174,7 +174,12 @@ class Runner:
             self._kept["gradient", microbatch] = torch.zeros(1) if reached is None else reached
 
     def kept(self, cargo: str, microbatch: int) -> Tensor | None:
-        """Return an activation, a gradient or the tied sum for another stage; None if there is none."""
+        """Return a tensor that another stage needs; None if there is none.
+
+        Args:
+            cargo: "activation", "gradient", or "tied" for the gradient of the tied parameter.
+            microbatch: id of the microbatch; unused for "tied".
+        """
         return self._own_tied if cargo == "tied" else self._kept.get((cargo, microbatch))
 
     # -- checks -------------------------------------------------------------------------------------------------------
