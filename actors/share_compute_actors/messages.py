@@ -37,7 +37,7 @@ class MemberSetup:
     threads: int
     device: DeviceKind
     gpu: str
-    """UUID of the GPU that was measured; empty for a CPU."""
+    """UUID of the GPU that was measured; empty for a CPU, or if it is unknown."""
     deadline_s: float
     """Longest wait for another member, in seconds; the coordinator notices an unresponsive one sooner."""
     applied: int
@@ -124,7 +124,7 @@ def read_extents(data: bytes) -> tuple[Extent, ...]:
 
 
 class Followed(NamedTuple):
-    """A primary whose shard a member keeps a backup copy of."""
+    """A primary, and the shard of which a member keeps a backup copy for it."""
 
     owner: Worker
     actor: Any

@@ -25,7 +25,7 @@ After this time the message is sent even if no later message has overtaken it.""
 class MessageFaults:
     """Sends messages; with injected faults, some arrive damaged, late, twice, out of order or never.
 
-    All methods except `is_cut` and `wait_while_cut` belong to one thread, which must call `flush` regularly.
+    All methods except `is_cut` and `wait_while_cut` must be called on one thread. It must call `flush` regularly.
     """
 
     def __init__(self) -> None:

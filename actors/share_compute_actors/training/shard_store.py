@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 Part: TypeAlias = Literal["inputs", "targets"]
 Rows: TypeAlias = dict[int, NDArray[Any]]
-"""Samples by microbatch id, ``[batch, ...]`` each."""
+"""Inputs or targets of samples by microbatch id, ``[batch, ...]`` each."""
 _DEATHS = (RayActorError, ObjectLostError)
 """Ray errors of a member that died before it answered, or whose answer was lost with it."""
 

@@ -48,7 +48,7 @@ class Standing(NamedTuple):
     committed: int
     """Last committed step."""
     scale: float
-    """Factor by which the gradient of the last committed step was multiplied."""
+    """Factor by which the gradient of the last committed step was multiplied; 1.0 if the log does not have the step."""
     generation: int = 0
     """Number of times that the last committed step was restarted before its commit."""
 
@@ -206,7 +206,7 @@ class StepLog:
             step: number of the step.
             what: description of the wrong numbers, for the user.
             is_grave: whether the machine is quarantined at the first offence.
-            accuser: the member whose report is the only evidence; None if the coordinator has evidence of its own.
+            accuser: the member whose report is the only evidence; None if the coordinator or the machine found them.
         """
         with self._transaction():
             before = self._base.execute("SELECT accuser FROM offences WHERE worker = ?", (worker,))

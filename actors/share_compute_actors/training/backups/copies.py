@@ -97,7 +97,7 @@ class _Deadline:
 class Copies:
     """All backup copies that one member keeps.
 
-    All methods except `outlines`, `of`, `catch_up` and `are_whole` belong to the compute thread.
+    All methods except `outlines`, `of`, `catch_up` and `are_whole` must be called on the compute thread.
 
     Args:
         backup: this member.

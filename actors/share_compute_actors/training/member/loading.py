@@ -30,7 +30,7 @@ def build_runner(setup: MemberSetup, tree: SummationTree, shard: Shard) -> Runne
         shard: layers of the model.
 
     Raises:
-        ContributorLost: this process sees another GPU than the one that was measured.
+        ContributorLost: this process sees another GPU than the one that was measured, or none.
         PlanInfeasible: the shard does not fit into this machine's memory.
     """
     torch.set_num_threads(setup.threads)

@@ -125,8 +125,7 @@ class Member(GivesState, BackupCalls, LinkedMember):
             applied: last step whose update these weights have.
 
         Raises:
-            PlanInfeasible: the shard does not fit into this machine's memory.
-            UserError: the weights do not fit the model's configuration.
+            ShareComputeError: as `build_runner` and `fill_runner` do.
         """
         return self._engine.order(partial(self._load, shard_store, shard, sources, applied))
 
@@ -191,8 +190,8 @@ class Member(GivesState, BackupCalls, LinkedMember):
         """Join the process group of the stage, if the stage has other members.
 
         Raises:
-            ContributorLost: not all members joined in time.
-            StaleEpoch: a halt for a later epoch ended the wait.
+            ContributorLost: not all members joined in time, or a halt for a later epoch ended the wait.
+            StaleEpoch: a later epoch has begun.
         """
         self._engine.order(partial(self._form, epoch, meeting, rank, size))
 
@@ -223,7 +222,7 @@ class Member(GivesState, BackupCalls, LinkedMember):
         """Evaluate this member's share of some microbatches, and return its sums; None unless it is in the last stage.
 
         Raises:
-            StaleEpoch: a member was lost meanwhile.
+            ShareComputeError: as `Passing.evaluate` does.
         """
         me = self._setup.worker
         return self._engine.order(
@@ -238,7 +237,7 @@ class Member(GivesState, BackupCalls, LinkedMember):
         """Return the logits of the token after a text, ``[vocabulary]``; None unless this member is in the last stage.
 
         Raises:
-            StaleEpoch: a member was lost meanwhile.
+            ShareComputeError: as `Passing.next_logits` does.
         """
         return self._engine.order(lambda: self._passing().next_logits(step, ids, stage, way))
 

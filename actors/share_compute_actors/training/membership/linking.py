@@ -31,7 +31,7 @@ class MemberLinks:
 
         Raises:
             MembersLost: machines died meanwhile.
-            ContributorLost: the job asks for direct links, and one does not work.
+            ContributorLost: the job asks for direct links, and one does not work; or a group was not formed in time.
             LinksCut: members that must communicate do not reach each other.
             StaleEpoch: a later epoch has begun.
         """
