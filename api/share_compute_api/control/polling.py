@@ -15,7 +15,7 @@ _log = logging.getLogger(__name__)
 
 
 async def poll_forever(poll: Callable[[], Awaitable[None]], at: str, notifier: Notifier) -> NoReturn:
-    """Call ``poll`` until cancelled; log each failure and continue.
+    """Call ``poll`` until cancelled; log each `ShareComputeError` and continue.
 
     Args:
         poll: makes one pass: reads the store and acts on it.

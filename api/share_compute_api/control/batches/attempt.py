@@ -39,13 +39,13 @@ _LONGEST_PAUSE_S = 10.0
 _MOST_MISTAKES = 3
 """Number of unexpected engine errors for one row after which the error becomes the row's answer."""
 _ROWS_AHEAD = 2
-"""Number of rows in flight per sequence that the deployment generates concurrently. A value above 1 keeps its queue
-filled."""
+"""Rows in flight, as a multiple of the sequences that the maximum number of replicas generates at a time. A value above
+1 keeps the deployment's queue filled."""
 _log = logging.getLogger(__name__)
 
 
 class DeploymentGone(Exception):
-    """Raised when the batch's deployment was taken down or replaced."""
+    """Raised when the batch's deployment was taken down, has failed, or was replaced."""
 
 
 @dataclass(slots=True)
@@ -97,7 +97,8 @@ class BatchAttempt:
         """Run the attempt, and record its outcome in the store.
 
         Raises:
-            DeploymentGone: the deployment is gone. The attempt has stopped, and its end is not recorded.
+            DeploymentGone: the deployment was taken down, has failed, or was replaced. The attempt has stopped, and its
+                end is not recorded.
             Conflict: the job has a newer attempt or is over.
             Unavailable: the store does not answer.
         """
@@ -127,7 +128,7 @@ class BatchAttempt:
     async def _cancelled(self) -> None:
         """Wait until the user has requested cancellation of the job."""
         read = partial(self._store.jobs.get, self._job.id)
-        while (await patiently(self._patience, read)).cancel_requested_at is None:  # noqa: ASYNC110 - the wish is a row
+        while (await patiently(self._patience, read)).cancel_requested_at is None:  # noqa: ASYNC110 - polls a row
             await asyncio.sleep(_POLL_S)
 
     async def _record(self, *events: AttemptEvent) -> None:
@@ -187,7 +188,7 @@ class BatchAttempt:
     async def _put(
         self, slots: asyncio.Semaphore, parts: Parts, part: _Part, place: int, row: InputRow
     ) -> None:
-        """Answer one row and store the answer at ``place`` in its part; save the part when all rows have one."""
+        """Answer one row and store the answer at ``place`` in its part; save the part when it is complete."""
         try:
             answer = part.answers[place] = await self._answer(row)
         finally:
@@ -199,7 +200,10 @@ class BatchAttempt:
             await asyncio.to_thread(parts.keep, part.number, columns)
 
     async def _answer(self, row: InputRow) -> RowAnswer:
-        """Send a row until it is answered; return the answer, or an error that the row itself causes."""
+        """Send a row until it is answered, and return the answer.
+
+        The answer is an error if the row is wrong, or after `_MOST_MISTAKES` unexpected errors of the engine.
+        """
         mistakes = 0
         while row.problem is None:
             engine = await self._found()
@@ -226,7 +230,7 @@ class BatchAttempt:
         """Wait for the deployment's engine and return it; check that a new engine serves the same deployment.
 
         Raises:
-            DeploymentGone: the deployment was taken down or replaced.
+            DeploymentGone: the deployment was taken down, has failed, or was replaced.
         """
         name = self._deployment.name
         while (engine := self._engines.find(name)) is None or engine is not self._engine:

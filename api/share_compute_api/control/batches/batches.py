@@ -28,8 +28,8 @@ _log = logging.getLogger(__name__)
 class BatchSupervisor:
     """Runs queued batches. Writes each change to the store before acting on it.
 
-    A batch whose deployment is taken down waits until a deployment of that name is up. A batch with a deployment of its
-    own makes it when the batch begins to wait, and takes it down when the batch is over.
+    A batch that names a deployment waits until a deployment of that name is up, also after the deployment was taken
+    down. For a batch that names a model, the supervisor creates a deployment, and takes it down when the batch is over.
 
     Args:
         store: the store of jobs and deployments.
@@ -181,7 +181,7 @@ class BatchSupervisor:
     # -- afterwards --------------------------------------------------------------------------------------------------
 
     async def _take_down(self) -> None:
-        """Take down the deployments that finished batches created for themselves, whatever their outcome."""
+        """Take down each deployment that was created for a single batch, when the batch is over."""
         for record in await asyncio.to_thread(self._store.deployments.list):
             if await asyncio.to_thread(self._is_left, record):
                 await asyncio.to_thread(self._store.deployments.stop, record.id, "its batch is over")
@@ -197,7 +197,7 @@ class BatchSupervisor:
 
 
 def _answers(record: DeploymentRecord) -> bool:
-    """Return whether a deployment accepts rows now. If it may scale to zero it does, since a row starts a replica."""
+    """Return whether a deployment accepts rows now. One that may scale to zero always does: a row starts a replica."""
     return record.state in _ANSWERING or record.spec.replicas.min == 0
 
 

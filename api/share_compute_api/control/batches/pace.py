@@ -9,10 +9,13 @@ _LEAST_S = 0.5
 
 
 class Pace:
-    """Rows and tokens per second over the last ``_SPAN_S`` seconds.
+    """Measures rows and tokens per second.
+
+    The rates are means over the time from about ``_SPAN_S`` seconds before the newest answer until now, so they fall
+    while no row is answered.
 
     Args:
-        now_s: the time in seconds.
+        now_s: time at which the first row is sent, in seconds.
     """
 
     def __init__(self, now_s: float) -> None:
@@ -27,7 +30,7 @@ class Pace:
             self._seen.popleft()
 
     def rates(self, now_s: float) -> tuple[float, float] | None:
-        """Return rows per second and tokens per second; None before there is enough data."""
+        """Return rows and tokens per second; None until a row is answered and ``_LEAST_S`` seconds have passed."""
         (first_s, first_rows, first_tokens), (_, rows, tokens) = self._seen[0], self._seen[-1]
         if rows == first_rows or now_s - first_s < _LEAST_S:
             return None

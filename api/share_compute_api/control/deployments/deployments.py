@@ -27,7 +27,7 @@ class DeploymentSupervisor:
         engines: the registry in which requests find engines.
         launch: starts a replica.
         notifier: notifies of changes in the store.
-        metrics: records the figures that clients see.
+        metrics: the Prometheus metrics of requests.
         members: returns, for each contributor, the jobs whose members hold memory there.
         drain_s: seconds for a draining replica to finish its sequences; after that, other replicas continue them.
     """

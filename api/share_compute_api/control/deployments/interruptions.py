@@ -1,4 +1,4 @@
-"""Detects interruptions of a replica, which are times in which it computed nothing: a state machine without a clock."""
+"""Tracks the interruptions of a replica: times in which the replica computed nothing. Callers pass the time."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _DIED = "its server died; another one is started"
 
 
 class Interruptions:
-    """Numbers the interruptions of one replica continuously; each of its server processes counts from 1."""
+    """Numbers the interruptions of one replica from 1, across restarts; each server process starts again from 1."""
 
     def __init__(self) -> None:
         self._number = 0
@@ -23,7 +23,10 @@ class Interruptions:
         self._was_ready = False
 
     def news(self, status: ServingStatus, now_s: float) -> list[Interruption]:
-        """Return the interruptions that began or ended since the last status; the former have no ``seconds`` yet."""
+        """Return the interruptions that began or ended since the last status.
+
+        An interruption is returned when it begins, with None as ``seconds``, and again when it ends, with its duration.
+        """
         found = []
         if status.state is DeploymentState.ready:
             self._was_ready = True
@@ -44,7 +47,7 @@ class Interruptions:
         return found
 
     def died(self, now_s: float) -> list[Interruption]:
-        """Record that the server process died, and return this interruption. The next process counts from the start."""
+        """Record that the server process died; return the new interruption, or none if the process was never ready."""
         self._orphans |= self._open.values()
         self._seen = 0
         self._open.clear()

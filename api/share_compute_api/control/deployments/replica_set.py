@@ -31,7 +31,7 @@ class ManagedReplica:
         self.failures = 0
         """Number of consecutive failures."""
         self.leaves_since_s: float | None = None
-        """Time in seconds since when the replica drains and gets no new requests; None while it gets them."""
+        """Time in seconds at which the replica began to drain: it gets no new requests. None if it is wanted."""
         self.ending: asyncio.Task[None] | None = None
         """Task that ends the replica's processes; None until the replica is ended."""
 
@@ -41,13 +41,13 @@ class ManagedReplica:
         return self.leaves_since_s is None
 
     def end(self) -> None:
-        """End the replica's processes; its machines are free when they have ended."""
+        """Start to end the replica's processes; the task `ending` is done when they have ended."""
         replica, self.replica = self.replica, None
         self.ending = asyncio.create_task(replica.close() if replica is not None else asyncio.sleep(0))
 
 
 class ReplicaSet:
-    """The replicas of one deployment. Each keeps its number and state across restarts.
+    """The replicas of one deployment. Each keeps its number when its processes are restarted.
 
     Args:
         stages: requested number of stages of each replica; None leaves it to the planner.
@@ -73,7 +73,7 @@ class ReplicaSet:
         return [managed.slot.status for managed in self._replicas if managed.slot.status is not None]
 
     def fit(self, wanted: int, now_s: float, ongoing: Callable[[Replica], int]) -> list[ManagedReplica]:
-        """Keep exactly ``wanted`` replicas; return those that start to drain now, or that are wanted again.
+        """Add or drain replicas until ``wanted`` stay; return those that start to drain now, or that are wanted again.
 
         A draining replica may be kept again until its processes are being ended. Replicas that are not ready drain
         first, then those with the fewest sequences.

@@ -1,7 +1,7 @@
 """Decides which machines each replica of a deployment may use: its own, and free ones while it needs more.
 
-Machines are leased before they are offered to a replica. Once the replica has settled, the machines that it does not
-use are taken back. Other jobs may use a machine when no process of the replica is left on it.
+Machines are leased before they are offered to a replica. When the replica has not changed for some seconds, the
+machines that it does not use are taken back. Other jobs may use a machine when no process of the replica is left on it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _LEAVING_S = 30.0
 """Seconds after which a machine that was taken back is released, even if the replica still uses it."""
 
 Nodes = frozenset[tuple[str, str | None]]
-"""Contributor ids with their Ray nodes. A contributor that reconnects may be a different machine with another node."""
+"""Contributor ids with their Ray nodes. A contributor that reconnects with another node counts as another machine."""
 
 
 def nodes(machines: Iterable[ContributorRecord]) -> Nodes:
@@ -64,7 +64,7 @@ class Slot:
         return frozenset(self.status.holds if self.status is not None else ())
 
     def see(self, status: ServingStatus | None, now_s: float) -> None:
-        """Replace the status; ``now_s`` becomes the time of the last change if the state, epoch or machines changed."""
+        """Replace the status. A new state, epoch, set of used machines or ``is_reading_model`` counts as a change."""
         before, self.status = self.status, status
         if before is None or status is None or _essence(before) != _essence(status):
             self._changed_s = now_s
@@ -79,13 +79,13 @@ class Slot:
             self.parting.pop(machine, None)
 
     def wants(self, free: Iterable[ContributorRecord]) -> bool:
-        """Return whether free machines may let the replica form the stages that it lacks."""
+        """Return whether the replica is not ready or lacks stages, and ``free`` has a machine that it has not tried."""
         return not self.is_content and not nodes(free) <= self.tried
 
     def settle(self, present: Mapping[str, ContributorRecord], now_s: float) -> frozenset[str]:
         """Start to take back unused and draining machines; return the machines that are released now.
 
-        These were taken back by earlier calls, and the replica has left them or their time limit passed.
+        A machine is released if an earlier call took it back, and the replica has left it or `_LEAVING_S` has passed.
 
         Args:
             present: contributors that are ready or draining, by id.

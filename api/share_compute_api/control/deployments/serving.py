@@ -70,7 +70,7 @@ class Serving:
         engines: the registry in which requests find the engine.
         launch: starts a replica.
         members: returns, for each contributor, the jobs whose members hold memory there.
-        metrics: records the figures that the deployment's clients see.
+        metrics: the Prometheus metrics of requests.
         record: the deployment's record at construction.
         drain_s: seconds for a draining replica to finish its sequences.
     """
@@ -215,7 +215,11 @@ class Serving:
         await self._record_state()
 
     async def _see(self, managed: ManagedReplica) -> None:
-        """Poll a replica's status; restart the replica if its process died or does not answer."""
+        """Poll a replica's status; restart the replica if its process died, does not answer, or reports a failure.
+
+        Raises:
+            _Failed: a restart cannot cure the failure, or the replica failed `_MOST_FAILURES` times in a row.
+        """
         now_s = asyncio.get_running_loop().time()
         if managed.replica is None:
             return
@@ -361,7 +365,7 @@ def standing_of(
 
     Args:
         replicas: status of each wanted replica; None if unknown.
-        fewest: smallest number of replicas. While more than this start, the deployment is not degraded.
+        fewest: minimum number of replicas. If at least this number is ready, the deployment is not degraded.
         scaled: reason for the target number of replicas.
     """
     if not replicas:

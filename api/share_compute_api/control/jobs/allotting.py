@@ -29,7 +29,8 @@ class Allotment:
     leaving: frozenset[str] = frozenset()
     """Contributors in the attempt's plan or proposal that it must release."""
     answers: int | None = None
-    """Step of the attempt's pending proposal. The proposal is granted if all its machines are in this allotment."""
+    """Step of the attempt's pending proposal; None without one. The proposal is granted if all its machines are in this
+    allotment."""
 
 
 def allotment(
@@ -135,7 +136,10 @@ def _members(job: JobRecord, present: Iterable[ContributorRecord]) -> frozenset[
 
 
 def _takes_more(job: JobRecord) -> bool:
-    """Return whether a job can use more machines: its number of machines is open, or it has fewer than it requested."""
+    """Return whether a job can use more machines.
+
+    It must have a plan and not be asked to stop. It takes any number of machines, or has fewer than it requested.
+    """
     if job.plan is None or job.cancel_requested_at is not None:
         return False
     parallelism = job.training.parallelism
@@ -146,6 +150,6 @@ def _takes_more(job: JobRecord) -> bool:
 
 
 def _must_leave(machine: ContributorRecord, job: JobRecord) -> bool:
-    """Return whether a job must release a machine: its owner drains it, or another job leased it meanwhile."""
+    """Return whether a job must release a machine that is draining, or leased to another job or to a deployment."""
     is_others = machine.job_id not in (None, job.id) or machine.deployment_id is not None
     return machine.state is ContributorState.draining or is_others

@@ -46,7 +46,7 @@ class Attempt(Protocol):
         """Ask the attempt to release a machine: to move its state to other members, and to stop using it."""
 
     def kill(self) -> None:
-        """End the attempt and all processes that it started."""
+        """End the attempt at once; the job's members may keep running."""
 
 
 Launch: TypeAlias = Callable[[Assignment], Awaitable[Attempt]]
@@ -98,6 +98,7 @@ class RayAttempt:
         Raises:
             ContributorLost: the coordinator died.
             Unavailable: the coordinator failed, or ended without reporting its end.
+            VerificationFailed: an event names a path outside the job's folder.
         """
         if self._end is None:
             self._end = asyncio.ensure_future(self._actor.ended())
@@ -155,7 +156,7 @@ class RayAttempt:
             await self._actor.call("drain", contributor_id)
 
     def kill(self) -> None:
-        """End the attempt and all processes that it started."""
+        """End the coordinator. The job's members keep running: a later attempt or `Leftovers` deals with them."""
         self._actor.kill()
 
 

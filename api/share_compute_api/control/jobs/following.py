@@ -86,10 +86,13 @@ class Following:
                 return failure
 
     async def _forward_cancellation(self, attempt: Attempt) -> None:
-        """Wait for a cancellation request, forward it to the attempt, and kill the attempt if it does not stop."""
+        """Wait for a cancellation request and forward it to the attempt.
+
+        If the attempt does not stop in time, record the job as cancelled; the caller of `follow` then kills it.
+        """
         job_id, number = self._job.id, self._job.attempt
         read = partial(self._store.jobs.get, job_id)
-        while (await patiently(self._patience, read)).cancel_requested_at is None:  # noqa: ASYNC110 - a row
+        while (await patiently(self._patience, read)).cancel_requested_at is None:  # noqa: ASYNC110 - polls a row
             await asyncio.sleep(_POLL_S)
         deadline = asyncio.get_running_loop().time() + self._patience.cancel_s
         with suppress(TimeoutError):

@@ -38,7 +38,7 @@ class _Running:
     task: asyncio.Task[None]
     allotted: Allotted
     attempt: Attempt | None = None
-    """None until the attempt is launched."""
+    """Handle of the attempt; None until the attempt is launched."""
 
 
 async def _suspend(running: _Running) -> None:
@@ -184,7 +184,10 @@ class JobSupervisor:
         return [job for job in active if job.id in self._attempts]
 
     def _is_time_to_allot(self) -> bool:
-        """Return whether `POLL_S` has passed since machines were last allotted; each committed step starts a pass."""
+        """Return whether `POLL_S` has passed since machines were last allotted.
+
+        Passes over the store are more frequent, because each committed step starts one.
+        """
         return asyncio.get_running_loop().time() >= self._next_allotting_s
 
     def _allot(

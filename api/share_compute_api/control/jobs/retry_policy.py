@@ -1,4 +1,4 @@
-"""Retry policy: decides whether a job gets another attempt or fails after an attempt without a result."""
+"""Retry policy: decides whether a job gets another attempt after a failed one, or fails too."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from share_compute.quantities import bytes_text
 from share_compute.store import JobRecord
 
 _MOST_FRUITLESS = 5
-"""Largest number of consecutive lost attempts that committed no step; with one more, the job fails."""
+"""Number of consecutive lost attempts without a committed step after which the job fails."""
 _MISSING_MACHINES = "let another machine join"
 
 
@@ -59,7 +59,7 @@ class Again:
     """Whether the job waits for a set of machines that was not tried. If not, it may start on the same machines again.
     """
     pauses: bool = True
-    """Whether the job pauses before the attempt. No pause while members wait for a new coordinator."""
+    """Whether the job pauses before the attempt. The first retry has no pause if members may wait for a coordinator."""
 
 
 def may_wait(job: JobRecord, *, others_run: bool) -> bool:

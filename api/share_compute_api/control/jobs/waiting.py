@@ -1,4 +1,4 @@
-"""Decides which queued job may start on which machines, and gives the reason why each other job waits."""
+"""Decides which queued jobs may start on which machines, and gives the reason why a job has to wait."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Waiting:
     """Remembers what each queued job waits for, from one pass over the queue to the next.
 
     Args:
-        patience: time limits, among them for machines that a job could use but does not need.
+        patience: time limits; ``arrival_s`` limits the wait of a job that could start for machines about to join.
         clock: returns the time in seconds.
     """
 
@@ -44,7 +44,7 @@ class Waiting:
         self._clock = clock
         self._start = clock()
         self._since: dict[str, float] = {}
-        """Job id -> time in seconds when the job could first start, but without the machines that are about to join."""
+        """Job id -> time in seconds from which the job could start if it did not wait for machines about to join."""
         self._put_off: dict[str, _PutOff] = {}
         """Job id -> reason why the job was put off. Removed when the job starts again."""
 
@@ -127,11 +127,11 @@ class Supply:
 
     waiting: Waiting
     free: list[ContributorRecord]
-    """Machines that are ready and leased to no job."""
+    """Machines that are ready and not leased."""
     busy: int
-    """Number of machines that are ready, but leased to a job."""
+    """Number of machines that are ready, but leased to a job or a deployment."""
     coming: int
-    """Number of machines that are joining, being measured, or on the way back after a restart."""
+    """Number of machines that are joining, being measured, or expected back after a restart of the server."""
     anything_runs: bool
     """Whether a running job may release machines later."""
     held: Mapping[str, Collection[str]]
@@ -147,7 +147,7 @@ class Supply:
         return taken
 
     def spare(self, queued: Iterable[JobRecord]) -> list[ContributorRecord]:
-        """Return the free machines; none if a queued job could start, now or with the machines about to join."""
+        """Return the free machines without members; none if a queued job could start, now or after machines joined."""
         if any(self._may_do_for(job) for job in queued):
             return []
         return [machine for machine in self.free if machine.id not in self.held]
@@ -188,7 +188,7 @@ class Supply:
         return None
 
     def _lacks_members(self, job: JobRecord) -> bool:
-        """Return whether the job has members on machines that are not ready: their state may exist nowhere else."""
+        """Return whether the job has members on machines that are not free: their state may exist nowhere else."""
         here = sum(job.id in jobs for jobs in self.held.values())
         return here < self.living.get(job.id, 0)
 

@@ -31,7 +31,10 @@ _log = logging.getLogger(__name__)
 
 
 def disagrees(job: JobRecord, contributor_id: str) -> bool:
-    """Return whether measured and predicted time of a machine per step differ by a factor of `DISAGREEMENT` or more."""
+    """Return whether a machine's measured and predicted time per step differ by a factor of `DISAGREEMENT` or more.
+
+    False if one of them is unknown.
+    """
     if job.measured is None or job.plan is None or job.plan.prediction is None:
         return False
     measured_s = job.measured.machines.get(contributor_id, 0.0)
@@ -68,8 +71,7 @@ class ContributorSupervisor:
         self._measurements = measurements
         self._nodes = nodes
         self._listening_since = store.clock()
-        """Missing heartbeats count from this time on. Before it, the server's own network was down or the process was
-        suspended."""
+        """Missing heartbeats count from this time on: the start, or the last time when this server seemed cut off."""
         self._jobs: dict[str, str] = {}
         """Contributor id -> job that held the contributor's lease in the last pass."""
         self._unmeasured: dict[tuple[str, str | None], datetime] = {}

@@ -44,7 +44,7 @@ class IslandMap:
         self._working: asyncio.Future[None] | None = None
 
     async def get(self) -> Islands:
-        """Return the cached islands; if `Islands.is_current` is false, a newer result is pending."""
+        """Return the islands. If `Islands.is_current` is false, they are earlier ones, and newer ones follow."""
         found = await run_in_threadpool(self._store.cluster.links, _HERE)
         if found == self._key:
             return self._known

@@ -56,7 +56,10 @@ def sound_links(links: Iterable[Link], machine: str) -> tuple[Link, ...]:
 
 
 def live_topology(records: Iterable[ContributorRecord]) -> Topology:
-    """Return the topology of these contributors: their devices, and the links among them and to the head."""
+    """Return the topology of these contributors: their devices, and the links among them and to the head.
+
+    Contributors and links with impossible figures are left out.
+    """
     machines = []
     for record in records:
         try:

@@ -61,8 +61,8 @@ def starter(cluster: Cluster) -> Start:
 class RayMachine:
     """A `ContributorActor`. Its results are validated, because a contributor's owner may have changed the code there.
 
-    Every method raises ContributorLost when the node is gone, the project's own errors as the actor raised them, and
-    Unavailable for any other failure there.
+    `probe`, `measure_links` and `dial` raise ContributorLost if the node is gone or does not answer. They raise the
+    project's own errors as the actor raised them, and Unavailable for any other failure there.
     """
 
     def __init__(self, contributor_id: str, actor: RemoteActor) -> None:

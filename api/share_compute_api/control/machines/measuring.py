@@ -37,7 +37,7 @@ class Share(NamedTuple):
     threads: int
     """Threads that the machine computes with."""
     beside: int
-    """Threads of other machines that run at the same time, limited to the host's remaining processors."""
+    """Threads of the host's other machines that run at the same time, limited to the remaining processors."""
 
 
 def share_of(record: ContributorRecord, here: Iterable[ContributorRecord]) -> Share:
@@ -66,11 +66,11 @@ def _uses_cpu(record: ContributorRecord) -> bool:
 
 
 class Measurements:
-    """Keeps the machines' measuring actors, and runs at most one measurement of each at a time.
+    """Keeps the machines' measuring actors, and runs at most one measurement of each machine at a time.
 
     Args:
         store: the store of contributors.
-        start: starts a machine.
+        start: starts a machine's measuring actor.
         timeout_s: time limit for one measurement, in seconds.
         relink_s: seconds between two measurements of dead links.
     """
@@ -309,7 +309,7 @@ class Measurements:
         )
 
     async def _wait_for_siblings(self, record: ContributorRecord) -> None:
-        """Wait, for a limited time, until other contributors of the host have started, which distorts the figures."""
+        """Wait, for a limited time, until no contributor of the host is starting: a start distorts the figures."""
         deadline = asyncio.get_running_loop().time() + _SIBLINGS_S
         while asyncio.get_running_loop().time() < deadline:
             starting = await asyncio.to_thread(self._store.contributors.list, [ContributorState.joining])
