@@ -58,7 +58,7 @@ class AnswerStream(Response):
     """Sends events as they arrive. Calls ``close`` at the end in every case.
 
     Args:
-        events: one or several events at a time.
+        events: yields encoded events, one or several at a time.
         notifier: notifies when the server shuts down.
         close: cancels the sequences that produce the events.
     """

@@ -225,7 +225,7 @@ class _Shape:
         self._includes_tokens = includes_tokens
         self._facts = {"id": f"{prefix}-{secrets.token_hex(12)}", "created": int(time.time()), "model": model}
         self._chunk = {**self._facts, "object": kind, "system_fingerprint": FINGERPRINT}
-        # The API promises that every chunk has the field if the stream reports usage.
+        # The API promises that every chunk has the field `usage` if the stream reports usage.
         self._usage: dict[str, Any] = {"usage": None} if includes_usage else {}
 
     def _framed(self, choice: dict[str, Any]) -> dict[str, Any]:

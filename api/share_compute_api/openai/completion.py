@@ -136,7 +136,7 @@ class Completion:
                 raise failure
 
     def _read(self, event: StreamEvent, batch: list[tuple[int, AnswerPiece]]) -> None:
-        """Append the piece that an event adds to ``batch``, unless it is empty or the sequence's text has ended."""
+        """Append the piece of an event to ``batch``, unless the piece is empty or the sequence's text has ended."""
         place = self._open.get(event.sequence)
         if place is None:
             return  # a token that arrived after a stop string

@@ -37,7 +37,7 @@ class Stream(Protocol):
         """Wait for the next events; if the wait is cancelled, no event is lost."""
 
     def complete(self, sequence: int) -> None:
-        """End a sequence whose answer is complete for the reader, for example at a stop string."""
+        """Stop a sequence whose text is complete, for example at a stop string; do nothing if it has ended."""
 
     def close(self) -> None:
         """Cancel all sequences that have not ended; may be called twice, and before any event was read."""

@@ -110,7 +110,7 @@ class Meter:
         self._model = model
 
     def came(self, prompt_tokens: int) -> None:
-        """Count a request whose prompts have ``prompt_tokens`` tokens in total."""
+        """Add the prompt tokens of a new request, summed over its sequences."""
         self._prompt_tokens.inc(prompt_tokens)
 
     def first_token(self, after_s: float, cached_tokens: int) -> None:

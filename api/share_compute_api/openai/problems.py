@@ -50,7 +50,7 @@ class ErrorFacts(BaseModel):
     """The field of the request that is wrong; null if the error concerns no single field."""
     code: str | None
     partial: list[str] | None = None
-    """Text written before the error, one item for each answer; null if there is none."""
+    """Text written before the error, one item for each answer; the field is missing if there is none."""
 
 
 class ErrorAnswer(BaseModel):
@@ -138,7 +138,10 @@ def _name(error: dict[str, Any]) -> str | None:
 
 
 def install(app: FastAPI) -> None:
-    """Return errors of routes below `PREFIX` in this shape; call this after all other error handlers are installed."""
+    """Make routes below `PREFIX` return errors in the shape of the OpenAI API.
+
+    Call this function after all other error handlers are installed, because it wraps them.
+    """
     for kind in (ShareComputeError, RequestValidationError, HTTPException, Exception):
         app.add_exception_handler(kind, _unless_ours(app.exception_handlers[kind]))
     app.add_exception_handler(ClientGone, lambda *_: Response(status_code=_CLIENT_GONE))

@@ -131,7 +131,7 @@ class RayEngine:
 
         Args:
             replica: the replica.
-            tokens_per_s: its predicted tokens per second at full concurrency.
+            tokens_per_s: its predicted tokens per second at full concurrency; None if unknown.
             is_ready: whether it answers.
         """
         if replica not in self._router:
@@ -177,7 +177,7 @@ class RayEngine:
         return Demand(tuple(counts), waiting, idle_s)
 
     async def close(self, error: ShareComputeError) -> None:
-        """Stop the engine; waiting clients get ``error``."""
+        """Stop the engine; all unfinished sequences end with ``error``."""
         self._closed = error
         if self._alarm is not None:
             self._alarm.cancel()
@@ -193,7 +193,7 @@ class RayEngine:
     # -- waiting -----------------------------------------------------------------------------------------------------
 
     def _place_freed(self) -> None:
-        """Submit sequences that lost their replica to other replicas, and limit their waiting time."""
+        """Submit sequences without a replica to other replicas, and limit their waiting time."""
         self._watch_waiting()
         self._spawn_placing()
 
@@ -239,10 +239,12 @@ class RayEngine:
             raise
 
     async def _place(self, sequences: Sequence[Resumable]) -> None:
-        """Submit sequences with ``is_placing`` set to one replica, all together; if no replica takes them, they wait.
+        """Submit sequences together to one replica; if no replica can be asked, they wait.
+
+        ``is_placing`` must be set for each sequence.
 
         Raises:
-            ShareComputeError: the replicas rejected the sequences.
+            ShareComputeError: every replica that was asked rejected the sequences.
         """
         try:
             refusal = await self._offer(sequences)
@@ -262,7 +264,7 @@ class RayEngine:
             self._spawn_placing()
 
     async def _offer(self, sequences: Sequence[Resumable]) -> ShareComputeError | None:
-        """Submit sequences to the first replica that accepts them; if none does, return a replica's error."""
+        """Submit sequences to the first replica that accepts them; if all reject them, return one of the errors."""
         refusal: ShareComputeError | None = None
         for replica in self._router.in_turn(len(sequences), self.ongoing):
             sequences = [live for live in sequences if self._recovery.has(live)]

@@ -78,7 +78,7 @@ class RequestStream:
         return events
 
     def complete(self, sequence: int) -> None:
-        """End a sequence whose answer is complete for the reader."""
+        """Stop a sequence whose text is complete, for example at a stop string; do nothing if it has ended."""
         self._end(sequence, is_complete=True)
 
     def close(self) -> None:

@@ -29,7 +29,8 @@ _topology: TypeAdapter[Topology] = TypeAdapter(Topology)
 class Replica(Protocol):
     """One replica of a deployment.
 
-    Every method except `close` raises ContributorLost when the replica's process died, and Unavailable when it failed.
+    Every method except `close` raises ContributorLost if the replica's process died, and Unavailable if the process
+    failed or does not answer.
     """
 
     async def submit(self, generations: Sequence[Generation]) -> None:
@@ -37,6 +38,7 @@ class Replica(Protocol):
 
         Raises:
             TooLong: a prompt leaves no space for a token.
+            Conflict: the replica has one of these sequences already.
             Busy: too many sequences are queued.
             UserError: the sequences cannot be served as they are.
         """

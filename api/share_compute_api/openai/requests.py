@@ -22,7 +22,7 @@ MOST_INPUTS = 2048
 UNSUPPORTED = "unsupported"
 """Type of the validation error for a parameter that is not supported."""
 _DEFAULT_COMPLETION_TOKENS = 16
-"""Default of the OpenAI API for completions."""
+"""Default of ``max_tokens`` for completions in the OpenAI API."""
 _HARMLESS = frozenset(
     {
         "metadata",
@@ -158,7 +158,7 @@ class Message(StrictModel):
     @model_validator(mode="before")
     @classmethod
     def _leave_out(cls, data: Any) -> Any:
-        """Accept messages of earlier answers: clients send them back with all their fields."""
+        """Remove empty fields that answers have and requests lack, because clients send earlier answers back whole."""
         if not isinstance(data, dict):
             return data
         empty = {name for name in _ANSWERED if not data.get(name)}
@@ -206,12 +206,12 @@ class ChatRequest(TextRequest):
 
     @property
     def most_tokens(self) -> int | None:
-        """Requested maximum number of tokens in an answer."""
+        """Requested maximum number of tokens in an answer; None for as many as fit into the window."""
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
     @property
     def top_tokens(self) -> int | None:
-        """Number of tokens to report log-probabilities of."""
+        """Number of most likely tokens to report beside the sampled one; None without log-probabilities."""
         return (self.top_logprobs or 0) if self.logprobs else None
 
 
@@ -249,12 +249,12 @@ class CompletionRequest(TextRequest):
 
     @property
     def default_tokens(self) -> int | None:
-        """Maximum number of tokens in an answer if the request has no limit."""
+        """Maximum number of tokens in an answer if the request names none."""
         return _DEFAULT_COMPLETION_TOKENS
 
     @property
     def top_tokens(self) -> int | None:
-        """Number of tokens to report log-probabilities of."""
+        """Number of most likely tokens to report beside the sampled one; None without log-probabilities."""
         return self.logprobs
 
 

@@ -161,8 +161,8 @@ class Detokenizer:
                 self._context = len(self._window)
                 self._returned = len(self._tokenizer.decode(self._window))
         elif len(self._window) - self._context > _MOST_BYTES:
-            # A character has at most `_MOST_BYTES` tokens, so only a character that the last tokens began can be
-            # incomplete.
+            # An incomplete character has at most `_MOST_BYTES` tokens, so only the last U+FFFD may be incomplete
+            # characters; earlier ones are final.
             broken = len(text) - len(text.rstrip(_BROKEN))
             new = self._take(text, len(text) - min(broken, _MOST_BYTES))
         else:
@@ -180,7 +180,10 @@ class Detokenizer:
         return new
 
     def _shrink(self, text: str) -> str:
-        """Drop the older half of a window that is too long, which happens only if its tokens do not form text."""
+        """If the window is too long, drop its older half, and return the text of that half that was not returned yet.
+
+        The window becomes too long only if its tokens do not form text.
+        """
         if len(self._window) <= _WINDOW_TOKENS:
             return ""
         decode, window, half = self._tokenizer.decode, self._window, _WINDOW_TOKENS // 2

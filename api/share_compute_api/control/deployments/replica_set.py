@@ -73,7 +73,7 @@ class ReplicaSet:
         return [managed.slot.status for managed in self._replicas if managed.slot.status is not None]
 
     def fit(self, wanted: int, now_s: float, ongoing: Callable[[Replica], int]) -> list[ManagedReplica]:
-        """Add or drain replicas until ``wanted`` stay; return those that start to drain now, or that are wanted again.
+        """Add or drain replicas to keep ``wanted``; return those that start to drain now, or that are wanted again.
 
         A draining replica may be kept again until its processes are being ended. Replicas that are not ready drain
         first, then those with the fewest sequences.

@@ -138,7 +138,7 @@ def _members(job: JobRecord, present: Iterable[ContributorRecord]) -> frozenset[
 def _takes_more(job: JobRecord) -> bool:
     """Return whether a job can use more machines.
 
-    It must have a plan and not be asked to stop. It takes any number of machines, or has fewer than it requested.
+    True if the job has a plan, was not asked to stop, and takes any number of machines or has fewer than it requested.
     """
     if job.plan is None or job.cancel_requested_at is not None:
         return False
