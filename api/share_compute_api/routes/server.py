@@ -34,7 +34,7 @@ def get_job_schema(kind: Kind = "train") -> dict[str, Any]:
 
 @router.get("/status", operation_id="getStatus")
 def get_status(context: InContext, request: Request, caller: Reader) -> Status:
-    """Return an overview of the server, its machines and its jobs; the data folder is shown to admins only."""
+    """Return an overview of the server, machines and jobs. Only admins see the data folder and the address of Ray."""
     is_admin = caller.may(Scope.admin)
     return Status(
         url=context.url(request),

@@ -18,7 +18,7 @@ TcpPort = Annotated[int, Field(ge=1, le=65535)]
 
 
 class PreflightRequest(StrictModel):
-    """Question of a machine before it joins: whether its versions fit."""
+    """Request of a machine to check its invite and its versions before it joins."""
 
     model_config = example(
         invite="abcd-efgh-ijkl-mnop",
@@ -129,7 +129,7 @@ class Joined(ResponseBody):
 
 
 class DialRequest(StrictModel):
-    """Request of a machine that other machines connect to the ports of its future Ray node; it listens on them."""
+    """Request of a machine to test whether others can reach the ports of its future Ray node; it listens on them."""
 
     model_config = example(address="192.0.2.7", ports=[24001, 24002], handshake="5e" * 16)
 

@@ -86,11 +86,11 @@ class Versions(StrictModel):
     model_config = example(python="3.11.7", ray="2.60.0", torch="2.13.0", share_compute="0.2.0")
 
     python: str
-    """Must be equal to the patch: Ray pickles between interpreters."""
+    """Must be equal in all three numbers, because Ray pickles between interpreters."""
     ray: str
     """Must be equal."""
     torch: str
-    """Must be equal in its first two numbers: kernels differ between them."""
+    """Must be equal in its first two numbers, because other versions have other kernels."""
     share_compute: str
     """Must be equal in its first two numbers."""
 
@@ -282,7 +282,7 @@ class InviteCreated(ResponseBody):
 
     id: str
     code: str
-    """Code of the invite; with a dot and the fingerprint of the server's key, if clients know the server by that."""
+    """Code of the invite. If clients verify the server by its key's fingerprint, a dot and the fingerprint follow."""
     expires_at: datetime
     uses: int = 1
     """Number of machines that may join with the invite."""
@@ -480,7 +480,7 @@ class FieldProblem(ResponseBody):
     """Error of one field."""
 
     field: str
-    """Path of the field, with dots; empty if the error concerns the whole."""
+    """Path of the field, with dots; empty if the error concerns the whole specification."""
     problem: str
 
 
@@ -496,7 +496,7 @@ class SpecCheck(ResponseBody):
 
 
 class ServingRequest(StrictModel):
-    """Requests of the model's users, for which the planner predicts the serving on the same machines."""
+    """Requests that users will send to the trained model; the planner predicts how the same machines serve them."""
 
     model_config = ConfigDict(allow_inf_nan=False)
 

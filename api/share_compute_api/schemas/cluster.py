@@ -10,7 +10,7 @@ class Island(ResponseBody):
     """Group of machines with similar links."""
 
     id: str
-    """Id of the machine of the island that joined first."""
+    """Id of the island's machine that joined first."""
     machines: tuple[str, ...]
     """Ids of the machines, in the order they joined."""
     latency_s: float | None

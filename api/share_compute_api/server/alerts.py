@@ -87,7 +87,7 @@ def of_machines(
     """Yield alerts for machines that are lost, unresponsive, quarantined, or incompatible with the server.
 
     Args:
-        machines: present machines, and machines that left within `REMEMBERED`.
+        machines: present machines, and machines that left or were lost within `REMEMBERED`.
         server: versions of the server.
         now: the current time.
         started_at: time at which the server began to listen, before which no heartbeat could arrive.
@@ -96,8 +96,7 @@ def of_machines(
     here = {machine.name for machine in machines if machine.left_at is None}
     for machine in machines:
         if machine.state is ContributorState.lost:
-            # A machine with the same name is present: the machine has joined again with another invite, so it is not
-            # missing.
+            # If a machine with the same name is present, the lost one has joined again with another invite.
             if machine.name not in here:
                 yield _of_machine("machine-lost", machine, f"was lost: {machine.reason}", machine.left_at)
             continue

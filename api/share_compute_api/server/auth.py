@@ -86,7 +86,13 @@ Admin = Annotated[ApiKeyRecord, needs(Scope.admin)]
 
 
 def require_owner(caller: ApiKeyRecord, owner: str | None, what: str) -> None:
-    """Raise NotOwner unless the caller may change an object that it may read."""
+    """Raise NotOwner unless the caller is the owner or an admin.
+
+    Args:
+        caller: API key of the request.
+        owner: id of the API key that owns the object; None if only admins may change it.
+        what: name of the object, for the error.
+    """
     if not caller.owns(owner):
         raise NotOwner(
             f"{what} belongs to another key",
@@ -115,7 +121,7 @@ def session_of(request: Request, context: Context) -> tuple[ApiKeyRecord, dateti
 
 
 def refuse_other_sites(request: Request) -> None:
-    """Reject cross-site requests that carry a session cookie (CSRF protection).
+    """Reject requests that pages of other sites sent (CSRF protection).
 
     ``SameSite=Strict`` keeps the cookie from other sites, but another port of the same host counts as the same site.
     Browsers name the origin of a request in ``Sec-Fetch-Site``, or in ``Origin`` if the connection is not secure.

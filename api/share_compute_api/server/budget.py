@@ -38,7 +38,7 @@ class Budget:
             work: the function.
 
         Raises:
-            Busy: too many functions wait already.
+            Busy: too many functions run or wait, in total or for this caller.
         """
         mine, all_ = self._under_way[caller], self._under_way.total()
         if mine >= self._most_of_one or all_ >= self._most:

@@ -25,7 +25,7 @@ class DeploymentFigures(ResponseBody):
     """Time at which the status was read."""
     replicas: ReplicaCounts
     status: DeploymentStatus
-    """Without predictions and interruptions, which change with events only."""
+    """Status of the replicas, without predictions and interruptions, which change with events only."""
 
 
 class SentFigures:

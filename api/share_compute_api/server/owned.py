@@ -34,7 +34,10 @@ def require_results(store: Store, job_id: str, caller: ApiKeyRecord) -> JobRecor
 
 
 def shown(record: Specified, caller: ApiKeyRecord) -> Specified:
-    """Return a record as the caller may see it; paths of data and models are hidden unless it is the owner."""
+    """Return a record as the caller may see it.
+
+    Only the owner and admins see paths of data, models and tokenizers; others see `HIDDEN` instead.
+    """
     if caller.owns(record.owner):
         return record
 

@@ -36,7 +36,7 @@ class Rotated:
     jobs: int
     """Number of jobs that were suspended, and continue from the checkpoint that they wrote."""
     seconds: float
-    """Seconds in which nothing could be computed."""
+    """Seconds from the first suspension until the head ran with the new token."""
 
 
 class TokenRotation:
@@ -73,7 +73,7 @@ class TokenRotation:
 
     async def _rotate(self) -> Rotated:
         deadline = time.monotonic() + _LEAVE_S
-        while time.monotonic() < deadline and await asyncio.to_thread(self._are_leaving):  # noqa: ASYNC110 - rows
+        while time.monotonic() < deadline and await asyncio.to_thread(self._are_leaving):  # noqa: ASYNC110 - polls rows
             await asyncio.sleep(_POLL_S)
         began_s = time.monotonic()
         async with self._jobs.suspended(_SUSPEND_S) as jobs:

@@ -125,7 +125,7 @@ async def dial(
 
 
 def _may_dial(address: IPv4Address | IPv6Address, request: Request) -> bool:
-    """Return whether other machines may be asked to dial an address; loopback only if this machine asks."""
+    """Return whether machines may dial an address; loopback only for requests from the server's own host."""
     if address.is_unspecified or address.is_multicast or address.is_reserved:
         return False
     return not address.is_loopback or is_from_here(request)
@@ -176,7 +176,7 @@ def _heartbeat(contributor: ContributorRecord, context: Context) -> ContributorW
 def rejoin(
     contributor: SelfContributor, context: InContext, request: Request, wanted: RejoinRequest | None = None
 ) -> ClusterAccess:
-    """Return the access to the cluster again: after the head was restarted, or (with a body) the machine's agent."""
+    """Let a machine rejoin after a restart of the Ray head, or, with a body, after a restart of its agent."""
     require_private(request, context.settings)
     cluster = _cluster(context)
     if wanted is None:

@@ -131,9 +131,10 @@ async def remove_contributor(
         ),
     ] = False,
 ) -> ContributorRecord:
-    """Ask a machine to hand over its work and leave; it can come back only with a new invite.
+    """Ask a machine, with all joined devices of its host, to hand over its work and leave.
 
-    After it has left, the cluster's token is changed, which ends the machine's access to the cluster.
+    It can come back only with a new invite. After it has left, the cluster's token is changed unless ``keep_token`` is
+    set; this ends the machine's access to the cluster.
     """
     store = context.store.contributors
     await run_in_threadpool(store.get, contributor_id)

@@ -32,7 +32,7 @@ Step = Annotated[int, InPath(ge=0, le=2**31 - 1)]
 
 @router.get("", operation_id="listCheckpoints", responses=documented(404))
 def list_checkpoints(job_id: str, context: InContext, caller: Reader) -> CheckpointList:
-    """List the checkpoints of a job on the server's disk, oldest first; only its key and admins may do so."""
+    """List a job's checkpoints, oldest first. Only the key that submitted the job, and admins, may read them."""
     require_results(context.store, job_id, caller)
     entries = (_entry(step, folder) for step, folder in _found(job_id, context).items())
     return CheckpointList(checkpoints=[entry for entry in entries if entry is not None])

@@ -100,7 +100,7 @@ async def get_deployment_events(
     after: After = None,
     limit: Annotated[int, Query(ge=1, le=5000)] = 500,
 ) -> EventPage:
-    """Return a deployment's events: its states, machines that it lost, replicas that started and ended."""
+    """Return a deployment's events: changes of its state, its plans and its number of replicas, and interruptions."""
     record = await run_in_threadpool(context.store.deployments.get, deployment)
     start = 0 if after is None else after
     events = await run_in_threadpool(context.store.events.after, start, deployment_id=record.id, limit=limit)

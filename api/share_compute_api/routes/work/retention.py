@@ -65,5 +65,5 @@ def prune(
     context: InContext,
     dry_run: Annotated[bool, Query(description="Say what would be deleted, and delete nothing.")] = False,
 ) -> PruneReport:
-    """Delete data past its retention time in the server's settings. The server does so itself every hour."""
+    """Delete data past its retention time in the server's settings. The server does so itself, hourly by default."""
     return cleaner(context.settings, context.store).prune(dry_run=dry_run)

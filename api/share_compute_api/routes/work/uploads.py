@@ -34,7 +34,7 @@ ContentDigest = Annotated[
 
 @router.post("", status_code=201, operation_id="createUpload")
 def create_upload(request: UploadRequest, context: InContext, caller: Submitter) -> UploadView:
-    """Begin an upload. Send its files, then complete it. An upload that stays incomplete for a day is removed."""
+    """Begin an upload. Send its files, then complete it. Incomplete uploads that are idle for a day may be removed."""
     return context.uploads.create(request.name, request.kind, caller)
 
 
