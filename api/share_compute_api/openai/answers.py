@@ -28,7 +28,7 @@ class _Answer(BaseModel):
 
 
 class CachedTokens(_Answer):
-    """Part of a prompt that was not computed."""
+    """Prompt tokens whose computation was skipped because of prefix caching."""
 
     cached_tokens: int = 0
     """Tokens copied from another request with the same beginning."""

@@ -108,7 +108,7 @@ class Completion:
         """Yield new pieces as they arrive, in lists of (sequence index, piece); end after the last sequence.
 
         Args:
-            quiet_s: seconds without a piece after which an empty list is yielded; None yields none.
+            quiet_s: seconds without a piece after which an empty list is yielded; None to yield no empty lists.
 
         Raises:
             ShareComputeError: a sequence cannot continue; all earlier pieces were yielded before.

@@ -66,7 +66,7 @@ class _Gauges:
         self._deployments = deployments
 
     def describe(self) -> Iterable[GaugeMetricFamily]:
-        """Return nothing: the set of metrics depends on the deployments that are up."""
+        """Return nothing: the collector is alone in its registry, so names need not be checked for conflicts."""
         return ()
 
     def collect(self) -> Iterator[GaugeMetricFamily]:

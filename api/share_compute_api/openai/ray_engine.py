@@ -1,7 +1,7 @@
 """The engine of one deployment: accepts requests, and submits their sequences to replicas.
 
-`routing` chooses the replica with the least work. `recovery` tracks all live sequences. A sequence continues on another
-replica when its replica is lost, gives it up, or is not ready for some time.
+`routing` chooses the replica with the shortest expected delay. `recovery` tracks all live sequences. A sequence
+continues on another replica when its replica is lost, gives it up, or is not ready for some time.
 
 While no replica answers, because the deployment is scaled to zero or its replicas are starting, sequences wait here.
 Their number and their waiting time are limited.

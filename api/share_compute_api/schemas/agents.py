@@ -173,7 +173,7 @@ class OnlineRequest(StrictModel):
 
     node_id: str = Field(pattern=r"^[0-9a-f]{1,64}$")
     address: PlainText = Field(min_length=1, max_length=45)
-    """IP address at which other members reach the node."""
+    """IP address at which other machines reach the node."""
 
 
 class ContributorWork(ResponseBody):

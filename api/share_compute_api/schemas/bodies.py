@@ -81,7 +81,7 @@ class FailureMade(ResponseBody):
 
 
 class Versions(StrictModel):
-    """Versions that must fit between the machines of a cluster."""
+    """Versions of software that must match on all machines of a cluster."""
 
     model_config = example(python="3.11.7", ray="2.60.0", torch="2.13.0", share_compute="0.2.0")
 
@@ -202,7 +202,7 @@ class SessionView(ResponseBody):
     key: ApiKeyRecord | None
     """API key of the session; null if the browser is not signed in."""
     expires_at: datetime | None
-    """End of the session; requests for the session renew it."""
+    """End of the session, which requests for the session may extend; null if the browser is not signed in."""
     last_event: int | None
     """Number of the newest event: a stream that begins there misses no change to data that is fetched from now on."""
 

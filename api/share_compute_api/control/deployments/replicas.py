@@ -27,7 +27,7 @@ Nodes = frozenset[tuple[str, str | None]]
 
 
 def nodes(machines: Iterable[ContributorRecord]) -> Nodes:
-    """Return the (id, Ray node) pairs of machines, which identify a set of machines."""
+    """Return the (id, Ray node) pair of each machine."""
     return frozenset((machine.id, machine.node_id) for machine in machines)
 
 
@@ -40,8 +40,7 @@ class Slot:
     machines: set[str] = field(default_factory=set)
     """Ids of the contributors that the replica may use."""
     parting: dict[str, float] = field(default_factory=dict)
-    """Machines that were taken back but are still in use: contributor id -> time in seconds when they were taken back.
-    """
+    """Machines that were taken back and are not released yet: contributor id -> time when it was taken back, in s."""
     status: ServingStatus | None = None
     tried: Nodes = frozenset()
     """Machines with which the replica could not form all requested stages."""

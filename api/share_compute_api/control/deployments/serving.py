@@ -342,7 +342,7 @@ class Serving:
         return replica
 
     async def _record_state(self) -> None:
-        """Record the deployment's state, derived from the statuses of all replicas."""
+        """Record the deployment's state, derived from the statuses of the wanted replicas."""
         assert self._engine is not None
         statuses = [managed.slot.status for managed in self._replicas.staying]
         state, reason = standing_of(statuses, self._spec.replicas.min, self._scaled)

@@ -161,7 +161,7 @@ class RayAttempt:
 
 
 def _retrieve(end: asyncio.Future[None]) -> None:
-    """Retrieve the actor's error and ignore it: events report it, and asyncio warns about unretrieved errors."""
+    """Retrieve the actor's error and ignore it: `events` raises it, and asyncio warns about unretrieved errors."""
     if not end.cancelled():
         end.exception()
 

@@ -119,7 +119,7 @@ class JobSupervisor:
             self._notifier.notify()
 
     async def run(self) -> None:
-        """Run jobs until cancelled; first requeue the attempts that an earlier server left unfinished.
+        """Run jobs until cancelled; first requeue those whose attempts an earlier server left unfinished.
 
         Running attempts continue while the store does not answer.
         """

@@ -1,4 +1,4 @@
-"""Checks that the Ray node that a contributor claims belongs to it, and has the resources that it lends."""
+"""Checks that the Ray node that a contributor names is its own, and has the resources that the contributor lends."""
 
 from __future__ import annotations
 

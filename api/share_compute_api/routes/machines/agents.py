@@ -1,4 +1,4 @@
-"""Routes for a contributor's agent. It joins with an invite, and uses its own key for all other requests."""
+"""Routes for a contributor's agent. The agent joins with an invite; all later requests carry the contributor's key."""
 
 from __future__ import annotations
 
