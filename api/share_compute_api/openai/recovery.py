@@ -2,8 +2,8 @@
 
 `SequenceRecovery` has the only table of a deployment's live sequences. For each sequence, the table has the request,
 the emitted tokens, the replica, and the stream of the reader. A token is accepted only if it comes from
-the replica that the table names, and has the next index. A sequence whose replica is lost waits without a replica. It is
-then submitted to another replica together with its emitted tokens.
+the replica that the table names, and has the next index. A sequence whose replica is lost waits without a replica. It
+is then submitted to another replica together with its emitted tokens.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ router = APIRouter(prefix="/session", tags=["session"])
 
 @router.post("", status_code=201, operation_id="signIn", responses=documented(401, 403, 429))
 def sign_in(wanted: SignInRequest, request: Request, response: Response, context: InContext) -> SessionView:
-    """Exchange an API key or a one-time code for a cookie that scripts cannot read. Pages of other sites cannot."""
+    """Exchange an API key or one-time code for a cookie that scripts cannot read. Other sites' requests are refused."""
     refuse_other_sites(request)
     secret = wanted.key or wanted.code or ""
     record = context.guesses.check(request, secret, lambda: _signed_in_by(wanted, context))

@@ -129,7 +129,7 @@ class Joined(ResponseBody):
 
 
 class DialRequest(StrictModel):
-    """Request of a machine to test whether others can reach the ports of its future Ray node; it listens on them."""
+    """Request of a machine to test whether others reach the ports on which it listens before its Ray node starts."""
 
     model_config = example(address="192.0.2.7", ports=[24001, 24002], handshake="5e" * 16)
 

@@ -133,8 +133,8 @@ async def remove_contributor(
 ) -> ContributorRecord:
     """Ask a machine, with all joined devices of its host, to hand over its work and leave.
 
-    It can come back only with a new invite. After it has left, the cluster's token is changed unless ``keep_token`` is
-    set; this ends the machine's access to the cluster.
+    The machine can come back only with a new invite. After it has left, the cluster's token is changed unless
+    ``keep_token`` is set; this ends the machine's access to the cluster.
     """
     store = context.store.contributors
     await run_in_threadpool(store.get, contributor_id)
