@@ -1,4 +1,4 @@
-"""Memory: control whether the C library keeps freed blocks, and report a lack of memory.
+"""Control whether the C library keeps freed memory, and report a lack of memory.
 
 While a shard is loaded or sent, the C library returns large freed blocks to the system. While steps run, it keeps many
 of them for reuse.
@@ -25,11 +25,11 @@ _LARGEST_MMAP_THRESHOLD = 32 * 2**20
 
 @contextmanager
 def passing_through() -> Iterator[None]:
-    """Make the C library return large freed memory to the system at once, in a block that loads or sends a shard.
+    """Make glibc return large freed blocks to the system at once, inside a context that loads or sends a shard.
 
     Otherwise memory that was used briefly stays in the heap between the tensors that remain. A member's memory then
     grows to one and a half times its shard (seen with glibc 2.36). Training reuses freed memory, so afterwards the
-    thresholds are set to the values that glibc's own adjustment reaches.
+    thresholds are set to the values that glibc's own adjustment reaches. With other C libraries, do nothing.
     """
     library = ctypes.CDLL(None) if sys.platform == "linux" else None
     mallopt = getattr(library, "mallopt", None)
@@ -65,9 +65,10 @@ def is_out_of_memory(failure: Exception) -> bool:
 
 
 def as_reported(failure: Exception) -> ShareComputeError:
-    """Convert an exception from a member's work into the error that it reports.
+    """Convert an exception from a member's work into the error that the member reports.
 
-    A lack of memory becomes `OutOfMemory`, whose details say how much memory was in use.
+    A lack of memory becomes `OutOfMemory`. Its detail ``taken_bytes`` is the peak memory reserved on the GPU, or the
+    resident memory of the process.
     """
     cause = failure.__cause__ if isinstance(failure.__cause__, RuntimeError) else failure
     if not is_out_of_memory(cause):

@@ -44,9 +44,9 @@ def answered(schema: Packs[T], ref: Any, sender: str) -> T:
         sender: name of the machine or the actor that answers.
 
     Raises:
-        Undeclared: the answer is not of this kind.
+        Undeclared: the answer does not match the schema.
         ShareComputeError: the method raised this error.
-        RayError: the actor died.
+        RayError: the actor died or cannot be reached.
     """
     return unpack_answer(schema, ray.get(ref), sender)
 
@@ -60,15 +60,15 @@ def shard_store_lost() -> ShardStoreLost:
 
 
 def ask_shard_store(schema: Packs[T], ref: Any) -> T:
-    """Wait for an answer of the shard store, and return it.
+    """Wait for an answer of the shard store or of `ServedWeights`, and return it.
 
     Args:
         schema: schema of the method's return value.
         ref: the reference that the Ray call returned.
 
     Raises:
-        ShareComputeError: the shard store raised this error.
-        ShardStoreLost: the shard store's process died.
+        ShareComputeError: the method raised this error.
+        ShardStoreLost: the actor died.
     """
     try:
         return unpack_answer(schema, ray.get(ref), "the shard store")

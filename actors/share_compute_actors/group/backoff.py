@@ -10,9 +10,9 @@ from share_compute.protocol.membership import Worker
 
 
 class Backoff:
-    """Backoff of machines: no member is started on a machine for some time after its member was lost.
+    """Records machines on which no member may be started for some time, because a member there was lost.
 
-    The pause doubles each time a member of the machine is lost before it joins, or soon after.
+    The pause doubles each time a member of the machine is lost before it has joined, or soon after it joined.
 
     Args:
         first_s: the first pause, in seconds.

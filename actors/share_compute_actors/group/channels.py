@@ -13,7 +13,7 @@ from share_compute_actors.transport.handshakes import PEER, WORKERS
 from share_compute_actors.wire import NOTHING
 
 Wanted = Literal["auto", "direct", "ray"]
-"""Transport for tensors that the job asks for."""
+"""Requested transport of tensors: direct links where they work ("auto"), direct links only, or Ray calls only."""
 
 
 def open_channels(
@@ -25,11 +25,11 @@ def open_channels(
         group: the group that the members belong to.
         epoch: number of the epoch that is about to begin.
         workers: the members.
-        wanted: transport for tensors that the job asks for.
+        wanted: requested transport of tensors.
         note: receives lines for the log.
 
     Raises:
-        MembersLost: machines died meanwhile.
+        MembersLost: members died, became unresponsive or sent invalid data meanwhile.
         ContributorLost: `wanted` is ``direct``, and a direct link does not work.
         StaleEpoch: a later epoch has begun.
     """
@@ -74,11 +74,11 @@ def _by_calls(
 ) -> dict[Worker, list[Worker]]:
     """Return the receivers to which each member sends by Ray calls, by sender.
 
-    A link uses Ray calls if the handshake on it did not arrive. If the job asks for Ray calls, all links use them.
+    A link uses Ray calls if the handshake on it did not arrive. If Ray calls are requested, all links use them.
 
     Args:
         without_handshake: for each receiver, the senders whose handshake did not arrive; every member has an entry.
-        wanted: transport for tensors that the job asks for.
+        wanted: requested transport of tensors.
     """
     found: dict[Worker, list[Worker]] = {}
     for worker, sources in without_handshake.items():

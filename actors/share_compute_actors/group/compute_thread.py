@@ -17,7 +17,7 @@ Order: TypeAlias = tuple[Callable[[], Any], Future[Any]]
 
 
 class ComputeThread(ABC):
-    """A member's compute thread. All access to weights and to the channel happens on it.
+    """A member's compute thread. Only this thread uses the weights, and the channel's methods that are not thread-safe.
 
     A subclass calls `_start` at the end of its constructor. Its `_loop` takes orders with `_next_order` and runs them
     with `run_order`, whenever there is no more urgent work.
@@ -30,7 +30,7 @@ class ComputeThread(ABC):
         self._orders: deque[Order] = deque()
 
     def order(self, work: Callable[[], Result]) -> Result:
-        """Run a function on the compute thread, and return its result; called on another thread."""
+        """Run a function on the compute thread, and return its result or raise its error; call it on another thread."""
         future: Future[Result] = Future()
         with self._news:
             self._orders.append((work, future))

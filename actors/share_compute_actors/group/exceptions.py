@@ -8,11 +8,11 @@ from share_compute.protocol.membership import Worker
 
 
 class Cancelled(Exception):
-    """The submitter cancelled the job."""
+    """The submitter cancelled the job, or the deployment's replica was stopped."""
 
 
 class MembersLost(Exception):
-    """Members died or became unresponsive."""
+    """Members died, became unresponsive or sent invalid data."""
 
     def __init__(self, workers: Collection[Worker]) -> None:
         super().__init__(", ".join(sorted(workers)))

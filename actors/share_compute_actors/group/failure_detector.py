@@ -78,7 +78,7 @@ class FailureDetector:
         self._are_loading = are_loading
 
     def shorten_limit(self) -> None:
-        """Ask all members at once, and apply a shorter limit for 5 s or until `reset_limit`; call this after errors."""
+        """Request heartbeats early, and apply a shorter limit for 5 s or until `reset_limit`; call it after errors."""
         now_s = time.monotonic()
         if now_s > self._shortened_until_s:
             self._shortened_until_s = now_s + _SHORTENED_S
@@ -86,7 +86,7 @@ class FailureDetector:
             self._requested_s = now_s  # the shorter limit of pending heartbeats begins now
 
     def accuse(self, worker: Worker, failure: Exception) -> None:
-        """Count a member as lost from the next call of `poll` on, because it sent invalid data."""
+        """Make the next call of `poll` return this member as lost, because it sent invalid data."""
         self._accused.add(worker)
         self._faults[worker] = _fault(failure, self._name(worker))
 
@@ -100,7 +100,10 @@ class FailureDetector:
         return new
 
     def restart(self, workers: Collection[Worker]) -> None:
-        """Restart after a network cut: forget pending heartbeats; apply a longer limit until these members answer."""
+        """Restart after a network cut: forget pending heartbeats, and apply a longer limit.
+
+        The longer limit applies until these members have answered, for 8 s at most.
+        """
         self.returning = frozenset(workers)
         self._owed.clear()
         self._requests_at_once = True
@@ -112,7 +115,7 @@ class FailureDetector:
         self._shortened_until_s = 0.0
 
     def keep_only(self, workers: Collection[Worker]) -> None:
-        """Forget all other members: their pending requests and their heartbeats."""
+        """Forget the pending requests and the heartbeats of all members except ``workers``."""
         self._owed = {ref: worker for ref, worker in self._owed.items() if worker in workers}
         self.heartbeats = {
             worker: heartbeat for worker, heartbeat in self.heartbeats.items() if worker in workers
@@ -121,7 +124,7 @@ class FailureDetector:
         self.returning = self.returning.intersection(workers)
 
     def poll(self, actors: Mapping[Worker, Any]) -> frozenset[Worker]:
-        """Request heartbeats when they are due; return the members that are dead or whose heartbeat is overdue."""
+        """Request heartbeats when they are due; return the members that are dead, are overdue or sent invalid data."""
         self.unresponsive = frozenset()
         accused, self._accused = self._accused & actors.keys(), set()
         if accused:
@@ -159,7 +162,12 @@ class FailureDetector:
         return self.accepts_heartbeat(self._owed[ref], ref)
 
     def accepts_heartbeat(self, worker: Worker, ref: Any) -> bool:
-        """Read the answer of a member; return whether it is a valid heartbeat of this member."""
+        """Read and store a member's heartbeat; return False if the answer is an error or is not valid.
+
+        Args:
+            worker: the member.
+            ref: reference to the answer, which must have arrived.
+        """
         try:
             heartbeat = answered(self._schema, ref, self._name(worker))
             if heartbeat.worker != worker:

@@ -25,7 +25,9 @@ from share_compute_actors.messages import Extent, Source, Sources, pack_extents
 from share_compute_actors.transport.pieces import Piece, whole
 
 _CALLS_AHEAD = 2
-"""Number of calls in flight: one answer is transferred while the previous one is copied. More need more memory."""
+"""Number of calls in flight: one answer is transferred while the previous one is copied.
+
+More calls in flight would need more memory."""
 _CALL_BYTES = 3 * CHUNK_BYTES
 """Size limit of the data of one call, in bytes. With its overhead an answer stays below `INLINE_LIMIT_BYTES`, so Ray
 sends it inside the reply, in one transfer."""
@@ -35,9 +37,9 @@ class SourceClient:
     """Calls the sources of a member's tensors; a source that is the member itself is called directly.
 
     Args:
-        sources: the sources.
-        me: the member that loads the tensors.
-        own: object with the methods of the member itself.
+        sources: the actors that have the tensors.
+        me: the member that loads the tensors; None if no source can be this member.
+        own: object with the member's own methods; None to call all sources by Ray.
     """
 
     def __init__(self, sources: Sources, me: Worker | None = None, own: object | None = None) -> None:
@@ -76,13 +78,14 @@ def fill(
         client: the sources of the tensors.
         method: method of the sources that returns rows.
         dtype: dtype of the rows that the sources return.
-        numbers: names of the tensors that must be finite if another member is their source.
+        numbers: names of the tensors that must be finite if their source is a member.
 
     Raises:
-        ContributorLost: data from a machine arrives damaged.
-        StaleEpoch: a source died.
+        ContributorLost: data arrived damaged in every attempt.
+        ShardStoreLost: the source was an actor on the server, and died.
+        StaleEpoch: the source was a member, and died.
         UserError: the weights do not belong to the configuration.
-        WrongTensor: a member returned data that does not fit the request.
+        WrongTensor: a source returned data that does not fit the request.
     """
     calls = list(_calls(tensors, client.sources, dtype.itemsize))
     pending = deque(

@@ -49,7 +49,7 @@ class WorkerGroup(ABC):
         note: Callable[[str], None],
     ) -> None:
         self.topology = topology
-        """The machines on which members may run, and machines of members that must leave."""
+        """The machines on which members may run, and machines that were offered earlier."""
         self._cancelled = cancelled
         self._own_link = OwnLink(cancelled, note)
         self._actors: dict[Worker, Any] = {}
@@ -62,7 +62,7 @@ class WorkerGroup(ABC):
         return frozenset(self._actors)
 
     def offer(self, topology: Topology) -> None:
-        """Replace the machines on which members may run; earlier machines stay known, since members may run there."""
+        """Replace the machines on which members may run; earlier ones stay known, as members may still run there."""
         known = {machine.id for machine in topology.contributors}
         former = (machine for machine in self.topology.contributors if machine.id not in known)
         self.topology = Topology((*topology.contributors, *former), topology.links)
@@ -133,9 +133,10 @@ class WorkerGroup(ABC):
                 the wait.
 
         Raises:
-            Cancelled: the submitter cancelled the job.
-            MembersLost: members died or became unresponsive; with `skips_lost`, all of them did.
+            Cancelled: all work is to end.
+            MembersLost: members died, became unresponsive or sent invalid data; with `skips_lost`, all of them did.
             ShareComputeError: a member raised this error on purpose.
+            ContributorLost: Ray reports another failure of a call.
         """
         waiting = {ref: worker for worker, ref in calls.items()}
         answers: dict[Worker, Answer] = {}
@@ -162,8 +163,8 @@ class WorkerGroup(ABC):
         """Wait until all of these calls are answered; calls to actors other than members are allowed.
 
         Raises:
-            Cancelled: the submitter cancelled the job.
-            MembersLost: members died or became unresponsive meanwhile.
+            Cancelled: all work is to end.
+            MembersLost: members died, became unresponsive or sent invalid data meanwhile.
         """
         while len(ray.wait(list(refs), num_returns=len(refs), timeout=_POLL_S)[0]) < len(refs):
             if self._cancelled.is_set():
@@ -181,7 +182,7 @@ class WorkerGroup(ABC):
         If this host itself is cut off from the network, wait until it is connected again.
 
         Raises:
-            Cancelled: the submitter cancelled the job meanwhile.
+            Cancelled: all work is to end.
         """
         lost = self.detector.poll(self._actors)
         if unresponsive := self.detector.unresponsive:
