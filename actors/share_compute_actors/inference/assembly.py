@@ -36,12 +36,12 @@ from share_compute_actors.inference.serving_group import ServingGroup
 from share_compute_actors.inference.status_recorder import StatusRecorder
 
 _LEFT = 0.8
-"""Factor by which a machine's KV capacity is reduced each time its memory did not suffice."""
+"""Factor by which a machine's KV capacity is multiplied each time its memory did not suffice."""
 _PAUSE_S = 2.0
 _LONGEST_PAUSE_S = 300.0
 """First and longest backoff of a machine after its member was lost, in seconds."""
 _LASTING_S = 300.0
-"""Shortest time in seconds between a member's first computation and its loss that resets the backoff."""
+"""Shortest time in seconds that a member must have served before its loss to reset the backoff."""
 _PATIENCE_S = 120.0
 """Longest wait of sequences for machines that can continue them, in seconds."""
 _MOST_IN_VAIN = 5
@@ -83,7 +83,7 @@ class Assembly:
         self._in_vain = 0
         self._was_ready = False
         self._lacking: str | None = None
-        """Reason why the machines cannot hold the model together; None if none is known."""
+        """Reason why all usable machines together cannot hold the model; None if no reason is known."""
         self._waits_since_s: float | None = None
 
     def close(self) -> None:
@@ -126,7 +126,7 @@ class Assembly:
         self._lose([worker])
 
     def check_soon(self) -> None:
-        """Check at once whether all members are alive, after an error between them."""
+        """Check the members early and with a shorter time limit, after an error between them."""
         self._group.detector.shorten_limit()
 
     @property
@@ -135,7 +135,12 @@ class Assembly:
         return not any(heartbeat.is_computing for heartbeat in self._group.detector.heartbeats.values())
 
     def break_up(self, why: str, lost: tuple[str, ...] = ()) -> None:
-        """Stop the current stages; their pending engine steps are lost. ``lost`` has the names of lost machines."""
+        """Stop the current stages, if there are any; their pending engine steps are lost.
+
+        Args:
+            why: reason, for users.
+            lost: names of the lost machines.
+        """
         if self.placement is not None:
             self.placement, self._tried = None, frozenset()
             self._status.lost(why, lost)
@@ -185,7 +190,7 @@ class Assembly:
             self._is_to_plan = True
 
     def _form_again(self) -> None:
-        """Form stages from the present members, if they can hold the model."""
+        """Form stages from the present members, if the replica has served before and they can hold the model."""
         there = self._group.workers
         if not there or there == self._tried or not self._was_ready:
             return
@@ -235,7 +240,7 @@ class Assembly:
             self._status.set_state(state, f"waiting for machines: {self._lacking}")
 
     def _form(self, placement: Placement) -> None:
-        """Form the stages of a placement, and serve with them from now on."""
+        """Form the stages of a placement, and serve with them from now on; remove members that prove unusable."""
         self.placement = None
         self.epoch += 1
         self._group.halt(self.epoch)

@@ -76,7 +76,7 @@ class ReplicaRunner:
         self._watched_s = 0.0
         """Time of the last check of the members."""
         self._moved_s = 0.0
-        """Last time at which nothing was pending, a member computed, or a result arrived."""
+        """Last time at which no results were due, a member computed, or a result arrived."""
         self._troubles = 0
         """Number of `Trouble` reports in a row, without a token in between."""
 
@@ -85,7 +85,7 @@ class ReplicaRunner:
 
         Raises:
             Cancelled: the replica was stopped while stages were formed.
-            ShareComputeError: the model can never be served.
+            UserError: the model cannot be served.
         """
         with closing(self._assembly):
             while not self._stopped.is_set():

@@ -76,6 +76,7 @@ def fill_shard(setup: ServingSetup, weights: Any, stage: EngineStage, missing: d
             are packed.
 
     Raises:
+        ContributorLost: weights arrived damaged in every attempt.
         ShardStoreLost: the `ServedWeights` actor died.
         PlanInfeasible: the shard does not fit into this machine's memory.
         UserError: the weights do not belong to the configuration.

@@ -42,13 +42,14 @@ _log = logging.getLogger(__name__)
 
 @ray.remote(num_cpus=0, concurrency_groups={"orders": 1, "steps": 1, "control": 2, "mail": 2, "life": 1})
 class ServingMember(LinkedMember):
-    """Does one machine's work for one deployment, over all its epochs.
+    """Actor that computes with one machine's shard of a deployment's replica, in all its epochs.
 
-    Methods of the group ``orders`` run on the compute thread, one after the other. The other groups answer at any time.
+    Methods of Ray's concurrency group ``orders`` run on the compute thread, one after the other. Methods of the other
+    concurrency groups answer at any time.
 
     Args:
         setup: parameters of this member.
-        server: the actor that leads it.
+        server: the `DeploymentServer` actor that leads this member.
         key: secret that the member sends with each message to the server, so that no other member can impersonate it.
     """
 

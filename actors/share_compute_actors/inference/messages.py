@@ -63,7 +63,7 @@ class Held:
     loaded_bytes: Natural
     """Bytes of weights that the member had to load."""
     holding: Holding
-    """The member's memory use, for the planner."""
+    """The member's memory use, from which the server computes the scheduler's limits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class Heartbeat:
     process_id: Natural
     """Id of the member's process on its machine."""
     is_computing: bool
-    """Whether the member computes now, rather than waits for others."""
+    """Whether the member computes now; false while it waits for engine steps or for other members."""
     computed_s: Seconds
     """Total compute time since the member started, in seconds."""
     at_s: Seconds

@@ -53,7 +53,9 @@ class Planner:
         return self._answer is not None
 
     def at_once(self, topology: Topology, epoch: int) -> Placement:
-        """Return the best placement on these machines, with the requested number of stages or the next smaller one.
+        """Return the best placement on these machines, with the requested number of stages if the model fits so.
+
+        Otherwise the placement has the largest smaller number of stages with which the model fits.
 
         Raises:
             PlanInfeasible: the machines cannot hold the model.

@@ -1,6 +1,7 @@
 """The server of a deployment: one actor on the head that accepts sequences and returns their events.
 
-The control plane imports this module, so it must not import torch. The main loop is in `deployment`, which does.
+The control plane imports this module, so this module must not import torch. The main loop, which needs torch, is in
+`deployment`.
 """
 
 from __future__ import annotations
@@ -100,7 +101,7 @@ class DeploymentServer:
 
     @ray.method(concurrency_group="pull")
     def pull(self, after: int, timeout_s: float) -> str:
-        """Return `write_events` of all events after the first ``after`` ones; if there are none, wait for the next.
+        """Return all events after the first ``after`` ones, encoded by `write_events`; wait if there are none.
 
         ``after`` must never decrease: it is the number of events that the single caller has received.
         """
@@ -123,5 +124,5 @@ class DeploymentServer:
 
     @ray.method(concurrency_group="control")
     def stop(self) -> None:
-        """End all members; `run` then returns."""
+        """Make `run` end all members and return; do not wait for that."""
         self._stopped.set()

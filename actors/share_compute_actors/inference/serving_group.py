@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _Newcomer:
-    """A member that starts while others serve."""
+    """A member that is starting: it loads its shard, and does not serve yet."""
 
     actor: Any
     shard: Shard
@@ -153,7 +153,7 @@ class ServingGroup(WorkerGroup):
         self.remove(tuple(self._actors))
 
     def check_members(self) -> frozenset[Worker]:
-        """Remove and return lost members; a dead process is noticed at once, an unresponsive one after a while."""
+        """Remove and return lost members: ended processes at once, unresponsive ones after a time limit."""
         ended = (
             ray.wait(list(self._alive_calls), num_returns=len(self._alive_calls), timeout=0)[0]
             if self._alive_calls

@@ -1,8 +1,8 @@
-"""A member's single compute thread: it executes engine steps in the order of their ids, and calls in between.
+"""A member's compute thread: it executes engine steps in the order of their ids, and submitted functions in between.
 
 Hidden states go from stage to stage. Tokens that the last stage samples go to the first stage, which feeds them back,
 and to the server. All access to weights, KV caches and the channel happens on this thread. Other threads only queue
-engine steps and calls here, and end waits that have become pointless.
+engine steps and functions here, and end waits that have become pointless.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _HANDSHAKE_S = 0.5
 """Time between two handshakes while this member waits, in seconds. A handshake reports the number of tensors sent, so
 that the receiver notices a loss."""
 _MOST_UNREAD = 64
-"""Largest number of engine steps whose tokens the first stage has not read; no more steps are ever in flight."""
+"""Largest number of engine steps whose tokens the first stage has not read; then it waits for the oldest tokens."""
 
 NotifyServer = Callable[[ToServer], None]
 
@@ -55,7 +55,7 @@ class StepEngine(ComputeThread):
         self._open: set[int] = set()
         """Sequences that have a KV slot; at the first stage only."""
         self._fed_back: dict[int, int] = {}
-        """The last token of each sequence; at the first stage only."""
+        """The last token of each open sequence, which is the sequence's next input; at the first stage only."""
         self._unread: deque[tuple[int, tuple[int, ...]]] = deque()
         """Engine steps whose tokens were not read yet, with the sequences that they sampled; at the first stage
         only."""
@@ -229,6 +229,7 @@ class StepEngine(ComputeThread):
 
         Raises:
             StaleEpoch: the epoch is over, or a tensor was lost in transit.
+            WrongTensor: the tensor arrived, but cannot be read.
         """
         assert self.channel is not None
         while True:

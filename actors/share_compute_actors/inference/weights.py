@@ -43,7 +43,7 @@ _ROWS = 1024
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """The data about a model that the server needs before it plans."""
+    """The facts about a model that the server needs before it plans the stages."""
 
     blueprint: Blueprint
     profile: ModelProfile
@@ -54,7 +54,7 @@ SERVED: Schema[ServedModel] = Schema(ServedModel)
 
 @ray.remote(num_cpus=0, concurrency_groups={"weights": 1})
 class ServedWeights:
-    """Reads a model's folder, some rows at a time.
+    """Reads the weights in a model's folder, some rows at a time, and the files of its tokenizer.
 
     Args:
         folder: folder with config.json and safetensors files.
@@ -120,7 +120,7 @@ class ServedWeights:
 
     @ray.method(concurrency_group="weights")
     def weights(self, extents: bytes) -> list[Piece]:
-        """Return rows of tensors, in the deployment's dtype."""
+        """Return rows of tensors, in the deployment's dtype; in float32 if that is int8."""
         return [
             Piece.of_rows(extent.name, self._read(extent).to(self._dtype)) for extent in read_extents(extents)
         ]
@@ -132,12 +132,12 @@ class ServedWeights:
 
     @ray.method(concurrency_group="weights")
     def int8_weights(self, extents: bytes) -> list[Piece]:
-        """Return rows of matrices as int8 values."""
+        """Quantize rows of matrices, and return the int8 values; `scales` returns the factors."""
         return [Piece.of_rows(extent.name, self._integers(extent)) for extent in read_extents(extents)]
 
     @ray.method(concurrency_group="weights")
     def scales(self, extents: bytes) -> list[Piece]:
-        """Return the float32 factors that turn int8 rows into weights."""
+        """Return the float32 scale of each quantized row: its int8 values times the scale are its weights."""
         return [
             Piece.of_rows(extent.name, torch.cat(list(self._scales_of(extent))))
             for extent in read_extents(extents)

@@ -1,1 +1,1 @@
-"""One machine of the cluster: its capabilities, its Ray node, its processes."""
+"""Code for one machine of the cluster: checks and measurements, its Ray node, and its child processes."""

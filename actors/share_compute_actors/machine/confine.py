@@ -7,7 +7,7 @@ Three measures confine it:
 1. Another user if a privileged process starts it (`Policy.user`), else the same user without capabilities.
 2. Landlock (Linux 5.13 or newer): only the files and folders that the policy lists. Processes outside cannot be traced
    and, since Linux 6.12, cannot be signalled.
-3. ``no_new_privs``: programs with the setuid bit give no privileges back.
+3. ``no_new_privs``: the program cannot regain privileges by starting a program with the setuid bit.
 
 If the kernel has no Landlock, `landlock_version` returns 0, and the other two measures still hold. Sources: the
 kernel's ``Documentation/userspace-api/landlock.rst`` and ``no_new_privs.rst``; ``capabilities(7)``.
@@ -117,13 +117,13 @@ class Policy:
     """Files and rights of a confined program, in addition to the system's programs and this Python installation."""
 
     read: tuple[str, ...] = ()
-    """Files and folders that it may read."""
+    """Files and folders that the program may read."""
     write: tuple[str, ...] = ()
-    """Files and folders that it may also change; they must exist."""
+    """Files and folders that the program may read and change; those that do not exist when it starts are left out."""
     home: str = "/nonexistent"
-    """Value of its variable ``HOME``."""
+    """Value of the program's variable ``HOME``."""
     user: User | None = None
-    """The user that it runs as; None for the caller's user, without capabilities."""
+    """The user that the program runs as; None for the caller's user, without capabilities."""
 
 
 def confined(command: Sequence[str], policy: Policy) -> list[str]:
@@ -135,7 +135,7 @@ def confined(command: Sequence[str], policy: Policy) -> list[str]:
 
 
 def clean_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that a confined program inherits, without any that could hold a key, a password or a URL."""
+    """Return the variables that a confined program inherits: a known list, without keys, passwords and URLs."""
     return {
         name: value
         for name, value in environment.items()
@@ -235,7 +235,7 @@ def _become(user: User | None, parent: int) -> None:
 
 
 def _restrict(read: Iterable[str], write: Iterable[str]) -> None:
-    """Enter a Landlock domain in which only these files and folders can be used."""
+    """Enter a Landlock domain in which only these files and folders can be used; do nothing without Landlock."""
     version = landlock_version()
     if not version:
         return
@@ -303,7 +303,7 @@ def _kill_descendants(is_kept: bool) -> None:
         with suppress(OSError):
             os.kill(-1, signal.SIGKILL)
         return
-    # Orphans become children of this process, so repeated calls reach all descendants.
+    # Orphans become children of this process, which is a subreaper, so repeated calls reach all descendants.
     # Only this process reaps its children, so their pids cannot have been reused.
     for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split():
         os.kill(int(pid), signal.SIGKILL)
@@ -351,7 +351,7 @@ def main(arguments: Sequence[str]) -> None:
     is_kept = _keep_signals()
     program = os.fork()
     if program:
-        _prctl(_SET_DUMPABLE, 0)  # no process of the same user can trace it, and it writes no core dump
+        _prctl(_SET_DUMPABLE, 0)  # other processes of this user cannot trace the guard, and it writes no core dump
         os.closerange(3, os.sysconf("SC_OPEN_MAX"))
         _end_like(_guard(program, is_kept))
     signal.pthread_sigmask(signal.SIG_SETMASK, before)

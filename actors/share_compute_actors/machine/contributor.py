@@ -24,7 +24,7 @@ from share_compute_actors.wire import TEXT, answers_by
 
 _PROBE_TIMEOUT_S = 120.0
 _ECHO_S = 20.0
-"""Longest wait for one call. The peer's process may be starting; at 1.7 Mbit/s a payload of 4 MiB takes this long."""
+"""Time limit of one call, in seconds: the peer's process may be starting, and 4 MiB take this long at 1.7 Mbit/s."""
 
 
 @ray.remote(num_cpus=0, max_restarts=0, concurrency_groups={"echo": 2, "measure": 1})
@@ -98,9 +98,9 @@ class ContributorActor:
 
 
 def links_to(contributor_id: str, peers: Sequence[tuple[str, Place, Any]]) -> list[Link]:
-    """Measure the links from this machine to its peers, all of them within seconds.
+    """Measure the links from this machine to its peers, one after the other.
 
-    A peer whose host does not answer is recorded with a dead link. A peer that died is left out.
+    A peer that does not answer is recorded with a dead link. A peer whose actor died is left out.
 
     Args:
         contributor_id: contributor id of this machine.

@@ -1,4 +1,4 @@
-"""Divides the cores of this host among its devices, so that no device uses cores of another."""
+"""Divides this host's cores among the logical devices that it lends, so that no two devices share a processor."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ _PLACE = ("physical_package_id", "core_id")
 
 
 def share_cores(count: int) -> tuple[tuple[int, ...], ...]:
-    """Return ``count`` disjoint sets of the cores that this process may use; empty sets if there are too few cores.
+    """Return ``count`` disjoint sets of the logical processors that this process may use.
 
-    Cores are numbered by socket and physical core. So most sets hold all threads of their cores, on one socket.
+    Processors are sorted by socket and physical core, so that most sets have whole cores of one socket. The sets are
+    empty if there are too few processors, or if the system is not Linux.
     """
     if sys.platform != "linux" or len(os.sched_getaffinity(0)) < count:
         return ((),) * count
@@ -31,7 +32,7 @@ def share_cores(count: int) -> tuple[tuple[int, ...], ...]:
 
 
 def on_cores(command: Sequence[str], cores: Sequence[int]) -> list[str]:
-    """Return a command that runs ``command`` and its children only on these cores; if none are given, on all."""
+    """Return a command that runs ``command`` and its children only on these processors; if none are given, on all."""
     if not cores:
         return list(command)
     return [sys.executable, "-I", "-S", "-c", _PIN, ",".join(map(str, cores)), *command]

@@ -40,7 +40,7 @@ HEALTH_CHECKS = {
     "RAY_health_check_timeout_ms": "5000",
     "RAY_health_check_failure_threshold": str(_RECONNECT_S // 5),
 }
-"""Ray's health checks, set to wait for nodes as long as nodes wait for the head.
+"""Variables that make Ray's health checks wait for nodes as long as nodes wait for the head.
 
 A node that learns that Ray counts it as dead ends itself with all its processes. Losses are detected much sooner
 without Ray: coordinators detect lost members, and agents report their machines."""
@@ -66,7 +66,7 @@ class Head:
 
     @property
     def ray_address(self) -> str:
-        """host:port for drivers and nodes."""
+        """Address of the head for drivers and nodes, as ``host:port``."""
         return self.node.gcs_address
 
     @property
@@ -84,7 +84,7 @@ def start_head(settings: Settings, children: ChildProcesses, advertise_address: 
         advertise_address: IP address at which contributors reach this machine.
 
     Raises:
-        Conflict: the port is taken, or the range has too few free ports.
+        Conflict: the port is taken, the range has too few free ports, or a data root holds the data folder.
         Unavailable: the head did not start.
     """
     token = read_or_make_secret(settings.data_folder / _TOKEN)
@@ -157,7 +157,7 @@ def renew_token(data_folder: Path) -> None:
 
 
 def hand_over(policy: Policy, paths: Iterable[Path]) -> None:
-    """Give files and folders to the user that the head runs as; do nothing if that is this process's user.
+    """Give files and folders to the user that the head runs as; do nothing if the head runs as this process's user.
 
     Args:
         policy: policy of the head.
@@ -173,12 +173,12 @@ def hand_over(policy: Policy, paths: Iterable[Path]) -> None:
 def show(policy: Policy, paths: Iterable[Path], below: Path) -> None:
     """Allow the user that the head runs as to read files that it does not own, and to enter the folders above them.
 
-    Like `hand_over`, it does nothing if that is this process's user, and it follows no links.
+    Do nothing if the head runs as this process's user. Links in ``paths`` are not followed.
 
     Args:
         policy: policy of the head.
         paths: files and folders to read.
-        below: a folder that contains them all.
+        below: a folder that contains all of ``paths``; it may be entered afterwards, too.
     """
     if policy.user is None:
         return
@@ -206,7 +206,7 @@ def _tree(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def _policy(settings: Settings, run_folder: Path, tables: Path) -> Policy:
-    """Return the policy that confines the head; make the folders that it needs."""
+    """Return the policy that confines the head; make the folders that the head needs."""
     data_folder = settings.data_folder.resolve()
     jobs, uploads, batches = (data_folder / name for name in (TRAINING, "uploads", BATCHES))
     for root in settings.data_roots:

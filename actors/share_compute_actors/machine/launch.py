@@ -20,7 +20,7 @@ from share_compute_actors.machine.processes import Child, ChildProcesses, is_ali
 
 _STARTED = "Ray runtime started"
 GCS_SUPERVISOR = "gcs-supervisor"
-"""Program of the head that starts the GCS again; see `head_process`."""
+"""File name of the script that runs the head's GCS, and restarts it when it ends; see `head_process`."""
 _VITAL = (GCS_SUPERVISOR, "raylet")
 INLINE_LIMIT_BYTES = 8 * 2**20
 """Largest payload that Ray sends inside the call itself, in one round trip, in bytes."""
@@ -40,9 +40,10 @@ RAY_SETTINGS = {
     # these values.
     "RAY_timeout_ms_task_wait_for_death_info": "200",
     "RAY_core_worker_internal_heartbeat_ms": "100",
-    # gRPC gives this timeout to TCP, which ends a connection whose packets were not acknowledged for so long. After a
-    # cut `machine/stalled.py` replaces a connection that is left at once; if none is left, gRPC's own delays decide.
-    # Ray's default is two minutes. This is as long as its health check waits for a node.
+    # gRPC gives this timeout to TCP, which ends a connection whose packets were not acknowledged for this time. After a
+    # network cut, `machine/stalled.py` closes connections that still exist, so that gRPC replaces them at once. For
+    # connections that TCP has ended already, gRPC's own delays before it reconnects apply. Ray's default is two minutes.
+    # The value here is the time for which Ray's health check waits for a node.
     "RAY_grpc_client_keepalive_timeout_ms": "600000",
 }
 """Environment variables of every Ray process, whichever cluster it belongs to."""
@@ -103,7 +104,7 @@ def launch(
         children: list of child processes that records the child.
         name: name of the child.
         arguments: arguments of ``ray start``.
-        environment: variables to set, in addition to the harmless ones that are inherited.
+        environment: variables to set, in addition to those that `clean_environment` lets the node inherit.
         policy: files that the node may use, and the user that it runs as.
         deadline_s: time limit for the start, in seconds.
         program: module of Ray's command line, and arguments before the name of the command.

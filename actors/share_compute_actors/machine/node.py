@@ -55,10 +55,11 @@ def start_node(
         access: address of the head, the cluster's token, and settings of the node.
         limits: resources that are lent.
         ports: ports that the node may listen on.
-        address: IP address at which other members reach this machine. Default: the address of the route to the head.
+        address: IP address at which other machines reach this one. Default: the address of the route to the head.
 
     Raises:
-        Unavailable, NotAuthorized, VersionMismatch: see `launch`.
+        Unavailable: a folder of the node cannot be used, or the node did not start.
+        Conflict, NotAuthorized, VersionMismatch: see `launch`.
     """
     labels = ",".join(f"{name}={value}" for name, value in access.labels.items())
     arguments = [

@@ -24,7 +24,7 @@ from share_compute.errors import Conflict, UserError
 
 _UNIT = 50
 _OWN = 6
-"""Ports of the processes that every node has: raylet (2), dashboard agent (2), runtime environments, metrics."""
+"""Number of ports for processes of every node: raylet 2, dashboard agent 2, runtime environments 1, metrics 1."""
 _CHANNELS = 20
 """Number of ports for channels between members: each member holds one, and a second one while epochs change."""
 _SPARE_WORKERS = 16
@@ -75,7 +75,7 @@ class PortRange:
 
 
 LEAST_FREE_PORTS = 5 * _UNIT
-"""Number of free ports for a head, and one small node beside it."""
+"""Number of free ports that a head and one small node beside it need."""
 DEFAULT_RANGE = PortRange(24000, 25999)
 
 

@@ -1,4 +1,4 @@
-"""Checks of this machine before it starts: each returns one finding with a hint.
+"""Checks that run before this machine starts a server or joins a cluster; each returns a `CheckResult`.
 
 This module imports neither Ray nor torch.
 """
@@ -170,7 +170,7 @@ def check_listening(address: str) -> CheckResult:
 
 
 def route_address(target: str) -> str:
-    """Return the source IP address of packets from this machine to ``target``; sends nothing."""
+    """Return the source IP address of packets from this machine to ``target``; 127.0.0.1 if there is no route."""
     family = socket.AF_INET6 if ":" in target else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         try:
@@ -192,7 +192,7 @@ def check_devices() -> CheckResult:
 
 
 class Gpu(NamedTuple):
-    """A GPU, or a part of one."""
+    """A GPU, or a MIG instance (a part of a GPU)."""
 
     uuid: str
     """``GPU-...`` or ``MIG-...``, as ``CUDA_VISIBLE_DEVICES`` accepts it."""
@@ -228,7 +228,7 @@ def find_gpus() -> tuple[Gpu, ...]:
 def visible_gpus(found: Sequence[Gpu], wanted: str | None) -> tuple[Gpu, ...]:
     """Return the GPUs that ``CUDA_VISIBLE_DEVICES`` selects, in its order.
 
-    Each entry is an index or the beginning of a UUID. The first entry that matches no GPU ends the list. Parts of a GPU
+    Each entry is an index or the beginning of a UUID. The first entry that matches no GPU ends the list. MIG instances
     (``MIG-...``) are accepted without a check, because ``found`` does not list them.
 
     Args:

@@ -50,7 +50,7 @@ class Lent:
     device: str = "cpu"
     """cpu or cuda."""
     beside: int = 0
-    """Number of threads that other machines use on the same processors. As many processors are kept busy meanwhile."""
+    """Number of threads that other machines use on the same processors; a CPU is measured with as many of them busy."""
 
 
 def probe(lent: Lent) -> Device:

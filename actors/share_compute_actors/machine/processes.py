@@ -176,7 +176,7 @@ class Child:
         self.kill()
 
     def kill(self) -> None:
-        """Kill the child and its family at once."""
+        """Kill the child and its family without asking them to end; wait until the child has ended."""
         family = self.family()
         # A confined program's guard kills all descendants before it ends, including those started just now.
         self._process.send_signal(END_NOW)
@@ -188,7 +188,7 @@ class Child:
 
 
 def end_processes(processes: Iterable[psutil.Process]) -> None:
-    """Kill these processes and wait until they have ended; zombies count as ended."""
+    """Kill these processes, and wait up to 10 s until they have ended; zombies count as ended."""
     doomed = list(processes)
     for number in (END_NOW, signal.SIGKILL):  # guards among them need time to kill their descendants
         doomed = [process for process in doomed if is_alive(process)]
@@ -213,7 +213,8 @@ class ChildProcesses:
 
     Args:
         folder: folder for the list and for the output of the children.
-        lock: open file whose lock reserves the folder for this process, as long as this object exists.
+        lock: open file whose lock reserves the folder for this process, as long as this object exists. None if the
+            folder is not locked.
     """
 
     def __init__(self, folder: Path, lock: TextIO | None = None) -> None:
@@ -245,10 +246,11 @@ class ChildProcesses:
             inherits: variables that the child inherits. Default: all variables of this process.
             files: descriptors of open files that the child gets under the same numbers.
             cwd: working folder of the child.
-            output: descriptor of an open file for standard output. Default: the log file, where errors always go.
+            output: descriptor of an open file for standard output. Default: the log file, which
+                always gets standard error.
 
         Raises:
-            Unavailable: the folder cannot be written.
+            Unavailable: the child cannot be started, for example because the folder cannot be written.
         """
         try:
             # An interrupt may end this call, but not `_start` on the other thread, so each started child is listed.

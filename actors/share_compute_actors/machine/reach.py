@@ -20,7 +20,7 @@ Place = tuple[str, int]
 """IP address and TCP port."""
 Answer = Literal["open", "refused"]
 _TRIES, _TRY_S = 2, 1.2
-"""Number of tries, and seconds for each. TCP repeats a lost connection request after 1 s."""
+"""Number of tries, and time limit of each in seconds. TCP repeats a lost connection request after 1 s."""
 _AT_ONCE = 256
 _POLL_S = 0.05
 _RESET = struct.pack("ii", 1, 0)
@@ -36,7 +36,7 @@ def answers(
     listens at the port.
 
     Args:
-        places: places to connect to.
+        places: IP addresses and TCP ports to connect to.
         within_s: time limit in seconds.
         until_first: whether to stop after one answer, without waiting for unresponsive places.
     """

@@ -40,7 +40,10 @@ _log = logging.getLogger(__name__)
 
 @cache
 def close_stalled_connections() -> None:
-    """Watch the connections of this process from now on; repeated calls are harmless. Does nothing outside Linux."""
+    """Start a thread that closes stalled connections of this process; repeated calls are harmless.
+
+    On systems other than Linux, do nothing.
+    """
     if sys.platform == "linux":
         threading.Thread(target=_watch, name="stalled-connections", daemon=True).start()
 
