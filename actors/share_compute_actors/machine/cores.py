@@ -1,4 +1,4 @@
-"""Divides this host's cores among the logical devices that it lends, so that no two devices share a processor."""
+"""Divides this host's cores among the devices that it lends, so that no two devices share a processor."""
 
 from __future__ import annotations
 

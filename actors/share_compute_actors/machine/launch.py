@@ -42,8 +42,8 @@ RAY_SETTINGS = {
     "RAY_core_worker_internal_heartbeat_ms": "100",
     # gRPC gives this timeout to TCP, which ends a connection whose packets were not acknowledged for this time. After a
     # network cut, `machine/stalled.py` closes connections that still exist, so that gRPC replaces them at once. For
-    # connections that TCP has ended already, gRPC's own delays before it reconnects apply. Ray's default is two minutes.
-    # The value here is the time for which Ray's health check waits for a node.
+    # connections that TCP has ended already, gRPC's own delays before it reconnects apply. Ray's default is two
+    # minutes. The value here is the time for which Ray's health check waits for a node.
     "RAY_grpc_client_keepalive_timeout_ms": "600000",
 }
 """Environment variables of every Ray process, whichever cluster it belongs to."""

@@ -1,4 +1,6 @@
-"""The one interface through which tensors travel between members.
+"""The channel: carries tensors between members while they compute.
+
+Collective operations and the loading of shards do not use it.
 
 It has two transports. Members that reach each other use persistent ZeroMQ sockets, authenticated and encrypted with
 CURVE keys of the epoch. The others use Ray calls that carry bytes. Both end in the same inbox, which drops messages of
@@ -7,9 +9,10 @@ other epochs, duplicates, and damaged messages.
 The inbox knows the sender of each message by its CURVE public key, or by the key that a Ray call shows. An envelope
 that names another sender is dropped, and the member that sent it is at fault.
 
-The channel never sends a message again. Sockets lose the messages in flight when a connection breaks. They therefore
-count their messages and report the count in handshakes. The receiver notices the gap (`Channel.lacks`), and the next
-epoch sends the tensor again. A Ray call either arrives, or its receiver is lost.
+The channel never sends a message again. Sockets lose the messages in flight when a connection breaks. The channel
+therefore counts the tensors that it sends over each socket, and reports the count in handshakes. The receiver notices
+the gap (`Channel.lacks`), and the next epoch sends the tensor again. A Ray call either arrives, or its receiver is
+lost.
 """
 
 from __future__ import annotations
@@ -125,13 +128,13 @@ class _Admission:
 
 
 class Channel:
-    """One member's end of all its links.
+    """One member's end of all its links in one epoch.
 
-    All methods except `deliver`, `wake` and `interrupt` belong to the thread that created the channel.
+    Only the thread that created the channel may call its methods, except for `deliver`, `wake` and `interrupt`.
 
     Args:
         worker: the member at this end.
-        job: job id; messages of other jobs are dropped.
+        job: id of the job or of the deployment's replica; messages with another id are dropped.
         epoch: epoch number; messages of other epochs are dropped.
         address: IP address on which the channel listens.
         keys: this member's own keys.
@@ -169,7 +172,7 @@ class Channel:
         self._sources: dict[WireLabel, Worker] = {}
         """Sender of each tensor that has arrived and was not taken yet."""
         self.rejected: deque[RejectedTensor] = deque()
-        """Messages of this epoch that are not valid tensors, until the member handles them."""
+        """Rejected messages of this epoch, until the member handles them."""
         self._taken: set[WireLabel] = set()
         self._sent: Counter[Worker] = Counter()
         self._came: defaultdict[Worker, Arrivals] = defaultdict(Arrivals)
@@ -209,7 +212,7 @@ class Channel:
         self.post(worker, self.write(worker, label, tensor))
 
     def write(self, worker: Worker, label: WireLabel, tensor: Tensor) -> EncodedTensor:
-        """Return a tensor in the form in which it is sent to ``worker``, and count it, so that its loss is noticed."""
+        """Return a tensor in the form in which it is sent to ``worker``; count it if the link is direct."""
         ready = tensor.detach().to("cpu").contiguous()
         if worker in self._direct and label.cargo != "hello":
             self._sent[worker] += 1
@@ -244,7 +247,7 @@ class Channel:
             self._direct[worker].send_multipart(frames, zmq.NOBLOCK, copy=False)
 
     def report_sent(self) -> None:
-        """Report to each receiver how many tensors were sent to it, so that it notices losses."""
+        """Report to each receiver on a direct link how many tensors were sent to it, so that it notices losses."""
         for worker in self._direct.keys() & +self._sent:
             self.send(worker, HANDSHAKE, torch.zeros(1))
 
@@ -266,7 +269,7 @@ class Channel:
         self._put_inside([b""])
 
     def interrupt(self) -> None:
-        """Make `receive` fail, now and from now on; may be called from any thread."""
+        """Make `receive` raise `StaleEpoch` from now on, also a call that waits; may be called from any thread."""
         self._is_interrupted = True
         self.wake()
 

@@ -18,7 +18,7 @@ _TIMEOUT_S = 5.0
 
 
 def connect_all(channel: Channel, worker: Worker, peers: Sequence[Peer]) -> list[Worker]:
-    """Connect to all other members, and return the members whose handshake did not arrive.
+    """Connect to all other members, and return the members whose handshake did not arrive by the direct link.
 
     Args:
         channel: this member's end of the links.

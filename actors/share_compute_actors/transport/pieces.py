@@ -73,7 +73,7 @@ def _seal(name: str, content: NDArray[np.uint8]) -> int:
 
 
 class Pieces:
-    """The pieces of one stage's part of a folder, cut on demand.
+    """The pieces of the files that one stage writes into a checkpoint or artifact folder, made on demand.
 
     Args:
         parts: tensors by the first part of their file's name (see `_STEMS`), then by stored name.
@@ -134,8 +134,8 @@ def take_all(
     """Fetch all pieces and write them; fetch a damaged piece again.
 
     Args:
-        machine: name of the machine that gives the pieces.
-        place: index of its stage.
+        machine: name of the machine that sends the pieces.
+        place: index of the stage that this machine computes.
         ask: returns a piece by its number, None after the last one.
         write: receives the name of a file and the bytes to append.
 

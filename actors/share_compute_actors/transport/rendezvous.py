@@ -42,8 +42,8 @@ class Rendezvous:
 class ChannelStore(dist.Store):  # type: ignore[misc]
     """A store for one group, in which each key is set once, by one member.
 
-    All methods except `check` belong to the thread that created the store, which also owns the channel. Values that
-    NCCL's own threads set when they give up stay local: members learn of a loss from the coordinator.
+    Only the thread that created the store and the channel may call `get` and `wait`. NCCL's own threads set values when
+    they give up. Such values stay local, because members learn of a loss from the coordinator.
 
     Args:
         channel: this member's end of the epoch's channel, which links all members of the group.
@@ -83,7 +83,12 @@ class ChannelStore(dist.Store):  # type: ignore[misc]
         return self._known[key]
 
     def wait(self, keys: Sequence[str], timeout: timedelta) -> None:
-        """Return when all ``keys`` are set."""
+        """Wait until all ``keys`` are set.
+
+        Raises:
+            ContributorLost: no member set a key in time.
+            StaleEpoch: the channel was interrupted, or lost a message.
+        """
         for key in keys:
             if key in self._known:
                 continue

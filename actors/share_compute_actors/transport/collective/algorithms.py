@@ -70,7 +70,10 @@ class GlooLinks:
         return self._group.recv([tensor], source, tag).wait if tensor.numel() else _nothing
 
     def scratch(self, like: Tensor, count: int) -> Tensor:
-        """Return a buffer of ``count`` elements that is kept between operations; one operation at a time may use it."""
+        """Return a buffer of ``count`` elements of the same dtype as ``like``.
+
+        The buffer is reused by later operations, so only one operation at a time may use it.
+        """
         kept = self._scratch.get(like.dtype)
         if kept is None or kept.numel() < count:
             kept = self._scratch[like.dtype] = like.new_empty(count)
@@ -223,9 +226,9 @@ def start_tree(links: GlooLinks, tensor: Tensor, operator: Operator) -> Callable
 
 
 def packed(group: Any, parts: Sequence[Tensor], counts: Sequence[int], combine: Combine, out: Tensor) -> None:
-    """Run the operation of `start_sharded` with the group's own all-to-all and all-gather, for NCCL.
+    """Run the operation of `start_sharded` with the group's own all-to-all and all-gather; used with NCCL.
 
-    On a GPU it is enqueued on the current stream and does not block the host.
+    On a GPU the operation is enqueued on the current stream and does not block the host.
     """
     size = len(counts)
     width = -(-out.numel() // size)

@@ -1,4 +1,4 @@
-"""Backend of Ray's collective API with one process group for each epoch, and a deadline for every operation.
+"""Backend of Ray's collective API with one process group per stage and epoch, and a deadline for every operation.
 
 Ray's own named groups keep the first world (set of members) of the process for ever, and can return a wrong sum after a
 loss. So `join_group` registers this backend, and makes a group whose name is unique for job, epoch and stage. The
@@ -233,7 +233,7 @@ class EpochGroup(BaseGroup):  # type: ignore[misc]
                 hint="form the group of the next epoch, without the member that was lost",
             ) from failure
 
-    # -- Ray's interface: each takes a list of one tensor and blocks ---------------------------------------------------
+    # -- Ray's interface: blocking methods; a tensor is passed as a list of one ----------------------------------------
 
     def allreduce(self, tensor: list[Tensor], allreduce_options: Any = None) -> None:
         """Reduce the tensors of all members, in place at every member."""

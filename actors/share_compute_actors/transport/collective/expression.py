@@ -12,10 +12,10 @@ from share_compute_actors.transport.collective.algorithms import Combine
 
 
 def expression(tree: SummationTree, nodes: Sequence[Node]) -> Combine:
-    """Return a function that adds the sums of ``nodes``, given in this order, to the sum of all microbatches.
+    """Return a function that adds up the partial sums of ``nodes``, given in this order, in the order of ``tree``.
 
     Raises:
-        ValueError: the nodes are not the whole sum, or overlap.
+        ValueError: the nodes do not cover all microbatches exactly once.
     """
     if len(set(nodes)) < len(nodes):
         raise ValueError(f"held twice: {nodes}")

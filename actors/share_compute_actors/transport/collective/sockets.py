@@ -1,4 +1,4 @@
-"""Handles on the TCP connections of one gloo group, to end operations that wait on them from outside.
+"""Handles on the TCP connections of one gloo group, to end from outside the operations that wait on them.
 
 Gloo cannot end a blocked operation by itself, and its peers may be alive and unresponsive for ever. When its
 connections are shut down, gloo closes them within milliseconds, here and at the other ends. It then fails the
@@ -32,7 +32,7 @@ class _Held:
 
     socket: socket.socket
     descriptor: int
-    """Descriptor of gloo itself."""
+    """Gloo's own descriptor."""
     status: os.stat_result
 
     def is_open(self) -> bool:
@@ -58,7 +58,7 @@ class GroupSockets:
 
     @property
     def is_shut(self) -> bool:
-        """Whether the connections were ended here."""
+        """Whether `shut` was called, which ends the connections from this side."""
         return self._is_shut
 
     @property

@@ -183,7 +183,16 @@ def join_options(  # noqa: PLR0917
 
 
 def read_invite(given: str | None, file: Path | None, *, is_known: bool) -> str | None:
-    """Return the given invite, or prompt for one; None if the machine has joined before and no invite is given."""
+    """Return the given invite, or read one from a file or from a prompt.
+
+    Args:
+        given: the invite, if it was given as an option or a variable.
+        file: file to read, ``-`` for standard input. Default: prompt on a terminal.
+        is_known: whether the machine has joined before. Then return None if neither an invite nor a file is given.
+
+    Raises:
+        UserError: no invite is given, or the file is empty or cannot be read.
+    """
     # Remove the invite from the environment, so that Ray and its processes do not inherit it.
     os.environ.pop(INVITE_VARIABLE, None)
     if given or (file is None and is_known):

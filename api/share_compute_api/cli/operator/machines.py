@@ -80,7 +80,11 @@ def measure(
 
 
 def _family(client: Client, name_or_id: str) -> list[ContributorRecord]:
-    """Return a machine, and the other machines that joined with the same invite."""
+    """Return a machine, and the other devices of its host that joined with the same invite.
+
+    Raises:
+        NotFound: no present machine has this name or id.
+    """
     from share_compute.errors import NotFound
 
     here = [record for record in client.contributors() if record.state.value != "left"]

@@ -72,7 +72,7 @@ def up(  # noqa: PLR0917  # typer passes each by its name
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON line when it answers.")] = False,
 ) -> None:
-    """Run a server: a Ray head and the control plane. Ctrl-C stops it in order; Ctrl-C twice stops it at once."""
+    """Run a server: a Ray head and the control plane. Ctrl-C shuts it down cleanly; Ctrl-C twice ends it at once."""
     from share_compute_api.app.server import serve
     from share_compute_api.submission.data_roots import offered
 

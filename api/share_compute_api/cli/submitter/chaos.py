@@ -97,7 +97,11 @@ class _Storm:
         """Last step that was committed before the storm began."""
 
     def rage(self, coming: Sequence[Gust], seconds: float) -> None:
-        """Inject the failures at their scheduled times; stop early when the job ends, or at Ctrl-C."""
+        """Wait until the job runs, and inject the failures as scheduled; stop early when it ends, or at Ctrl-C.
+
+        Raises:
+            Conflict: the job is finished already, or does not begin to run in time.
+        """
         from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
         columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[figures]}"))

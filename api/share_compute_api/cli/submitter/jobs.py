@@ -156,7 +156,7 @@ def logs(
 
 
 def cancel(job: Job, as_json: Json = False) -> None:
-    """Cancel a job: at once while it is queued, after its step while it runs."""
+    """Cancel a job: after its current step if it is training, else at once."""
     from share_compute_api.client.client import Client
 
     with Client() as client:
