@@ -25,8 +25,8 @@ def answers(schema: Packs[T]) -> Callable[[Callable[Parameters, T]], Callable[Pa
 
 def _reported(failure: Exception) -> ShareComputeError:
     if isinstance(failure, RayActorError):
-        # Members call the shard store and other members. The coordinator detects a lost member by itself, so the
-        # error only has to report the shard store.
+        # The lost actor is the shard store or another member. The coordinator detects lost members by itself, so only
+        # the loss of the shard store must be reported.
         return shard_store_lost()
     cause = failure.cause if isinstance(failure, RayTaskError) else failure
     if isinstance(cause, ShareComputeError):

@@ -34,7 +34,7 @@ _LOADING_LIMIT_S = 30.0
 _RETURN_LIMIT_S = 8.0
 """Time limit for a heartbeat after a network cut, in seconds: TCP retransmits lost data with growing delays."""
 _LATE_S = 0.5
-"""Time between two calls of `poll`, in seconds, beyond which this process itself was delayed.
+"""Time between two calls of `poll`, in seconds, beyond which this process counts as delayed itself.
 
 The time between such calls does not count towards the members' time limits."""
 

@@ -35,7 +35,7 @@ _POLL_S = 0.05
 _WATCH_S = 0.02
 """Shortest time between two checks of the members while messages arrive, in seconds."""
 _STANDSTILL_S = 10.0
-"""Longest time without a result while engine steps are in flight and no member computes, in seconds."""
+"""Time in seconds after which the stages are given up if results are due, none arrives and no member computes."""
 _MOST_TROUBLES = 3
 """Number of `Trouble` reports in a row, without a token in between, after which the affected sequences fail."""
 _log = logging.getLogger(__name__)

@@ -91,7 +91,7 @@ class SchedulerService:
             self._report(self._scheduler.reform(epoch, limits))
 
     def drop_cached(self) -> None:
-        """Free the KV caches of ended sequences in the stages."""
+        """Free the KV caches of ended sequences, which the stages keep for reuse, in the next engine step."""
         with self._lock:
             self._scheduler.drop_cached()
 

@@ -98,7 +98,7 @@ class ServingGroup(WorkerGroup):
     def invite(self, placement: Placement | None) -> None:
         """Start a member on each machine of the placement that has none, and begin to load its shard; do not wait.
 
-        Kill members that are still starting and have no shard, or another one, in the placement.
+        Kill starting members that have no shard, or a different shard, in the placement.
         """
         shards = {} if placement is None else placement.shards
         for worker, newcomer in list(self._newcomers.items()):

@@ -4,7 +4,7 @@ A holder of the cluster's token can run code in the processes of a Ray node. So 
 which the control plane talks to Ray, starts as ``python -m share_compute_actors.machine.confine POLICY COMMAND...``.
 Three measures confine it:
 
-1. Another user if a privileged process starts it (`Policy.user`), else the same user without capabilities.
+1. The program runs as an unprivileged user (`Policy.user`) or, without one, as the same user without capabilities.
 2. Landlock (Linux 5.13 or newer): only the files and folders that the policy lists. Processes outside cannot be traced
    and, since Linux 6.12, cannot be signalled.
 3. ``no_new_privs``: the program cannot regain privileges by starting a program with the setuid bit.
@@ -217,7 +217,7 @@ def _prctl(option: int, value: int) -> None:
 
 
 def _become(user: User | None, parent: int) -> None:
-    """Give up all privileges permanently."""
+    """Give up all privileges permanently, and let the kernel kill this process when its parent ends."""
     if os.geteuid() == 0:
         for capability in range(_LAST_CAPABILITY + 1):
             if _libc().prctl(_CAPBSET_DROP, ctypes.c_ulong(capability), 0, 0, 0) < 0:
@@ -310,7 +310,7 @@ def _kill_descendants(is_kept: bool) -> None:
 
 
 def _guard(program: int, is_kept: bool) -> int:
-    """Pass signals on to the program; return its wait status once it and all its descendants have ended."""
+    """Pass SIGTERM on, and `END_NOW` as SIGKILL; return the program's wait status once all descendants have ended."""
     status: int | None = None
     while True:
         received = signal.sigwait({signal.SIGTERM, signal.SIGCHLD, END_NOW})
@@ -328,7 +328,7 @@ def _guard(program: int, is_kept: bool) -> int:
 
 
 def _end_like(status: int) -> None:
-    """End this process with the same exit status or signal as in this wait status."""
+    """End this process with the exit status or the signal that the program's wait status reports."""
     code = os.waitstatus_to_exitcode(status)
     if code < 0:
         with suppress(OSError):  # SIGKILL's handler cannot be set

@@ -15,7 +15,7 @@ os.execvp(sys.argv[2], sys.argv[2:])
 """
 _CPUS = Path("/sys/devices/system/cpu")
 _PLACE = ("physical_package_id", "core_id")
-"""Files with the location of a processor: threads of one core share both values, cores of one socket the first."""
+"""Files with the location of a processor: threads of one core share both, cores of one socket share the first."""
 
 
 def share_cores(count: int) -> tuple[tuple[int, ...], ...]:

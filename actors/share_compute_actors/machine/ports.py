@@ -5,7 +5,7 @@ This module imports neither Ray nor torch.
 A range is divided into units of 50 ports. A node holds whole units for itself: the process that supervises the node
 binds the first port of each unit as long as it lives. So nodes of one host never use the same ports.
 
-Gloo takes ports that the kernel picks (`docs/deployment.md`), so sums within a stage need more than this range.
+Gloo takes ports that the kernel picks (`docs/deployment.md`), so sums within a stage use ports outside this range.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _CHANNELS = 20
 _SPARE_WORKERS = 16
 """Number of Ray processes in addition to the one per thread that Ray starts in advance."""
 _VARIABLE = "SHARE_COMPUTE_CHANNEL_PORTS"
-"""Variable with the channel ports, which only a node's supervisor sets, for the processes of the node."""
+"""Environment variable with a node's channel ports; the node's supervisor sets it for all processes of the node."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +143,7 @@ class NodePorts:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Variables that tell processes of the node their channel ports."""
+        """Environment variables that tell processes of the node their channel ports."""
         return {_VARIABLE: f"{self.channels[0]}-{self.channels[-1]}"}
 
     def release(self) -> None:

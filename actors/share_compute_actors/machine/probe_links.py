@@ -34,7 +34,7 @@ def measure_link(source: str, target: str, echo: Echo) -> Link:
         best_s = min(best_s, _timed(echo, payload))
         if time.perf_counter() - begin > _BUDGET_S:
             break
-    # On a fast link noise can make the difference tiny or negative. At least half of the payload's time then counts.
+    # On a fast link noise can make the difference tiny or negative, so at least half of the call counts as transfer.
     transfer_s = max(best_s - round_trip_s, best_s / 2)
     return Link(source, target, round_trip_s / 2, _LARGE_BYTES / transfer_s)
 

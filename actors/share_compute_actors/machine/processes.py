@@ -77,7 +77,7 @@ class ProcessIdentity:
         return cls(process.pid, _start_of(process))
 
     def find(self) -> psutil.Process | None:
-        """Return the process if it still runs."""
+        """Return the process; None if it has ended."""
         try:
             # Create the object before the comparison, because psutil then never acts on a later process with this pid.
             process = psutil.Process(self.pid)
@@ -345,7 +345,7 @@ class ChildProcesses:
             child.kill()
 
     def leftovers(self) -> list[psutil.Process]:
-        """Return processes that an earlier user of this folder started and that still run."""
+        """Return processes that an earlier owner of this folder started and that still run."""
         try:
             written = [ProcessIdentity(pid, start) for pid, start in json.loads(self._file.read_text())]
         except (FileNotFoundError, ValueError, TypeError):
@@ -355,7 +355,7 @@ class ChildProcesses:
         return [process for process in found if process is not None and process.pid not in own]
 
     def end_leftovers(self) -> int:
-        """End the processes that an earlier, killed user of this folder left; return their number."""
+        """End the processes that an earlier, killed owner of this folder left; return their number."""
         left = {process.pid: process for process in self.leftovers()}
         for process in list(left.values()):
             try:

@@ -24,7 +24,7 @@ _TRIES, _TRY_S = 2, 1.2
 _AT_ONCE = 256
 _POLL_S = 0.05
 _RESET = struct.pack("ii", 1, 0)
-"""Value of ``SO_LINGER``: closing resets the connection."""
+"""Value of ``SO_LINGER`` with which closing a socket resets its connection."""
 
 
 def answers(

@@ -3,8 +3,8 @@
 Collective operations and the loading of shards do not use it.
 
 It has two transports. Members that reach each other use persistent ZeroMQ sockets, authenticated and encrypted with
-CURVE keys of the epoch. The others use Ray calls that carry bytes. Both end in the same inbox, which drops messages of
-other epochs, duplicates, and damaged messages.
+CURVE keys of the epoch. Other members use Ray calls that carry bytes. Both end in the same inbox, which drops messages
+of other epochs, duplicates, and damaged messages.
 
 The inbox knows the sender of each message by its CURVE public key, or by the key that a Ray call shows. An envelope
 that names another sender is dropped, and the member that sent it is at fault.
@@ -399,11 +399,11 @@ class Channel:
             came.came(message.number, now_s)
 
     def forget(self, before: int, phase: Phase = "train") -> None:
-        """Forget which tensors were taken, except those of this phase from step ``before`` on."""
+        """Forget which tensors were taken, to bound memory; keep those of this phase from step ``before`` on."""
         self._taken = {label for label in self._taken if label.phase == phase and label.step >= before}
 
     def forget_evaluations(self) -> None:
-        """Forget which tensors of evaluations were taken."""
+        """Forget which tensors were taken in phases other than training, such as evaluations."""
         self._taken = {label for label in self._taken if label.phase == "train"}
 
     def close(self) -> None:

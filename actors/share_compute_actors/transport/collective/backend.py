@@ -46,9 +46,9 @@ dist: Any = torch.distributed
 BACKEND = "SHARE_COMPUTE"
 _TREE_BYTES = {2: 16 * 2**10}
 _TREE_BYTES_OF_MANY = 256 * 2**10
-"""Largest size in bytes for which `tree` was faster than gloo's ring, in groups that `_TREE_BYTES` does not list.
+"""Largest size in bytes of a tensor for which `tree` was faster than gloo's ring.
 
-The number of hops determines the cost of such small sums."""
+`_TREE_BYTES` has other sizes, by number of members. The number of hops determines the cost of such small sums."""
 
 _OPERATIONS = {
     RayReduceOp.SUM: dist.ReduceOp.SUM,

@@ -97,7 +97,7 @@ class _Storm:
         """Last step that was committed before the storm began."""
 
     def rage(self, coming: Sequence[Gust], seconds: float) -> None:
-        """Wait until the job runs, and inject the failures as scheduled; stop early when it ends, or at Ctrl-C.
+        """Wait until the job runs, and inject the failures as scheduled; stop when the job ends, or at Ctrl-C.
 
         Raises:
             Conflict: the job is finished already, or does not begin to run in time.

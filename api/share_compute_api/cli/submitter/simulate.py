@@ -1,4 +1,4 @@
-"""``share-compute simulate``: runs a job on a synthetic fleet, on a simulated clock."""
+"""``share-compute simulate``: runs a job on synthetic or given machines, on a simulated clock."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ def simulate(
 ) -> None:
     """Run a job on a synthetic fleet, on a simulated clock: throughput, utilization, and the cost of failures.
 
-    The planner and its step times are the real ones. Machines, links and failures are random, and the cost of a failure
-    follows rules (docs/simulation.md).
+    The planner and its step times are the real ones. Failures are random, and so are machines and links without
+    --topology. The cost of a failure follows rules (docs/simulation.md).
     """
     from share_compute.errors import UserError
     from share_compute.files.topology_file import read_topology
