@@ -351,7 +351,8 @@ def main(arguments: Sequence[str]) -> None:
     is_kept = _keep_signals()
     program = os.fork()
     if program:
-        _prctl(_SET_DUMPABLE, 0)  # other processes of this user cannot trace the guard, and it writes no core dump
+        # No process of the same user can trace the guard, and the guard writes no core dump.
+        _prctl(_SET_DUMPABLE, 0)
         os.closerange(3, os.sysconf("SC_OPEN_MAX"))
         _end_like(_guard(program, is_kept))
     signal.pthread_sigmask(signal.SIG_SETMASK, before)

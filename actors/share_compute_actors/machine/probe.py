@@ -50,7 +50,9 @@ class Lent:
     device: str = "cpu"
     """cpu or cuda."""
     beside: int = 0
-    """Number of threads that other machines use on the same processors; a CPU is measured with as many of them busy."""
+    """Number of threads that other machines use on the same processors.
+
+    While the CPU is measured, as many processors are kept busy."""
 
 
 def probe(lent: Lent) -> Device:

@@ -269,7 +269,7 @@ class Channel:
         self._put_inside([b""])
 
     def interrupt(self) -> None:
-        """Make `receive` raise `StaleEpoch` from now on, also a call that waits; may be called from any thread."""
+        """Make `receive` raise `StaleEpoch` instead of waiting, also in a call that waits now. Thread-safe."""
         self._is_interrupted = True
         self.wake()
 
