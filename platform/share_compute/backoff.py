@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 
 _MOST_DOUBLINGS = 30
-"""Limit of the exponent: a count of failures that grows for days must not overflow."""
+"""Maximum exponent: ``2.0**failures`` would overflow after days of failures."""
 
 
 def backoff_s(first_s: float, failures: int, longest_s: float = math.inf) -> float:
-    """Return the delay in seconds after ``failures`` failures: ``first_s * 2**failures``, up to ``longest_s``.
+    """Return the delay before the next attempt, in seconds: ``first_s * 2**failures``, up to ``longest_s``.
 
     Args:
         first_s: the first delay, in seconds.
-        failures: number of consecutive failures before the one that the delay follows, from 0.
+        failures: number of consecutive failures before the latest one; 0 after the first failure.
         longest_s: the longest delay, in seconds.
     """
     return min(first_s * 2.0 ** min(failures, _MOST_DOUBLINGS), longest_s)

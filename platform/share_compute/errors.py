@@ -1,4 +1,4 @@
-"""Every error that share-compute raises on purpose.
+"""Errors that share-compute raises on purpose.
 
     ShareComputeError
     ├── UserError              correct the request: it cannot be fulfilled as it is
@@ -19,19 +19,19 @@
     │       ├── InsecureTransport   a secret would travel over plain HTTP between machines
     │       ├── WrongFingerprint    the server's key does not have the expected fingerprint
     │       └── UntrustedCertificate   no authority that this machine trusts signed the server's certificate
-    ├── PlanInfeasible         the machines cannot hold the job; the error has the missing bytes
-    │   └── OutOfMemory        a machine had less memory than it lends; the error has the bytes that it had
-    ├── NoCopy                 a machine cannot keep a backup of another's shard; training continues without it
+    ├── PlanInfeasible         the machines cannot hold the job; the error may have the missing bytes
+    │   └── OutOfMemory        a machine had less memory than it lends; the error has the bytes that its process took
+    ├── NoCopy                 a machine cannot keep a backup of another machine's shard; training continues
     ├── ContributorLost        a machine died or is unresponsive; retry or resume
-    ├── StaleEpoch             a message of an earlier epoch; drop it
-    ├── VerificationFailed     a result failed verification
-    │   └── WrongTensor        a machine sent a tensor that the model cannot produce; continue without the machine
+    ├── StaleEpoch             a message or operation of an earlier epoch; drop it
+    ├── VerificationFailed     a result or stored data is missing, incomplete or wrong
+    │   └── WrongTensor        a machine sent a tensor that the model cannot produce; one machine is excluded
     └── Unavailable            a needed service does not answer (control plane, head, disk); try again
-        ├── Busy               a deployment's queue is full; try again after the seconds that the error has
+        ├── Busy               a queue is full; try again after the seconds that the error has
         │   └── TooManyAttempts   too many wrong keys or invites came from this address
         ├── Fenced             another server took over the database; this server stops
-        ├── ShardStoreLost     the process that serves a job's samples died; the job's members continue with a new one
-        └── LinkLost           the server's host was cut off from all others; its jobs' members continue later
+        ├── ShardStoreLost     the actor that serves samples and weights died; a job's members continue with a new one
+        └── LinkLost           the server's host was cut off from the machines of a job; the members continue later
 
 Callers react to all errors of one class in the same way. Each error has one sentence about what happened, one hint
 (``hint``), and the job, step and machine where they are known. Errors of Ray, sockets and torch are translated to
@@ -227,7 +227,7 @@ class UntrustedCertificate(NotAuthorized):
 
 
 class PlanInfeasible(ShareComputeError):
-    """The machines cannot hold the job; ``details`` has the number of missing bytes."""
+    """The machines cannot hold the job; ``details`` has ``missing_bytes`` if it was computed."""
 
     code = "plan-infeasible"
     status = 422
@@ -275,27 +275,27 @@ class ContributorLost(ShareComputeError):
 
 
 class StaleEpoch(ShareComputeError):
-    """A message of an earlier epoch; the receiver drops it."""
+    """A message or operation belongs to an earlier epoch of a job or deployment; it is dropped."""
 
     code = "stale-epoch"
     status = 409
 
 
 class VerificationFailed(ShareComputeError):
-    """A result failed verification; the machine that made it is excluded."""
+    """A result or stored data is missing, incomplete, damaged or not what was requested."""
 
     code = "verification-failed"
     status = 500
 
 
 class WrongTensor(VerificationFailed):
-    """A machine sent a tensor that the model cannot produce; the machine counts as lost."""
+    """A machine sent a tensor that the model cannot produce; the job excludes the sender or its accuser."""
 
     code = "wrong-tensor"
 
     @classmethod
     def of(cls, machine: str, worker: str, what: str, step: int | None = None) -> Self:
-        """Return the error for a tensor of one machine.
+        """Return the error for a wrong tensor that a machine sent.
 
         Args:
             machine: name of the machine.
@@ -323,7 +323,7 @@ class WrongTensor(VerificationFailed):
 
     @property
     def accuser(self) -> str:
-        """Return the id of the contributor that reported the tensor; empty if there is none."""
+        """Return the id of the contributor that reported the tensor; empty if unknown."""
         return str(self.details.get("accuser", ""))
 
 
@@ -336,7 +336,7 @@ class Unavailable(ShareComputeError):
 
 
 class Busy(Unavailable):
-    """A deployment's queue is full; ``details`` has the time after which to try again (``retry_after_s``)."""
+    """A queue, e.g. a deployment's, is full; ``details`` has the seconds to wait before a retry (``retry_after_s``)."""
 
     code = "busy"
     status = 429
@@ -361,13 +361,13 @@ class TooManyAttempts(Busy):
 
 
 class ShardStoreLost(Unavailable):
-    """The process that serves a job's samples died; the job's members continue with a new one."""
+    """The actor that serves samples and weights died; the job's members continue with a new one."""
 
     code = "shard-store-lost"
 
 
 class LinkLost(Unavailable):
-    """The server's host was cut off from all others; a job's members continue later, with another coordinator."""
+    """The server's host was cut off from the machines of a job; another coordinator continues with its members."""
 
     code = "link-lost"
 

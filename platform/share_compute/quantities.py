@@ -26,7 +26,7 @@ def rate_text(bytes_per_s: float) -> str:
 
 
 def flops_text(flops_per_s: float) -> str:
-    """Return ``52 GFLOP/s``."""
+    """Return ``52.0 GFLOP/s``."""
     return _scaled(flops_per_s, 1000, _DECIMAL) + "FLOP/s"
 
 

@@ -18,7 +18,7 @@ class Scope(StrEnum):
     contribute = "contribute"
     """Act for one machine. Only the key that a machine gets when it joins has this scope."""
     admin = "admin"
-    """All rights of API keys: also invites, keys, machines, and jobs and deployments of other keys."""
+    """Manage invites, keys, machines, and the jobs and deployments of all keys. Includes ``submit``."""
 
 
 GRANTABLE = (Scope.chat, Scope.read, Scope.submit, Scope.admin)

@@ -29,8 +29,8 @@ class Settings(BaseSettings):
     port: int = Field(default=8700, ge=0, le=65535)
     """Port of the control plane; 0 picks a free one."""
     advertise_address: str | None = None
-    """IP address at which contributors reach this machine; default: host, else an address of this machine, that of the
-    default route if there is one."""
+    """IP address at which contributors reach this machine. Default: ``host``; if that is 0.0.0.0 or ::, this machine's
+    address on the default route, or else any of its addresses."""
     public_url: str | None = None
     """URL at which others reach the control plane, if it is behind a reverse proxy."""
     tls: Literal["self-signed"] | None = None
@@ -44,7 +44,7 @@ class Settings(BaseSettings):
     ray_port: int = Field(default=0, ge=0, le=65535)
     """Port of the Ray head; 0 picks a free one."""
     port_range: str = Field(default="24000-25999", pattern=r"^\d{1,5}-\d{1,5}$")
-    """TCP ports of the head's Ray node and its processes: the ports to open in a firewall, beside ``port``."""
+    """TCP ports of the Ray head and its processes. Open them in the firewall, beside ``port`` and ``ray_port``."""
     head_user: str | None = None
     """User that runs the Ray head if the server runs as root; default: the user share-compute if it exists, else
     nobody."""
@@ -89,7 +89,8 @@ class Settings(BaseSettings):
     max_connections: int = Field(default=4096, ge=16)
     """Maximum number of concurrent connections to the control plane; the limit of open files may lower it."""
     half_open_per_address: int = Field(default=32, ge=1)
-    """Maximum connections of one address without a whole request yet (more for proxies); then the oldest is closed."""
+    """Maximum connections of one address that have not sent a complete request head; a further one closes the oldest.
+    Trusted proxies may have more."""
     request_head_s: float = Field(default=10.0, gt=0)
     """Time limit for the TLS handshake and the head of a request, in seconds."""
     stall_s: float = Field(default=60.0, gt=0)
@@ -161,6 +162,7 @@ class ClientSettings(BaseSettings):
     api_key: str | None = None
     """API key; default: the key that the server on this machine wrote into its data folder."""
     fingerprint: str | None = None
-    """Fingerprint of the control plane's key; default: that of this machine's server, else certificate authorities."""
+    """Fingerprint that the control plane's key must have. Default: that of the server on this machine; for any other
+    server, certificate authorities are trusted instead."""
     data_folder: Path = Field(default_factory=lambda: user_data_path("share-compute"))
     """Data folder of a server on this machine."""

@@ -11,11 +11,11 @@ from typing import Literal, Self
 DeviceKind = Literal["cpu", "cuda"]
 
 BASE_DTYPE = "float32"
-"""Name of the dtype that members train in and that all plans are computed with."""
+"""Name of the dtype whose measured speeds plans are computed from."""
 DTYPES = (BASE_DTYPE, "bfloat16", "float16")
 """Names of the dtypes whose speed a probe measures."""
 HEAD = "head"
-"""Id of the head in links; no contributor has this id."""
+"""Id of the Ray head in links; no contributor has this id."""
 MOST_LATENCY_S = 60.0
 MOST_PER_S = 1e18
 """Maximum plausible rate in bytes/s or FLOP/s. No machine and no link is faster, so a larger value is an error."""
@@ -82,11 +82,11 @@ class Contributor:
     host: str = ""
     """Label of the computer. Contributors with the same label share its cores; empty if its cores are not shared."""
     host_threads: int = 0
-    """Number of threads of that computer; 0 if it has enough for all its machines."""
+    """Number of CPU threads of that computer; 0 if it has enough for all its contributors."""
 
     @property
     def device(self) -> Device:
-        """Return the device that a member computes on: its fastest."""
+        """Return the device that a member computes on: the fastest GPU, or the fastest CPU if there is no GPU."""
         return max(
             self.devices,
             key=lambda device: (device.kind == "cuda", max(device.flops_per_s.values(), default=0.0)),
@@ -140,9 +140,10 @@ class Topology:
 
 
 def absurdities(measured: Device | Link) -> Iterator[tuple[str, str]]:
-    """Yield (field, problem) for each impossible value: negative, not finite, or larger than any machine can have.
+    """Yield (field, problem) for each impossible value of a device or a link.
 
-    A link of 0 bytes/s is possible: it carries no data.
+    Values must be finite, not negative, and at most what any machine can have. Memory and FLOP/s must be more than 0.
+    A link of 0 bytes/s is possible: it carries no data. A link from a machine to itself is not.
     """
     if isinstance(measured, Link):
         yield from _absurd("latency_s", measured.latency_s, MOST_LATENCY_S, may_be_zero=True)
@@ -153,7 +154,7 @@ def absurdities(measured: Device | Link) -> Iterator[tuple[str, str]]:
     yield from _absurd("memory_bytes", measured.memory_bytes, MOST_BYTES)
     for dtype, speed in measured.flops_per_s.items():
         yield from _absurd(f"flops_per_s.{dtype}", speed, MOST_PER_S)
-    # 0 means that it was not measured.
+    # 0 means that the value was not measured.
     yield from _absurd("memory_bytes_per_s", measured.memory_bytes_per_s, MOST_PER_S, may_be_zero=True)
     yield from _absurd("overhead_s", measured.overhead_s, MOST_OVERHEAD_S, may_be_zero=True)
 

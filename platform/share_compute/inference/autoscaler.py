@@ -1,8 +1,8 @@
 """Autoscaling: the number of replicas that a deployment needs for its load, within its range.
 
-The autoscaler is a state machine without a clock: callers pass the time. It needs enough replicas that each has at most
-``target_ongoing_requests`` sequences, running and queued. All sequences are counted, not those of each replica, so
-replicas that still load are not requested again.
+The autoscaler is a state machine without a clock: callers pass the time. It requests enough replicas that each has at
+most ``target_ongoing_requests`` sequences, running and queued. The number is computed from the sum of all sequences, so
+replicas that are still loading are not requested a second time.
 
 - Scaling up uses the minimum number needed throughout ``upscale_delay_s``.
 - Scaling down uses the maximum number needed throughout ``downscale_delay_s``. Shorter peaks and lulls change nothing.
@@ -50,7 +50,10 @@ class Decision:
 
 
 class _Lasting:
-    """Minimum or maximum of the number of replicas needed, over the time for which a change has been needed."""
+    """The mildest change needed since scaling in one direction became necessary.
+
+    It is the minimum of the numbers of replicas needed when scaling up, and the maximum when scaling down.
+    """
 
     def __init__(self, mildest: Callable[[int, int], int]) -> None:
         self._mildest = mildest
@@ -98,7 +101,7 @@ class Autoscaler:
         return self.limits.target_ongoing_requests or self._concurrent
 
     def limit(self, limits: ReplicasSpec) -> Decision | None:
-        """Set another range; return the change that it causes at once, or None."""
+        """Replace the limits; return the immediate change of the number of replicas, or None if it stays."""
         self.limits = limits
         self._forget()
         return self._become(_within(limits, self.wanted), f"{limits} were asked for")
@@ -133,7 +136,10 @@ class Autoscaler:
         return f"each replica is to have {self._target:g}"
 
     def _needed(self, sequences: int, filled: float = 1.0) -> int:
-        """Return the number of replicas, at least 1, such that each has at most ``filled`` times its target load."""
+        """Return the number of replicas at which each has at most ``filled`` times its target load.
+
+        The number is clamped to the range, and is at least 1.
+        """
         return max(1, _within(self.limits, ceil(sequences / (filled * self._target))))
 
     def _become(self, wanted: int, reason: str) -> Decision | None:

@@ -25,7 +25,8 @@ _MOST_STEP_TOKENS = 512
 """Maximum number of positions that one engine step computes: more would delay the sequences that decode."""
 _LEAST_STEP_TOKENS = 16
 _CHUNK_TOKENS = 128
-"""Minimum chunk of a prompt that uses a machine well. Long prompts are split, so that several stages work on one."""
+"""Minimum tokens in a chunk of a prompt that use a machine well. Long prompts are split into chunks, so that several
+stages work on one prompt at a time."""
 _PROCESS_BYTES = 480 * 2**20
 """Memory of a member's process beside its shard."""
 _MOST_QUEUED = 512
@@ -136,7 +137,7 @@ def place(
         embeds: whether the model is an encoder.
 
     Raises:
-        PlanInfeasible: the machines cannot hold the model and a single sequence.
+        PlanInfeasible: there is no machine, or the machines cannot hold the model and a single sequence.
     """
     if not topology.contributors:
         raise PlanInfeasible("there is no machine", hint="let machines join")
@@ -155,7 +156,10 @@ def place(
 
 
 def _workloads(spec: ServeJob, window_tokens: int, *, embeds: bool) -> Iterator[ServingWorkload]:
-    """Yield the workload requested, then the same with half as many sequences at one time, and so on."""
+    """Yield workloads to try: the requested one, then half as many sequences at one time, and so on down to one.
+
+    Sequences are shortened to the window. For an encoder there is a single workload.
+    """
     requested = serving_workload(spec)
     if embeds:  # an engine step takes time and memory, but no cache remains of it
         yield replace(requested, prompt_tokens=_text_step_tokens(window_tokens), new_tokens=1)
