@@ -30,7 +30,7 @@ def check_schema(schema: str) -> None:
         schema: JSON text of the schema; "" allows any object.
 
     Raises:
-        UserError: the text is not a JSON schema, or uses a keyword that is not supported.
+        UserError: the text is not a JSON schema, or llguidance does not support the schema.
     """
     try:
         grammar = _grammar(schema)
@@ -59,7 +59,7 @@ def _grammar(schema: str) -> str:
     """Convert a JSON schema to a grammar of llguidance.
 
     Raises:
-        ValueError: the schema is not a JSON object.
+        ValueError: the text is not JSON, or its value is neither an object nor ``true``.
     """
     given = json.loads(schema or _ANY_OBJECT)
     if given is True or given == {}:

@@ -78,7 +78,7 @@ class EncoderStage(EngineStage):
         """Take the weights that both stages hold from an unused stage of the same model, sealed or not.
 
         Returns:
-            The tensors to fill before `seal`, by stored name.
+            The tensors that are still to be filled before `seal`, by stored name.
         """
         assert isinstance(other, EncoderStage)
         return self.parts.take_over(other.parts)

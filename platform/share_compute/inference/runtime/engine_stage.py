@@ -23,7 +23,7 @@ from share_compute.shard import Shard
 
 
 class EngineStage(ABC):
-    """One shard of a model: computes engine steps once its weights are filled; `seal` then optimizes it."""
+    """One shard of a model. After its weights are filled and sealed (`seal`), `compute` executes engine steps."""
 
     shard: Shard
     device: torch.device
@@ -47,7 +47,7 @@ class EngineStage(ABC):
         """Take the weights that both stages hold from an unused stage of the same model, sealed or not.
 
         Returns:
-            The tensors to fill before `seal`, by stored name.
+            The tensors that are still to be filled before `seal`, by stored name.
         """
 
     @abstractmethod
@@ -57,8 +57,8 @@ class EngineStage(ABC):
         A second call with ``keeps_plain=False`` frees memory.
 
         Args:
-            keeps_plain: whether weights that are packed for products of several rows are also kept unpacked, for
-                products of one row. This takes twice the memory.
+            keeps_plain: whether weights that are packed are also kept unpacked, where products of few rows are
+                faster with them. This takes up to twice the memory.
         """
 
     def warm_up(self) -> None:

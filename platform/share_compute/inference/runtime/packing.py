@@ -1,11 +1,13 @@
 """Weight packing: reorder weights for a CPU's kernels, for products with few rows.
 
 Decoding multiplies one token of each sequence with every matrix. With weights as models store them, a product of eight
-rows costs a CPU three times one of a single row, though both read the same weights. After packing once with oneDNN it
-costs little more. (torch's compiler does this to models that it freezes; these operators have no public name.)
+rows costs a CPU three times one of a single row, though both read the same weights. After packing once with oneDNN,
+eight rows cost little more than one. (torch's compiler packs weights of models that it freezes; the operators have no
+public name.)
 
-A single row is slower with packed weights, so a machine with enough memory keeps both. Where a layer has more outputs
-than inputs, a single row is faster still with column-major weights, most of all for the vocabulary.
+A single row is slower with packed weights, except in bfloat16. So a machine with enough memory keeps both. Where a layer
+has more outputs than inputs, a single row of float32 is faster still with column-major weights, most of all for the
+vocabulary.
 """
 
 from __future__ import annotations
@@ -17,9 +19,9 @@ from torch.nn.functional import linear
 _ROWS = 8
 """Number of rows that weights are packed for; products of other numbers of rows work as well."""
 _PLAIN_ROWS = 2
-"""Maximum number of rows for which plain weights of more than 16 bits are as fast as packed ones, or faster."""
+"""Maximum number of rows for which plain float32 and float16 weights are at least as fast as packed ones."""
 _SMALL = 2**19
-"""Minimum size of a matrix of more than 16 bits to pack: smaller ones gain at most what the operator's call costs."""
+"""Minimum number of weights of a float32 matrix to pack. A smaller one gains at most what the operator's call costs."""
 
 
 class PackedLinear(nn.Module):
@@ -37,7 +39,7 @@ class PackedLinear(nn.Module):
         self.bias = layer.bias
         self._shared = (layer,) if is_shared else None
         packed = torch.ops.mkldnn._reorder_linear_weight(layer.weight.detach(), _ROWS)  # noqa: SLF001
-        # One plain attribute holds them: they are read a hundred times a token, and parameters are slow to look up.
+        # One tuple holds all tensors: they are read a hundred times a token, and parameters are slow to look up.
         self._weights: tuple[Tensor | None, Tensor, Tensor | None] = (plain, packed, layer.bias)
         self._few = _PLAIN_ROWS * layer.in_features if plain is not None else -1
         self._multiply = torch.ops.mkldnn._linear_pointwise.default  # noqa: SLF001
@@ -83,14 +85,14 @@ def can_pack(dtype: torch.dtype, device: torch.device) -> bool:
 
 
 def pack(module: nn.Module, *, keeps_plain: bool) -> None:
-    """Pack the linear layers inside a module, one after the other.
+    """Pack the linear layers inside a module, except small ones in float32.
 
     A second call with ``keeps_plain=False`` frees the plain weights. Weights shared with other modules (an embedding's)
     are never freed, so they are packed only with ``keeps_plain``.
 
     Args:
         module: module whose weights are filled.
-        keeps_plain: whether plain weights stay beside packed ones, which takes twice the memory.
+        keeps_plain: whether plain weights stay beside packed ones, which takes twice the memory; never in bfloat16.
     """
     uses: dict[int, int] = {}
     for part in module.modules():

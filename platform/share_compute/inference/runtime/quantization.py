@@ -1,12 +1,12 @@
 """Weight-only int8 quantization: each row of a linear layer as integers with one scale.
 
-Quantization is symmetric, scaled by a row's largest absolute value, as in torchao's weight-only int8. So a row is
-quantized from its own numbers alone, and a shard is never in memory as floats.
+Quantization is symmetric, scaled by a row's largest absolute value, as in torchao's weight-only int8. Each row is
+quantized by itself while it is read, so the weights of a shard are never all in memory as floats.
 
 Inputs are rounded to bfloat16 and multiplied with the integers. The products are exact, and sums are in float32. For
 few rows torch has a kernel that reads the integers directly; reading weights is most of a token's time. For many rows
-it is faster to convert the integers to floats, some rows of the matrix at a time. Both give the same result within the
-rounding of their sums.
+it is faster to convert the integers to floats, on a CPU some rows of the matrix at a time. Both give the same result
+within the rounding of their sums.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def integers_of(rows: Tensor, scale: Tensor) -> Tensor:
 
 
 def is_quantized(name: str) -> bool:
-    """Return whether a stored tensor of this name has quantized integers."""
+    """Return whether a stored tensor of this name holds the int8 values of quantized weights."""
     return name.endswith(INTEGERS)
 
 

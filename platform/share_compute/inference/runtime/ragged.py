@@ -1,9 +1,9 @@
 """Ragged attention of an engine step: its chunks are concatenated in one batch of one row.
 
-Each chunk attends to its own sequence alone. Models of transformers pass queries, keys and values to a function that
-the configuration names. The function here (`attend`) stores keys and values in the KV slots and attends chunk by chunk.
-The other layers work on each token alone, so concatenation does not affect them. No architecture is known by name here:
-a model that needs more than this interface is refused.
+Each chunk attends to its own sequence alone. Models of the transformers library pass queries, keys and values to a
+function that the configuration names. The function here (`attend`) stores keys and values in the KV slots and attends
+chunk by chunk. The other layers work on each token alone, so concatenation does not affect them. No architecture is
+known by name here: a model that needs more than this interface is refused.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class AttentionChunk:
         self.stop = start + count
 
     def first_seen(self, window: int | None) -> int:
-        """Return the first position that any of its tokens attends to."""
+        """Return the first position that any token of the chunk attends to."""
         return 0 if window is None else max(0, self.start + 1 - window)
 
     def is_triangle(self, window: int | None) -> bool:
@@ -192,7 +192,11 @@ class TextAttention(Attention):
         softcap: float | None,
         sinks: Tensor | None,
     ) -> Tensor:
-        """Compute the next layer as `Attention.attend` does, but a window reaches as far forward as back."""
+        """Compute the attention of the next layer as `Attention.attend` does, with a window that also reaches forward.
+
+        Raises:
+            UserError: the model uses softcap or sinks.
+        """
         if softcap is not None or sinks is not None:
             raise cannot_serve("encoder", "bends its attention, or gives it sinks")
         grouped = query.shape[1] != key.shape[1]
@@ -250,7 +254,7 @@ def _by_hand(
 
 
 class Probe(Attention):
-    """Record the cache shape of each layer, and refuse models that `KVSlots` or `attend` cannot serve.
+    """Attention that records the cache shape of each layer, and refuses models that `KVSlots` or `attend` cannot serve.
 
     Args:
         model_type: name of the architecture, for messages.
@@ -287,7 +291,7 @@ class Probe(Attention):
         """Return the cache shape of each layer.
 
         Raises:
-            UserError: not every layer called `attend` exactly once.
+            UserError: the number of calls of `attend` differs from ``num_layers``.
         """
         if len(self.layers) != num_layers:
             self._refuse("caches more of past tokens than the keys and values of each layer")

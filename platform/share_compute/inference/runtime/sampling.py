@@ -62,7 +62,7 @@ class _Sequence:
 
     @property
     def is_plain(self) -> bool:
-        """Whether each token is the one with the largest unadjusted logit (greedy decoding without penalties)."""
+        """Whether each token is the one with the largest unadjusted logit (greedy decoding without further options)."""
         options = self.options
         return (
             self.is_greedy
@@ -119,11 +119,11 @@ class Sampler:
         self._sequences: dict[int, _Sequence] = {}
 
     def open(self, opening: Opening) -> None:
-        """Begin to sample a sequence that is new, or that continues after a loss.
+        """Begin to sample a sequence that is new, or that continues after a membership change or preemption.
 
         Raises:
-            UserError: the sequence's JSON schema is invalid, or this tokenizer cannot be constrained to it. Callers
-                should have checked the schema. ``details`` names the sequence.
+            UserError: the sequence's JSON schema is invalid, or there is no tokenizer that can be constrained to it.
+                Callers should have checked the schema. ``details`` names the sequence.
         """
         schema = opening.options.json_schema
         try:
@@ -156,11 +156,11 @@ class Sampler:
         self._sequences.clear()
 
     def sample(self, logits: Tensor, chunks: Sequence[Chunk]) -> tuple[SampledToken, ...]:
-        """Sample one token after each chunk.
+        """Sample one token after each chunk. A sequence that has ended repeats its last token.
 
         Args:
             logits: logits after the last token of each chunk, ``[chunks, vocabulary]``.
-            chunks: the chunks that end a sequence's known tokens, one row of ``logits`` each.
+            chunks: the chunks that sample, one row of ``logits`` each.
         """
         if not chunks:
             return ()
@@ -181,7 +181,7 @@ class Sampler:
 
     def _sampled(self, chunk: Chunk, token: int, logits: Tensor) -> SampledToken:
         sequence, position = self._sequences[chunk.sequence], chunk.start + chunk.count
-        if sequence.end is not None:  # the server sent this step before it knew the end, and drops the token
+        if sequence.end is not None:  # the scheduler sent this step before it knew that, and drops the token
             return SampledToken(chunk.sequence, position, sequence.end, finish="stop")
         sequence.note(token)
         logprob: float | None = None
@@ -228,7 +228,10 @@ def _least(weights: Tensor, options: SamplingOptions) -> Tensor:
 
 
 def _logprobs(logits: Tensor, token: int, count: int) -> tuple[float, tuple[tuple[int, float], ...]]:
-    """Return the log-probability of a token and the ``count`` largest, from the unadjusted logits."""
+    """Return a token's log-probability, and (token, log-probability) of the ``count`` most probable tokens.
+
+    All are computed from the unadjusted logits ``[vocabulary]``.
+    """
     every = logits.log_softmax(-1)
     values, ids = every.topk(min(count, len(every)))
     return float(every[token]), tuple(zip(ids.tolist(), values.tolist(), strict=True))

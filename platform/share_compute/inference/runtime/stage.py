@@ -122,7 +122,7 @@ class ServingStage(EngineStage):
         """Take the weights that both stages hold from an unused stage of the same model, sealed or not.
 
         Returns:
-            The tensors to fill before `seal`, by stored name.
+            The tensors that are still to be filled before `seal`, by stored name.
         """
         assert isinstance(other, ServingStage)
         return self._stage.take_over(other._stage)  # noqa: SLF001 - it is one of ours
@@ -141,7 +141,7 @@ class ServingStage(EngineStage):
         self.is_sealed = True
 
     def warm_up(self) -> None:
-        """Prepare the vocabulary for constrained text; for a large one this blocks the stage for seconds."""
+        """Prepare the tokenizer for constrained text; for a large vocabulary this blocks the stage for seconds."""
         if self._sampler is not None:
             self._sampler.warm_up()
 
@@ -256,8 +256,8 @@ def _sampled_rows(step: EngineStep) -> tuple[list[Chunk], list[int]]:
 def settle_positions(model: nn.Module, window_tokens: int, device: torch.device) -> None:
     """Fix the rotary frequencies of a model for ``window_tokens``.
 
-    Some models (dynamic NTK, longrope) derive them from the longest text of a batch. Here unrelated
-    texts share batches, so results would depend on other requests.
+    Some models (dynamic NTK, longrope) derive these frequencies from the longest text of a batch. Here unrelated texts
+    share batches, so results would depend on other requests.
     """
     last = torch.tensor([[window_tokens - 1]], device=device)
     for module in model.modules():

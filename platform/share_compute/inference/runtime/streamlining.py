@@ -49,8 +49,8 @@ def call_directly(module: nn.Module) -> None:
 def fuse_norms(module: nn.Module) -> None:
     """Replace each submodule by a `FusedNorm` if both compute the same outputs.
 
-    Equality is tested on rows of many scales, because no class is known by name. Some models multiply by their weights
-    in the norm's six operations, others by 1 plus their weights.
+    No norm class is known by name, so equality is tested on rows of many scales. Both conventions for the factors are
+    tried: the weights, and 1 plus the weights.
     """
     for part in list(module.modules()):
         for name, child in list(part.named_children()):
