@@ -5,9 +5,9 @@ rows costs a CPU three times one of a single row, though both read the same weig
 eight rows cost little more than one. (torch's compiler packs weights of models that it freezes; the operators have no
 public name.)
 
-A single row is slower with packed weights, except in bfloat16. So a machine with enough memory keeps both. Where a layer
-has more outputs than inputs, a single row of float32 is faster still with column-major weights, most of all for the
-vocabulary.
+A single row is slower with packed weights, except in bfloat16. So a machine with enough memory keeps both. Where a
+layer has more outputs than inputs, a single row of float32 is faster still with column-major weights, most of all for
+the vocabulary.
 """
 
 from __future__ import annotations

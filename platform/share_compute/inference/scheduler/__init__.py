@@ -1,1 +1,1 @@
-"""The scheduler of a deployment, a pure state machine: batches, KV capacity, fairness, limits."""
+"""The scheduler of a replica, a pure state machine: it forms batches, assigns KV capacity, and serves owners fairly."""

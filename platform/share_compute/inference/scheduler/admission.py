@@ -1,6 +1,6 @@
 """Admission: choose the sequences to start and the prompts to continue in the rest of an engine step.
 
-Sequences that decode get their part of the step before this.
+Sequences that decode get their part of the engine step first.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from share_compute.inference.scheduler.slot_ledger import Prefix, SlotLedger
 _MOST_PASSES = 16
 """Maximum number of sequences that may overtake a sequence of another owner that lacks KV capacity."""
 _MOST_EXAMINED = 64
-"""Maximum number of waiting sequences of one owner that are examined; the first may wait for another one's prompt."""
+"""Maximum number of waiting sequences of one owner that are searched for one that can start."""
 
 
 class Admission:
     """Starts sequences while memory suffices: those of the least served owner first, in order of arrival.
 
-    Memory is reserved for the prompt and a typical answer, or for the requested length where that is less. An answer
-    that becomes longer gets KV capacity for twice its length. If that capacity is missing, the sequence is preempted.
-    It gives up its KV slot, and continues before any new sequence starts, once the capacity it wanted is free. So a
-    sequence is preempted a few times at most.
+    Memory is reserved for the prompt and a typical answer, or for the requested length where that is less. If an
+    answer becomes longer, the KV capacity for it is doubled. If that capacity is missing, the sequence is preempted: it
+    gives up its KV slot, and continues before any new sequence starts, once the doubled capacity is free. So a sequence
+    is preempted a few times at most.
 
     If the first sequence of the next owner lacks capacity, a smaller sequence of another owner may overtake it, up to
     `_MOST_PASSES` times.
 
-    A sequence waits while its first tokens are being computed for another one (completions of one prompt, one system
-    prompt of many requests). The sequences behind it overtake it.
+    A sequence waits while its first tokens are being computed for another one, for example if many requests have the
+    same system prompt. Meanwhile the sequences behind it overtake it.
 
     Args:
         limits: limits of this epoch.
@@ -63,7 +63,7 @@ class Admission:
         return bool(queue.num_prefilling or can_begin)
 
     def next(self, opens: list[Opening], budget: int) -> LiveSequence | None:
-        """Return the next sequence to prefill; None if there is none.
+        """Return the next sequence to prefill; None if there is none, or if the next ones do not fit yet.
 
         Args:
             opens: openings of the engine step; the sequence's opening is appended if this call starts it.

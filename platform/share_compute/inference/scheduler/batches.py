@@ -68,7 +68,10 @@ class Batches:
             live.batch = None
 
     def balance(self) -> None:
-        """Make the sizes even: sequences without a token in flight join the smallest batch."""
+        """Make the sizes even: take sequences out of large batches, and put them into the smallest batch.
+
+        A sequence with a token in flight joins its new batch in a later call.
+        """
         sizes = [len(members) for members in self._members]
         while max(sizes) - min(sizes) - len(self._moving) > 1:
             live = next(reversed(self._members[sizes.index(max(sizes))].values()))

@@ -1,4 +1,4 @@
-"""Engine steps (`EngineStep`): the batches of work that the server sends to the stages, and their results.
+"""Engine steps (`EngineStep`): the batches of work that the server of a replica sends to its stages, and their results.
 
 Server and stages rely on these invariants:
 
@@ -14,7 +14,7 @@ Server and stages rely on these invariants:
    chunks samples, and so does every chunk after it.
 4. A sampled token is the input of the next chunk of its sequence, if there is one. That chunk has no tokens of its own,
    since the last stage sends the token straight to the first one. It does so for every token, stop tokens too, because
-   the server may have sent the next chunk before it knows (run-ahead). Tokens sampled after an end are dropped, so any
+   the server may have sent the next chunk before it knows the end. Tokens sampled after an end are dropped, so any
    value will do for them.
 5. The last stage of an encoder draws no token. Each sequence has one chunk, its whole text, which gives a `Pooled`.
    Nothing of it is kept, so nothing is opened or closed.
@@ -38,10 +38,10 @@ class Opening:
 
     sequence: int
     capacity_tokens: int
-    """Number of positions that can be written before it grows. The last sampled token is no input, so it needs none."""
+    """Capacity of the slot in positions. The last sampled token is never an input, so it needs no position."""
     options: SamplingOptions
     history: tuple[int, ...]
-    """Prompt, then tokens emitted so far: for the sampler's penalties and grammar."""
+    """Prompt, then tokens emitted so far; the sampler needs them for penalties and grammar."""
     prompt_tokens: int
     """Number of prompt tokens; the history begins with them."""
     copy_from: int | None = None

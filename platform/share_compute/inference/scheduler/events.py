@@ -1,4 +1,4 @@
-"""Events of the scheduler about its sequences, and statistics about itself."""
+"""Events of sequences that the scheduler reports, and statistics of the scheduler."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Base64 = Annotated[
 ErrorDocument = Annotated[ShareComputeError, PlainValidator(_read_error), PlainSerializer(_error_document)]
 """A `ShareComputeError` that JSON holds as its code, message and facts."""
 FinishReason = Literal["stop", "length", "cancelled"]
-"""stop: a stop token or the end of the grammar. length: the most tokens allowed. cancelled: see `Scheduler.cancel`."""
+"""stop: a stop token or the end of the grammar. length: the maximum length. cancelled: see `Scheduler.cancel`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Emitted:
     logprob: float | None
     top: tuple[tuple[int, float], ...]
     cached_tokens: int = 0
-    """Tokens of the prompt that were copied from another sequence, not computed; reported with the first token."""
+    """Number of prompt tokens that were copied from another sequence, not computed; 0 except with the first token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +113,7 @@ class Totals:
     prefix_hits: int = 0
     """Number of KV slots that started with a copy of another slot's first tokens."""
     prefix_tokens: int = 0
-    """Number of positions copied for them."""
+    """Number of positions in these copies."""
     computed_tokens: int = 0
     """Number of positions computed in all engine steps that were sent."""
     emitted_tokens: int = 0
@@ -137,7 +137,7 @@ class Stats:
     """Number of owners of all these sequences."""
     steps_in_flight: int
     kv_tokens: int
-    """KV capacity for all slots."""
+    """KV capacity of all slots together, in tokens; 0 for an encoder."""
     kv_tokens_used: int
     """Part of the KV capacity reserved for sequences that run."""
     kv_tokens_cached: int

@@ -1,10 +1,10 @@
 """Fair queueing: owners share a deployment evenly, by tokens.
 
 Each owner has a counter of the positions computed for it; the owner with the lowest counter is next. A returning owner
-starts at the lowest counter among present owners, or at its own if that is higher. So no owner gains by staying away,
-and none resets its usage by leaving for a moment. Unlike round-robin by requests, this is fair for any lengths of
-prompts and answers, and needs no prediction of lengths (the "virtual token counter" of Sheng et al., Fairness in
-Serving Large Language Models, 2024).
+starts at the lowest counter among owners with sequences, or at its own if that is higher. So no owner gains by staying
+away, and none resets its usage by leaving for a moment. All counters are cleared when no sequence is left. Unlike
+round-robin by requests, this is fair for any lengths of prompts and answers, and needs no prediction of lengths (the
+"virtual token counter" of Sheng et al., Fairness in Serving Large Language Models, 2024).
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ class OwnerQueue:
     """An owner's sequences and its token counter."""
 
     served_tokens: int = 0
-    """Positions computed for the owner; raised to the lowest counter of present owners when the owner returns."""
+    """Positions computed for the owner; raised to the lowest counter of other owners in the queue on its return."""
     waiting: deque[LiveSequence] = field(default_factory=deque)
     """Sequences that have not started."""
     interrupted: deque[LiveSequence] = field(default_factory=deque)
-    """Sequences that started, but whose KV slots were lost or given up; they go first."""
+    """Sequences that started, but whose KV slots were lost or given up; they continue before others start."""
     prefilling: dict[int, LiveSequence] = field(default_factory=dict)
     """Sequences with an open KV slot, some of whose known tokens were not sent yet."""
     num_live: int = 0

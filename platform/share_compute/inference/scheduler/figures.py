@@ -20,7 +20,7 @@ _RATE_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """Latency percentiles over the last tokens; None before the first token."""
+    """Latency percentiles over the last measurements; None before the first measurement."""
 
     p50_s: float | None
     p95_s: float | None
@@ -31,7 +31,7 @@ class RecentFigures:
     """Recent measurements."""
 
     tokens_per_s: float
-    """Rate of generated tokens, or of tokens of embedded texts, over the last seconds in which any were computed."""
+    """Rate of generated tokens, or of tokens of embedded texts; see `LatencyMeter.tokens_per_s`."""
     first_token: Latency
     """Seconds from a sequence's arrival to its first token, or its vector."""
     next_token: Latency
@@ -94,7 +94,11 @@ class LatencyMeter:
             self._emitted.popleft()
 
     def tokens_per_s(self, now_s: float) -> float:
-        """Return the tokens per second over the last `_RATE_S` seconds; each pause counts as one second at most."""
+        """Return the rate of tokens in the last `_RATE_S` seconds; 0.0 if they were reported at fewer than two times.
+
+        The tokens are divided by the time from the first report to the last. A gap between two reports counts as one
+        second at most, so that idle time does not lower the rate.
+        """
         self._drop_old(now_s)
         if len(self._emitted) < 2:
             return 0.0

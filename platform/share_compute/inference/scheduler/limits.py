@@ -37,7 +37,8 @@ class SchedulerLimits:
     run_ahead: int = 1
     """Number of engine steps of a batch that are sent before the tokens of its previous step are back."""
     answer_tokens: int = 128
-    """Length of a typical answer: KV capacity reserved for each sequence, doubled whenever it is full."""
+    """Length of a typical answer in tokens. A KV slot starts with capacity for the prompt and such an answer. Whenever
+    the slot is full, the capacity for the answer is doubled."""
     embeds: bool = False
     """Whether the model is an encoder: each text is computed whole in one engine step, and nothing of it is kept."""
 

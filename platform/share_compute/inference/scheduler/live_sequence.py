@@ -36,15 +36,15 @@ class LiveSequence:
     slot_tokens: int = 0
     """Capacity of its KV slot, in positions."""
     first_step: int = 0
-    """Id of the next engine step when it arrived. Tokens of earlier steps belong to an older one of the same number."""
+    """Id of the first engine step that can contain it. Tokens of earlier steps are of an older sequence with its id."""
     sent: int = 0
     """Number of positions in its KV slot once all engine steps that were sent have passed."""
     planned: int = 0
     """Number of generated tokens, including those of engine steps in flight."""
     charged: int = 0
-    """Number of positions charged to its owner; positions computed again after a loss are not charged again."""
+    """Number of first positions that were copied or charged to its owner; recomputing them is not charged."""
     cached_tokens: int | None = None
-    """Number of tokens copied from another sequence at its first start; None before that."""
+    """Number of prompt tokens copied from another sequence at its first start; None before that."""
     passes: int = 0
     """Number of other owners' sequences that started while this one lacked KV capacity."""
     batch: int | None = None
@@ -156,7 +156,7 @@ class LiveSequence:
         return self.new_tokens > self.num_emitted
 
     def close(self) -> None:
-        """Record that the KV slot is lost. Emitted tokens are kept, and so are tokens of engine steps in flight."""
+        """Record that the KV slot is gone. Tokens of engine steps in flight are still expected; see `settle`."""
         self.is_open, self.batch = False, None
         self.slot_tokens = self.sent = self.passes = 0
 

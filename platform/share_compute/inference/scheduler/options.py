@@ -29,13 +29,13 @@ class SamplingOptions(StrictModel):
     presence_penalty: float = Field(default=0.0, ge=-2, le=2)
     """Subtracted once from the logits of all tokens that were generated."""
     seed: int = Field(ge=-(2**63), lt=2**63)
-    """Seed and position decide each draw: the text does not depend on batch, stage, machine or recovery."""
+    """Seed of the random numbers. Those of a draw depend only on the seed and the token's position, not the machine."""
     max_tokens: int = Field(ge=0)
     """Maximum number of tokens to generate, including those in `Generation.emitted`; 0 computes nothing."""
     stop_token_ids: tuple[TokenId, ...] = ()
-    """Tokens that end the sequence, emitted as its last: the model's end-of-text tokens unless these are ignored."""
+    """Tokens that end the sequence, usually the model's end-of-text tokens. The one drawn is emitted as the last."""
     min_tokens: int = Field(default=0, ge=0)
-    """Minimum number of tokens to generate before a stop token may be drawn."""
+    """Minimum number of tokens to generate before a stop token may be drawn; ignored with ``json_schema``."""
     logprobs: int | None = Field(default=None, ge=0, le=20)
     """Number of most probable tokens to report with log-probabilities, beside the drawn one; None reports none."""
     json_schema: str | None = None
@@ -51,15 +51,15 @@ class SamplingOptions(StrictModel):
 
 
 class Generation(StrictModel):
-    """One sequence to be generated."""
+    """Request to generate one sequence, or to embed one text."""
 
     sequence: int = Field(ge=0)
     """Number of the sequence, unique in a deployment until the sequence has ended."""
     owner: str
     """Owner of the sequence: id of the API key. Owners share a deployment evenly."""
     prompt: tuple[TokenId, ...]
-    """Tokens to continue."""
+    """Tokens to continue, or the text to embed."""
     options: SamplingOptions
     """Rules for sampling and stopping."""
     emitted: tuple[TokenId, ...] = ()
-    """Tokens that another server generated before; this server continues after them."""
+    """Tokens that another replica generated before; this replica continues after them."""

@@ -40,10 +40,10 @@ class PrefixIndex:
                 del self._holders[key]
 
     def deepest(self, keys: Sequence[int], most: int) -> tuple[int, list[int]]:
-        """Return the largest number of these first blocks in any sequence, and the sequences with them, latest first.
+        """Return the largest number of leading blocks that a sequence has, and the sequences with these, latest first.
 
         Args:
-            keys: keys of the blocks, in order.
+            keys: keys of the blocks to look for, in order.
             most: maximum number of sequences to return.
         """
         blocks = 0

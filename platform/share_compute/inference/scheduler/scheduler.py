@@ -1,16 +1,16 @@
-"""The scheduler of one deployment: which sequences run, what each engine step computes, and the events that result.
+"""The scheduler of one replica: which sequences run, what each engine step computes, and the events that result.
 
-It is a state machine without clock or randomness: the same calls in the same order give the same steps. The server
-calls `Scheduler.submit` and `Scheduler.cancel` for clients, and `Scheduler.completed` for results of the last stage. It
-then sends the steps that `Scheduler.next_steps` returns, in that order, to all stages. The module
+It is a state machine without clock or randomness: the same calls in the same order give the same steps. The server of
+the replica calls `Scheduler.submit` and `Scheduler.cancel` for clients, and `Scheduler.completed` for results of the
+last stage. It then sends the steps that `Scheduler.next_steps` returns, in that order, to all stages. The module
 `share_compute.inference.scheduler.engine_steps` describes how stages execute them.
 
 **Engine steps.** There are as many batches as stages. Each batch may have ``1 + run_ahead`` steps in flight. While one
-stage computes for one batch, the others compute for the other batches. The next step already waits at the first stage
-before the tokens of the previous step are back. In a step, first its batch decodes, one token per sequence. The rest of
-the budget goes to prompts, in chunks, the least served owner first. Chunks of one prompt may be in steps of different
-batches, so a long prompt keeps all stages busy. If decodes would take the whole budget, prompts get a quarter, and
-decodes rotate.
+stage computes for one batch, the other stages compute for the other batches. The next step of a batch already waits at
+the first stage before the tokens of its previous step are back. In a step, first its batch decodes, one token per
+sequence. The rest of the budget goes to prompts, in chunks, the least served owner first. Chunks of one prompt may be
+in steps of different batches, so a long prompt keeps all stages busy. If decodes would take the whole budget, prompts
+get a quarter, and the sequences of the batch decode in turn.
 
 **Ends.** The server knows in advance when the token limit is reached, and sends no step beyond it. It does not know a
 stop token or a cancellation in advance. Steps in flight (at most ``1 + run_ahead``) then compute one wasted position
@@ -30,7 +30,8 @@ is computed in one step. It goes into the first step with space for it, is never
 
 **A membership change** (`Scheduler.reform`). All KV slots and all steps in flight are forgotten. Every sequence that
 ran restarts before any new one, from its prompt and the tokens emitted. Results of steps of earlier epochs are dropped.
-Draws depend only on seed and position, so the tokens are the same as without the change.
+Draws depend only on seed and position, so the tokens are the same as without the change, unless logits are rounded
+differently.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ _UNKNOWN_RETRY_S = 5
 
 
 class Scheduler:
-    """All sequences of one deployment.
+    """All sequences of one replica of a deployment.
 
     Args:
         limits: limits of the present stages.
@@ -117,14 +118,14 @@ class Scheduler:
 
         Args:
             generations: sequences to generate.
-            tokens_per_s: recent rate of the deployment, from which the retry delay follows; 0 if unknown.
+            tokens_per_s: recent rate of the replica, from which the retry delay follows; 0 if unknown.
 
         Returns:
             `Finished` for sequences that have nothing left to generate; they never start.
 
         Raises:
             UserError: a prompt is empty, or there are more sequences than may ever wait.
-            TooLong: a prompt leaves no space for a token.
+            TooLong: a prompt leaves no space for a token, or a text to embed is too long.
             Conflict: a sequence with this number exists.
             Busy: too many sequences wait already; the error has the retry delay.
         """

@@ -2,8 +2,8 @@
 
 A KV slot takes its whole capacity from the engine step that opens or enlarges it until the step that closes it. When
 its sequence ends, the slot is kept for prefix copies until its capacity is needed; the least recently used slot is
-closed first. Every stage executes the steps in order. So the next step can take capacity that one step frees, and copy
-positions that one step writes, however many steps are in flight.
+closed first. Every stage executes the steps in order. So a step can use capacity that it or an earlier step frees, and
+copy positions that an earlier step writes, even while those steps are in flight.
 """
 
 from __future__ import annotations
@@ -137,7 +137,10 @@ class SlotLedger:
         self._entries[sequence].written = stop
 
     def retire(self, sequence: int) -> None:
-        """Record that a sequence has ended: its slot is kept until its capacity is needed."""
+        """Record that a sequence has ended: its slot is kept until its capacity is needed.
+
+        A slot with less than one full block is closed at once.
+        """
         entry = self._entries[sequence]
         self.used_tokens -= entry.capacity_tokens
         self.cached_tokens += entry.capacity_tokens
