@@ -1,4 +1,4 @@
-"""Samples: text and data sets that ship with packages, cut into steps and microbatches.
+"""Training data: samples made from text files, or from the digits data set of scikit-learn, and their order.
 
 `prepare` makes the `Samples` of a job. `StepOrder` selects the samples of each step.
 """

@@ -44,7 +44,7 @@ class StepOrder:
             raise ValueError("size and batch_size must be at least 1, seed at least 0")
 
     def indices(self, step: int) -> NDArray[np.int64]:
-        """Return the samples of a step, shape ``[batch_size]``.
+        """Return the indices of the samples of a step, shape ``[batch_size]``.
 
         Raises:
             ValueError: ``step`` is less than 1; steps are counted from 1.

@@ -84,7 +84,11 @@ def _rows_at_once(file: Path, metadata: Any, leaves: Sequence[int]) -> int:
 
 
 def _cut(file: Path, batch: Any) -> Iterator[Any]:
-    """Cut a batch into parts whose decoded size is small."""
+    """Cut a batch into parts of at most `MOST_BATCH_BYTES` when decoded, or of one row.
+
+    Raises:
+        UserError: a row is larger than `MOST_ROW_BYTES`.
+    """
     size_bytes = sum(map(_size, batch.columns))
     if batch.num_rows <= 1:
         if size_bytes > MOST_ROW_BYTES:

@@ -1,4 +1,4 @@
-"""Makes the `Samples` of a job: read, tokenize, split. This is done once; a resumed job reuses the result."""
+"""Makes the `Samples` of a job: reads, tokenizes and splits text. A resumed job reuses the file of tokens."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class PreparedData:
     tokenizer_folder: Path | None = None
     """Copy of the tokenizer that made the tokens; loads with ``AutoTokenizer``. None if the data is not text."""
     vocab_size: int | None = None
-    """One more than the tokenizer's largest id. It is at most the vocabulary size in the model's configuration."""
+    """One more than the tokenizer's largest id, at most the model's vocabulary size; None if the data is not text."""
     notes: tuple[str, ...] = ()
     """Remarks for the submitter, e.g. that a split is empty."""
 
@@ -74,9 +74,9 @@ class PreparedData:
 def prepare(spec: TrainJob, folder: Path, progress: Progress | None = None) -> PreparedData:
     """Return the samples that a job trains on; text is tokenized first.
 
-    Text is tokenized into one file in ``folder``, which is reused as long as the contents of the data files and the
-    tokenizer stay the same. The splits are contiguous regions of it, each a whole number of samples, in the order
-    train, validation, test. Fractions are rounded down.
+    Text is tokenized into one file in ``folder``, which is reused as long as the contents of the data files, the
+    text column and the tokenizer stay the same. The splits are contiguous regions of this file, each a whole number of
+    samples, in the order train, validation, test. Fractions are rounded down.
 
     Args:
         spec: the job.
@@ -86,7 +86,7 @@ def prepare(spec: TrainJob, folder: Path, progress: Progress | None = None) -> P
     Raises:
         UserError: a file cannot be read or has no such column, the tokenizer does not fit the model, or there is less
             text than one sample needs.
-        Unavailable: the disk is full.
+        Unavailable: a file in ``folder`` cannot be written, for example because the disk is full.
     """
     if spec.data.files is None:
         digits = DigitSamples.load(spec.training.seed, spec.data.validation_fraction, spec.data.test_fraction)

@@ -1,6 +1,6 @@
-"""Reads text files piece by piece through ``datasets``; a whole corpus is never in memory.
+"""Reads text piece by piece from .txt, .jsonl and .parquet files; a whole corpus is never in memory.
 
-Every failure to read a file becomes a `UserError` here and nowhere else.
+Failures to read a file are translated to `UserError`.
 """
 
 from __future__ import annotations
@@ -78,8 +78,8 @@ def read_pieces(files: Sequence[Path], column: str, scratch: Path) -> Iterator[T
         scratch: folder for temporary files of ``datasets``.
 
     Raises:
-        UserError: a file does not match its suffix, is not UTF-8, or has no such column of text; the error names the
-            file.
+        UserError: a file does not match its suffix, is not UTF-8, has a line or row that is too long, or has no such
+            column of text; the error names the file.
     """
     expected = [_text_bytes(file) for file in files]
     total, before = sum(expected), 0

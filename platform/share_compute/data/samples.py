@@ -76,8 +76,8 @@ class TextSamples:
     """Chunks of ``sequence_length + 1`` tokens of one long array of tokens.
 
     Neighbouring chunks share one token: the last target of a chunk is the first input of the next. So every
-    token but the first is predicted once. The splits are contiguous regions, in the order train,
-    validation, test.
+    token is predicted once, except the first one and a remainder at the end. The splits are contiguous
+    regions, in the order train, validation, test.
     """
 
     tokens: NDArray[Any]

@@ -1,4 +1,4 @@
-"""Tokenizers: loaded from a folder, or trained from the data; always saved beside the tokens they made."""
+"""Loads a tokenizer from a folder, or trains one on a job's text."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from share_compute.specification import TrainJob
 
 DEFAULT_VOCAB_SIZE = 4096
 MIN_VOCAB_SIZE = 257
-"""A token for each byte, and one for the end of a document."""
+"""Minimum vocabulary size: a token for each byte, and one for the end of a document."""
 END_OF_DOCUMENT = "<|endoftext|>"
 LEARN_CHARACTERS = 1 << 28
 """Largest number of characters, from the start of the data, that a tokenizer is trained on; it bounds memory."""

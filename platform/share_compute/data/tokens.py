@@ -63,7 +63,7 @@ def write_tokens(folder: Path, pieces: Iterable[TextPiece], tokenizer: Any, dtyp
 
     Args:
         folder: folder that exists.
-        pieces: pieces of text, read once, a megabyte at a time.
+        pieces: pieces of text, read once, about a million characters at a time.
         tokenizer: tokenizer of ``transformers``; without an eos token nothing separates documents.
         dtype: dtype that `token_dtype` chose.
 

@@ -1,1 +1,1 @@
-"""Files: strict models, YAML, the topology file, and durable writes."""
+"""Access to files: strict pydantic models, restricted YAML, the topology file, safe paths and durable writes."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def sync(path: Path) -> None:
-    """Flush a file, or the list of a folder's files, to disk (fsync), so that it survives a power failure."""
+    """Flush a file, or a folder's list of entries, to disk (fsync), so that it survives a power failure."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

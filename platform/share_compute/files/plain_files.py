@@ -1,4 +1,4 @@
-"""Safe access to files whose paths users named: a link cannot replace a path that was checked before."""
+"""Safe access to files whose paths users named: a path with a symbolic link in it is refused at the time of use."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 
 
 def open_unlinked(path: Path) -> BufferedReader:
-    """Open a regular file for reading; no component of its path may be a link.
+    """Open a regular file for reading; no component of its path may be a symbolic link.
 
     A path is checked when a job is submitted, and read much later. Each folder is opened relative to its parent, as
     openat2(2) does with RESOLVE_NO_SYMLINKS, so there is no moment at which a link could be inserted.

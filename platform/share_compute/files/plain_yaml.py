@@ -80,7 +80,7 @@ def read_yaml(text: str, what: str, most_bytes: int = MOST_BYTES) -> Any:
         most_bytes: maximum length in bytes, as UTF-8.
 
     Raises:
-        UserError: the text is too long or not valid; the error has the line and column.
+        UserError: the text is too long or not valid; the error has the line and column where they are known.
     """
     size_bytes = len(text.encode(errors="replace"))
     if size_bytes > most_bytes:

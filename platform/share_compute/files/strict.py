@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, ModelWrapValidatorHandler, Validatio
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 MOST_UNKNOWN = 49
-"""Maximum number of unknown keys that an error names; the summary of the others is its fiftieth message."""
+"""Number of unknown keys that an error names if there are very many; its fiftieth message counts the other keys."""
 _UNKNOWN: LiteralString = "unknown_key"
 _SHOWN_CHARACTERS = 100
 
@@ -46,7 +46,7 @@ class StrictModel(BaseModel):
 
     @classmethod
     def _refuse_many(cls, data: dict[Any, Any]) -> None:
-        """Raise a ValidationError that names the first `MOST_UNKNOWN` unknown keys and counts the others.
+        """Raise a ValidationError that names the first `MOST_UNKNOWN` unknown keys and counts the remaining ones.
 
         This avoids building an error for each of a huge number of keys.
         """

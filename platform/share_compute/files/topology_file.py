@@ -276,8 +276,8 @@ def read_topology(text: str) -> Topology:
 def describe_topology(topology: Topology) -> TopologyDocument:
     """Return the document of a topology.
 
-    Devices without a measured speed, and machines without other devices, are left out: nothing can be predicted for
-    them.
+    Devices without a measured float32 speed are left out, since nothing can be predicted for them. Machines without any
+    other device are left out with their links.
     """
     measured = [machine for machine in topology.contributors if any(map(_is_measured, machine.devices))]
     known = {machine.id for machine in measured} | {HEAD}

@@ -1,4 +1,4 @@
-"""Messages between the control plane and an attempt at a job: declared, versioned, and in order."""
+"""Messages between the control plane and an attempt (one execution of a job)."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ class Assignment(StrictModel):
     folder: Path
     """Folder of the job on the server, with prepared data, checkpoints and artifacts."""
     checkpoint: Path | None = None
-    """Folder of the checkpoint to continue from."""
+    """Folder of the checkpoint to continue from; None if there is none."""
     known_step: int = 0
     """Last committed step that the control plane knows of; later committed steps are reported again."""
     drift: float = Field(default=0.25, gt=0)
     """Fraction by which measured step times may differ from predicted ones before the job is replanned."""
     checkpoint_every_s: float | None = Field(default=None, gt=0)
-    """Seconds between checkpoints, from the cluster's settings; see `timed_checkpoints_s`."""
+    """Seconds between checkpoints, from the server's settings; None for none. See `timed_checkpoints_s`."""
     timings: dict[str, MachineTimings] = Field(default_factory=dict)
     """Layer times that earlier attempts measured, by contributor id."""
     failures: tuple[InjectedFailure, ...] = ()
@@ -41,7 +41,10 @@ class Assignment(StrictModel):
 
     @property
     def timed_checkpoints_s(self) -> float | None:
-        """Return the cluster's seconds between checkpoints, if any; None if the job sets an interval in steps."""
+        """Return the seconds between checkpoints that the server's settings ask for.
+
+        None if they ask for no checkpoints, or if the job sets its own interval.
+        """
         return self.checkpoint_every_s if self.spec.training.checkpoint_every is None else None
 
 
@@ -55,7 +58,8 @@ class Offer(StrictModel):
     topology: Topology
     """Machines that the attempt holds, and free ones that are offered to no other job."""
     answers: int | None = None
-    """Step of the answered `ReplanProposed`: the attempt now holds its proposed machines that are in ``topology``."""
+    """Step of the answered `ReplanProposed`; None if none is answered. The attempt now holds the proposed machines that
+    are in ``topology``."""
 
 
 class Planned(StrictModel):
@@ -209,7 +213,8 @@ class Offended(StrictModel):
     quarantined: bool
     """Whether the job stops using the machine."""
     accuser: str | None = None
-    """Id of the contributor whose claim is the only evidence; None if the coordinator found the error itself."""
+    """Id of the contributor whose claim is the only evidence; None if the coordinator or the machine itself found the
+    error."""
     sentence: str
 
 

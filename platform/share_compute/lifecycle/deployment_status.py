@@ -1,4 +1,4 @@
-"""Status of a deployment, as its server reports it to the control plane in JSON."""
+"""Status of a replica of a deployment, as the replica's server reports it to the control plane in JSON."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class LatencyStatus(StrictModel):
     p50_s: float | None = None
     p95_s: float | None = None
     predicted_s: float | None = None
-    """Prediction for a single request with objective latency, for all sequences in flight with throughput."""
+    """Prediction: for a single request if the objective is latency, for all sequences in flight if it is throughput."""
 
 
 class QueueStatus(StrictModel):
@@ -70,7 +70,7 @@ class Interruption(StrictModel):
     """A time in which a replica computed nothing because it lost a part. Requests waited; no token was lost."""
 
     number: int
-    """Number of the interruption of one server, from 1."""
+    """Sequence number of the interruption, from 1, counted by the replica's server."""
     reason: str
     """Cause, in a few words."""
     machines: tuple[str, ...] = ()
@@ -103,9 +103,9 @@ class ServingStatus(StrictModel):
     first_token: LatencyStatus = LatencyStatus()
     next_token: LatencyStatus = LatencyStatus()
     recoveries: int = 0
-    """Memberships that began because a machine was lost."""
+    """Number of times that members or their results were lost, so that the stages had to be formed again."""
     last_gap_s: float | None = None
-    """Seconds from noticing the last loss until the next membership computed."""
+    """Seconds from noticing the last loss until the next token was sampled; None before the first recovery."""
     interruptions: tuple[Interruption, ...] = ()
     """The last interruptions, in order."""
     holds: tuple[str, ...] = ()

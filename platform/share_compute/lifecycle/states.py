@@ -43,7 +43,7 @@ HERE = tuple(state for state in ContributorState if state not in GONE)
 
 _NEXT: dict[JobState, frozenset[JobState]] = {
     JobState.queued: frozenset({JobState.planning, JobState.cancelled, JobState.failed}),
-    # A job goes back to queued if the server was stopped; the server continues it after its restart.
+    # A job goes back to queued if the server was stopped, or for another attempt after a failed one.
     JobState.planning: frozenset({JobState.running, JobState.queued, JobState.failed, JobState.cancelled}),
     JobState.running: frozenset({JobState.succeeded, JobState.queued, JobState.failed, JobState.cancelled}),
     JobState.succeeded: frozenset(),
