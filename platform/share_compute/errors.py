@@ -252,7 +252,7 @@ class NoCopy(ShareComputeError):
 
     @property
     def lacks_space(self) -> bool:
-        """Return whether the machine lacks memory for the backup; another machine may have enough."""
+        """Return whether the machine lacks memory or disk space for the backup; another machine may have enough."""
         return bool(self.details.get("lacks_space"))
 
     @property

@@ -36,7 +36,7 @@ class Device:
     flops_per_s: dict[str, float] = field(default_factory=dict)
     """Speed of a dense matrix product in FLOP/s, by dtype name: ``{"float32": 5.1e10}``."""
     memory_bytes_per_s: float = 0.0
-    """Memory bandwidth of a copy, read plus write."""
+    """Memory bandwidth of a copy, read plus write; 0.0 if it was not measured."""
     overhead_s: float = 0.0
     """Time of one small operation of a model, however little it computes; 0.0 if it was not measured."""
     uuid: str = ""

@@ -54,7 +54,7 @@ class Counts:
     tokens: int | None = None
     """Tokens of the whole corpus; None if the data is not text."""
     documents: int | None = None
-    """Files (.txt) or rows (.jsonl, .parquet) with text; None if the data is not text."""
+    """Number of files (.txt) or of rows with text (.jsonl, .parquet); None if the data is not text."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -105,7 +105,7 @@ class ContributorEntry(_Entry):
     """Number of threads of that computer; 0 if it has enough for all its machines."""
     # No min_length: pydantic's own check counts an invalid device as missing, too.
     devices: tuple[DeviceEntry, ...] = Field(json_schema_extra={"minItems": 1})
-    """Devices of the machine; only the fastest one is used."""
+    """Devices of the machine. Only one is used: the fastest GPU, or the fastest CPU if there is no GPU."""
 
     @field_validator("devices")
     @classmethod
@@ -214,7 +214,7 @@ def check_kind(data: Any) -> dict[str, Any]:
     """Return ``data`` if it is a mapping of the kind topology in the supported version.
 
     Raises:
-        UserError: the data is empty, of another kind, or of another version.
+        UserError: the data is empty, not a mapping, of another kind, or of another version.
     """
     if data is None:
         raise UserError("the topology is empty", hint=_EXAMPLE)
@@ -265,7 +265,8 @@ def read_topology(text: str) -> Topology:
     """Read a topology file, YAML or JSON.
 
     Raises:
-        UserError: as in `parse_topology`, or the text is not valid YAML or JSON; the error has the line and column.
+        UserError: as in `parse_topology`, or the text is too long or not valid YAML or JSON; the error has the line and
+            column where they are known.
     """
     is_json = text.lstrip().startswith("{")
     if is_json:

@@ -22,7 +22,7 @@ from share_compute.specification.workload import ServingWorkload, serving_worklo
 from share_compute.topology import Topology
 
 _MOST_STEP_TOKENS = 512
-"""Maximum number of positions that one engine step computes: more would delay the sequences that decode."""
+"""Target number of positions in the engine steps of all stages together: more would delay the sequences that decode."""
 _LEAST_STEP_TOKENS = 16
 _CHUNK_TOKENS = 128
 """Minimum tokens in a chunk of a prompt that use a machine well. Long prompts are split into chunks, so that several
@@ -49,7 +49,7 @@ class MemoryBudget:
     """Whether plain and packed weights fit beside the process and all planned caches."""
 
     def beside(self, resident_bytes: int | None) -> int:
-        """Return the bytes left for caches.
+        """Return the bytes left for caches; negative if the process has already taken too much.
 
         Args:
             resident_bytes: memory of the process with its weights; None if it does not compute on the CPU.

@@ -211,7 +211,7 @@ class Offended(StrictModel):
     what: str
     """Description of the error, for people."""
     quarantined: bool
-    """Whether the job stops using the machine."""
+    """Whether the machine is quarantined from now on: it gets no work until the operator clears it."""
     accuser: str | None = None
     """Id of the contributor whose claim is the only evidence; None if the coordinator or the machine itself found the
     error."""

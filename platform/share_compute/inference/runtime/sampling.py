@@ -104,7 +104,7 @@ class _Sequence:
 
 
 class Sampler:
-    """Draw the tokens of all sequences of a deployment, on its last stage.
+    """Draws the tokens of all sequences of a replica, on its last stage.
 
     Args:
         vocabulary_size: number of logits of the model.
@@ -181,7 +181,7 @@ class Sampler:
 
     def _sampled(self, chunk: Chunk, token: int, logits: Tensor) -> SampledToken:
         sequence, position = self._sequences[chunk.sequence], chunk.start + chunk.count
-        if sequence.end is not None:  # the scheduler sent this step before it knew that, and drops the token
+        if sequence.end is not None:  # sent before the scheduler knew the end; it drops the token
             return SampledToken(chunk.sequence, position, sequence.end, finish="stop")
         sequence.note(token)
         logprob: float | None = None

@@ -1,4 +1,4 @@
-"""Fair queueing: owners share a deployment evenly, by tokens.
+"""Fair queueing: owners (API keys) share a replica evenly, by tokens.
 
 Each owner has a counter of the positions computed for it; the owner with the lowest counter is next. A returning owner
 starts at the lowest counter among owners with sequences, or at its own if that is higher. So no owner gains by staying
@@ -22,7 +22,7 @@ class OwnerQueue:
     """An owner's sequences and its token counter."""
 
     served_tokens: int = 0
-    """Positions computed for the owner; raised to the lowest counter of other owners in the queue on its return."""
+    """Positions computed for the owner. A returning owner gets the lowest counter of the others, if that is higher."""
     waiting: deque[LiveSequence] = field(default_factory=deque)
     """Sequences that have not started."""
     interrupted: deque[LiveSequence] = field(default_factory=deque)

@@ -1,4 +1,4 @@
-"""Performance measurements of a deployment: latency and throughput of tokens."""
+"""Performance measurements of a replica: latency and throughput of tokens."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class LatencyMeter:
             self._emitted.popleft()
 
     def tokens_per_s(self, now_s: float) -> float:
-        """Return the rate of tokens in the last `_RATE_S` seconds; 0.0 if they were reported at fewer than two times.
+        """Return the rate of tokens in the last `_RATE_S` seconds; 0.0 with fewer than two reports of tokens.
 
         The tokens are divided by the time from the first report to the last. A gap between two reports counts as one
         second at most, so that idle time does not lower the rate.

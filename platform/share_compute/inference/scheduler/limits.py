@@ -1,4 +1,4 @@
-"""Limits on the load that a deployment accepts at a time."""
+"""Limits on the load that a replica accepts at a time."""
 
 from __future__ import annotations
 

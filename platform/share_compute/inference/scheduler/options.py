@@ -17,7 +17,7 @@ class SamplingOptions(StrictModel):
     temperature: float = Field(default=1.0, ge=0, allow_inf_nan=False)
     """Divisor of the logits; 0 takes the most probable token."""
     top_p: float = Field(default=1.0, gt=0, le=1)
-    """Keep the most probable tokens that together have this probability; 1 keeps all."""
+    """Keep the most probable tokens that together have at least this probability; 1 keeps all."""
     top_k: int = Field(default=0, ge=0)
     """Keep this number of most probable tokens; 0 keeps all."""
     min_p: float = Field(default=0.0, ge=0, le=1)
