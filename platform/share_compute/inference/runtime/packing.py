@@ -5,7 +5,7 @@ rows costs a CPU three times one of a single row, though both read the same weig
 eight rows cost little more than one. (torch's compiler packs weights of models that it freezes; the operators have no
 public name.)
 
-A single row is slower with packed weights, except in bfloat16. So a machine with enough memory keeps both. Where a
+A single row is slower with packed weights, so a machine with enough memory keeps both (except in bfloat16). Where a
 layer has more outputs than inputs, a single row of float32 is faster still with column-major weights, most of all for
 the vocabulary.
 """
@@ -19,7 +19,7 @@ from torch.nn.functional import linear
 _ROWS = 8
 """Number of rows that weights are packed for; products of other numbers of rows work as well."""
 _PLAIN_ROWS = 2
-"""Maximum number of rows for which plain float32 and float16 weights are at least as fast as packed ones."""
+"""Maximum number of rows that are multiplied with plain weights, where these are kept beside packed ones."""
 _SMALL = 2**19
 """Minimum number of weights of a float32 matrix to pack. A smaller one gains at most what the operator's call costs."""
 
