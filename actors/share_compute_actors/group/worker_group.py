@@ -82,6 +82,7 @@ class WorkerGroup(ABC):
     def remove(self, workers: Collection[Worker]) -> None:
         """Remove members from the group and kill their actors."""
         for worker in workers:
+            self._keys.pop(worker, None)
             actor = self._actors.pop(worker, None)
             if actor is not None:
                 ray.kill(actor)

@@ -132,7 +132,7 @@ class Host:
                 continue
             if line is None:
                 self._ended(device)
-            elif line.startswith("{"):
+            elif line.startswith("{") and line.endswith("}\n"):  # a killed agent may leave a part of a line
                 self._show(device, line)
 
     def _leave(self, children: ChildProcesses) -> None:

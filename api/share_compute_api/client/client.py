@@ -390,7 +390,8 @@ class Client:
 
     def artifact(self, job_id: str, name: str) -> ArtifactFiles:
         """Return one artifact of a job and the list of its files."""
-        return self._transport.read(ArtifactFiles, "GET", f"/jobs/{job_id}/artifacts/{name}")
+        path = f"/jobs/{job_id}/artifacts/{quote(name, safe='')}"
+        return self._transport.read(ArtifactFiles, "GET", path)
 
     def checkpoints(self, job_id: str) -> list[CheckpointEntry]:
         """Return the checkpoints of a job that are on the server's disk, oldest first."""

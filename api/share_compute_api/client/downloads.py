@@ -6,6 +6,8 @@ from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 from urllib.parse import quote
 
+import httpx
+
 from share_compute.errors import Conflict, Unavailable, UserError
 from share_compute_api.connection.transport import Transport, raise_for_problem
 from share_compute_api.schemas.bodies import ArtifactFiles, FileEntry
@@ -59,7 +61,10 @@ def _fetch(
     headers = {"Range": f"bytes={have_bytes}-"} if have_bytes else {}
     with transport.translated(), transport.http.stream("GET", url, headers=headers) as response:
         raise_for_problem(response)
-        with path.open("ab" if response.status_code == 206 else "wb") as file:
+        continues = response.status_code == httpx.codes.PARTIAL_CONTENT
+        if not continues:  # the server sends the whole file
+            progress(-have_bytes)
+        with path.open("ab" if continues else "wb") as file:
             for piece in response.iter_bytes(_PIECE_BYTES):
                 file.write(piece)
                 progress(len(piece))

@@ -103,7 +103,7 @@ def _check_vocabulary(spec: TrainJob, config: dict[str, Any], processes: Isolate
     folder = spec.tokenizer.path or spec.model.path
     if folder is not None and wanted is None:
         field = "tokenizer.path" if spec.tokenizer.path else "model.path"
-        check_token_ids(largest_token_id(folder, field, processes), vocab_size, "tokenizer.path")
+        check_token_ids(largest_token_id(folder, field, processes), vocab_size, field)
 
 
 def _config(spec: TrainJob) -> dict[str, Any]:

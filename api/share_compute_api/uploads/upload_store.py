@@ -7,7 +7,7 @@ import logging
 import shutil
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -140,7 +140,8 @@ class UploadStore:
                 and now - entry.touched_at > _LEFT_AFTER
             ]
         for upload_id in left:
-            self._remove(upload_id, lambda _: [])
+            with suppress(NotFound, Conflict):  # another request removes it, or sends a file to it again
+                self._remove(upload_id, lambda _: [])
         upload_id = new_id("up")
         folder = self.folder / upload_id
         (folder / _FILES).mkdir(parents=True, mode=0o700)
@@ -179,7 +180,7 @@ class UploadStore:
             entry = self._open_entry(upload_id)
             check_suffix(path, entry.view.kind)
             self._require_space(entry, announced_bytes)
-            if path not in entry.files and len(entry.files) >= MOST_FILES:
+            if path not in entry.files and len(entry.files) + entry.arriving >= MOST_FILES:
                 raise TooLarge(
                     f"an upload has at most {MOST_FILES} files",
                     hint="join small files, or make several uploads",

@@ -98,11 +98,11 @@ def read_pieces(files: Sequence[Path], column: str, scratch: Path) -> Iterator[T
 
 def _text_bytes(file: Path) -> int:
     """Return an estimate of a file's text in bytes. A .parquet file is compressed, but states its original size."""
-    if file.suffix != ".parquet":
-        return file.stat().st_size
-    from pyarrow import parquet  # noqa: PLC0415 - heavy
-
     try:
+        if file.suffix != ".parquet":
+            return file.stat().st_size
+        from pyarrow import parquet  # noqa: PLC0415 - heavy
+
         with open_unlinked(file) as opened:
             metadata = parquet.read_metadata(opened)
     except (ValueError, OSError) as failure:

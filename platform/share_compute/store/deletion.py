@@ -118,8 +118,13 @@ class Deletions:
             return list(session.scalars(select(JobRow.id).where(is_requested, JobRow.state.in_(FINAL_JOBS))))
 
     def folders(self) -> list[Path]:
-        """Return the folders to remove, except those that became the path of an artifact again."""
-        query = select(RemovalRow.path).where(RemovalRow.path.not_in(select(ArtifactRow.path)))
+        """Return the folders to remove, except those of artifacts that were written again.
+
+        The folder of an export contains only the artifact, under the name `model`.
+        """
+        used = select(ArtifactRow.path)
+        whole, export = RemovalRow.path, RemovalRow.path + "/model"
+        query = select(RemovalRow.path).where(whole.not_in(used), export.not_in(used))
         with self._database.read() as session:
             return [Path(path) for path in session.scalars(query)]
 
@@ -143,7 +148,6 @@ def delete_artifact(session: Session, row: ArtifactRow, now: datetime) -> None:
     """Delete the row of an artifact, in the caller's transaction; raise Conflict if the job's files are used."""
     require_unused(session, row.job_id)
     session.delete(row)
-    # The folder of an export contains only the artifact, under the name `model`.
     path = Path(row.path)
     remove_folder(session, path.parent if path.parent.parent.name == "exports" else path, now)
     _record_event(session, now, job=row.job_id, artifact=row.name)

@@ -24,7 +24,7 @@ from share_compute.errors import Busy, ContributorLost, ShareComputeError, Unava
 from share_compute.inference.scheduler.options import Generation
 from share_compute.lifecycle.deployment_states import DeploymentState
 from share_compute.lifecycle.states import JobState
-from share_compute.specification import ServeJob, parse_any_job
+from share_compute.specification import ReplicasSpec, ServeJob, parse_any_job
 from share_compute.store import JobRecord, Store
 from share_compute_api.cli import make_app
 from share_compute_api.client.client import Client
@@ -403,6 +403,7 @@ def test_a_batch_has_a_deployment_for_itself(house: House, llama: LocalEngine, f
             made = house.store.deployments.get(job.id)
             for state in (DeploymentState.loading, DeploymentState.ready):
                 house.store.deployments.set_state(made.id, state, state.value)
+            house.store.deployments.set_replicas(made.id, ReplicasSpec(min=1, max=3))
             await house.until(lambda: house.store.deployments.by_name(job.id) is None)
 
     asyncio.run(main())

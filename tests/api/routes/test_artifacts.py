@@ -7,10 +7,14 @@ from typing import Any
 
 import httpx
 import pytest
+from tests.api.conftest import Plane
 
 from share_compute.errors import Conflict, NotFound
 from share_compute.lifecycle.attempt_events import ArtifactSaved
 from share_compute_api.client.client import Client
+from share_compute_api.client.downloads import download
+from share_compute_api.connection.discovery import Target
+from share_compute_api.connection.transport import Transport
 
 FILES = {
     "config.json": b"{}",
@@ -60,6 +64,22 @@ def test_a_broken_off_download_goes_on_where_it_stopped(client: Client, job_id: 
     expected = b"?" * 1000 + FILES["model.safetensors"][1000:]
     assert (target / "model.safetensors").read_bytes() == expected
     assert not partial.exists()
+
+
+def test_progress_counts_each_byte_once_if_the_server_sends_a_file_again(
+    plane: Plane, client: Client, job_id: str, tmp_path: Path
+) -> None:
+    result = client.artifact(job_id, "model")
+    partial = tmp_path / f".model-{result.artifact.id}.part"
+    partial.mkdir()
+    (partial / "model.safetensors").write_bytes(b"?" * 1000)
+    transport = Transport(Target(plane.url, plane.api_key))
+    transport.http.event_hooks["request"].append(lambda request: request.headers.pop("Range", None))
+    arrived: list[int] = []
+    target = download(transport, result, tmp_path, arrived.append, "model")
+    transport.http.close()
+    assert (target / "model.safetensors").read_bytes() == FILES["model.safetensors"]
+    assert sum(arrived) == result.artifact.size_bytes
 
 
 def test_a_part_of_a_file_is_served(http: httpx.Client, job_id: str) -> None:

@@ -123,11 +123,18 @@ def test_what_a_deployment_serves_stays_until_it_is_down(store: Store, tmp_path:
     assert store.deletions.folders() == [tmp_path / "jobs" / job_id / "artifacts/model"]
 
 
-def test_an_artifact_that_was_made_again_is_not_removed(store: Store, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "folder"), [("model", "artifacts/model"), ("step-5", "exports/step-5/model")]
+)
+def test_an_artifact_that_was_made_again_is_not_removed(
+    store: Store, tmp_path: Path, name: str, folder: str
+) -> None:
     job_id = run(store, tmp_path)
-    path = tmp_path / "jobs" / job_id / "artifacts/model"
-    store.deletions.artifact(job_id, "model")
-    store.progress.add_artifact(job_id, ArtifactSaved(name="model", path=path, size_bytes=4))
+    saved = ArtifactSaved(name=name, path=tmp_path / "jobs" / job_id / folder, size_bytes=4)
+    store.progress.add_artifact(job_id, saved)
+    store.deletions.artifact(job_id, name)
+    assert len(store.deletions.folders()) == 1
+    store.progress.add_artifact(job_id, saved)
     assert store.deletions.folders() == []
 
 

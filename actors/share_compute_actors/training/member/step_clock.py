@@ -30,7 +30,7 @@ class StepClock:
 
     def start(self) -> None:
         """Start the clock at the beginning of a step."""
-        self._began_s = time.perf_counter()
+        self._began_s, self._computed_s = time.perf_counter(), 0.0
 
     def stop(self) -> None:
         """Stop the clock: the time that follows is a wait for the next epoch, not work."""

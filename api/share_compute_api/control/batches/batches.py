@@ -156,12 +156,13 @@ class BatchSupervisor:
 
     async def _requeue_or_fail(self, job: JobRecord, spec: BatchJob, deployment: DeploymentRecord) -> None:
         """Requeue a batch whose deployment is gone; if the deployment was the batch's own, fail the batch."""
+        over = await patiently(self._patience, partial(self._store.deployments.get, deployment.id))
         if spec.model is None:
-            why = f"deployment {deployment.name} was taken down"
+            ending = "failed" if over.state is DeploymentState.failed else "was taken down"
+            why = f"deployment {deployment.name} {ending}"
             requeue = partial(self._store.jobs.requeue, job.id, why, attempt=job.attempt)
             await patiently(self._patience, requeue)
             return
-        over = await patiently(self._patience, partial(self._store.deployments.get, deployment.id))
         hint = f"share-compute resume {job.id} deploys it again"
         reason = f"its deployment is {over.state.value}: {over.reason}"
         await self._fail(job, UserError(reason, hint=hint, job=job.id))
@@ -193,7 +194,8 @@ class BatchSupervisor:
             return False
         if isinstance(job.spec, TrainJob) or job.spec.model is None or not job.state.is_final:
             return False
-        return record.spec == deployment_of(job, job.spec.model)
+        made = deployment_of(job, job.spec.model)
+        return record.spec.model_copy(update={"replicas": made.replicas}) == made  # replicas can be changed
 
 
 def _answers(record: DeploymentRecord) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from huggingface_hub.errors import StrictDataclassError
-from transformers import AutoConfig, PretrainedConfig
+from transformers import CONFIG_MAPPING, AutoConfig, PretrainedConfig
 
 from share_compute.errors import UserError
 
@@ -20,15 +20,15 @@ def hub_configuration(config: Mapping[str, Any]) -> PretrainedConfig:
         UserError: the architecture is unknown, or it does not allow a value.
     """
     options = {key: value for key, value in config.items() if key not in ("dtype", "torch_dtype", "auto_map")}
-    try:
-        made: PretrainedConfig = AutoConfig.for_model(**options)
-    except (StrictDataclassError, TypeError) as failure:
-        raise UserError(f"model.config is wrong: {on_one_line(failure)}", hint=_CHECK) from failure
-    except ValueError as failure:
+    if str(config.get("model_type")) not in CONFIG_MAPPING:
         raise UserError(
             f"unknown model_type {config.get('model_type')!r}",
             hint="use a model_type that transformers knows, e.g. llama",
-        ) from failure
+        )
+    try:
+        made: PretrainedConfig = AutoConfig.for_model(**options)
+    except (StrictDataclassError, TypeError, ValueError) as failure:
+        raise UserError(f"model.config is wrong: {on_one_line(failure)}", hint=_CHECK) from failure
     text = made.get_text_config()
     for name in ("hidden_size", "num_hidden_layers", "vocab_size"):
         value = getattr(text, name, None)
