@@ -126,9 +126,10 @@ export interface paths {
         post?: never;
         /**
          * Remove Contributor
-         * @description Ask a machine to hand over its work and leave; it can come back only with a new invite.
+         * @description Ask a machine, with all joined devices of its host, to hand over its work and leave.
          *
-         *     After it has left, the cluster's token is changed, which ends the machine's access to the cluster.
+         *     The machine can come back only with a new invite. After it has left, the cluster's token is changed unless
+         *     ``keep_token`` is set; this ends the machine's access to the cluster.
          */
         delete: operations["removeContributor"];
         options?: never;
@@ -311,7 +312,7 @@ export interface paths {
         put?: never;
         /**
          * Rejoin
-         * @description Return the access to the cluster again: after the head was restarted, or (with a body) the machine's agent.
+         * @description Let a machine rejoin after a restart of the Ray head, or, with a body, after a restart of its agent.
          */
         post: operations["rejoin"];
         delete?: never;
@@ -423,7 +424,7 @@ export interface paths {
         };
         /**
          * Get Deployment Events
-         * @description Return a deployment's events: its states, machines that it lost, replicas that started and ended.
+         * @description Return a deployment's events: changes of its state, its plans and its number of replicas, and interruptions.
          */
         get: operations["getDeploymentEvents"];
         put?: never;
@@ -722,7 +723,7 @@ export interface paths {
         };
         /**
          * List Checkpoints
-         * @description List the checkpoints of a job on the server's disk, oldest first; only its key and admins may do so.
+         * @description List a job's checkpoints, oldest first. Only the key that submitted the job, and admins, may read them.
          */
         get: operations["listCheckpoints"];
         put?: never;
@@ -932,7 +933,7 @@ export interface paths {
         put?: never;
         /**
          * Prune
-         * @description Delete data past its retention time in the server's settings. The server does so itself every hour.
+         * @description Delete data past its retention time in the server's settings. The server does so itself, hourly by default.
          */
         post: operations["prune"];
         delete?: never;
@@ -996,7 +997,7 @@ export interface paths {
         put?: never;
         /**
          * Sign In
-         * @description Exchange an API key or a one-time code for a cookie that scripts cannot read; only pages of this server may.
+         * @description Exchange an API key or one-time code for a cookie that scripts cannot read. Other sites' requests are refused.
          */
         post: operations["signIn"];
         /**
@@ -1038,7 +1039,7 @@ export interface paths {
         };
         /**
          * Get Status
-         * @description Return an overview of the server, its machines and its jobs; the data folder is shown to admins only.
+         * @description Return an overview of the server, machines and jobs. Only admins see the data folder and the address of Ray.
          */
         get: operations["getStatus"];
         put?: never;
@@ -1084,7 +1085,7 @@ export interface paths {
         put?: never;
         /**
          * Create Upload
-         * @description Begin an upload. Send its files, then complete it. An upload that stays incomplete for a day is removed.
+         * @description Begin an upload. Send its files, then complete it. Incomplete uploads that are idle for a day may be removed.
          */
         post: operations["createUpload"];
         delete?: never;
@@ -1653,7 +1654,7 @@ export interface components {
         };
         /**
          * CachedTokens
-         * @description Part of a prompt that was not computed.
+         * @description Prompt tokens whose computation was skipped because of prefix caching.
          */
         CachedTokens: {
             /**
@@ -2000,7 +2001,7 @@ export interface components {
             cpu_threads: number;
             /**
              * Devices
-             * @description Devices of the machine; only the fastest one is used.
+             * @description Devices of the machine. Only one is used: the fastest GPU, or the fastest CPU if there is no GPU.
              */
             devices: components["schemas"]["DeviceEntry"][];
             /**
@@ -2045,7 +2046,7 @@ export interface components {
             cpu_threads: number;
             /**
              * Devices
-             * @description Devices of the machine; only the fastest one is used.
+             * @description Devices of the machine. Only one is used: the fastest GPU, or the fastest CPU if there is no GPU.
              */
             devices: components["schemas"]["DeviceEntryRequest"][];
             /**
@@ -2092,7 +2093,7 @@ export interface components {
         ContributorRecord: {
             /**
              * Address
-             * @description IP address at which other members reach it.
+             * @description IP address at which other machines reach it.
              */
             address: string | null;
             /**
@@ -2131,7 +2132,8 @@ export interface components {
             left_at: string | null;
             /**
              * Limits
-             * @description Limits set by its owner: memory_bytes, cpu_threads, device, gpu; host_id and host_threads name its processors.
+             * @description Limits set by its owner (memory_bytes, cpu_threads, device, gpu), and the label and number of its host's
+             *     processors (host_id, host_threads).
              */
             limits: {
                 [key: string]: unknown;
@@ -2200,7 +2202,7 @@ export interface components {
         ContributorView: {
             /**
              * Address
-             * @description IP address at which other members reach it.
+             * @description IP address at which other machines reach it.
              */
             address: string | null;
             /**
@@ -2241,7 +2243,8 @@ export interface components {
             left_at: string | null;
             /**
              * Limits
-             * @description Limits set by its owner: memory_bytes, cpu_threads, device, gpu; host_id and host_threads name its processors.
+             * @description Limits set by its owner (memory_bytes, cpu_threads, device, gpu), and the label and number of its host's
+             *     processors (host_id, host_threads).
              */
             limits: {
                 [key: string]: unknown;
@@ -2503,7 +2506,7 @@ export interface components {
             next_token_limit_s: number | null;
             /**
              * Objective
-             * @description Objective of the placement: the shortest answer, or the most tokens per second within the limits.
+             * @description Objective of the placement: the shortest time of one request, or the most tokens per second within the limits.
              * @default latency
              * @enum {string}
              */
@@ -2628,7 +2631,7 @@ export interface components {
             memory_bytes: number;
             /**
              * Memory Bytes Per S
-             * @description Memory bandwidth of a copy, read plus write.
+             * @description Memory bandwidth of a copy, read plus write; 0.0 if it was not measured.
              * @default 0
              */
             memory_bytes_per_s: number;
@@ -2749,7 +2752,7 @@ export interface components {
         };
         /**
          * DialRequest
-         * @description Request of a machine that other machines connect to the ports of its future Ray node; it listens on them.
+         * @description Request of a machine to test whether others reach the ports on which it listens before its Ray node starts.
          * @example {
          *       "address": "192.0.2.7",
          *       "handshake": "5e5e5e5e5e5e5e5e5e5e5e5e5e5e5e5e",
@@ -3027,7 +3030,7 @@ export interface components {
             param: string | null;
             /**
              * Partial
-             * @description Text written before the error, one item for each answer; null if there is none.
+             * @description Text written before the error, one item for each answer; the field is missing if there is none.
              */
             partial?: string[] | null;
             /**
@@ -3071,7 +3074,8 @@ export interface components {
             job_id: string | null;
             /**
              * Kind
-             * @description state, cancel-requested, contributor, work, deployment, or the type of an attempt's event: planned, step, ...
+             * @description state, cancel-requested, contributor, offence, work, deployment, deleted, alerts, or the type of an attempt's
+             *     event: planned, step, ...
              */
             kind: string;
             /**
@@ -3134,7 +3138,7 @@ export interface components {
         FieldProblem: {
             /**
              * Field
-             * @description Path of the field, with dots; empty if the error concerns the whole.
+             * @description Path of the field, with dots; empty if the error concerns the whole specification.
              */
             field: string;
             /** Problem */
@@ -3377,7 +3381,7 @@ export interface components {
             job_id?: string | null;
             /**
              * Memory Bytes
-             * @description Memory that the part needs by the plan.
+             * @description Memory that the part needs according to the plan.
              */
             memory_bytes?: number | null;
             /**
@@ -3446,7 +3450,7 @@ export interface components {
             machines: string[];
             /**
              * Number
-             * @description Number of the interruption of one server, from 1.
+             * @description Sequence number of the interruption, from 1, counted by the replica's server.
              */
             number: number;
             /**
@@ -3473,7 +3477,7 @@ export interface components {
         InviteCreated: {
             /**
              * Code
-             * @description Code of the invite; with a dot and the fingerprint of the server's key, if clients know the server by that.
+             * @description Code of the invite. If clients verify the server by its key's fingerprint, a dot and the fingerprint follow.
              */
             code: string;
             /**
@@ -3606,7 +3610,7 @@ export interface components {
             bytes_per_s: number | null;
             /**
              * Id
-             * @description Id of the machine of the island that joined first.
+             * @description Id of the island's machine that joined first.
              */
             id: string;
             /**
@@ -3797,7 +3801,7 @@ export interface components {
             spec: components["schemas"]["TrainJob"] | components["schemas"]["GenerateJob"] | components["schemas"]["EmbedJob"];
             /**
              * Started At
-             * @description Time at which the first step began, or the first row was requested, in any attempt.
+             * @description Time at which the job first became ``running``, in any attempt; null before.
              */
             started_at: string | null;
             state: components["schemas"]["JobState"];
@@ -4050,7 +4054,7 @@ export interface components {
             p95_s?: number | null;
             /**
              * Predicted S
-             * @description Prediction for a single request with objective latency, for all sequences in flight with throughput.
+             * @description Prediction: for a single request if the objective is latency, for all sequences in flight if it is throughput.
              */
             predicted_s?: number | null;
         };
@@ -4290,7 +4294,7 @@ export interface components {
             head_bytes_per_s: number | null;
             /**
              * Head Latency S
-             * @description One-way latency between it and the server.
+             * @description One-way latency between it and the server; null until it was measured.
              */
             head_latency_s: number | null;
             /** @description Its work; null if the machine is free. */
@@ -4306,7 +4310,7 @@ export interface components {
             joined_at: string;
             /**
              * Kind
-             * @description cuda if any of its devices is one; null until it was measured.
+             * @description cuda if any of its devices is a CUDA GPU; null until it was measured.
              */
             kind: ("cpu" | "cuda") | null;
             /**
@@ -4407,7 +4411,7 @@ export interface components {
             reason: string;
             /**
              * Standing
-             * @description Part of the reason that the other fields do not say: why this machine, and the members it shares with.
+             * @description Part of ``reason`` that no other field states: why this machine was chosen, and the stage's other members.
              * @default
              */
             standing: string;
@@ -4572,7 +4576,7 @@ export interface components {
         OnlineRequest: {
             /**
              * Address
-             * @description IP address at which other members reach the node.
+             * @description IP address at which other machines reach the node.
              */
             address: string;
             /** Node Id */
@@ -4817,7 +4821,7 @@ export interface components {
         PlanReport: {
             /**
              * Alternatives
-             * @description All installed strategies, if a comparison was requested.
+             * @description Figures of all installed strategies; empty unless a comparison was requested.
              * @default []
              */
             alternatives: components["schemas"]["Alternative"][];
@@ -4874,7 +4878,7 @@ export interface components {
             cell_count: number;
             /**
              * Cells
-             * @description Cells of the step; their stages and members are places in the plan. Empty if there are too many to display.
+             * @description Cells of the step, with indices of the plan's stages and members; empty if there are too many to display.
              * @default []
              */
             cells: components["schemas"]["TimelineCell"][];
@@ -4948,7 +4952,7 @@ export interface components {
         };
         /**
          * PreflightRequest
-         * @description Question of a machine before it joins: whether its versions fit.
+         * @description Request of a machine to check its invite and its versions before it joins.
          * @example {
          *       "invite": "abcd-efgh-ijkl-mnop",
          *       "versions": {
@@ -5507,7 +5511,7 @@ export interface components {
             };
             /**
              * Warmup Steps
-             * @description Steps over which the learning rate rises from 0.
+             * @description Steps over which the learning rate rises from 0; schedule constant ignores them.
              * @default 0
              */
             warmup_steps: number;
@@ -5533,7 +5537,7 @@ export interface components {
             };
             /**
              * Warmup Steps
-             * @description Steps over which the learning rate rises from 0.
+             * @description Steps over which the learning rate rises from 0; schedule constant ignores them.
              * @default 0
              */
             warmup_steps: number;
@@ -5599,7 +5603,7 @@ export interface components {
             next_token_limit_s?: number | null;
             /**
              * Objective
-             * @description Objective of the placement: the shortest answer, or the most tokens per second within the limits.
+             * @description Objective of the placement: the shortest time of one request, or the most tokens per second within the limits.
              * @default latency
              * @enum {string}
              */
@@ -5715,7 +5719,7 @@ export interface components {
         };
         /**
          * ServingPrediction
-         * @description Predicted serving on the same machines. The bound is on the time that the objective minimises.
+         * @description Predicted times of serving on the same machines. The bound applies to the time that the objective minimises.
          */
         ServingPrediction: {
             bottleneck: components["schemas"]["Bottleneck"];
@@ -5726,7 +5730,7 @@ export interface components {
             exact: boolean;
             /**
              * First Token S
-             * @description TTFT of one prompt.
+             * @description TTFT of a request alone.
              */
             first_token_s: number;
             /**
@@ -5744,7 +5748,7 @@ export interface components {
             lower_bound_s: number;
             /**
              * Next Token S
-             * @description TPOT: of a request alone for objective latency, with all sequences in flight for throughput.
+             * @description TPOT of a request alone (objective latency), or with all sequences in flight (objective throughput).
              */
             next_token_s: number;
             /**
@@ -5771,14 +5775,14 @@ export interface components {
             tokens_per_s: number;
             /**
              * Within Limits
-             * @description Whether the placement keeps the limits on first and next token; if not, no placement that was found does.
+             * @description Whether the placement keeps the limits on TTFT and TPOT; False if the search found no placement that does.
              * @default true
              */
             within_limits: boolean;
         };
         /**
          * ServingRequest
-         * @description Requests of the model's users, for which the planner predicts the serving on the same machines.
+         * @description Requests that users will send to the trained model; the planner predicts how the same machines serve them.
          */
         ServingRequestRequest: {
             /**
@@ -5857,7 +5861,7 @@ export interface components {
             is_reading_model: boolean;
             /**
              * Last Gap S
-             * @description Seconds from noticing the last loss until the next membership computed.
+             * @description Seconds from noticing the last loss until the next token was sampled; None before the first recovery.
              */
             last_gap_s?: number | null;
             /** @default {} */
@@ -5891,7 +5895,7 @@ export interface components {
             reason: string;
             /**
              * Recoveries
-             * @description Memberships that began because a machine was lost.
+             * @description Number of times that members or their results were lost, so that the stages had to be formed again.
              * @default 0
              */
             recoveries: number;
@@ -5919,7 +5923,7 @@ export interface components {
         SessionView: {
             /**
              * Expires At
-             * @description End of the session; requests for the session renew it.
+             * @description End of the session, which requests for the session may extend; null if the browser is not signed in.
              */
             expires_at: string | null;
             /** @description API key of the session; null if the browser is not signed in. */
@@ -6296,7 +6300,7 @@ export interface components {
             microbatch: number;
             /**
              * Source
-             * @description (stage, place of the member in it).
+             * @description Sender, as (index of the stage, place of the member in the stage).
              */
             source: [
                 number,
@@ -6311,7 +6315,7 @@ export interface components {
             stop_s: number;
             /**
              * Target
-             * @description (stage, place of the member in it).
+             * @description Receiver, as (index of the stage, place of the member in the stage).
              */
             target: [
                 number,
@@ -6320,7 +6324,7 @@ export interface components {
         };
         /**
          * TimelineUpdate
-         * @description One member's update of its weights.
+         * @description One member's update of its weights, and its fixed work at the end of the step.
          *
          *     Before it, the member waits for the sums of gradients and for the messages of the other stages.
          */
@@ -6972,7 +6976,7 @@ export interface components {
         };
         /**
          * Versions
-         * @description Versions that must fit between the machines of a cluster.
+         * @description Versions of software that must match on all machines of a cluster.
          * @example {
          *       "python": "3.11.7",
          *       "ray": "2.60.0",
@@ -6983,7 +6987,7 @@ export interface components {
         Versions: {
             /**
              * Python
-             * @description Must be equal to the patch: Ray pickles between interpreters.
+             * @description Must be equal in all three numbers, because Ray pickles between interpreters.
              */
             python: string;
             /**
@@ -6998,7 +7002,7 @@ export interface components {
             share_compute: string;
             /**
              * Torch
-             * @description Must be equal in its first two numbers: kernels differ between them.
+             * @description Must be equal in its first two numbers, because other versions have other kernels.
              */
             torch: string;
         };
