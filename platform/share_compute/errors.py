@@ -367,7 +367,10 @@ class ShardStoreLost(Unavailable):
 
 
 class LinkLost(Unavailable):
-    """The server's host was cut off from the machines of a job; another coordinator continues with its members."""
+    """Members did not reconnect after the coordinator's host had lost its network.
+
+    The members still run; the job's next attempt continues with them.
+    """
 
     code = "link-lost"
 

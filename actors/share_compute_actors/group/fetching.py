@@ -34,7 +34,7 @@ sends it inside the reply, in one transfer."""
 
 
 class SourceClient:
-    """Calls the sources of a member's tensors; a source that is the member itself is called directly.
+    """Calls the sources of a member's tensors. If the member is its own source, its methods are called without Ray.
 
     Args:
         sources: the actors that have the tensors.

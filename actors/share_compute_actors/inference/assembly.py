@@ -109,7 +109,7 @@ class Assembly:
         self._is_to_plan = True
 
     def shrink(self, worker: Worker) -> None:
-        """Reduce the KV capacity of a machine whose memory did not suffice."""
+        """Reduce the KV capacity of a machine that ran out of memory; for an encoder, the engine step size."""
         self._memory_fractions[worker] = _LEFT * self._memory_fractions.get(worker, 1.0)
 
     def is_from(self, worker: Any, key: Any) -> bool:

@@ -263,7 +263,7 @@ def _enter_domain(rights: int, scopes: int, allowed: Iterable[tuple[str, int]]) 
 def _allow(rules: int, path: str, rights: int) -> None:
     try:
         place = os.open(path, os.O_PATH | os.O_CLOEXEC)
-    except OSError:  # the path does not exist, or this user may not enter it
+    except OSError:  # the path does not exist, or a folder above it denies access to this user
         return
     try:
         if not stat.S_ISDIR(os.fstat(place).st_mode):

@@ -26,7 +26,7 @@ _UNIT = 50
 _OWN = 6
 """Number of ports for processes of every node: raylet 2, dashboard agent 2, runtime environments 1, metrics 1."""
 _CHANNELS = 20
-"""Number of ports for channels between members: each member holds one, and a second one while epochs change."""
+"""Number of a node's ports for channels between members. A member uses one, and two during a membership change."""
 _SPARE_WORKERS = 16
 """Number of Ray processes in addition to the one per thread that Ray starts in advance."""
 _VARIABLE = "SHARE_COMPUTE_CHANNEL_PORTS"

@@ -253,7 +253,8 @@ class ChildProcesses:
             Unavailable: the child cannot be started, for example because the folder cannot be written.
         """
         try:
-            # An interrupt may end this call, but not `_start` on the other thread, so each started child is listed.
+            # KeyboardInterrupt may end this call, but not `_start`, which runs on another thread. `_start` itself lists
+            # the child, so no started child is missing from the list.
             variables = {**(os.environ if inherits is None else inherits), **environment}
             return _starter.submit(self._start, name, arguments, variables, files, cwd, output).result()
         except OSError as failure:

@@ -21,7 +21,7 @@ class DeploymentState(StrEnum):
     stopped = "stopped"
     """It was taken down."""
     failed = "failed"
-    """It cannot go on; its reason says why."""
+    """The deployment failed and is not started again; its ``reason`` says why."""
 
     @property
     def is_final(self) -> bool:

@@ -128,7 +128,7 @@ SENDING: Mapping[type[ToCoordinator | ToMember], Point] = {
     Rejected: Point.broken_sending,
     Applied: Point.applied_sending,
 }
-"""Point that the sender of a message passes, by message type."""
+"""Fault-injection point that a process reaches before it sends a message, by message type."""
 
 RECEIVED: Mapping[type[ToCoordinator | ToMember], Point] = {
     Halt: Point.halt_received,

@@ -91,7 +91,7 @@ def simulate(
 
 
 class _Run:
-    """State of one simulation: the present machines and the current epoch."""
+    """State of one simulation, such as the machines that are present and the current epoch."""
 
     def __init__(
         self, spec: TrainJob, topology: Topology, profile: ModelProfile, scenario: Scenario, rules: Rules

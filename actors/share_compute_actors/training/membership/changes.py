@@ -111,7 +111,7 @@ class Changes:
         """Guards the pending plan; also held while plans are reported, so that the reports arrive in order."""
         self._joining: Joining | None = None
         self._given_up = ""
-        """Reason why a reported plan was given up; empty if there is none, or after `ReplanAbandoned` was reported."""
+        """Reason why the last proposed plan was given up; empty if it was not, or after `ReplanAbandoned`."""
         self._was_given_up = False
         """Whether `ReplanAbandoned` was reported since the last call of `take_given_up`."""
         self._shares: Shares | None = None
@@ -198,7 +198,10 @@ class Changes:
         return is_welcome and not self._group.has_refused(machine)
 
     def suspect(self, worker: Worker) -> None:
-        """Begin a suspected machine's backoff. Its member stays until `blame`, since other members may load from it."""
+        """Begin the backoff of a machine that may have made wrong numbers.
+
+        Its member gets no stage, but runs until `blame` removes it, because other members may load state from it.
+        """
         self.backoff.lost(worker)
         self._suspected.add(worker)
 

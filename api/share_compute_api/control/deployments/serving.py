@@ -385,7 +385,10 @@ def standing_of(
 
 
 def _wanted_first(record: DeploymentRecord) -> int:
-    """Return the initial number of replicas: as many as before, or one, to check that the model can be served."""
+    """Return the initial number of replicas: as many as before the server's restart, else one.
+
+    A deployment that was not ready starts with one replica, which shows whether the model can be served.
+    """
     if record.state in (DeploymentState.ready, DeploymentState.degraded):
         return len(record.plans)
     return 1

@@ -1,4 +1,4 @@
-"""Sampling: draw tokens from a model's logits by a request's options.
+"""Sampling: draw tokens from a model's logits, according to the options of a request.
 
 The random numbers of a draw depend only on the request's seed and the token's position: one exponential number per
 token id of the vocabulary. The token with the largest quotient of probability and exponential number is drawn, which is

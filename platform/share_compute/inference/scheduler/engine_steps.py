@@ -101,7 +101,7 @@ class SampledToken:
 
     sequence: int
     position: int
-    """Position in the whole sequence, prompt included: the end of the chunk from which it was sampled."""
+    """Index of the token in its sequence, counted from the start of the prompt: ``start + count`` of its chunk."""
     token: Annotated[int, Field(ge=0, lt=2**31)]
     logprob: float | None = None
     """Log-probability of the token; None unless requested."""

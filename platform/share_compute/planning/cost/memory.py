@@ -190,9 +190,9 @@ class TrainingMemory(CostTables):
         return float(self.for_a_time_from(start)[stop - start - 1])
 
     def for_a_time_from(self, start: int) -> Floats:
-        """Return the transient bytes of the layer ranges that begin at ``start``, shape ``[layers - start]``.
+        """Return the transient memory in bytes of the layer ranges [start, stop), shape ``[layers - start]``.
 
-        The shortest range comes first.
+        ``stop`` runs from ``start + 1`` to the number of layers.
         """
         largest, exchanged = np.maximum.accumulate(self.largest[start:]), np.zeros(self.num_layers - start)
         twin = self.profile.tied if self.profile.tied_trains else 0

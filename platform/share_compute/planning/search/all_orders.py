@@ -124,9 +124,10 @@ class _Sets:
         return taken
 
     def stages(self, sizes: Sequence[int]) -> Iterator[tuple[int, tuple[int, ...]]]:
-        """Yield possible stages (bits, members), smaller ones first.
+        """Yield possible stages as (bit mask of the members, members), in the order of ``sizes``.
 
-        For more than `MOST_MACHINES` machines, only stages with members of similar speed are yielded.
+        For more than `MOST_MACHINES` machines, only sizes in `_SIZES_OF_RUNS` are used. The members of a stage are then
+        adjacent in the order of speed, among the machines of one device kind and region.
         """
         place = {machine: index for index, machine in enumerate(self._machines)}
         for size in sizes:

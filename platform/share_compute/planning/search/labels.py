@@ -164,13 +164,15 @@ class Suffixes:
         return key * (self.layers + 1) + labels.start
 
     def before(self, labels: Labels, number: int, slots: Ints, spare_rate: Floats) -> list[Labels]:
-        """Return each label extended by one stage, with every first layer that may lead to a step below the ceiling.
+        """Return all extensions of the labels by one stage whose step time may be below the ceiling, in chunks.
+
+        A label is extended once for each possible first layer of the new stage.
 
         Args:
-            labels: suffixes that leave the stage's machines free.
+            labels: suffixes that do not use the new stage's machines.
             number: members of the new stage, as numbered by `Suffixes.number`.
-            slots: slot of each extended suffix.
-            spare_rate: sum of speeds of all machines that each extended suffix leaves free.
+            slots: slot of each suffix after the extension, ``[labels]``.
+            spare_rate: sum of the relative speeds of all machines that each extended suffix leaves free, ``[labels]``.
         """
         grown = []
         reach = self._used[number].reach(self.ceiling_s)

@@ -1,4 +1,4 @@
-"""Add the fencing token of the server, requests to delete a job when it ends, and the folders to remove."""
+"""Add the server's fencing token, the table of folders to remove, and the time of a job's deletion request."""
 
 from __future__ import annotations
 
