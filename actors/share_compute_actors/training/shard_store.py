@@ -337,7 +337,7 @@ class ShardStore:
         try:
             self._describe(writer, kind, STATE_OF_TRAINING.unpack(state, "the coordinator"))
             for place, (machine, member) in enumerate(zip(machines, members, strict=True)):
-                # Pieces are pulled as answers of calls: Ray frees answers at once, but arguments of calls pile up.
+                # Pull the pieces as return values: Ray frees return values at once, but arguments of calls accumulate.
                 take_all(machine, place, partial(_piece, member, machine), writer.write)
             size_bytes = writer.finish()
         except BaseException as failure:

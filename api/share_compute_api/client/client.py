@@ -366,7 +366,7 @@ class Client:
             topology: the machines; default: those that are ready now.
             strategy: strategy to use in place of the job's own.
             compare: whether to report the outcome of every other strategy too.
-            serving: requests for which a serving prediction is added to the report.
+            serving: requests that users will send to the trained model; the report then predicts how they are served.
 
         Raises:
             PlanInfeasible: the machines cannot hold the job; ``details`` says what is missing.

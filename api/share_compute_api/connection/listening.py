@@ -83,8 +83,8 @@ class ListenerConfig(uvicorn.Config):
             http=_Doorway,
             ws="none",
             backlog=_BACKLOG,
-            # At the limit, waiting connections are closed first. Requests are rejected only if all connections are
-            # busy.
+            # At the limit, `ConnectionTable` closes an idle or half-open connection for each new one. uvicorn reaches
+            # its own limit, and answers 503, only if no connection could be closed because all are busy.
             limit_concurrency=limits.connections + 1,
             timeout_keep_alive=settings.keep_alive_s,
             proxy_headers=bool(proxies),
@@ -129,7 +129,7 @@ class _Doorway(asyncio.Protocol):
         self._handshake: asyncio.Task[None] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Count the connection; then pass it to `_Guarded` (plain HTTP) or make the TLS handshake."""
+        """Admit the connection or abort it; then pass it to `_Guarded` (plain HTTP) or start the TLS handshake."""
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
         peer = transport.get_extra_info("peername")

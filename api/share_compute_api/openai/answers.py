@@ -159,7 +159,7 @@ class Model(_Answer):
     created: int
     owned_by: str = "share-compute"
     max_model_len: int
-    """Most tokens of a prompt and its answer together."""
+    """Maximum number of tokens of a prompt and its answer together."""
     kind: Literal["generate", "embed"]
     has_chat_template: bool
     """Whether `/v1/chat/completions` works; without a template the model only continues texts."""

@@ -110,7 +110,7 @@ class Resumable:
     waiting_since_s: float = 0.0
     """Time at which the sequence began to wait for a replica, in seconds of the event loop's clock.
 
-    If the wait times out while the ready replicas are full, it begins again.
+    If the wait times out while all ready replicas are full, this time is set to now and the sequence waits on.
     """
 
     @property

@@ -3,15 +3,18 @@
 Slow links between machines make every step slow. Islands are cut along the slowest links. Each island trains on its
 own share of the batch, and all islands average their weights every H steps over a ring ::
 
-    share of an island = in proportion to its samples a second with the whole batch
+    share of an island = proportional to the samples a second at which the island alone trains on the whole batch
     synchronisation    = max over the links of the ring of
                          (2 * (n - 1) / n * weight bytes / bandwidth + 2 * (n - 1) * latency), for n islands
     samples a second   = H * batch / (H * slowest island's step + synchronisation)
 
-Cuts are tried from coarse to fine. Regions are merged, best links first, and each level of the merging is one cut. The
-last cut makes every machine an island of its own. H is the smallest interval at which synchronisation takes at most 5 %
-of the time, or `MOST_STEPS`. Averaging less often costs progress for each sample. That cost is not known, so islands
-are proposed only when they are faster than lockstep by a factor of more than `WORTH`.
+Cuts are tried from coarse to fine. They are the levels of a single-linkage clustering of the regions, which merges the
+regions with the best links first. A level with more islands than `most_islands` is skipped. The last cut makes every
+machine an island of its own; it is skipped for more than `_MOST_ALONE` machines.
+
+H is the smallest interval at which synchronisation takes at most 5 % of the time, or `MOST_STEPS`. Averaging less often
+lowers the sample efficiency by an unknown amount, so islands are proposed only when they are faster than lockstep by a
+factor of more than `WORTH`.
 """
 
 from __future__ import annotations

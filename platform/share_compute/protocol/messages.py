@@ -134,8 +134,11 @@ class Rejected:
     what: str
     """Defect of the tensor, as text for people."""
     is_certain: bool = True
-    """Whether only a broken machine makes such a tensor. False for a tensor that is not finite: a model that diverges
-    makes such tensors on any machine. So another machine computes the cell before the source is blamed."""
+    """Whether only a broken machine can produce such a tensor.
+
+    False for a tensor that is not finite, because a diverging model produces such tensors on any machine. Another
+    machine then recomputes the cell before the source is blamed.
+    """
 
 
 @dataclass(frozen=True, slots=True)

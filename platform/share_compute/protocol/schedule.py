@@ -82,7 +82,7 @@ def one_forward_one_backward(shares: Sequence[Sequence[int]], stage: int, member
 
 
 def in_order(order: Sequence[int], window: int, microbatches: Iterable[int]) -> list[Action]:
-    """Return forwards and backwards of some microbatches, in the order of `one_forward_one_backward`.
+    """Return the forward and backward actions of one member's microbatches, in 1F1B order.
 
     Args:
         order: all microbatch ids in the order in which all stages take them.

@@ -63,7 +63,7 @@ class ServeJob(SpecModel):
     replicas: Replicas = ReplicasSpec(min=1, max=1)
     """Copies of the whole pipeline, which share the requests: a number, or a range that follows the load."""
     max_seq: int | None = Field(default=None, ge=16, le=2**24, title="Longest sequence")
-    """Most tokens of a prompt and its answer together; default: the model's context window."""
+    """Maximum number of tokens of a prompt and its answer together; default: the model's context window."""
     max_concurrent: int = Field(default=16, ge=1, le=2**20, title="Sequences at one time")
     """Most sequences that are generated at one time on one replica; others wait."""
     dtype: ServedPrecision = Field(default="float32", title="Precision")

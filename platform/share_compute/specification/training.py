@@ -74,7 +74,7 @@ class TrainingSpec(SpecModel):
     schedule: ScheduleSpec = ScheduleSpec()
     """Learning rate schedule over the steps."""
     max_gradient_norm: float | None = Field(default=1.0, gt=0)
-    """Gradients are scaled down to this global norm; null turns that off."""
+    """Gradients are clipped to this global norm; null turns clipping off."""
     gradient_fusion: GradientFusionSpec = GradientFusionSpec()
     """Buckets of gradients that are summed together over the members of a stage."""
     precision: Precision = "float32"

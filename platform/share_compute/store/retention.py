@@ -190,7 +190,8 @@ def _rows(session: Session, job_id: str) -> int:
 def _old_events(before: datetime) -> list[ColumnElement[bool]]:
     """Return the conditions for events earlier than ``before`` that can be deleted.
 
-    Events of unfinished jobs and of live deployments stay. The last event of each machine about its work stays too.
+    Events of unfinished jobs and of live deployments are kept. Each machine's last event that changed its work is kept
+    too.
     """
     is_over = or_(
         EventRow.job_id.is_(None), EventRow.job_id.in_(select(JobRow.id).where(JobRow.state.in_(FINAL_JOBS)))

@@ -2481,7 +2481,7 @@ export interface components {
             max_concurrent: number;
             /**
              * Longest sequence
-             * @description Most tokens of a prompt and its answer together; default: the model's context window.
+             * @description Maximum number of tokens of a prompt and its answer together; default: the model's context window.
              * @default null
              */
             max_seq: number | null;
@@ -4475,7 +4475,7 @@ export interface components {
             kind: "generate" | "embed";
             /**
              * Max Model Len
-             * @description Most tokens of a prompt and its answer together.
+             * @description Maximum number of tokens of a prompt and its answer together.
              */
             max_model_len: number;
             /**
@@ -5580,7 +5580,7 @@ export interface components {
             max_concurrent: number;
             /**
              * Longest sequence
-             * @description Most tokens of a prompt and its answer together; default: the model's context window.
+             * @description Maximum number of tokens of a prompt and its answer together; default: the model's context window.
              */
             max_seq?: number | null;
             /** @description Model to serve. */
@@ -6643,7 +6643,7 @@ export interface components {
             lora?: components["schemas"]["LoraSpec"] | null;
             /**
              * Max Gradient Norm
-             * @description Gradients are scaled down to this global norm; null turns that off.
+             * @description Gradients are clipped to this global norm; null turns clipping off.
              * @default 1
              */
             max_gradient_norm: number | null;
@@ -6770,7 +6770,7 @@ export interface components {
             lora: components["schemas"]["LoraSpecRequest"] | null;
             /**
              * Max Gradient Norm
-             * @description Gradients are scaled down to this global norm; null turns that off.
+             * @description Gradients are clipped to this global norm; null turns clipping off.
              * @default 1
              */
             max_gradient_norm: number | null;

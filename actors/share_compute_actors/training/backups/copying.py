@@ -65,7 +65,7 @@ class Copied:
     ticket: int
     """Number of this set of clones, which `Primary.piece` requires."""
     step: int
-    """Last step whose update the clones have."""
+    """Last step whose update is included in the clones."""
     loss_scale: LossScale
     """Loss scale after step `step`."""
     parts: tuple[ClonedTensor, ...]

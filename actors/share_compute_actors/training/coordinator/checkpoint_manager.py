@@ -143,7 +143,7 @@ class CheckpointManager:
             self._conductor.pause_early()
 
     def release(self, workers: Collection[Worker]) -> None:
-        """Wait until no snapshot is fetched from members that are to leave; call this only at a pause."""
+        """Wait for a save in progress if it fetches a snapshot from a leaving member; call this only at a pause."""
         if self._under_way is not None and not set(workers).isdisjoint(self._under_way.holders):
             self._conductor.at_pause(self._finish)
 

@@ -356,7 +356,7 @@ class Runner:
         self.discard()
 
     def scale_of(self, step: int) -> float | None:
-        """Return the factor of the gradient in the last applied step; None if ``step`` is any other step."""
+        """Return the update factor of the last applied step; None if that step is not ``step``."""
         return self._last_applied[1] if self._last_applied and self._last_applied[0] == step else None
 
     def discard(self) -> None:

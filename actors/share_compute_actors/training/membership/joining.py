@@ -122,7 +122,10 @@ class Joining:
         return replicas_of(membership, self.solution, lambda one: topology[one].device.kind, heirs)
 
     def replicas(self, membership: Membership) -> dict[Worker, tuple[Worker, ...]]:
-        """Return the catch-up replicas of each member, in an epoch that is being formed."""
+        """Choose the catch-up replicas for an epoch that is being formed, and update `is_ready`.
+
+        Return the replicas by the member that they shadow. There are none while a machine of the plan has no member.
+        """
         self._is_linked, self._poll = self.machines <= self._group.workers, Poll(self._group)
         if not self._is_linked:
             self._replicas, self.is_ready = {}, False

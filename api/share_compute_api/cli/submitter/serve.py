@@ -53,7 +53,7 @@ def serve(
         typer.Option(metavar="N|MIN..MAX", help="Copies of the whole model; 0..4 follows what is asked."),
     ] = "1",
     max_seq: Annotated[
-        int | None, typer.Option(min=16, help="Most tokens of a prompt and its answer together.")
+        int | None, typer.Option(min=16, help="Maximum number of tokens of a prompt and its answer together.")
     ] = None,
     max_concurrent: Annotated[
         int, typer.Option(min=1, help="Most sequences at one time, for each replica.")

@@ -51,8 +51,8 @@ class DeploymentSupervisor:
         self._notifier = notifier
         self._serving: dict[str, tuple[Serving, asyncio.Task[None]]] = {}
         self._failed: set[str] = set()
-        """Ids of deployments that failed. A list that was read from the store before the failure was recorded may still
-        contain them."""
+        """Ids of deployments that failed, which must not be started again. A list of live deployments may still contain
+        them if it was read before the failure was recorded."""
         self._has_polled = False
 
     async def run(self) -> None:

@@ -73,15 +73,18 @@ class ReplicaSet:
         return [managed.slot.status for managed in self._replicas if managed.slot.status is not None]
 
     def fit(self, wanted: int, now_s: float, ongoing: Callable[[Replica], int]) -> list[ManagedReplica]:
-        """Add or drain replicas to keep ``wanted``; return those that start to drain now, or that are wanted again.
+        """Add, restore or drain replicas until ``wanted`` replicas are not draining.
 
-        A draining replica may be kept again until its processes are being ended. Replicas that are not ready drain
+        A draining replica can be restored until its processes are being ended. Replicas that are not ready drain
         first, then those with the fewest sequences.
 
         Args:
             wanted: target number of replicas.
             now_s: the time in seconds.
             ongoing: returns the number of sequences of a replica.
+
+        Returns:
+            The replicas that started to drain or were restored in this call.
         """
         changed: list[ManagedReplica] = []
         while len(self.staying) < wanted:

@@ -20,7 +20,7 @@ from torch.nn.functional import linear
 from share_compute.errors import UserError
 
 INTEGERS, SCALE = ".int8", ".int8_scale"
-"""Name suffixes of the two tensors of a layer, in place of ``.weight``."""
+"""Suffixes that replace ``.weight`` in the names of the two tensors of a quantized weight: int8 values and scales."""
 _LARGEST = 127
 _FEW_ROWS = 16
 """Maximum number of input rows for which the kernel for few rows is faster."""
@@ -29,7 +29,10 @@ _KERNEL_STEP = 16
 _BLOCK = 2**22
 """Number of weights that are converted to floats at one time."""
 _LEAST_SHARE = 0.9
-"""Minimum fraction of matrix weights in linear layers: below it int8 saves less memory than plans count on."""
+"""Minimum fraction of matrix weights that must be in linear layers; embeddings and shared weights are not counted.
+
+Below this fraction, int8 saves less memory than plans assume.
+"""
 
 
 def scale_of(rows: Tensor, name: str = "a weight") -> Tensor:

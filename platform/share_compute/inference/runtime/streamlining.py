@@ -49,8 +49,8 @@ def call_directly(module: nn.Module) -> None:
 def fuse_norms(module: nn.Module) -> None:
     """Replace each submodule by a `FusedNorm` if both compute the same outputs.
 
-    No norm class is known by name, so equality is tested on rows of many scales. Both conventions for the factors are
-    tried: the weights, and 1 plus the weights.
+    Norm classes of model families are not listed here: a norm is recognized by its outputs for random rows of many
+    scales. Two conventions are tried: the norm multiplies by its weights, or by 1 plus its weights.
     """
     for part in list(module.modules()):
         for name, child in list(part.named_children()):

@@ -174,9 +174,10 @@ class LiveSequence:
         return Chunk(self.id, start, len(inputs), inputs, samples)
 
     def decode(self, step: int) -> Chunk:
-        """Return a chunk of one token, which samples the next token.
+        """Return a chunk that computes one position and samples the next token.
 
-        The scheduler does not know the token: the last stage sampled it and passes it to the first stage.
+        The chunk contains no input token, because the scheduler does not know it: the last stage sampled the token and
+        passes it to the first stage.
         """
         self.last_step = step
         self.sent += 1

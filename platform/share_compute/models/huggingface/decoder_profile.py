@@ -43,7 +43,7 @@ _LENGTHS = (256, 512, 1024, 768)
 _LONGER = (1280, 2048, 3072, 2560)
 """Lengths used if costs are not quadratic over `_LENGTHS`: only samples longer than an attention window need a mask."""
 _Call = tuple[tuple[Any, ...], dict[str, Any]]
-"""Positional and named arguments."""
+"""Positional and keyword arguments of a call of a layer."""
 _Lengths = tuple[int, ...]
 _Found = dict[str, QuadraticGrowth | int]
 """Fields of a `LayerProfile` that could be counted."""

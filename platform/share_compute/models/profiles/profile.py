@@ -41,7 +41,7 @@ class LayerProfile(StrictModel):
     backward_flops: QuadraticGrowth = NOTHING
     """Floating point operations of one sample's backward pass, for gradients of inputs and of parameters."""
     forward_operations: int = 0
-    """Kernel calls in a forward pass of any size. Operations that only create a view are not counted."""
+    """Number of kernel calls in a forward pass, independent of the input size. View operations are not counted."""
     backward_operations: int = 0
     """Kernel calls in a backward pass, counted as in ``forward_operations``."""
     activation_bytes: QuadraticGrowth = NOTHING

@@ -91,7 +91,7 @@ class TrainingCost(TrainingMemory):
 
     @cached_property
     def call_s(self) -> Floats:
-        """Seconds of the fixed work in each step, independent of the layers, by machine; shape ``[machines]``."""
+        """Seconds of fixed work per step on each machine, independent of its layers; shape ``[machines]``."""
         return STEP_OPERATIONS * self.overhead_s
 
     def _seconds(self, way: Literal["forward", "backward"]) -> Floats:

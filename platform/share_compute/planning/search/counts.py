@@ -1,4 +1,4 @@
-"""Selects the numbers of microbatches to search, for jobs that do not set one."""
+"""Selects the numbers of microbatches that get a full search, for jobs that do not set this number."""
 
 from __future__ import annotations
 

@@ -122,7 +122,7 @@ class ServingExplanation:
     # -- machines without work -----------------------------------------------------------------------------------
 
     def why_out(self, machines: Sequence[int]) -> dict[int, str]:
-        """Return the reason why each machine without layers has none."""
+        """Return, for each of these machines, the reason why the placement gives it no layers."""
         whole_s = self._whole_s
         tried = set(sorted(machines, key=lambda machine: (whole_s[machine], machine))[:_MOST_TRIED])
         return {machine: self._why_out(machine, tried=machine in tried) for machine in machines}
