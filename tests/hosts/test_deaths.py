@@ -11,7 +11,7 @@ from tests.hosts.training import train, train_undisturbed
 from share_compute.lifecycle.states import JobState
 
 pytestmark = [pytest.mark.slow, pytest.mark.chaos]
-STEPS = 2000
+STEPS = 1000
 
 
 def settled_step(cluster: Cluster, after: int = 0) -> int | None:
