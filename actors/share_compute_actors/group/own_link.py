@@ -81,11 +81,14 @@ class OwnLink:
             "no other machine can be reached: the server's own network may be cut. All machines keep what they hold, "
             "and training waits"
         )
-        while time.monotonic() - begun_s < _LONGEST_CUT_S and not answers(self._others, until_first=True):
+        while not (is_back := bool(answers(self._others, until_first=True))):
+            if time.monotonic() - begun_s >= _LONGEST_CUT_S:
+                break
             if self._cancelled.wait(_POLL_S):
                 raise Cancelled
         self._restored_s = time.monotonic()
-        self._note(f"machines can be reached again, after {self._restored_s - begun_s:.0f} s")
+        state = "machines can be reached again" if is_back else "no machine can be reached"
+        self._note(f"{state} after {self._restored_s - begun_s:.0f} s")
 
     def _look_up(self) -> None:
         """Update the table of nodes; keep the old one if Ray does not answer in time."""

@@ -47,9 +47,13 @@ def answers(
             for place in set(places):
                 family = socket.AF_INET6 if ":" in place[0] else socket.AF_INET
                 connection = socket.socket(family, socket.SOCK_STREAM)
-                selector.register(connection, selectors.EVENT_WRITE, place)
                 connection.settimeout(0.0)
-                connection.connect_ex(place)
+                if (failure := connection.connect_ex(place)) in (0, errno.EINPROGRESS):
+                    selector.register(connection, selectors.EVENT_WRITE, place)
+                    continue
+                if failure == errno.ECONNREFUSED:
+                    found[place] = "refused"
+                connection.close()
             while selector.get_map() and not (found and until_first):
                 ready = selector.select(max(0.0, deadline_s - time.monotonic()))
                 if not ready:  # only now: this process may have been stopped past the deadline

@@ -142,9 +142,9 @@ def propose(
     """Plan again with measured times; return the new plan if it is worth the cost of moving, otherwise None.
 
     A job on fewer machines than it requests moves to more machines whatever the cost. Return None also if a machine of
-    the plan in use is gone: then the job restarts and is not moved. If the job is already moving to another plan
-    (``under_way``) and the new plan has other shards, machines must fetch state again. The new plan must then be worth
-    the cost compared with ``under_way``, too.
+    the plan in use is gone, or if that plan or the move needs a dead link: then the job restarts and is not moved. If
+    the job is already moving to another plan (``under_way``) and the new plan has other shards, machines must fetch
+    state again. The new plan must then be worth the cost compared with ``under_way``, too.
 
     Args:
         spec: the job.
@@ -175,6 +175,8 @@ def propose(
     better_s, now_s = better.plan.prediction.step_s, simulate_step(better.cost, present).step_s
     carried_s, moved_bytes = moving(better.cost, present, better.layout)
     move_cost_s = carried_s + limits.restart_s
+    if not math.isfinite(now_s + move_cost_s):
+        return None
 
     def pays(step_s: float) -> bool:
         return (step_s - better_s) * steps_left > max(move_cost_s, limits.least_gain * step_s * steps_left)

@@ -69,6 +69,14 @@ def test_ports_are_written_for_people() -> None:
     assert ports_text([]) == ""
 
 
+def test_a_place_without_a_route_does_not_answer() -> None:
+    no_host = ("255.255.255.255", 9)  # TCP has no broadcasts: connecting fails at once
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        here = server.getsockname()[:2]
+        assert answers([no_host, here]) == {here: "open"}
+    assert answers([no_host, here]) == {here: "refused"}
+
+
 def test_closed_ports_are_those_where_nobody_or_somebody_else_answers(small: PortRange) -> None:
     first = small.first
     with (

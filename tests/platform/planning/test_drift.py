@@ -12,7 +12,7 @@ from share_compute.planning.cost.timings import LayerTiming, Timings
 from share_compute.planning.drift import DriftLimits, DriftWatch, moving, plan_again, propose
 from share_compute.planning.planner import Solution, solve
 from share_compute.specification import TrainJob
-from share_compute.topology import Topology
+from share_compute.topology import Link, Topology
 
 LIMITS = DriftLimits(drift=0.25, steps=3, restart_s=30.0)
 SPEC = job(stages=2, members_per_stage=1)
@@ -178,6 +178,13 @@ class TestCopies:
             "b",
         }
         assert replan.sentence.startswith("the job asks for 3 machines and was left on 1; a step would take")
+
+    def test_a_job_is_not_moved_over_a_dead_link(self) -> None:
+        alone = Topology(self.narrow.contributors[:1])
+        current = plan_again(self.asks_for_three, alone, PROFILE, 0, {}, in_use=3)
+        a, b, c = (machine(name, 50) for name in "abc")
+        links = (Link.dead(a.id, b.id), Link.dead(a.id, c.id), Link(b.id, c.id, 1e-3, 1e8))
+        assert propose(self.asks_for_three, Topology((a, b, c), links), current, {}, 3, LIMITS) is None
 
     def test_a_job_that_chose_one_machine_stays_there(self) -> None:
         spec = job(microbatches=4)
