@@ -177,7 +177,7 @@ class Member(GivesState, BackupCalls, LinkedMember):
 
     # -- epochs ------------------------------------------------------------------------------------------------------
 
-    @ray.method(concurrency_group="pieces")
+    @ray.method(concurrency_group="pieces", max_task_retries=-1)  # a cut of the server's network breaks the call
     @answers(NAMES)
     def unreached(self, places: Mapping[Worker, Place]) -> tuple[Worker, ...]:
         """Return the members whose hosts do not answer this member's host."""
