@@ -1,4 +1,4 @@
-"""Detects steps that drift from the prediction, and decides whether another plan is worth the cost of moving."""
+"""Detects step times that drift from the prediction, and decides whether another plan is worth the cost of moving."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ class DriftLimits(StrictModel):
     """Thresholds for planning again, and the cost of changing a plan."""
 
     drift: float = 0.25
-    """Share of the predicted step by which the measured step may differ, either way."""
+    """Maximum difference of the measured step time from the predicted one, as a share of the predicted one."""
     steps: int = 20
-    """Number of consecutive steps that must differ by more than ``drift``."""
+    """Number of consecutive steps that must differ by more than ``drift`` before the job is planned again."""
     least_gain: float = 0.05
-    """Share of the step time that another plan must save. Callers raise it if the step times vary by more."""
+    """Minimum share of the step time that another plan must save. Callers raise it if step times vary by more."""
     least_time_s: float = 60.0
     """Seconds after a membership change before drift alone leads to another plan."""
     restart_s: float = 3.0
-    """Seconds without training while members connect to each other again, in addition to moving state."""
+    """Seconds without training while members reconnect. The time to move state is added to it."""
 
 
 class DriftWatch:
@@ -50,9 +50,10 @@ class DriftWatch:
         self._beyond = 0
 
     def observe(self, predicted_s: float, measured_s: float) -> bool:
-        """Record one step; return whether the drift has now lasted long enough to plan again.
+        """Record one step; return whether enough consecutive steps drifted to plan again.
 
-        After True, the number of steps needed doubles: planning takes time and may find no better plan.
+        After True, counting restarts and the required number of steps doubles, because planning takes time and may find
+        no better plan.
         """
         drifted = abs(measured_s / predicted_s - 1) > self._limits.drift
         self._beyond = self._beyond + 1 if drifted else 0
@@ -71,7 +72,7 @@ class Replan:
     current_step_s: float
     """Step time of the plan in use, predicted from the measured times."""
     gain_s: float
-    """Seconds saved over all remaining steps, before the cost of moving."""
+    """Seconds saved over all remaining steps; the cost of moving is not subtracted."""
     move_cost_s: float
     moved_bytes: int
     """Bytes of weights and optimizer state that move to another machine."""
@@ -142,9 +143,9 @@ def propose(
     """Plan again with measured times; return the new plan if it is worth the cost of moving, otherwise None.
 
     A job on fewer machines than it requests moves to more machines whatever the cost. Return None also if a machine of
-    the plan in use is gone, or if that plan or the move needs a dead link: then the job restarts and is not moved. If
-    the job is already moving to another plan (``under_way``) and the new plan has other shards, machines must fetch
-    state again. The new plan must then be worth the cost compared with ``under_way``, too.
+    the plan in use has left, or if that plan or the move needs a dead link: then the job restarts instead of moving. If
+    the job is already moving to the plan ``under_way`` and the new plan has other shards, machines must fetch state
+    again. The new plan must then be worth the cost compared with ``under_way``, too.
 
     Args:
         spec: the job.
@@ -155,7 +156,7 @@ def propose(
         limits: the cost of a restart and the least gain.
         under_way: the plan that the job is about to move to; None if there is none.
     """
-    # Keep the number of microbatches: another one would change the order of gradient sums, and so the result.
+    # Keep the number of microbatches: another number would change the order of gradient sums, and so the result.
     fixed = spec.with_microbatches(current.plan.microbatches)
     count, requested = len(current.layout.machines), spec.parallelism.machines_needed
     try:
@@ -252,9 +253,9 @@ def _state_bytes(cost: TrainingCost, layer: int) -> int:
 
 
 def layout_of(plan: Plan) -> list[tuple[int, int, tuple[tuple[str, tuple[int, ...]], ...]]]:
-    """Return the layers of each stage, and the contributor id and microbatches of each member.
+    """Return (first layer, one past the last, ((contributor id, microbatch ids) of each member)) for each stage.
 
-    Two plans for which this function returns equal values do the same work.
+    If two plans have equal results, each machine has the same layers and microbatches in both.
     """
     return [
         (

@@ -56,8 +56,8 @@ def dry_run(
         serving: requests for which serving is predicted; None skips this prediction.
 
     Raises:
-        PlanInfeasible: the machines cannot train the model; with ``serving``, they cannot serve these requests.
-            ``details`` says how much is missing and which changes would make it fit.
+        PlanInfeasible: without ``serving``, the machines cannot train the model; with ``serving``, they cannot serve
+            these requests. If known, ``details`` says what is missing and which changes would make the job fit.
         UserError: the model has nothing to train, or there is no such strategy.
     """
     served = plan_serving(spec.name, topology, profile, serving) if serving is not None else None
@@ -83,7 +83,7 @@ def lay_out(
     profile: ModelProfile,
     timings: Mapping[str, MachineTimings],
 ) -> PlanTimeline:
-    """Simulate one step of an existing plan.
+    """Simulate one step of an existing plan; the result's ``problem`` says why if no step can be predicted.
 
     Args:
         spec: the job.

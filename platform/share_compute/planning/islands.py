@@ -97,7 +97,7 @@ def interval(step_s: float, synchronisation_s: float) -> int:
 
 
 def _ways_to_cut(network: Network, machines: int, most: int) -> Iterator[list[Machines]]:
-    """Yield partitions of the machines into at least two islands, each coarser than the one after it."""
+    """Yield partitions of the machines into at least two islands, from coarse to fine."""
     groups: dict[int, list[int]] = {}
     for machine in range(machines):
         groups.setdefault(int(network.region[machine]), []).append(machine)
@@ -142,7 +142,7 @@ def _plan(cost: TrainingCost, machines: Machines) -> _Island | None:
 
 
 def _propose(cost: TrainingCost, islands: Sequence[_Island]) -> IslandProposal | None:
-    """Split the batch among islands that can each train the whole model.
+    """Return a proposal that splits the batch among islands, each of which can train the whole model.
 
     Return None for fewer than two islands, for fewer microbatches than islands, or for a ring with a dead link.
     """

@@ -94,7 +94,10 @@ class MemberPlan(StrictModel):
     lent_bytes: int | None = None
     """Memory that the machine's owner lends; None in plans of older releases."""
     busy_fraction: float | None = None
-    """Predicted share of a step in which the member computes; None if no machine's speed was measured."""
+    """Predicted share of a step in which the member computes; None if no machine's speed was measured.
+
+    In serving plans, the share of a request's time (latency) or of the time between tokens (throughput).
+    """
     reason: str
     """Reason why the member holds its layers, in one sentence."""
     standing: str = ""

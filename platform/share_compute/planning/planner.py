@@ -99,7 +99,7 @@ def solve(
 
 
 def workload(spec: TrainJob, microbatches: int) -> TrainingWorkload:
-    """Return the cost model's description of a job."""
+    """Return the workload that the cost model reads, for a job with this number of microbatches."""
     training = spec.training
     return TrainingWorkload(
         batch_size=training.batch_size,
@@ -113,7 +113,7 @@ def workload(spec: TrainJob, microbatches: int) -> TrainingWorkload:
 
 
 def microbatch_choices(spec: TrainJob) -> list[int]:
-    """Return the candidate numbers of microbatches: the job's own, or the divisors of the batch size.
+    """Return the candidate numbers of microbatches: the number that the job sets, or the divisors of its batch size.
 
     Divisors below the required number of members per stage are left out.
     """
@@ -159,7 +159,11 @@ def _choose(strategy: PartitioningStrategy, problems: list[SearchProblem], addit
 
 
 def _proposals(strategy: PartitioningStrategy, problems: list[SearchProblem]) -> list[Proposal]:
-    """Return a strategy's proposals that fit into memory and need no dead link, best by the formula first."""
+    """Return a strategy's proposals that fit into memory and need no dead link, best by the formula first.
+
+    Raises:
+        PlanInfeasible: there is no such proposal.
+    """
     found: list[Proposal] = []
     tried: list[Layout] = []
     if isinstance(strategy, SearchingStrategy) and not isinstance(strategy, RecursivePartitioning):

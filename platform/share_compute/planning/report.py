@@ -39,7 +39,7 @@ class TimelineTransfer(StrictModel):
 class TimelineUpdate(StrictModel):
     """One member's update of its weights, and its fixed work at the end of the step.
 
-    Before it, the member waits for the sums of gradients and for the messages of the other stages.
+    Before the update, the member waits for the sums of gradients and for messages from the other stages.
     """
 
     stage: int
@@ -86,7 +86,7 @@ class IslandPlan(StrictModel):
 
 
 class IslandProposal(StrictModel):
-    """Several islands in place of lockstep over all machines. A prediction only: jobs cannot run this way yet."""
+    """Several islands that would replace lockstep on all machines. Only a prediction: jobs cannot run this way yet."""
 
     islands: tuple[IslandPlan, ...]
     interval_steps: int
@@ -98,7 +98,7 @@ class IslandProposal(StrictModel):
 
 
 class ServingPrediction(Bounded):
-    """Predicted times of serving on the same machines. The bound applies to the time that the objective minimises."""
+    """Predicted times of serving a model. The lower bound applies to the time that the objective minimises."""
 
     objective: Literal["latency", "throughput"]
     plan: Plan

@@ -13,7 +13,8 @@ connect.
   parameters, and so its share of the work.
 - If no two machines can share a stage: each machine begins after one microbatch has passed the machines before it, the
   microbatches in flight are at most as many as the stages, and each link carries all microbatches.
-- Memory: there are at least as many stages as machines, largest memory first, are needed to hold the state.
+- Memory: machines are counted from the largest memory down until together they hold the state (weights, gradients and
+  optimizer state). A layout has at least this many stages.
 
 A layout on one machine is evaluated exactly.
 """
@@ -142,7 +143,7 @@ def _hops(cost: TrainingCost, regions: Ints, *, latency: bool = True) -> Floats:
 def _groups(cost: TrainingCost, usable: Ints) -> list[_Group]:
     """Return all sets of regions that links above some speed connect: single regions first, then unions.
 
-    As in Kruskal's algorithm, each link of a minimum spanning tree, fastest first, makes a union of two sets.
+    As in Kruskal's algorithm, each link of a minimum spanning tree, fastest first, joins two sets.
     """
     regions = np.unique(cost.network.region[usable])
     groups = [_Group(frozenset({int(region)}), ()) for region in regions]

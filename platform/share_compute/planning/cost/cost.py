@@ -55,7 +55,7 @@ from share_compute.protocol.schedule import windows
 from share_compute.specification.workload import BYTES, GRADIENT_BUCKET_BYTES
 
 STEP_OPERATIONS = 400
-"""Fixed work of a member in each step beside its cells, as a number of small operations.
+"""Fixed work of a member in each step besides forwards and backwards, as a number of small operations.
 
 In a step, a member is called, gets its samples, computes the norm of gradients, runs the optimizer and answers.
 Measured with a small CNN on a CPU.
@@ -145,7 +145,7 @@ class TrainingCost(TrainingMemory):
         )
 
     def carry_s(self, before: StageLayout, after: StageLayout) -> float:
-        """Return a lower bound on the time in which the busiest link of two stages carries all but one microbatch."""
+        """Return a lower bound on the time of the busiest link of two stages for its microbatches after the first."""
         size = float(self.boundary_bytes[after.start])
         following = most_carried(self.workload.microbatches, len(before.members), len(after.members)) - 1
         if following <= 0:

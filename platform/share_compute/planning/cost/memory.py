@@ -99,7 +99,10 @@ class TrainingMemory(CostTables):
         return pieces
 
     def _inside_bytes(self, piece: LayerProfile) -> float:
-        """Return the bytes that a layer keeps of one microbatch for its backward, including its output."""
+        """Return the bytes that a layer keeps of one microbatch for its backward, including its output.
+
+        In two-byte precision, they include a copy of its weights in that type.
+        """
         size, tokens = self.workload.microbatch_size, self.workload.sequence_length
         if self.workload.dtype == "float32":
             return size * piece.activation_bytes.at(tokens)
@@ -186,7 +189,7 @@ class TrainingMemory(CostTables):
         return fixed + in_flight * inside + share * self.kept_bytes(start, stop)
 
     def for_a_time_bytes(self, start: int, stop: int) -> float:
-        """Return the bytes that layers [start, stop) need for a part of a step only, for any number of microbatches."""
+        """Return the transient bytes of layers [start, stop), independent of the number of microbatches."""
         return float(self.for_a_time_from(start)[stop - start - 1])
 
     def for_a_time_from(self, start: int) -> Floats:

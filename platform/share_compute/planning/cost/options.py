@@ -91,7 +91,7 @@ class Options:
             np.arange(cost.num_layers + 1)[:, None] > np.arange(min(most_layers, cost.num_layers))
         )
         if len(members) > 1 and math.isfinite(ceiling_s):
-            # Computing shares is slow. Ranges with too many layers for the ceiling are dropped before.
+            # Computing shares is slow. Ranges with too many layers for the ceiling are dropped first.
             hopeful = self._rough_s(members, stop - 1 - more, stop) <= ceiling_s * (1 + 1e-9)
             most_layers = int(more[hopeful].max(initial=0)) + 1
             stop, more = stop[more < most_layers], more[more < most_layers]
@@ -140,7 +140,7 @@ class Options:
         return np.where((stop == self._cost.num_layers) & (start > 0), tied, 0)
 
     def _fixed_bytes(self, start: Ints, stop: Ints) -> Floats:
-        """Return the bytes that each range of layers needs for any number of microbatches, shape ``[ranges]``."""
+        """Return the bytes of each range of layers that do not depend on microbatches, shape ``[ranges]``."""
         cost = self._cost
         held = cost.parameters[stop] - cost.parameters[start] + self._copies(start, stop, cost.profile.tied)
         return np.asarray(cost.state_bytes(held, self._trained(start, stop)) + self._for_a_time[start, stop])

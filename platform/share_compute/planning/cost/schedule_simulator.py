@@ -9,7 +9,8 @@ from times that are already known, and one pass over the cells is enough.
   not occupy it. Both directions work at the same time, and sending does not delay computing.
 - Machines of one host that use more threads than it has cores share the cores evenly among the ones that compute at a
   moment (processor sharing, Kleinrock 1967). Cells then take longer than alone, and an event queue orders them by time.
-- Members of a stage start to sum gradients when all of them are in their last backward; the last bucket follows it.
+- Members of a stage start to sum gradients when all of them are in their last backward. They sum the last bucket after
+  it.
 - The member of a one-member stage sends its gradient to its backup member over the best link. The step is complete only
   after that.
 - The first and the last stage exchange the gradients of tied weights.

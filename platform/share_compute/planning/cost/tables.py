@@ -117,7 +117,7 @@ class CostTables:
         return np.where((speeds > 0) & np.isfinite(speeds), speeds, 0.0)
 
     def estimated_s(self, flops: Floats, moved_bytes: Floats, operations: Floats) -> Floats:
-        """Return the time of each layer on each machine ``[machines, layers]``; infinite if its speed is unknown.
+        """Return the seconds of each layer on each machine ``[machines, layers]``; infinite for unknown speeds.
 
         Args:
             flops: floating point operations of each layer ``[layers]``.
@@ -130,14 +130,14 @@ class CostTables:
         return np.where(speed > 0, times + operations * self.overhead_s[:, None], np.inf)
 
     def timed(self, way: Literal["forward", "backward"]) -> list[dict[int, float]]:
-        """Return the measured seconds of each machine's layers, ``forward`` or ``backward``."""
+        """Return the measured forward or backward seconds by layer, of each machine."""
         return [
             {layer: getattr(timing, f"{way}_s") for layer, timing in self.timings.get(machine.id, {}).items()}
             for machine in self.topology.contributors
         ]
 
     def corrections(self, estimated_s: Floats, timed: Sequence[Mapping[int, float]]) -> Floats:
-        """Return the factors that correct the estimates of each machine ``[machines, 1]``.
+        """Return the factor by which to multiply the estimates of each machine ``[machines, 1]``.
 
         Args:
             estimated_s: estimated seconds of each layer ``[machines, layers]``.

@@ -154,7 +154,7 @@ class Explanation:
     # -- machines without work -----------------------------------------------------------------------------------
 
     def why_out(self, machines: Sequence[int]) -> dict[int, str]:
-        """Return the reason why each machine without work has none."""
+        """Return, by machine index, why the plan gives each of these machines no layers."""
         if self._timeline is None or self._strategy in _SIMPLE:
             return {machine: self._without_search(machine) for machine in machines}
         tried = worth_trying(self._cost, self._layout)
@@ -175,7 +175,10 @@ class Explanation:
         return f"{scarce}, and {'the others are faster' if slower else 'it is no faster than the others'}"
 
     def _not_tried(self, machine: int) -> str:
-        """Return a reason without the machine's own figures, so that machines with equal reasons can be grouped."""
+        """Return why a machine has no layers, if no layout with it was tried.
+
+        The text omits the machine's own figures, so that machines with equal reasons can be grouped.
+        """
         used = self._layout.machines
         if float(self._cost.memory_bytes[machine]) < self._cost.least_bytes:
             return "the memory that it lends does not hold a single layer"
@@ -210,12 +213,12 @@ class Explanation:
 
     @cached_property
     def _farthest_s(self) -> float:
-        """Longest time of one microbatch from a machine of the plan to its nearest other machine of the plan."""
+        """Largest `_nearest_s` of all machines of the plan; infinite if there is only one."""
         used = self._layout.machines
         return max(map(self._nearest_s, used)) if len(used) > 1 else math.inf
 
     def _nearest_s(self, machine: int) -> float:
-        """Return the time of one microbatch to the nearest other machine of the plan."""
+        """Return the transfer time of one microbatch, at the largest cut, to the nearest other machine of the plan."""
         size = float(self._cost.boundary_bytes.max())
         others = [other for other in self._layout.machines if other != machine]
         return min(self._cost.network.transfer_s(machine, other, size) for other in others)
@@ -254,7 +257,7 @@ class Explanation:
         )
 
     def _own_causes(self, machine: int, with_it: Layout, step_s: float) -> Iterator[Cause]:
-        """Yield the machine's causes of a longer step; speed is no cause if the plan's machines are no faster."""
+        """Yield causes of a longer step that involve the machine; not its speed if no machine of the plan is faster."""
         whole_s = [self._cost.cell_s(other, 0, self._cost.num_layers) for other in self._layout.machines]
         is_slow = self._cost.cell_s(machine, 0, self._cost.num_layers) > _ALIKE * min(whole_s)
         for cause in causes(self._cost, with_it, step_s, of=machine):

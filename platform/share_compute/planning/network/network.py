@@ -25,7 +25,7 @@ class Network:
     bytes_per_s: Floats
     """Bandwidth ``[regions, regions]``, symmetric."""
     assumed: bool = False
-    """Whether no link was measured, so that all values are assumptions."""
+    """Whether no link was measured, so that all values are assumptions; False for a single machine."""
 
     @classmethod
     def alike(cls, machines: int) -> Self:

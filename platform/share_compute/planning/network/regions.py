@@ -36,7 +36,7 @@ from share_compute.topology import HEAD, Topology, absurdities
 ALIKE = 2.0
 """Links are alike if their latencies and bandwidths differ at most by this factor."""
 MOST_REGIONS = 256
-"""Maximum number of regions. If there are more, hosts are clustered again with a factor twice as large.
+"""Maximum number of regions. If there are more, hosts are clustered again with twice the similarity factor.
 
 Tables grow with the square of the number of regions.
 """
@@ -50,7 +50,7 @@ _MESSAGE_BYTES = 1e6
 """Size in bytes of the message by whose transfer time paths are compared."""
 _HEAD = -1
 _COARSEST = 2.0**10
-"""Factor beyond which clustering stops: all working links count as alike."""
+"""Similarity factor beyond which clustering is not repeated, even with more than `MOST_REGIONS` regions."""
 
 
 class _Measured(NamedTuple):
@@ -65,7 +65,7 @@ class _Measured(NamedTuple):
 def complete(topology: Topology) -> Network:
     """Return all links of a topology: measured ones, and estimates for the others.
 
-    Measurements with absurd figures, and links to machines that are not in the topology, are ignored.
+    Measurements with impossible figures, and links to machines that are not in the topology, are ignored.
 
     Args:
         topology: machines, and the links that were measured.

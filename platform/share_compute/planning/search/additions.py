@@ -28,7 +28,10 @@ class Additions:
         self._known: dict[tuple[int, Layout], dict[int, Addition | None]] = {}
 
     def of(self, problem: SearchProblem, layout: Layout) -> dict[int, Addition | None]:
-        """Return for each of the fastest idle machines the best layout with it by the formula; None if none fits."""
+        """Return the best layout by the formula with each of the fastest idle machines, by machine index.
+
+        The value is None if no layout with the machine fits. Results are cached.
+        """
         key = problem.cost.workload.microbatches, layout
         if key not in self._known:
             self._known[key] = {

@@ -42,7 +42,7 @@ def best_in_any_order(
         machines: usable machines, at most `MOST_IN_BEAM`.
         sizes: numbers of members that a stage may have.
         stages: exact number of stages; None allows any.
-        width: maximum number of suffixes kept for each first layer and number of machines; None keeps all.
+        width: suffixes kept for each number of machines, first layer and criterion (`Labels.best`); None keeps all.
         budget: maximum number of candidates to examine; beyond it the search stops.
         all_below: whether to keep the ceiling, and to find for each set of machines all undominated pipelines.
 
@@ -100,7 +100,7 @@ class _Sets:
                 self._twins.append((first, twin))
 
     def spare_rate(self, slots: Ints) -> Floats:
-        """Return the sum of speeds of all machines outside of each set, shape ``[sets]``."""
+        """Return the sum of the relative speeds of all machines outside of each set, shape ``[sets]``."""
         rate: Floats = self._outside(slots) @ self._rates
         return rate
 
@@ -161,7 +161,7 @@ class _Sets:
 
 
 def _settle(suffixes: Suffixes, labels: Labels, sets: _Sets, stages: int | None, width: int | None) -> Labels:
-    """Drop labels dominated by another label of the same set, and keep only the ``width`` best for each first layer."""
+    """Drop labels dominated by another label of the same set; with a ``width``, keep only those of `Labels.best`."""
     spare = sets.spare_rate(labels.slot), sets.spare_bytes(labels.slot)
     keep = suffixes.promise(labels, *spare) < suffixes.ceiling_s
     if stages is not None:

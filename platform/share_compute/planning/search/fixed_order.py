@@ -27,8 +27,8 @@ def best_in_order(
         order: usable machines.
         sizes: numbers of members that a stage may have.
         stages: exact number of stages; None allows any.
-        width: maximum number of suffixes kept for each first layer. A suffix may then replace another with a different
-            number of microbatches in flight. None makes the search exact.
+        width: number of suffixes kept for each first layer and criterion (`Labels.best`). A suffix may then replace
+            another with a different number of microbatches in flight. None makes the search exact.
 
     Returns:
         Ids of labels of whole pipelines, fastest first; an empty list if none is below the ceiling.
@@ -38,7 +38,7 @@ def best_in_order(
     memory = np.cumsum([0.0, *suffixes.cost.memory_bytes[list(order)]])
 
     def settle(labels: Labels) -> Labels:
-        """Drop dominated labels, and keep only the ``width`` best for each first layer."""
+        """Drop dominated labels; with a ``width``, keep only the labels that `Labels.best` returns."""
         promised = suffixes.promise(labels, rates[labels.slot], memory[labels.slot])
         labels = labels.take((promised < suffixes.ceiling_s) | (labels.start == 0) | (labels.option < 0))
         key = suffixes.signature(labels, stages=stages is not None, coarse=width is not None)
@@ -81,7 +81,7 @@ def best_in_order(
 def _runs(
     suffixes: Suffixes, order: Sequence[int], place: int, sizes: Sequence[int]
 ) -> Iterator[tuple[int, ...]]:
-    """Yield the members of each stage that begins at ``place`` in the order."""
+    """Yield the members of each possible stage that begins at ``place`` in the order."""
     first = order[place]
     alike = len(
         list(

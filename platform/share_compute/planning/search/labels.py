@@ -22,7 +22,7 @@ from share_compute.planning.cost.options import Ints, Option, Options
 from share_compute.planning.network.network import Floats
 
 BETTER: Final = 1 - 1e-12
-"""Maximum ratio of a step to the best known one at which it counts as faster; covers rounding."""
+"""A step counts as faster if its ratio to the best known step is below this value; covers rounding errors."""
 _CHUNK: Final = 1 << 17
 """Number of candidates that are examined in one piece; bounds the memory."""
 
@@ -32,13 +32,16 @@ class Labels:
     """Suffixes of pipelines as columns ``[labels]``: each row is one suffix."""
 
     slot: Ints
-    """Machines in use: the bits of a set in `all_orders`, a position in the order of machines in `fixed_order`."""
+    """Machines that the suffix may use: a bit mask in `all_orders`.
+
+    In `fixed_order`, a position: the suffix uses only machines from this place in the order on.
+    """
     start: Ints
     """First layer of the suffix."""
     option: Ints
-    """Number of the first stage's members (see `Suffixes.number`); -1 for the empty suffix."""
+    """Id of the first stage's group of members (`Suffixes.number`); -1 for the empty suffix."""
     window: Ints
-    """Window of the first stage in the schedule; at most microbatches - 1, since larger ones change nothing."""
+    """Microbatches by which the first stage's forwards may run ahead of its backwards; at most microbatches - 1."""
     stages: Ints
     step_s: Floats
     """Step time in seconds, if the suffix were the whole pipeline."""
@@ -49,7 +52,7 @@ class Labels:
     id: Ints
 
     def take(self, rows: Ints | slice | np.ndarray[tuple[int], np.dtype[np.bool_]]) -> Self:
-        """Return the labels in some of the rows."""
+        """Return the labels in the given rows."""
         return type(self)(*(getattr(self, name)[rows] for name in _COLUMNS))
 
     def best(self, width: int, promised: Floats) -> Self:
@@ -85,7 +88,7 @@ def join(parts: Sequence[Labels]) -> Labels:
 
 
 class Suffixes:
-    """Extends suffixes of pipelines, and remembers all that were kept.
+    """Extends suffixes of pipelines by one stage, and stores the suffixes passed to `keep`.
 
     Args:
         cost: the cost model.
@@ -114,10 +117,10 @@ class Suffixes:
         with np.errstate(divide="ignore", invalid="ignore"):
             relative = np.where((cells > 0) & (least > 0), least / cells, 0.0).max(axis=1)
         self.rates = dict(zip(usable, np.where(relative > 0, relative, 1.0), strict=True))
-        """Relative speed of each usable machine; 1 if it is the fastest for some layer."""
+        """Speed of each usable machine relative to the fastest one, for the layer where this ratio is largest."""
 
     def root(self, slot: int) -> Labels:
-        """Return the empty suffix."""
+        """Return the empty suffix, with this slot."""
 
         def whole(value: int) -> Ints:
             return np.array([value], dtype=np.int64)
@@ -128,7 +131,7 @@ class Suffixes:
         )
 
     def number(self, members: tuple[int, ...]) -> int:
-        """Return the number that represents a stage with these members in `Labels.option`."""
+        """Return the id of a stage with these members for `Labels.option`; the first call builds the stage's tables."""
         members = tuple(sorted(members))
         if members not in self._numbers:
             self._numbers[members] = len(self._used)
@@ -138,7 +141,7 @@ class Suffixes:
         return self._numbers[members]
 
     def _most_layers(self, members: tuple[int, ...]) -> int:
-        """Return the maximum number of layers that a stage can compute within the ceiling if it never waits."""
+        """Return an upper bound, at least 1, on the number of layers that a stage can compute within the ceiling."""
         if not np.isfinite(self.ceiling_s):
             return self.layers
         work = self.ceiling_s * sum(self.rates[member] for member in members) / self.count * (1 + 1e-9)
@@ -170,7 +173,7 @@ class Suffixes:
 
         Args:
             labels: suffixes that do not use the new stage's machines.
-            number: members of the new stage, as numbered by `Suffixes.number`.
+            number: id of the new stage's members (`Suffixes.number`).
             slots: slot of each suffix after the extension, ``[labels]``.
             spare_rate: sum of the relative speeds of all machines that each extended suffix leaves free, ``[labels]``.
         """
@@ -210,7 +213,7 @@ class Suffixes:
             waits = np.maximum(carry[:, None], turns[:, None] * trip)
             own = option.own_s[:, :reach][stop]
             step = np.maximum(np.maximum(enter + labels.step_s[:, None], own), trip + waits)
-            # Layers before the suffix add at least the time of one microbatch. The free machines must do their work.
+            # Layers before the extended suffix add at least one microbatch's time. Only free machines can compute them.
             ahead = self._ahead_s[:, :reach][stop]
             work = self.count * ahead / spare_rate[:, None]
         limit = self.ceiling_s * BETTER
@@ -241,13 +244,13 @@ class Suffixes:
         return labels
 
     def promise(self, labels: Labels, spare_rate: Floats, spare_bytes: Floats) -> Floats:
-        """Return a lower bound on the step of all plans that end in each suffix, shape ``[labels]``.
+        """Return a lower bound on the step of all plans that end with each suffix, shape ``[labels]``.
 
         The bound is infinite if no plan is possible.
 
         Args:
             labels: suffixes.
-            spare_rate: sum of speeds of all machines that each suffix leaves free.
+            spare_rate: sum of the relative speeds of all machines that each suffix leaves free.
             spare_bytes: sum of memory of all machines that each suffix leaves free.
         """
         ahead = self._prefix_s[labels.start]
@@ -296,7 +299,7 @@ def undominated(key: Ints, step_s: Floats, trip_s: Floats) -> Ints:
 def _unbeaten(key: Ints, step_s: Floats, trip_s: Floats) -> Ints:
     """Return the rows that are not dominated by the row of the same key with the least sum of both times.
 
-    This drops most rows without sorting.
+    This drops most rows without sorting. If keys exceed `_CHUNK`, all rows are returned.
     """
     keys = int(key.max()) + 1
     if keys > _CHUNK:

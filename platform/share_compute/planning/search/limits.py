@@ -24,7 +24,7 @@ class SearchLimits(NamedTuple):
     At most `share_compute.planning.search.all_orders.MOST_IN_BEAM`.
     """
     starts: int
-    """Number of layouts that local moves begin with."""
+    """Number of layouts from which the local search starts."""
 
     def width_of(self, cost: TrainingCost, machines: int) -> int | None:
         """Return the beam width for an order of ``machines`` machines; None if the order is searched exactly."""

@@ -13,7 +13,7 @@ from share_compute.planning.search.labels import Suffixes
 from share_compute.planning.search.limits import SearchLimits, limits_for
 
 _BUDGET: Final = 30_000_000
-"""Maximum number of candidates that are examined, over all moves."""
+"""Number of examined candidates, over all moves, after which the local search stops."""
 _MOST_TRIES: Final = 400
 _SPARES: Final = 6
 """Maximum number of machines without layers that moves insert into the order."""
@@ -30,7 +30,7 @@ def improve(
 ) -> Iterator[Layout]:
     """Yield layouts, each faster than the one before, starting from a good layout.
 
-    A move puts one machine at another place in the order, exchanges two machines, or inserts a machine without layers.
+    A move puts one machine at another place in the order, exchanges two machines, or inserts machines without layers.
     After each move the cuts, the machines to leave out and the members of each stage are searched again. The moves
     are deterministic. ``limits`` replaces the default limits for the number of machines.
     """

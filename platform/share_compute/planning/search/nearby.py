@@ -48,7 +48,7 @@ def _cuts(stages: Stages) -> Iterator[Stages]:
 
 
 def _exchanged(stages: Stages) -> Iterator[Stages]:
-    """Yield stages with the machines of two stages exchanged, with and without their numbers of layers."""
+    """Yield stages with the machines of two stages exchanged, once with their numbers of layers and once without."""
     places = range(len(stages))
     few = len(stages) <= _MOST_EXCHANGED
     for one, other in combinations(places, 2) if few else pairwise(places):

@@ -18,7 +18,7 @@ _MOST_LARGE: Final = 32
 
 
 def region_chain(cost: TrainingCost, rates: Mapping[int, float]) -> list[int]:
-    """Return regions in a greedy order: first the one that is fastest alone, then always the nearest to the last."""
+    """Return regions in a greedy order: fastest alone first, then by the fastest link to the last."""
     usable = list(rates)
     pass_s = float(np.diff(cost.forward_s[usable] + cost.backward_s[usable], axis=1).min(axis=0).sum())
     inside: dict[int, list[float]] = {}

@@ -25,7 +25,7 @@ ENTRY_POINTS = "share_compute.partitioning"
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """The interval [start, end) of a model, as shares of its layers, given to one contributor."""
+    """The interval [start, end) of a model's layers, as fractions of their number, given to one contributor."""
 
     contributor_id: str
     start: float
@@ -59,6 +59,7 @@ class PartitioningStrategy(ABC):
         Raises:
             PlanInfeasible: too few machines, layers or microbatches for the requested numbers, or a stage would mix
                 kinds of devices.
+            UserError: `partition` returned partitions that do not cover [0, 1] in order.
         """
         stages = _form_stages(problem)
         contributors = problem.cost.topology.contributors

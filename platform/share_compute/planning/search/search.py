@@ -21,7 +21,7 @@ from share_compute.planning.search.orders import orders, shortlist, simple_layou
 
 Method = Literal["auto", "orders", "dynamic_programming", "recursive"]
 _EXACT_BUDGET: Final = 60_000_000
-"""Maximum number of candidates (some seconds) in the search over all orders; if exceeded, nothing is proved."""
+"""Candidates (some seconds) after which the search over all orders stops; its result is then not proved optimal."""
 _ORDERS_BUDGET: Final = 60_000_000
 """Number of examined candidates after which, for more than `MANY` machines, no further order is searched."""
 _SIZES_OF_MANY: Final = (1, 2, 4, 8)
@@ -65,10 +65,10 @@ def search(
         stages: exact number of stages; None allows any.
         members_per_stage: exact number of members in each stage; None allows any.
         method: ``dynamic_programming`` takes machines in the order of the topology. ``recursive`` halves machines and
-            layers recursively. ``orders`` tries simple layouts, several orders and local moves. ``auto`` does the same
-            as ``orders``, and searches all orders if the machines are few enough.
+            layers recursively. ``orders`` tries simple layouts, several orders, a beam search and local moves. ``auto``
+            does the same, and also searches all orders exactly if the machines are few enough.
         finalists: maximum number of layouts: the best of each kind and of each set of machines, then other fast ones.
-        limits: limits that replace the default ones for the number of machines, to measure their cost.
+        limits: limits that replace the defaults for the number of machines, to measure the effect of limits.
 
     Returns:
         Layouts, the fastest first; an empty list if nothing fits.
@@ -174,7 +174,7 @@ class _Search:
         )
 
     def in_order(self, order: Sequence[int]) -> None:
-        """Search one order of machines."""
+        """Search one order of machines, and add its best layouts to `known`."""
         width = self._limits.width_of(self.cost, len(order))
         self.examined += self._search(order, self.best_s, self.stages, width)
 
@@ -183,7 +183,7 @@ class _Search:
         return self._forced or limits_for(len(self.candidates))
 
     def _search(self, order: Sequence[int], ceiling_s: float, stages: int | None, width: int | None) -> int:
-        """Search one order of machines; return the number of examined candidates."""
+        """Search one order of machines and add its best layouts; return the number of examined candidates."""
         suffixes = Suffixes(self.cost, self.options, ceiling_s)
         sizes = self.sizes
         if width is not None and self.members_per_stage is None:
@@ -245,8 +245,8 @@ class _Search:
     def _vary(self) -> None:
         """Search good layouts of other kinds, for the simulator to choose from.
 
-        The simulator includes waits that the formula omits. These differ with the number of stages, and between stages
-        of one and of several members.
+        The simulator includes waits that the formula omits. These waits differ with the number of stages, and between
+        stages of one and of several members.
         """
         count, used = len(self.best.stages), self.best.machines
         order = (*used, *(machine for machine in self.candidates if machine not in set(used)))[:_VARIED]
@@ -270,7 +270,10 @@ class _Search:
         return list(single.known)
 
     def results(self, finalists: int) -> list[Found]:
-        """Return the best layout, the best of each kind, the best of each set of machines, then other fast ones."""
+        """Return at most ``finalists`` layouts, the fastest first.
+
+        They are the best layout, the best of each kind and of each set of machines, then other fast ones.
+        """
         ranked = sorted(self.known, key=lambda layout: (self.known[layout], layout))
         near = [layout for layout in ranked if self.known[layout] <= _NEAR * self.best_s]
         kinds = {_kind(layout): layout for layout in reversed(near)}

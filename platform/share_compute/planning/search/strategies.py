@@ -1,4 +1,4 @@
-"""Strategies that search for placements with a short predicted step, and speeds for machines without measured ones."""
+"""Strategies that search for placements with a short predicted step, and nominal speeds if none was measured."""
 
 from __future__ import annotations
 
@@ -35,7 +35,10 @@ _NAMELESS = LayerProfile(
     backward_flops=QuadraticGrowth(linear=2e8),
     boundary_numbers=QuadraticGrowth(linear=4096),
 )
-"""Generic layer with the FLOPs of a 3-billion-parameter model, but without parameters: memory does not limit cuts."""
+"""Generic layer without parameters, so that memory does not limit cuts.
+
+`_NAMELESS_LAYERS` such layers have the FLOPs of a 3-billion-parameter model.
+"""
 
 
 class SearchingStrategy(PartitioningStrategy):

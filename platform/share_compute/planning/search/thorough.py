@@ -3,7 +3,8 @@
 The formula bounds the simulation from below and is close to it. Still, the layout with the smallest formula may be some
 percent slower than another. Therefore all layouts that the formula cannot rule out are simulated, within the budgets:
 
-1. Proposals of the simpler strategies, at all numbers of microbatches. The choice is then never slower than these.
+1. Proposals of the simpler strategies, at all numbers of microbatches. For more than 64 machines, dynamic programming
+   runs only at the most promising numbers. The choice is never slower than these proposals.
 2. Results of the search, at the most promising numbers of microbatches.
 3. For up to `MOST_MACHINES` machines: the layouts of each set of machines that no other layout of the set dominates and
    whose formula is below the best step so far.
@@ -34,7 +35,7 @@ _MOST_EXAMINED = 6_000_000
 _CELLS = 1_000_000
 """Maximum number of simulated cells (two or three seconds) in each local search and for layouts not ruled out."""
 _PATIENCE = 8
-"""Number of consecutive layouts without a faster neighbour after which the local search stops."""
+"""The local search stops after this many consecutive layouts whose neighbours do not improve the best step."""
 
 
 def thorough(problems: Sequence[SearchProblem], additions: Additions) -> Choice:
@@ -92,7 +93,10 @@ def _promising(
 
 
 def _all_that_is_left(problems: Sequence[SearchProblem], choice: Choice) -> None:
-    """Simulate all layouts that the formula does not rule out, the most promising numbers of microbatches first."""
+    """Simulate all layouts that the formula does not rule out, the most promising numbers of microbatches first.
+
+    Stop when the budgets are spent. Do nothing for more than `MOST_MACHINES` machines.
+    """
     if problems[0].cost.num_machines > MOST_MACHINES:
         return
     left, cells = _MOST_EXAMINED, _CELLS
@@ -116,7 +120,7 @@ def _all_that_is_left(problems: Sequence[SearchProblem], choice: Choice) -> None
 def _polish(
     problems: Sequence[SearchProblem], choice: Choice, additions: Additions, seen: set[Layout]
 ) -> None:
-    """Simulate layouts near the best ones until `_PATIENCE` layouts in a row have no faster neighbour.
+    """Simulate layouts near the best ones until the neighbours of `_PATIENCE` layouts in a row bring no faster step.
 
     Stop earlier after `_CELLS` simulated cells.
 

@@ -7,7 +7,8 @@ and the largest of them counts. The result is the smallest value over all number
   first stage, a token takes at least the time of the best link.
 - With all sequences in flight, the fastest machines, one for each stage, must do the work of all layers, and the best
   link must carry all sequences.
-- The number of stages is at least the number of machines, largest memory first, that hold the model with all caches.
+- Machines are counted from the largest memory down until together they hold the model with all KV caches. A layout has
+  at least this many stages.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ class ServingExplanation:
         return max(parts, key=lambda part: part.seconds)
 
     def _kind(self, part: TimePart, layout: Layout) -> CauseKind:
-        """Return the kind of a part: memory if the machine spends more than half of its time on waits for memory."""
+        """Return a part's kind; memory if a machine would compute more than twice as fast without waits for memory."""
         if part.kind != "compute":
             return part.kind
         (machine,) = part.machines
@@ -85,7 +85,7 @@ class ServingExplanation:
         return min(1.0, self._busy[place] / self._objective_s) if self._objective_s > 0 else 0.0
 
     def standing(self, place: int) -> str:
-        """Return text about the machine of stage ``place``: speeds, busy time and, if it serves alone, a comparison."""
+        """Return speeds and busy time of the machine of stage ``place``; if it serves alone, compare with splits."""
         (machine,) = self._layout.stages[place].members
         busy, whole = seconds_text(self._busy[place]), seconds_text(self._objective_s)
         of = f"a request's {whole}" if self._alone else f"the {whole} from token to token"

@@ -115,8 +115,8 @@ class _Subsets:
 def best_row_in_order(sums: Sums, order: Sequence[int]) -> Row | None:
     """Return the row with the smallest sum whose machines are in the given order; None if none is finite.
 
-    Machines may be left out. The cost from the last machine back to the first is ignored. Each machine takes one step
-    over all pairs of cuts.
+    Machines may be left out. The cost from the last machine back to the first is ignored. For each machine, all
+    pairs of cuts are considered once.
     """
     regions, cuts = sums.hop.shape[0], sums.hop.shape[2]
     # [region, cut]: smallest sum of a row that ends in this region at this cut, and the place of its last machine.

@@ -144,7 +144,7 @@ def _promising(cost: ServingCost, machines: Sequence[int], found: Sequence[Found
 def _fastest(
     cost: ServingCost, machines: Sequence[int], order: Sequence[int] | None, stages: int | None = None
 ) -> list[Layout]:
-    """Find the layout with the shortest request; an empty list if there is none."""
+    """Return a list with the layout that serves a request fastest; an empty list if no layout fits."""
     new, prompt = cost.workload.new_tokens, cost.workload.prompt_tokens
     latency, rate = cost.network.latency_s, cost.network.bytes_per_s
     size = cost.boundary_bytes(prompt) + new * cost.boundary_bytes(1)
