@@ -1,7 +1,7 @@
 """The input rows of a batch, read in pieces, so that memory never holds a whole file.
 
-Every failure to read a file becomes a `UserError` here. A single line that cannot be parsed raises no error: it becomes
-a row with a problem, which the output reports.
+Every failure to read a file becomes a `UserError` here. While a batch runs, a line that cannot be parsed raises no
+error: it becomes a row with a problem, which the output reports. Only `Inputs.check` rejects such lines.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Survey:
 
 
 class Inputs:
-    """The rows of some files.
+    """Reader of a batch's input files.
 
     Args:
         files: .jsonl or .parquet files, all of one kind.
@@ -81,8 +81,8 @@ class Inputs:
             ours: columns into which answers are written.
 
         Raises:
-            UserError: a file cannot be read, has no row, lacks the column, holds another type in it, or has a column
-                into which answers are written.
+            UserError: a file cannot be read or parsed, has no row, lacks the column, holds only other types in it, or
+                has a column into which answers are written.
         """
         for file in self.files:
             columns, values = self._beginning(file)
@@ -153,6 +153,8 @@ class Inputs:
 
     def parts(self, size: int, done: Collection[int]) -> Iterator[tuple[int, list[InputRow]]]:
         """Yield (number, rows) of each part that is not done.
+
+        If a part's rows exceed `_MOST_PART_BYTES`, the rows beyond this limit get a problem instead of their value.
 
         Args:
             size: number of rows in a part; the last one may have fewer.

@@ -194,7 +194,7 @@ def _array(name: str, values: list[Any], type_: Any) -> Any:
 
 
 def _types(inputs: Inputs) -> dict[str, Any]:
-    """Return the type of each column, in the order of first use; None if its values have no common type."""
+    """Return each column's type, in the order of first use; None without a common type that Parquet can store."""
     types: dict[str, Any] = {}
     rows = inputs.objects()
     while taken := list(islice(rows, _BATCH_ROWS)):

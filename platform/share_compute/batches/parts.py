@@ -1,8 +1,8 @@
 """Storage of answers: each part is one file, which exists complete or not at all.
 
 Part ``n`` holds the answers to rows ``n * size`` to ``(n + 1) * size`` (exclusive), in their order. A row in a finished
-part is never answered again, even if processes are killed. Rows in no finished part are requested again, and their
-answers take the same place.
+part is never answered again, even if processes are killed, unless the file is damaged. All other rows are sent to the
+model again, and their answers take the same place.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Parts:
     Args:
         folder: folder of the parts, with no other files; created if missing.
         kind: kind of the batch.
-        survey: survey of its rows.
+        survey: survey of the batch's input files.
         model: facts that identify the model that answers.
 
     Raises:
@@ -165,7 +165,7 @@ def _write(file: Path, content: Any) -> None:
 
 @contextmanager
 def whole(file: Path) -> Iterator[Path]:
-    """Yield a path to write to; at the end of the block the file exists complete, even after a power cut.
+    """Yield a temporary path; at the end of the block, move its content to ``file`` atomically and durably.
 
     The path is unique, since an abandoned attempt may still be writing.
     """

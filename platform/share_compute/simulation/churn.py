@@ -12,7 +12,7 @@ import numpy as np
 from share_compute.errors import UserError
 
 MOST_EVENTS = 5_000_000
-"""Largest number of events (a machine leaves or returns) in a simulation. So many take some minutes."""
+"""Largest number of events (a machine leaves or returns) in a simulation. This many take some minutes."""
 
 
 class ChurnEvent(NamedTuple):
@@ -27,12 +27,12 @@ class ChurnEvent(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Churn:
-    """Mean times between failures and until return; both times are exponentially distributed."""
+    """Mean times until a present machine fails and until a failed one returns; both are exponentially distributed."""
 
     mean_up_s: float
-    """Mean time between failures of one machine, in seconds."""
+    """Mean time for which a machine is present before it fails, in seconds."""
     mean_down_s: float
-    """Mean time until a machine returns, in seconds."""
+    """Mean time until a failed machine returns, in seconds."""
 
     def __post_init__(self) -> None:
         if not (0 < self.mean_up_s < float("inf") and 0 < self.mean_down_s < float("inf")):
@@ -42,7 +42,7 @@ class Churn:
             )
 
     def trace(self, machines: int, until_s: float, seed: int = 0) -> Iterator[ChurnEvent]:
-        """Yield all changes before a time, in order. Every machine is present at the start.
+        """Return an iterator over all events before ``until_s``, in order. Every machine is present at the start.
 
         Args:
             machines: number of machines.

@@ -1,9 +1,9 @@
 """Members of a simulated job: plans by the real planner, and spares that replace dead members.
 
 The first plan is the planner's own, over all machines. Later searches consider only some machines of a large fleet, so
-that each search takes a second. Half of these machines are the fastest of all. The other half are the fastest of each
-region in turn, beginning with the best linked regions. A search considers all machines only if the few cannot hold the
-job. For more than `_LEAST_CANDIDATES` machines, `auto` searches only one order of the machines.
+that each search takes about a second. Half of these machines are the fastest of all. The other half are the fastest of
+each region in turn, beginning with the best linked regions. A search considers all machines only if the few cannot hold
+the job. For more than `_LEAST_CANDIDATES` machines, `auto` searches only one order of the machines.
 
 A dead member is replaced in its place, without a search, by a machine of its kind that can hold the same state, if a
 step takes about as long with it. The planner searches again only if there is no such machine.
@@ -40,7 +40,7 @@ _SLOWER = 1.1
 _MOST_SPARES = 8
 """Largest number of the fastest spares that are tried from the dead member's region, and again from all regions."""
 _MOST_CELLS = 20_000
-"""Largest number of cells of a step that is simulated. Larger steps would take seconds, so a formula is used."""
+"""Largest number of cells (forwards and backwards) of a step that is simulated; a formula estimates larger steps."""
 
 Flags = NDArray[np.bool_]
 
@@ -60,7 +60,7 @@ class FleetPlanner:
         self._most_candidates = _LEAST_CANDIDATES
         self._refused: Flags | None = None
         self.cost: TrainingCost
-        """Cost tables for the number of microbatches that the first plan chose."""
+        """Cost tables for the number of microbatches that the first plan chose; set by `first_plan`."""
 
     @cached_property
     def flops_per_s(self) -> NDArray[np.float64]:
@@ -86,7 +86,7 @@ class FleetPlanner:
     def plan(self, alive: Flags) -> Layout | None:
         """Return a new plan for the machines in ``alive``; None if they cannot hold the job."""
         if self._refused is not None and not (alive & ~self._refused).any():
-            return None  # no machine was added since a search over all failed
+            return None  # no machine was added since a search over all present machines failed
         there = [int(machine) for machine in np.flatnonzero(alive & (self.flops_per_s > 0))]
         few = self._candidates(there)
         layout = self._search(few)

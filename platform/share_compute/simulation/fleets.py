@@ -1,7 +1,7 @@
 """Synthetic fleets: machines of usual kinds at usual sites, with the links that share-compute would have measured.
 
 Peaks of GPUs are from their vendors' data sheets. These figures are conservative assumptions: the share of a peak that
-a dense matrix product sustains (`_SUSTAINED`), the resources that owners lend, and all figures of links. Links by site:
+a machine sustains (`_SUSTAINED`), the resources that owners lend, and all figures of links. Links by site:
 
 - Homes: Wi-Fi or a switch inside; outside the upload rate of the line, 10 Mbit/s (DSL) to 500 Mbit/s (fibre).
 - A campus: 1 Gbit/s to each desk, 10 Gbit/s between buildings, shared by their users.
@@ -27,7 +27,7 @@ MOST_MACHINES = 10_000
 _GIB = 2**30
 _PEERS = 4
 _SUSTAINED = (0.55, 0.8)
-"""Range of the share of a peak that a large dense matrix product reaches."""
+"""Range of the share of its peak FLOP/s, and of its peak memory bandwidth, that a machine sustains."""
 _OVERHEAD_S: dict[DeviceKind, float] = {"cpu": 5e-6, "cuda": 8e-6}
 """Time of one small operation in seconds: for a CPU as measured on a server's processor, for a GPU an assumption."""
 _WIDEST_S = 0.04

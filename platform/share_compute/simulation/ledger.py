@@ -62,7 +62,10 @@ class Ledger:
         return self.begun_s + (math.ceil(done - _NEARLY) - self._carried) * self.step_s
 
     def close(self, now_s: float) -> float:
-        """End an epoch, and return the share of the step in progress that is done (0 to 1)."""
+        """End the current epoch, and add its time and its committed steps to the sums.
+
+        Return the share of the step in progress that is done (0 to 1).
+        """
         start_s = self._since_s
         if math.isinf(self.step_s):
             self._hours["waiting_s"] += now_s - start_s
@@ -79,7 +82,7 @@ class Ledger:
         return max(0.0, done - whole)
 
     def lose(self, redone: float) -> None:
-        """Record that a share of a step of the last closed epoch is computed again."""
+        """Record that the share ``redone`` (0 to 1) of a step of the last closed epoch is lost and computed again."""
         if redone > 0:
             self.lost += 1
             self._hours["computing_s"] -= redone * self.step_s

@@ -80,7 +80,7 @@ class EpochRules:
     def redone(self, in_progress: float, old: Layout, new: Layout | None) -> float:
         """Return the share of the step that is lost.
 
-        This is the share in progress, times the largest share of microbatches that departed members have in a stage.
+        This is the share in progress, times the largest share of a stage's microbatches that departed members had.
         If a stage gets other layers, or there is no new layout, all work on the step is lost.
         """
         if new is None or _spans(old) != _spans(new):
@@ -102,7 +102,7 @@ def fetching_s(cost: TrainingCost, old: Layout, new: Layout, gone: Container[int
 
     The state of a stage comes from its remaining members. If there are none, it comes from backups on the remaining
     members of the next stage that has any. If no stage has a remaining member, all state comes from the checkpoint,
-    over links like those of the receiver's region.
+    over links as fast as those inside the receiver's region.
 
     Args:
         cost: tables of the job; machine indices are those of its topology.

@@ -72,7 +72,7 @@ def simulate(
 
     Raises:
         PlanInfeasible: all machines together cannot hold the job.
-        UserError: there are no machines, or the duration is not positive and finite.
+        UserError: there are no machines, the duration is not positive and finite, or too many failures are expected.
     """
     if not topology.contributors or not 0 < scenario.duration_s < math.inf:
         raise UserError(
@@ -191,7 +191,7 @@ class _Run:
             self._switch = at_s, layout
 
     def _move_until(self, now_s: float) -> None:
-        """Move to the better plan if the step ended before now, unless one of its machines has left meanwhile."""
+        """Move to the scheduled plan if its time is before ``now_s``; drop it if one of its machines has left."""
         if self._switch is None or self._switch[0] >= now_s:
             return
         (at_s, layout), self._switch = self._switch, None

@@ -47,10 +47,14 @@ def find_nonfinite(
     entering: Tensor,
     gradient: Tensor | Callable[[Tensor], Tensor],
 ) -> NonFiniteValue | None:
-    """Run one microbatch through a stage again, and check every module on the way.
+    """Run one microbatch through a stage again, and return the first value that is not finite.
 
-    The input must be finite itself. Otherwise a stage before this one has the cause, and None is returned. Held
-    gradients (``parameter.grad``) stay as they are. Call `Stage.prepare_cell` before, so that dropout repeats.
+    The outputs of layers and leaf modules are checked, then the gradients of these outputs and of parameters. Return
+    None if all are finite. If the input is not finite, an earlier stage has the cause: return None. If ``gradient`` is
+    a tensor that is not finite, gradients are not checked, since a later stage has the cause.
+
+    Accumulated gradients (``parameter.grad``) stay as they are. Call `Stage.prepare_cell` first, so that dropout drops
+    the same values.
 
     Args:
         stage: stage with the weights of the step.

@@ -106,13 +106,16 @@ class GradientBuckets:
 
     @property
     def held(self) -> tuple[Node, ...]:
-        """Sums that are held, in order. Between `begin` and `finish` they include the sums in progress."""
+        """Nodes of the summation tree whose sums this member holds, in order.
+
+        Between `begin` and `finish` they include the sums in progress.
+        """
         return tuple(sorted(self._held))
 
     # -- backwards -------------------------------------------------------------------------------------------------
 
     def begin(self, microbatch: int) -> None:
-        """Make the next backward add to the gradient of this microbatch.
+        """Prepare the buffers to which the next backward adds the gradient of this microbatch.
 
         If that backward fails, the held sums are lost: call `reset`.
 
@@ -139,11 +142,11 @@ class GradientBuckets:
             self._held[parent] = target
 
     def watch(self, on_bucket: Callable[[int], None]) -> None:
-        """Call ``on_bucket(bucket)`` as soon as the `parts` of a bucket are complete, for one bucket after the other.
+        """Register ``on_bucket(bucket)``, which is called for each bucket in order once its `parts` are complete.
 
-        Call this method before the last backward, or when none is left. The order of buckets is fixed, since members
-        that reduce in different orders would sum different buckets. `finish` calls ``on_bucket`` for buckets
-        that the backward did not complete.
+        Call this method before the last backward, or before `finish` if no backward is left. The order of buckets is
+        fixed, since members that reduce in different orders would sum different buckets. `finish` calls ``on_bucket``
+        for buckets that the backward did not complete, and unregisters it.
         """
         self._missing = [len(group) for group in self._layout]
         self._next = 0
@@ -182,7 +185,10 @@ class GradientBuckets:
         return [self._held[node].buckets[bucket] for node in self.held]
 
     def result(self, bucket: int) -> Tensor:
-        """Return the flat buffer for a bucket's sum over the stage: the first of `parts`, if there is one."""
+        """Return the flat buffer to write a bucket's sum over the stage to.
+
+        It is the first of `parts`. If this member holds no gradients, it is an uninitialized buffer.
+        """
         if self._held:
             return self._held[min(self._held)].buckets[bucket]
         if self._result is None:
@@ -190,7 +196,10 @@ class GradientBuckets:
         return self._result.buckets[bucket]
 
     def settle(self) -> None:
-        """Make the `result` buffers the complete sum, and each ``parameter.grad`` a view of them; release the rest."""
+        """Mark the `result` buffers as the complete sum, after they were written, and release all other buffers.
+
+        Each ``parameter.grad`` becomes a view of them.
+        """
         if self._held:
             result = self._held.pop(min(self._held))
         else:
@@ -228,8 +237,11 @@ class GradientBuckets:
     def squared_norms(self) -> dict[str, float]:
         """Return the sum of squares of each parameter's gradient, by stored name.
 
-        The result does not depend on the other parameters of the shard, so that sums over all parameters in the order
-        of their names do not depend on the plan.
+        Each value depends only on the gradient of its parameter. Therefore sums over all parameters, in the order of
+        their names, do not depend on the plan.
+
+        Raises:
+            ValueError: the sum is not complete.
         """
         sums = [_squared_sum(view.view(-1)) for _, view in self._whole.views]
         names = [self._names[parameter] for parameter, _ in self._whole.views]
@@ -242,12 +254,12 @@ class GradientBuckets:
         return all(is_finite(bucket) for buffers in self._held.values() for bucket in buffers.buckets)
 
     def scale(self, factor: float) -> None:
-        """Multiply the gradient by ``factor``."""
+        """Multiply the complete sum of gradients by ``factor``."""
         for bucket in self._whole.buckets:
             bucket.mul_(factor)
 
     def digest(self) -> str:
-        """Return a fast hash (XXH3, 128 bits) of the gradient's bits: equal at all members of a stage.
+        """Return a fast hash (XXH3, 128 bits) of the complete sum's bits, to compare the members of a stage.
 
         If the gradient is on another device than the CPU, the sum of each bucket's words is hashed instead. Copying all
         of it to the CPU would take longer than the step.
@@ -313,5 +325,5 @@ def _cut(parameters: Sequence[nn.Parameter], fusion: GradientFusionSpec) -> Iter
 
 
 def clip_factor(norm: float, limit: float) -> float:
-    """Return the factor that brings gradients of global norm ``norm`` to at most ``limit``, as torch does."""
+    """Return the gradient-clipping factor, at most 1, that limits the global norm ``norm`` to ``limit``."""
     return min(1.0, limit / (norm + 1e-6))

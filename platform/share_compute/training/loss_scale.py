@@ -81,10 +81,10 @@ def first_loss_scale(precision: Precision) -> LossScale:
 
 
 def update_factor(norm: float, limit: float | None, precision: Precision, step: int) -> float:
-    """Return the factor for the gradient of a step; `SKIPPED` if the step must change nothing.
+    """Return the factor by which to multiply the gradient of a step; `SKIPPED` if the step must change nothing.
 
     Args:
-        norm: norm of the whole gradient, without the loss scale.
+        norm: global norm of the gradient, divided by the loss scale.
         limit: norm to which the gradient is clipped; None for no clipping.
         precision: type in which layers compute.
         step: number of the step.

@@ -111,7 +111,7 @@ def restore_optimizer(
     for key, value in tensors.items():
         name, slot = key.split(_SEPARATOR)
         parameter = names[name]
-        # The step counter stays on the CPU, but fused kernels read it on the device of the parameter.
+        # The step counter is on the CPU, except for fused kernels, which read it on the parameter's device.
         near = value.dim() > 0 or bool(optimizer.param_groups[0].get("fused"))
         place = value.to(parameter.device if near else "cpu", copy=True)
         optimizer.state[parameter][slot] = place
