@@ -1,4 +1,4 @@
-"""Computes plans in separate processes: counting layers needs torch, which the control plane must not load."""
+"""Computes plans in separate processes: profiling a model needs torch, which the control plane must not load."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Dry runs of the planner, in this process: measures a model on torch's meta device, then places it on a topology.
 
 ``python -m share_compute_api.workers.planning plan BYTES`` reads a `PlanRequest` as JSON from standard input and writes
-``{"report": ...}`` or ``{"problem": ...}``. With ``timeline`` in place of ``plan`` it reads a `TimelineRequest`. The
+``{"report": ...}`` or ``{"problem": ...}``. With ``timeline`` instead of ``plan`` it reads a `TimelineRequest`. The
 control plane never imports torch: it starts this module as a process with a memory limit of BYTES and a low priority.
 """
 
@@ -51,12 +51,13 @@ def plan_on_paper(
     Args:
         spec: the job; its data is not read, and its paths must be on this machine.
         topology: the machines.
-        strategy: strategy to use in place of the job's own.
+        strategy: strategy that replaces the job's own; None keeps the job's.
         compare: whether to report the outcome of every other strategy too.
         serving: requests for which a serving prediction is added to the report.
 
     Raises:
-        PlanInfeasible: the machines cannot hold the job; ``details`` says what is missing.
+        PlanInfeasible: without ``serving``, the machines cannot train the model; with ``serving``, they cannot serve
+            these requests. If known, ``details`` says what is missing.
         UserError: the model does not exist or has nothing to train, or there is no such strategy.
     """
     from share_compute.planning.dry_run import dry_run

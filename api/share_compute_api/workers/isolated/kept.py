@@ -33,7 +33,7 @@ class Kept(Generic[Thing]):
         return self._things[folder][1]
 
     def put(self, folder: Path, version: int, thing: Thing) -> None:
-        """Store an entry in place of the folder's earlier version; evict the least recently used one if full."""
+        """Store an entry, which replaces the folder's earlier version; evict the least recently used one if full."""
         self._things[folder] = (version, thing)
         self._things.move_to_end(folder)
         if len(self._things) > MOST_KEPT:

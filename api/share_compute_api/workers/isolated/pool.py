@@ -87,7 +87,10 @@ class _Turns:
         mine.append(pending)
 
     def take(self) -> _PendingQuestion | None:
-        """Remove and return the next question of a source below its process limit; None if there is none."""
+        """Remove and return the next question of a source below its process limit; None if there is none.
+
+        The question counts as running until `done` is called for its source.
+        """
         for source, waiting in list(self._waiting.items()):
             if self._running.get(source, 0) >= self._limits.per_source:
                 continue

@@ -41,7 +41,7 @@ class OutOfTime(Exception):
 
 
 def bare_environment() -> dict[str, str]:
-    """Return environment variables for processing a submitter's files: no credentials, no network, one thread."""
+    """Return the environment for processing a submitter's files: no credentials, no downloads, one thread."""
     return clean_environment(os.environ) | {
         "HF_HUB_OFFLINE": "1",
         "HF_HOME": "/nonexistent",

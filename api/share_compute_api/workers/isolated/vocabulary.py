@@ -292,7 +292,8 @@ def too_long(found: str, most_tokens: int) -> TooLong:
 def byte_alphabet() -> dict[str, int]:
     """Return the mapping from the characters of a byte-level vocabulary to the bytes that they stand for.
 
-    The mapping is GPT-2's: printable bytes are mapped to themselves, the others to characters from U+0100 on, in order.
+    The mapping is GPT-2's: a visible Latin-1 character stands for its own byte. Characters from U+0100 on stand for
+    the remaining bytes, in order.
     """
     plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in set(plain)]
