@@ -27,8 +27,8 @@ class ExportProcesses:
 
         Args:
             request: the checkpoint and the target folder.
-            policy: access rights of the process. It is confined because untrusted code wrote the checkpoint, and uses
-                the first folder of ``write`` as its temporary folder.
+            policy: access rights of the process, which is confined because untrusted code wrote the checkpoint. The
+                first folder of ``write`` is its temporary folder.
 
         Raises:
             ShareComputeError: the error that `export_checkpoint` raised, or the process failed.

@@ -266,7 +266,7 @@ def _lines(file: Path) -> Iterator[bytes]:
 def _reading(file: Path) -> Iterator[None]:
     try:
         yield
-    except (OSError, ValueError) as failure:  # pyarrow's errors are of both kinds
+    except (OSError, ValueError) as failure:  # pyarrow raises subclasses of both
         reason = getattr(failure, "strerror", None) or (str(failure).splitlines() or [""])[0]
         raise UserError(
             f"{file} cannot be read: {reason}",

@@ -105,7 +105,7 @@ def _finite(value: Any) -> Any:
 
 
 def _joined(inputs: Inputs, parts: Parts) -> Iterator[Any]:
-    """Yield tables of rows with their answers, all of one schema."""
+    """Yield tables of the rows of .parquet files with their answers, all of one schema."""
     empty = _united(inputs.files).empty_table()
     answers = parts.tables()
     held = next(answers)

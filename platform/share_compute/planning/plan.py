@@ -30,7 +30,7 @@ class Bounded(StrictModel):
     lower_bound_s: float
     bottleneck: Bottleneck
     exact: bool
-    """Whether the search proved that no other plan has a shorter time by the formula."""
+    """Whether the search proved that no other plan has a shorter time by the cost model's formula."""
     links_assumed: bool = False
     """Whether no link was measured, so that communication times are assumptions."""
 

@@ -159,7 +159,7 @@ def _choose(strategy: PartitioningStrategy, problems: list[SearchProblem], addit
 
 
 def _proposals(strategy: PartitioningStrategy, problems: list[SearchProblem]) -> list[Proposal]:
-    """Return a strategy's proposals that fit into memory and need no dead link, best by the formula first.
+    """Return a strategy's proposals that fit into memory and need no dead link, best by the cost formula first.
 
     Raises:
         PlanInfeasible: there is no such proposal.

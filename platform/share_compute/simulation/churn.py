@@ -22,7 +22,7 @@ class ChurnEvent(NamedTuple):
     machine: int
     """Index of the machine in the topology."""
     is_up: bool
-    """Whether the machine is present from now on."""
+    """True if the machine returns, False if it leaves."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -168,7 +168,10 @@ class GradientBuckets:
             self._on_bucket(number)
 
     def finish(self) -> None:
-        """Carry out the pending additions after a backward, also for parameters without gradient; stop watching."""
+        """Carry out the pending additions after a backward, also for parameters without gradient.
+
+        Unregister the callback of `watch`.
+        """
         if self._on_bucket is None:
             self._next = 0
         while self._next < len(self):
@@ -261,8 +264,8 @@ class GradientBuckets:
     def digest(self) -> str:
         """Return a fast hash (XXH3, 128 bits) of the complete sum's bits, to compare the members of a stage.
 
-        If the gradient is on another device than the CPU, the sum of each bucket's words is hashed instead. Copying all
-        of it to the CPU would take longer than the step.
+        If the gradient is on another device than the CPU, the sum of each bucket's words is hashed instead. Copying the
+        whole gradient to the CPU would take longer than the step.
         """
         hashed = xxhash.xxh3_128()
         for bucket in self._whole.buckets:

@@ -1,4 +1,4 @@
-"""LRU cache of the tokenizers in an isolated process. The parent tracks its content with the same class."""
+"""LRU cache of the tokenizers in an isolated process. The parent tracks the cache's content with the same class."""
 
 from __future__ import annotations
 

@@ -236,11 +236,14 @@ class Vocabulary(BaseModel):
         return id_ in self.special
 
     def special_id(self, text: str) -> int | None:
-        """Return the id of the special token with this name; None if there is none. Decoded text never contains it."""
+        """Return the id of the special token with this name; None if there is none. `decode` omits special tokens."""
         return self._special_ids.get(text)
 
     def token_bytes(self, id_: int) -> bytes:
-        """Return the bytes that a token stands for; joined over a text's tokens, they are the text in UTF-8."""
+        """Return the bytes that a token stands for.
+
+        In byte-level vocabularies, the bytes of a text's tokens join to the text in UTF-8.
+        """
         token = self._token(id_)
         if token is None:  # an unused id, as in padded vocabularies
             return b""

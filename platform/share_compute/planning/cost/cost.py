@@ -61,7 +61,7 @@ In a step, a member is called, gets its samples, computes the norm of gradients,
 Measured with a small CNN on a CPU.
 """
 _UPDATE_PASSES = 3
-"""Passes of an update over the weights: gradient and weight read, weight written. Each optimizer tensor adds two."""
+"""Memory passes of a weight update: read gradient, read weight, write weight. Each optimizer tensor adds two."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -87,7 +87,7 @@ class TrainingMemory(CostTables):
 
     @cached_property
     def largest(self) -> Floats:
-        """Elements of each layer's largest trained parameter ``[layers]``; the copy of a tied head is left out."""
+        """Size in elements of each layer's largest trained parameter ``[layers]``, without the copy of a tied head."""
         return np.array([float(piece.largest) for piece in self._pieces])
 
     @cached_property

@@ -14,8 +14,8 @@ from times that are already known, and one pass over the cells is enough.
 - The member of a one-member stage sends its gradient to its backup member over the best link. The step is complete only
   after that.
 - The first and the last stage exchange the gradients of tied weights.
-- The update waits for messages from all stages (the gradient's norm; the commit), each of which takes one latency. The
-  fixed work of a member in each step (`call` in the formula) follows the update and does not count as computing.
+- The update waits for a message from each other stage, which takes one latency. The fixed work of a member in each step
+  (`call` in the formula) follows the update and does not count as computing.
 """
 
 from __future__ import annotations
@@ -256,7 +256,10 @@ class _Pipeline:
         assert all(member.next is None for member in by_machine.values())
 
     def _begin_s(self, member: _Member) -> float | None:
-        """Return the time when a member can begin its next cell; None while the arrival of its input is unknown."""
+        """Return the time when a member can begin its next cell.
+
+        Return None if no cell is left, or if the arrival time of the cell's input is unknown.
+        """
         action = member.next
         if action is None:
             return None

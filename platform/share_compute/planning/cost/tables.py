@@ -157,7 +157,7 @@ class CostTables:
         return own[:, None]
 
     def corrected_s(self, estimated_s: Floats, timed: Sequence[Mapping[int, float]]) -> Floats:
-        """Return the time of the first l layers on each machine ``[machines, layers + 1]``.
+        """Return the measured or corrected time of the first l layers on each machine ``[machines, layers + 1]``.
 
         Args:
             estimated_s: estimated seconds of each layer ``[machines, layers]``.

@@ -133,7 +133,7 @@ class Explanation:
         return f"{speed_text(self._cost, machine)}, {self._ordinal(faster + 1)} fastest here"
 
     def _alone(self, machine: int) -> str:
-        """Return how a plan on one machine compares with plans on several."""
+        """Return text that compares a plan on one machine with plans on several; "" without a comparison."""
         others = [other for other in range(self._cost.num_machines) if other != machine]
         if not others or self._stages is not None:
             return ""

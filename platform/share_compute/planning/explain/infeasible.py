@@ -17,9 +17,9 @@ from share_compute.planning.search.strategies import AutoPartitioning, Recursive
 from share_compute.quantities import bytes_text, exact_bytes_text, listed
 
 _SMALL = 8
-"""Maximum number of machines for which `auto` itself tries remedies.
+"""Maximum number of machines for which remedies of a job with strategy `auto` are tried with `auto` itself.
 
-With more machines, remedies are tried with recursive bisection, whose placements `auto` considers as well.
+With more machines, recursive bisection replaces it. It is faster, and `auto` considers its placements as well.
 """
 
 

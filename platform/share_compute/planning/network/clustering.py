@@ -48,7 +48,7 @@ class Clusters:
         self._least_latency_s = dict.fromkeys(self._parent, math.inf)
 
     def add(self, one: int, other: int, latency_s: float, bytes_per_s: float) -> None:
-        """Add one measured link; must come before the first `join`."""
+        """Add one measured link. Add all links before calling `join`."""
         link = _Average(
             1, math.log(max(latency_s, LEAST_LATENCY_S)), math.log(max(bytes_per_s, LEAST_BYTES_PER_S))
         )

@@ -29,7 +29,7 @@ class Network:
 
     @classmethod
     def alike(cls, machines: int) -> Self:
-        """Return a network with the same fast link between all machines, to test plans without the effect of links."""
+        """Return a network with the same fast link between all machines, to check whether only links prevent a plan."""
         region = np.zeros(machines, dtype=np.int64)
         return cls(region=region, latency_s=np.full((1, 1), 1e-3), bytes_per_s=np.full((1, 1), 1e9))
 

@@ -28,7 +28,7 @@ class Additions:
         self._known: dict[tuple[int, Layout], dict[int, Addition | None]] = {}
 
     def of(self, problem: SearchProblem, layout: Layout) -> dict[int, Addition | None]:
-        """Return the best layout by the formula with each of the fastest idle machines, by machine index.
+        """Return the best layout by the cost formula with each of the fastest idle machines, by machine index.
 
         The value is None if no layout with the machine fits. Results are cached.
         """

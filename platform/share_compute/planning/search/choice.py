@@ -35,7 +35,8 @@ class Proposal:
     def floor_s(self) -> float:
         """Lower bound of the simulated step, in seconds.
 
-        This is the formula without the longest tail: in the simulation, gradient sums may overlap with more work.
+        This is the time by the cost formula without the longest tail (gradient sums, backup and update): in the
+        simulation, gradient sums may overlap with more work than in the formula.
         """
         return self.formula_s - max(map(self.cost.tail_s, self.candidate.layout.stages))
 

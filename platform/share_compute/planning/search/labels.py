@@ -58,7 +58,8 @@ class Labels:
     def best(self, width: int, promised: Floats) -> Self:
         """Return the labels that a beam search keeps.
 
-        These are, for each first layer, the ``width`` lowest by bound, by step time and by trip time.
+        These are, for each first layer and each criterion, the ``width`` best. The criteria are lowest bound, lowest
+        step time and lowest trip time.
 
         Args:
             width: number of labels for each first layer and criterion.

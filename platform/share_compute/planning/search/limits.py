@@ -11,13 +11,13 @@ class SearchLimits(NamedTuple):
     """Limits of a search that cannot go through all orders of machines."""
 
     width: int
-    """Number of suffixes kept for each first layer, in an order of machines that is not searched exactly."""
+    """Suffixes kept for each first layer and criterion, in an order of machines that is not searched exactly."""
     exact_order: int
     """Maximum product of machines and layers with which an order is searched exactly."""
     orders: int
-    """Number of orders that are searched."""
+    """Maximum number of orders that are searched."""
     beam: int
-    """Number of suffixes kept for each first layer and number of machines, in the search over all orders."""
+    """Suffixes kept for each first layer, number of machines and criterion, in the beam search over all orders."""
     beam_machines: int
     """Number of machines in the search over all orders: the fastest ones.
 

@@ -37,7 +37,7 @@ class Candidate(NamedTuple):
 
     layout: Layout
     exact: bool = False
-    """Whether no other layout has a shorter step by the formula, and the strategy proved it."""
+    """Whether the strategy proved that no other layout has a shorter step by the cost formula."""
 
 
 class PartitioningStrategy(ABC):
@@ -234,7 +234,7 @@ def strategy_names() -> list[str]:
 
 
 def load_strategy(name: str) -> PartitioningStrategy:
-    """Return the strategy of that name.
+    """Return the strategy with this name.
 
     Raises:
         UserError: there is no such strategy; the message suggests the nearest name.

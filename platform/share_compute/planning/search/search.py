@@ -25,7 +25,7 @@ _EXACT_BUDGET: Final = 60_000_000
 _ORDERS_BUDGET: Final = 60_000_000
 """Number of examined candidates after which, for more than `MANY` machines, no further order is searched."""
 _SIZES_OF_MANY: Final = (1, 2, 4, 8)
-"""Numbers of members per stage that are tried if not all numbers can be."""
+"""Numbers of members per stage that are tried in orders of machines that are not searched exactly."""
 _VARIED, _VARIED_WIDTH = 16, 8
 """Number of machines, and of suffixes kept, in the search for layouts with other numbers of stages."""
 _KEPT_OF_ORDER: Final = 3
@@ -40,7 +40,7 @@ class Found(NamedTuple):
     step_s: float
     """Step time by the formula of `share_compute.planning.cost.cost`."""
     exact: bool
-    """Whether the search proved that no layout of these machines with the requested stages has a shorter step."""
+    """Whether the search proved that no layout of these machines with the requested stages has a lower `step_s`."""
 
 
 def search(

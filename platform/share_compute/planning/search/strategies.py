@@ -85,7 +85,10 @@ class SearchingStrategy(PartitioningStrategy):
 
 
 class DynamicProgrammingPartitioning(SearchingStrategy):
-    """Optimal cuts for the machines in the order in which they joined; some machines may get no layers."""
+    """Searches cuts for the machines in the order in which they joined; optimal by the formula for few machines.
+
+    Some machines may get no layers.
+    """
 
     method = "dynamic_programming"
 

@@ -22,7 +22,7 @@ Row = list[tuple[int, int, int]]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sums:
-    """Costs that add up to the sum of a row; infinite for forbidden stages and links."""
+    """Costs of stages and links, whose sum over a row is minimised; infinite for forbidden stages and links."""
 
     stage: Callable[[int], Floats]
     """Cost of layers [start, stop) on a machine: ``[layers + 1, layers + 1]``, infinite where stop <= start."""

@@ -32,9 +32,10 @@ _ALL_ORDERS = {"latency": 10, "throughput": 8}
 """Maximum number of machines for which all orders are searched, by objective."""
 _TOLERANCE = 1e-9
 _HALVINGS = 12
-"""Maximum number of bisection steps, each halfway to the largest infeasible time, before the search restarts.
+"""Maximum number of bisection steps before the search restarts.
 
-A restart tests a time just below the best one.
+A step tests the mean of the largest infeasible and the shortest feasible time. A restart first tests a time just below
+the shortest feasible one.
 """
 
 
@@ -197,7 +198,7 @@ def _widest(
 ) -> Iterator[Layout]:
     """Yield layouts for each number of stages, each with a shorter time between tokens than the one before.
 
-    With a limit on the first token, the layout with the shortest request follows.
+    With a limit on the first token, the layout with the shortest request is yielded last.
     """
     alone = machines if stages_wanted is None else ()
     best_s = min((_time_kept(cost, solo(machine, cost.num_layers, 1)) for machine in alone), default=math.inf)
