@@ -119,7 +119,7 @@ class _Relaxation:
         if counts.max() > 1:
             near = _hops(self._cost, regions)
             shortest = min([*links[:1], *near.diagonal()[counts > 1]])
-            # Every layout has a hop at least as slow as the slowest link of the tree. Other hops may be as fast as the fastest.
+            # Each layout has a hop at least as slow as the slowest tree link. Others may be as fast as the fastest.
             links = sorted([shortest] * (most - 1) + links[-1:])
         crossed = np.concatenate([[0.0], np.cumsum(links)])[:most]
         # The stages span all regions of the group, so every layout uses a link at least as slow as its slowest one.
