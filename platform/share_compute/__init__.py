@@ -1,4 +1,4 @@
-"""share-compute: join lent machines into one elastic cluster that trains and serves models none could hold alone."""
+"""share-compute: join lent machines into one elastic cluster, to train and serve models too large for one machine."""
 
 __version__ = "0.2.0"
 

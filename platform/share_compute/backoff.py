@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 _MOST_DOUBLINGS = 30
-"""Maximum exponent: ``2.0**failures`` would overflow after days of failures."""
+"""Maximum exponent; without it ``2.0**failures`` would raise OverflowError from 1024 failures."""
 
 
 def backoff_s(first_s: float, failures: int, longest_s: float = math.inf) -> float:

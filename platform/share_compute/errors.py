@@ -21,7 +21,7 @@
     │       └── UntrustedCertificate   no authority that this machine trusts signed the server's certificate
     ├── PlanInfeasible         the machines cannot hold the job; the error may have the missing bytes
     │   └── OutOfMemory        a machine had less memory than it lends; the error has the bytes that its process took
-    ├── NoCopy                 a machine cannot keep a backup of another machine's shard; training continues
+    ├── NoCopy                 a machine has no backup of another machine's shard; training continues without the backup
     ├── ContributorLost        a machine died or is unresponsive; retry or resume
     ├── StaleEpoch             a message or operation of an earlier epoch; drop it
     ├── VerificationFailed     a result or stored data is missing, incomplete or wrong
@@ -30,12 +30,12 @@
         ├── Busy               a queue is full; try again after the seconds that the error has
         │   └── TooManyAttempts   too many wrong keys or invites came from this address
         ├── Fenced             another server took over the database; this server stops
-        ├── ShardStoreLost     the actor that serves samples and weights died; a job's members continue with a new one
+        ├── ShardStoreLost     the actor that serves samples and weights died; members continue with a new actor
         └── LinkLost           the server's host was cut off from the machines of a job; the members continue later
 
-Callers react to all errors of one class in the same way. Each error has one sentence about what happened, one hint
-(``hint``), and the job, step and machine where they are known. Errors of Ray, sockets and torch are translated to
-these classes, in one place for each library.
+Callers react to all errors of one class in the same way. Each error has one sentence about what happened. It also has
+a hint that the reader can act on, the job, the step and the machine, where they are known. Errors of Ray, sockets and
+torch are translated to these classes.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ class ShareComputeError(Exception):
     """
 
     code: ClassVar[str] = "internal"
-    """Stable machine-readable name, the last part of the problem document's ``type``."""
+    """Stable machine-readable name; the last part of ``type`` in the HTTP problem document (RFC 9457)."""
     status: ClassVar[int] = 500
-    """HTTP status of the problem document."""
+    """HTTP status of the response."""
     exit_code: ClassVar[int] = 1
     """Exit status of the command line."""
 
@@ -82,11 +82,11 @@ class ShareComputeError(Exception):
         self.details = details or {}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Return the arguments for pickling, so that every field survives a transfer to another process."""
+        """Return a function that rebuilds the error and its arguments; pickle then keeps every field."""
         return _rebuild, (type(self), self.message, self.facts())
 
     def facts(self) -> dict[str, Any]:
-        """Return the fields that are set, except the message."""
+        """Return the fields that are set, by name, without the message."""
         known = {
             "hint": self.hint,
             "job": self.job,
@@ -201,7 +201,7 @@ class NotOwner(NotAuthorized):
 
 
 class OtherSite(NotAuthorized):
-    """A page of another site, or of unknown origin, made a browser send a request with its session cookie."""
+    """A page of another site, or of unknown origin, made a browser send a request with its session cookie (CSRF)."""
 
     code = "other-site"
     status = 403
@@ -215,7 +215,7 @@ class InsecureTransport(NotAuthorized):
 
 
 class WrongFingerprint(NotAuthorized):
-    """A server's key does not have the expected fingerprint; ``details`` has the expected and the seen one."""
+    """A server's key does not have the expected fingerprint; ``details`` has the expected and the actual one."""
 
     code = "wrong-fingerprint"
 
@@ -246,7 +246,7 @@ class OutOfMemory(PlanInfeasible):
 
 
 class NoCopy(ShareComputeError):
-    """A machine cannot keep a backup of another machine's shard; training continues without it."""
+    """A machine cannot keep a backup of another machine's shard; training continues without this backup."""
 
     code = "no-copy"
 
@@ -289,7 +289,10 @@ class VerificationFailed(ShareComputeError):
 
 
 class WrongTensor(VerificationFailed):
-    """A machine sent a tensor that the model cannot produce; the job excludes the sender or its accuser."""
+    """A machine sent a tensor that the model cannot produce.
+
+    A training job then excludes either the sender or the machine that reported the tensor.
+    """
 
     code = "wrong-tensor"
 
@@ -313,12 +316,12 @@ class WrongTensor(VerificationFailed):
 
     @property
     def worker(self) -> str:
-        """Return the id of the contributor that sent the tensor."""
+        """Return the id of the contributor that sent the tensor; empty if unknown."""
         return str(self.details.get("worker", ""))
 
     @property
     def what(self) -> str:
-        """Return the defect of the tensor."""
+        """Return a description of the tensor's defect; empty if unknown."""
         return str(self.details.get("what", ""))
 
     @property
@@ -361,7 +364,7 @@ class TooManyAttempts(Busy):
 
 
 class ShardStoreLost(Unavailable):
-    """The actor that serves samples and weights died; the job's members continue with a new one."""
+    """The actor that serves samples and weights died; the job's members continue with a new actor."""
 
     code = "shard-store-lost"
 
@@ -398,7 +401,7 @@ def error_of(
     """Rebuild an error that another process raised.
 
     Args:
-        code: stable name of the error.
+        code: stable name of the error's class, `ShareComputeError.code`.
         detail: message of the error.
         facts: further fields of the error; unknown keys are ignored.
         unknown: class to use if no error class has this code.

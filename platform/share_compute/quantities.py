@@ -1,4 +1,4 @@
-"""Formats quantities for people, in the same way in every sentence of a plan."""
+"""Formats quantities for people: bytes, rates, durations, percentages and lists of names."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ def bytes_text(size_bytes: float) -> str:
 
 
 def exact_bytes_text(size_bytes: float) -> str:
-    """Return ``3.1 GiB (3330000000 bytes)``."""
+    """Return ``3.1 GiB (3330000000 bytes)`` for 3,330,000,000."""
     return f"{bytes_text(size_bytes)} ({round(size_bytes)} bytes)"
 
 
 def rate_text(bytes_per_s: float) -> str:
-    """Return ``3.0 MB/s``: rates of links use powers of ten."""
+    """Return ``3.0 MB/s`` for 3,000,000: rates use powers of ten."""
     return _scaled(bytes_per_s, 1000, _DECIMAL) + "B/s"
 
 
 def flops_text(flops_per_s: float) -> str:
-    """Return ``52.0 GFLOP/s``."""
+    """Return ``52.0 GFLOP/s`` for 5.2e10."""
     return _scaled(flops_per_s, 1000, _DECIMAL) + "FLOP/s"
 
 
@@ -43,14 +43,14 @@ def seconds_text(seconds: float) -> str:
 
 
 def percent_text(share: float) -> str:
-    """Return ``93%``; never 0% for a positive share, nor 100% for a share below 1."""
+    """Return ``93%`` for 0.93; never 0% for a positive share, nor 100% for a share below 1."""
     if 0 < share < 0.01:
         return "under 1%"
     return f"{min(share, 0.99) if share < 1 else share:.0%}"
 
 
 def listed(names: Sequence[str], most: int = 4) -> str:
-    """Return ``a, b and c``, or ``a, b, c and 7 more``."""
+    """Return ``a, b and c``; if there are more than ``most`` names, ``a, b, c and 7 more``."""
     if len(names) > most:
         return f"{', '.join(names[: most - 1])} and {len(names) - most + 1} more"
     return " and ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))

@@ -70,7 +70,8 @@ class Settings(BaseSettings):
     keep_metrics_days: float | None = Field(default=None, ge=0)
     """Days after the end of a job for which the metrics of its steps are kept."""
     keep_events_days: float | None = Field(default=None, ge=0)
-    """Days for which events are kept, except events of unfinished jobs and live deployments."""
+    """Days for which events are kept. Events of unfinished jobs and live deployments, and the last event about each
+    machine's work, are kept longer."""
     prune_every_s: float = Field(default=3600.0, gt=0)
     """Seconds between two removals of data that is older than the ``keep`` settings allow."""
     invite_life_s: float = Field(default=3600.0, gt=0)
@@ -78,7 +79,7 @@ class Settings(BaseSettings):
     session_days: float = Field(default=7.0, gt=0)
     """Days after which a browser that does not use the dashboard is signed out."""
     lost_after_s: float = Field(default=8.0, ge=4)
-    """Seconds without a heartbeat (one every 2 s) after which a machine is lost if its Ray node does not answer
+    """Seconds without a heartbeat (one every 2 s) after which a machine counts as lost if its Ray node does not answer
     either."""
     alert_wait_s: float = Field(default=600.0, gt=0)
     """Seconds that a job or a deployment waits before an alert reports it."""

@@ -20,7 +20,7 @@ MOST_LATENCY_S = 60.0
 MOST_PER_S = 1e18
 """Maximum plausible rate in bytes/s or FLOP/s. No machine and no link is faster, so a larger value is an error."""
 MOST_BYTES = 2**60
-"""Maximum plausible memory of one device."""
+"""Maximum plausible memory of one device, in bytes."""
 MOST_OVERHEAD_S = 0.1
 """Maximum plausible time of one small operation."""
 
@@ -94,7 +94,7 @@ class Contributor:
 
     @property
     def memory_bytes(self) -> int:
-        """Return the memory of the device that a member computes on, in bytes."""
+        """Return the lent memory of the device that a member computes on, in bytes; 0 if there is no device."""
         return self.device.memory_bytes if self.devices else 0
 
     @property
@@ -118,7 +118,7 @@ class Topology:
 
     contributors: tuple[Contributor, ...]
     links: tuple[Link, ...] = ()
-    """Measured links; only sampled pairs have one."""
+    """Measured links; only a sample of all pairs of machines is measured."""
 
     def __getitem__(self, contributor_id: str) -> Contributor:
         """Return the contributor with this id, or raise KeyError."""

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 
 def keyed_permutation(size: int, *key: int) -> NDArray[np.int64]:
-    """Return the permutation of ``range(size)`` that ``key`` determines, shape ``[size]``; do not write to it."""
+    """Return the permutation of ``range(size)`` that ``key`` determines, as a read-only array of shape ``[size]``."""
     # NumPy promises the same raw Philox bits in all its versions; for Generator.permutation it does not.
     bits = np.random.Philox(np.random.SeedSequence(key)).random_raw(size)
     order = np.argsort(bits, kind="stable").astype(np.int64, copy=False)
@@ -26,9 +26,9 @@ _pass_order = lru_cache(maxsize=4)(keyed_permutation)
 class StepOrder:
     """The order in which training visits its samples.
 
-    Steps walk through endless passes over the samples. A batch may straddle two passes (or more, when it is
-    larger than the data), so every pass visits every sample exactly once and nothing is dropped. Nothing is
-    remembered between steps: a resumed job continues exactly where it stopped.
+    A pass visits every sample exactly once (other libraries call it an epoch). Passes follow each other without end.
+    A batch may span two passes, or more if it is larger than the data, so no sample is dropped. The samples of a step
+    do not depend on state of earlier steps, so a resumed job continues exactly where it stopped.
     """
 
     seed: int

@@ -29,7 +29,7 @@ _VALUE_BYTES = 8
 
 
 def record_batches(file: Path, columns: Sequence[str] | None = None) -> Iterator[Any]:
-    """Yield the rows of a .parquet file, a bounded number of bytes at a time.
+    """Yield the rows of a .parquet file as pyarrow record batches of bounded size.
 
     Args:
         file: the file.
@@ -66,7 +66,11 @@ def _is_of(path: str, columns: Sequence[str]) -> bool:
 
 
 def _rows_at_once(file: Path, metadata: Any, leaves: Sequence[int]) -> int:
-    """Return the number of rows that are read at a time, computed from the metadata of the row groups."""
+    """Return the number of rows to read at a time, computed from the metadata of the row groups.
+
+    Raises:
+        UserError: a row group has too many values in one column.
+    """
     row_bytes = 1.0
     for group in map(metadata.row_group, range(metadata.num_row_groups)):
         chunks = [group.column(index) for index in leaves]

@@ -72,7 +72,7 @@ class PreparedData:
 
 
 def prepare(spec: TrainJob, folder: Path, progress: Progress | None = None) -> PreparedData:
-    """Return the samples that a job trains on; text is tokenized first.
+    """Load the data of a job, tokenize it if it is text, and split the samples.
 
     Text is tokenized into one file in ``folder``, which is reused as long as the contents of the data files, the
     text column and the tokenizer stay the same. The splits are contiguous regions of this file, each a whole number of
@@ -84,8 +84,8 @@ def prepare(spec: TrainJob, folder: Path, progress: Progress | None = None) -> P
         progress: callback that takes the current activity and the share of it that is done, 0 to 1.
 
     Raises:
-        UserError: a file cannot be read or has no such column, the tokenizer does not fit the model, or there is less
-            text than one sample needs.
+        UserError: a file cannot be read or lacks the text column, the tokenizer does not fit the model, or there is
+            less text than one sample needs.
         Unavailable: a file in ``folder`` cannot be written, for example because the disk is full.
     """
     if spec.data.files is None:

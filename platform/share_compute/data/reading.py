@@ -56,7 +56,11 @@ def check_files(files: Sequence[Path]) -> None:
 
 
 def files_digest(files: Sequence[Path]) -> str:
-    """Return a SHA-256 over the contents of the files, in their order, as hexadecimal."""
+    """Return a SHA-256 over the contents of the files, in their order, as hexadecimal.
+
+    Raises:
+        UserError: a file cannot be read.
+    """
     digest = hashlib.sha256()
     for file in files:
         try:
@@ -112,13 +116,14 @@ def _text_bytes(file: Path) -> int:
 
 
 def _read_rows(file: Path, column: str, scratch: Path) -> Iterator[list[str]]:
-    """Yield lists of texts; for a .txt file its lines with their line breaks."""
+    """Yield lists of texts, one text per row. The rows of a .txt file are its lines, with their line breaks."""
     if file.suffix == ".parquet":
         yield from _read_column(file, column)
         return
     _require_short_lines(file)
     lines = _load("text", file, "text", scratch, keep_linebreaks=True, encoding="utf-8-sig")
-    # The JSON builder of datasets infers all columns from the first rows, and fails on later rows that differ.
+    # .jsonl files are loaded as lines, because the JSON builder of `datasets` infers all columns from the first rows
+    # and fails on later rows that differ.
     yield from lines if file.suffix == ".txt" else _parse_lines(file, column, lines)
 
 
@@ -170,7 +175,7 @@ def _load(
         # load_dataset is not used, because it reports each use to a server, even for local files.
         read = getattr(datasets.IterableDataset, f"from_{kind}")
         with open_unlinked(file) as opened:
-            # The library opens the file by name while it reads. This name always means the file that is open here.
+            # `datasets` opens the file by name. The name under /dev/fd always means the file that is open here.
             rows = read(f"/dev/fd/{opened.fileno()}", cache_dir=str(scratch), **options)
             for batch in rows.iter(batch_size=_ROWS):
                 yield batch[column]

@@ -1,4 +1,4 @@
-"""Split data sets of equal-sized samples: text as chunks of one token file, digits as rows of pixels."""
+"""Data sets of equal-sized samples in three splits: text as chunks of one token file, digits as rows of pixels."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ SPLITS: tuple[Split, ...] = get_args(Split)
 Array: TypeAlias = NDArray[Any]
 
 _DIGITS_KEY = 0x64696769
-"""Key of the permutation that splits the digits, so that it differs from the permutations of the passes."""
+"""Part of the key of the permutation before the digits are split; it differs from the keys of training passes."""
 
 
 class Samples(Protocol):
-    """A split data set of equal-sized samples; always the same samples for the same job."""
+    """A data set of equal-sized samples, divided into splits; a job always gets the same samples."""
 
     def size(self, split: Split) -> int:
         """Return the number of samples in a split."""
@@ -52,12 +52,12 @@ class SplitSizes:
         return cls(total - validation - test, validation, test)
 
     def range_of(self, split: Split) -> range:
-        """Return a split's indices in an array of all samples, in the order train, validation, test."""
+        """Return a split's indices in the array of all samples: train, then validation, then test."""
         starts = {"train": 0, "validation": self.train, "test": self.train + self.validation}
         return range(starts[split], starts[split] + getattr(self, split))
 
     def locate(self, split: Split, indices: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
-        """Convert indices in a split to indices in an array of all samples, as in `range_of`.
+        """Convert indices in a split to indices in the array of all samples, as in `range_of`.
 
         Raises:
             IndexError: an index is not in the split.

@@ -19,7 +19,7 @@ MIN_VOCAB_SIZE = 257
 """Minimum vocabulary size: a token for each byte, and one for the end of a document."""
 END_OF_DOCUMENT = "<|endoftext|>"
 LEARN_CHARACTERS = 1 << 28
-"""Largest number of characters, from the start of the data, that a tokenizer is trained on; it bounds memory."""
+"""Number of characters, from the start of the data, after which a tokenizer's training text ends; it bounds memory."""
 _MOST_SETTINGS_BYTES = 4 << 20
 _FILES = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt")
 """Files of tokenizers: a folder with none of these files has no tokenizer."""
@@ -35,7 +35,7 @@ class TokenizerSource:
     """Requested vocabulary size of a tokenizer that is trained; None for a folder."""
 
     def digest(self) -> str:
-        """Return a SHA-256 that identifies this source, as hexadecimal."""
+        """Return a SHA-256 over this source and the tokenizer files in its folder, as hexadecimal."""
         digest = hashlib.sha256(f"{self.kind} {self.vocab_size}".encode())
         for file in sorted(self.path.iterdir()) if self.path else ():
             if file.is_file() and file.suffix in {".json", ".txt", ".model", ".jinja"}:
@@ -98,7 +98,7 @@ def find_source(spec: TrainJob) -> TokenizerSource:
 
 
 def expected_vocab_size(spec: TrainJob) -> int | None:
-    """Return the vocabulary size that a job will have, without reading its data; None if it has no text.
+    """Return the vocabulary size that a job will have, without reading its data; None if its data is not text.
 
     For a tokenizer that is to be trained this is the requested size. A small corpus may give a smaller one.
 

@@ -46,7 +46,7 @@ def read_record(folder: Path, fingerprint: str) -> TokenRecord | None:
 
 
 def write_record(folder: Path, record: TokenRecord) -> None:
-    """Write the record, after which the token file counts as finished."""
+    """Write the record, which marks the token file as complete."""
     with writing(folder):
         part = folder / f"{RECORD}.part"
         part.write_text(json.dumps(asdict(record), indent=1), encoding="utf-8")
@@ -100,13 +100,13 @@ def write_tokens(folder: Path, pieces: Iterable[TextPiece], tokenizer: Any, dtyp
 
 
 def open_tokens(folder: Path, record: TokenRecord) -> NDArray[Any]:
-    """Map the token file, shape ``[num_tokens]``, read only."""
+    """Return the token file as a read-only memory map, shape ``[num_tokens]``."""
     return np.memmap(folder / TOKENS, dtype=record.dtype, mode="r", shape=(record.num_tokens,))
 
 
 @contextlib.contextmanager
 def writing(folder: Path) -> Iterator[None]:
-    """Translate the write errors of a disk to `Unavailable`."""
+    """Translate OSError in the block, for example from a full disk, to `Unavailable`; ``folder`` is for the message."""
     try:
         yield
     except OSError as failure:

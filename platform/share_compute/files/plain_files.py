@@ -54,7 +54,11 @@ def remove_unlinked(path: Path) -> None:
 
 @contextmanager
 def opened_parent(path: Path) -> Iterator[int]:
-    """Yield a file descriptor of the folder that contains a path, opened without following links."""
+    """Yield a file descriptor of the folder that contains a path, opened without following links.
+
+    Raises:
+        OSError: a folder above the path cannot be opened, or is a link.
+    """
     folder = os.open("/", _ON_THE_WAY)
     try:
         for part in path.absolute().parts[1:-1]:

@@ -1,4 +1,4 @@
-"""Topology files in YAML or JSON: they can be stored, shared, written by hand, and planned for without machines.
+"""Topology files in YAML or JSON: descriptions of machines and links, for which plans can be made without the machines.
 
 ``GET /api/v1/topology`` returns the same document, and ``POST /api/v1/plans`` accepts it. Sizes are bytes, speeds are
 FLOP/s and bytes/s, times are seconds; 16e9 is a number. Ray's node ids are left out, because they do not persist.
@@ -37,8 +37,8 @@ VERSION = 1
 """Version of the format; increased when a field changes its meaning or readers must not ignore a new field."""
 KIND = "topology"
 _MOST_YAML_BYTES = 16 << 20
-"""Maximum size of a YAML file. It is larger than for job files: programs write files of thousands of machines, and
-they are read on the machine of their author."""
+"""Maximum size of a YAML file in bytes. It is larger than for job files, because programs write topology files with
+thousands of machines. Users read their own files on their own machines, so a large file harms no others."""
 _EXAMPLE = "start from examples/topologies/lan.yaml"
 
 
@@ -103,7 +103,7 @@ class ContributorEntry(_Entry):
     """Label of the computer that it runs on; the CPUs of machines with the same label share its cores."""
     host_threads: int = Field(default=0, ge=0, le=65536)
     """Number of threads of that computer; 0 if it has enough for all its machines."""
-    # No min_length: pydantic's own check counts an invalid device as missing, too.
+    # No min_length: with it, pydantic would report an invalid device as missing, too.
     devices: tuple[DeviceEntry, ...] = Field(json_schema_extra={"minItems": 1})
     """Devices of the machine. Only one is used: the fastest GPU, or the fastest CPU if there is no GPU."""
 

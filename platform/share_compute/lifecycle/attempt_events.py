@@ -29,7 +29,7 @@ class Assignment(StrictModel):
     checkpoint: Path | None = None
     """Folder of the checkpoint to continue from; None if there is none."""
     known_step: int = 0
-    """Last committed step that the control plane knows of; later committed steps are reported again."""
+    """Last committed step that the control plane knows of; the attempt first reports the committed steps after it."""
     drift: float = Field(default=0.25, gt=0)
     """Fraction by which measured step times may differ from predicted ones before the job is replanned."""
     checkpoint_every_s: float | None = Field(default=None, gt=0)
@@ -63,7 +63,7 @@ class Offer(StrictModel):
 
 
 class Planned(StrictModel):
-    """Report that the plan is made and members are being started."""
+    """Report of the plan with which an attempt starts or takes over its members."""
 
     type: Literal["planned"] = "planned"
     plan: Plan
@@ -91,7 +91,7 @@ class Reformed(StrictModel):
     recomputed: int = Field(ge=0)
     """Number of microbatches of the uncommitted step that had to be computed again."""
     sentence: str
-    """Description for people: the machines that joined or left, and why; without the figures above."""
+    """Description for people: the machines that were lost, left or joined, or another cause; without figures."""
 
 
 class Started(StrictModel):
@@ -113,7 +113,7 @@ class StepCommitted(StrictModel):
     gradient_norm: float | None
     samples: int
     tokens: int
-    """Number of tokens in the step; of samples, for a classifier."""
+    """Number of predicted tokens in the step; for a classifier, the number of samples."""
     seconds: float
     tokens_per_s: float
     """Mean over the last steps."""
@@ -158,7 +158,7 @@ class Measured(StrictModel):
     step: int
     """Last measured step."""
     predicted_step_s: float | None
-    """Predicted seconds of a step; None if the plan has no prediction because no machine's speed was measured."""
+    """Predicted seconds of a step; None if the plan has no prediction."""
     measured_step_s: float
     """Median seconds of the last steps."""
     stages: tuple[StageTiming, ...]
@@ -195,7 +195,7 @@ class ReplanProposed(StrictModel):
 
 
 class ReplanAbandoned(StrictModel):
-    """Report that the last proposed plan is not applied. Nothing of the job is left on machines that it added."""
+    """Report that the last proposed plan is not applied. No member is left on machines that only this plan uses."""
 
     type: Literal["replan-abandoned"] = "replan-abandoned"
     reason: str
@@ -228,7 +228,10 @@ class LinkCut(StrictModel):
 
 
 class Protection(StrictModel):
-    """Report whether the job can lose any one machine without losing a step. Each new epoch resets it to false."""
+    """Report whether the job can lose any one machine without losing a step.
+
+    A job is not protected from the start of each epoch until such a report.
+    """
 
     type: Literal["protection"] = "protection"
     step: int
@@ -263,9 +266,9 @@ class RowsDone(StrictModel):
     """Number of completed rows over all attempts."""
     total: int = Field(ge=0)
     failed: int = Field(ge=0)
-    """Number of completed rows that have an error in place of an answer."""
+    """Number of completed rows that have an error instead of an answer."""
     rows_per_s: float | None = None
-    """Rate over the last rows; None before the first ones of this attempt."""
+    """Rate over the last rows; None before this attempt has completed rows."""
     tokens_per_s: float | None = None
     """Rate of generated tokens, or of read tokens for embeddings, over the last rows."""
 
@@ -285,7 +288,7 @@ class AttemptEnded(StrictModel):
     outcome: Literal["succeeded", "failed", "cancelled"]
     reason: str
     error: dict[str, Any] | None = None
-    """``code`` and facts of the `ShareComputeError`, if the attempt failed."""
+    """``code`` and facts of the `ShareComputeError`; None unless the attempt failed."""
 
 
 AttemptEvent: TypeAlias = Annotated[

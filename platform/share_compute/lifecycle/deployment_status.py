@@ -28,9 +28,9 @@ class StageStatus(StrictModel):
     process_id: int | None = None
     """Process id of its member on that machine."""
     resident_bytes: int = 0
-    """Memory of that process."""
+    """Resident memory (RSS) of that process."""
     cache_bytes: int = 0
-    """Part of that memory in caches of sequences."""
+    """Memory of the KV slots of this stage; on a GPU it is not part of ``resident_bytes``."""
 
 
 class LatencyStatus(StrictModel):
@@ -39,7 +39,8 @@ class LatencyStatus(StrictModel):
     p50_s: float | None = None
     p95_s: float | None = None
     predicted_s: float | None = None
-    """Prediction: for a single request if the objective is latency, for all sequences in flight if it is throughput."""
+    """Predicted latency of a request alone; for the next token with objective throughput, with all sequences in
+    flight."""
 
 
 class QueueStatus(StrictModel):
@@ -56,14 +57,14 @@ class QueueStatus(StrictModel):
     kv_tokens_used: int = 0
     """Part of the KV capacity reserved for sequences that run."""
     kv_tokens_cached: int = 0
-    """Part of the KV capacity that keeps ended sequences, for others with the same first tokens."""
+    """Part of the KV capacity in slots of ended sequences, kept for later sequences with the same first tokens."""
     prefix_hits: int = 0
-    """Sequences that started with a copy of another one's first tokens."""
+    """Number of sequences that started with a copy of another sequence's first tokens."""
     emitted_tokens: int = 0
     wasted_tokens: int = 0
-    """Tokens computed after an end that was not known yet."""
+    """Tokens sampled after the end of their sequence, in engine steps sent before the end was known."""
     preempted: int = 0
-    """Preemptions: a sequence gave up its full KV slot because no larger one fitted."""
+    """Number of times that a sequence gave up its full KV slot because no larger slot fitted."""
 
 
 class Interruption(StrictModel):
@@ -92,7 +93,7 @@ class ServingStatus(StrictModel):
     epoch: int = 0
     """Number of the present membership."""
     window_tokens: int | None = None
-    """Longest sequence; None before the model was read."""
+    """Maximum length of a sequence, prompt and answer together; None before the model was read."""
     prediction: ServingPrediction | None = None
     """The plan and its predicted performance; None while nothing is placed."""
     stages: tuple[StageStatus, ...] = ()

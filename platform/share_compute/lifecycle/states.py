@@ -31,7 +31,7 @@ class ContributorState(StrEnum):
     probing = "probing"
     ready = "ready"
     quarantined = "quarantined"
-    """It made wrong numbers, and gets no work until the operator clears it."""
+    """It computed wrong numbers, and gets no work until the operator clears it."""
     draining = "draining"
     left = "left"
     lost = "lost"
