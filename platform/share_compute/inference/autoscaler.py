@@ -50,9 +50,9 @@ class Decision:
 
 
 class _Lasting:
-    """The mildest change needed since scaling in one direction became necessary.
+    """The smallest change that was needed at any moment since scaling in one direction became necessary.
 
-    It is the minimum of the numbers of replicas needed when scaling up, and the maximum when scaling down.
+    When scaling up, it is the minimum of the numbers of replicas needed; when scaling down, the maximum.
     """
 
     def __init__(self, mildest: Callable[[int, int], int]) -> None:
@@ -61,7 +61,7 @@ class _Lasting:
         self._needed = 0
 
     def see(self, needed: int | None, now_s: float) -> None:
-        """Record the number of replicas needed; None if no change in this direction is needed."""
+        """Record the number of replicas needed now; None if no change in this direction is needed."""
         if needed is None:
             self._since_s = None
         elif self._since_s is None:
@@ -70,7 +70,7 @@ class _Lasting:
             self._needed = self._mildest(self._needed, needed)
 
     def after(self, delay_s: float, now_s: float) -> int | None:
-        """Return the number needed throughout ``delay_s``; None if the need has not lasted that long."""
+        """Return the smallest change's number of replicas; None if no change was needed throughout ``delay_s``."""
         if self._since_s is None or now_s - self._since_s < delay_s:
             return None
         return self._needed
@@ -101,13 +101,13 @@ class Autoscaler:
         return self.limits.target_ongoing_requests or self._concurrent
 
     def limit(self, limits: ReplicasSpec) -> Decision | None:
-        """Replace the limits; return the immediate change of the number of replicas, or None if it stays."""
+        """Replace the limits, and clamp the number of replicas to them; return the change, or None if there is none."""
         self.limits = limits
         self._forget()
         return self._become(_within(limits, self.wanted), f"{limits} were asked for")
 
     def decide(self, demand: Demand, now_s: float) -> Decision | None:
-        """Return the change that is due, or None.
+        """Record the load, and change the number of replicas if that is due; return the change, or None.
 
         Args:
             demand: current load.

@@ -25,10 +25,10 @@ _MOST_STEP_TOKENS = 512
 """Target number of positions in the engine steps of all stages together: more would delay the sequences that decode."""
 _LEAST_STEP_TOKENS = 16
 _CHUNK_TOKENS = 128
-"""Minimum tokens in a chunk of a prompt that use a machine well. Long prompts are split into chunks, so that several
+"""Smallest chunk of a prompt that uses a machine efficiently. Long prompts are split into chunks, so that several
 stages work on one prompt at a time."""
 _PROCESS_BYTES = 480 * 2**20
-"""Memory of a member's process beside its shard."""
+"""Memory of a member's process, without its shard and caches."""
 _MOST_QUEUED = 512
 """Maximum number of sequences that wait to start."""
 _MOST_QUEUED_TEXTS = 8192
@@ -42,11 +42,11 @@ class MemoryBudget:
     usable_bytes: int
     """Memory that a plan may fill."""
     working_bytes: int
-    """Memory that computing takes beside weights and caches."""
+    """Memory for intermediate results, without weights and caches."""
     cache_bytes: int
     """Memory predicted to be left for the caches of sequences."""
     holds_weights_twice: bool
-    """Whether plain and packed weights fit beside the process and all planned caches."""
+    """Whether weights fit both plain and packed (reordered for the CPU), beside the process and all planned caches."""
 
     def beside(self, resident_bytes: int | None) -> int:
         """Return the bytes left for caches; negative if the process has already taken too much.
@@ -125,12 +125,12 @@ def place(
     stages: int | None,
     embeds: bool = False,
 ) -> Placement:
-    """Place a deployment, with as many sequences at one time as requested, or as many as fit.
+    """Place a deployment for the requested number of concurrent sequences, or for a half, a quarter, ... that fits.
 
     Args:
         spec: specification of the deployment.
         topology: machines that may be used.
-        profile: cost of the model.
+        profile: sizes and FLOPs of the model's layers.
         window_tokens: longest sequence.
         epoch: epoch of the plan.
         stages: number of stages, one machine each; None leaves it to the planner.
@@ -213,12 +213,12 @@ def limits_of(
         placement: placement of the model.
         holdings: report of each machine about its shard.
         window_tokens: longest sequence.
-        shares: fraction of the cache memory to use, for machines that ran out of memory with all of it. For an
-            encoder, which has no caches, the fraction of the engine step size.
+        shares: fraction of the cache memory to use, by machine; 1 for machines that are not in it. An encoder has no
+            caches: the smallest fraction reduces the size of engine steps.
         embeds: whether the model is an encoder.
 
     Raises:
-        PlanInfeasible: not even the shortest sequence fits.
+        PlanInfeasible: a machine has no cache memory for a sequence of two tokens.
     """
     if embeds:
         return _limits_of_texts(window_tokens, len(placement.workers), min(shares.values(), default=1.0))
@@ -251,7 +251,8 @@ def limits_of(
 def _step_tokens(spec: ServeJob, stages: int) -> int:
     """Return the maximum number of positions that one engine step computes.
 
-    It is at most a typical prompt (or `_LEAST_STEP_TOKENS`), since the memory estimate counts no more than that.
+    It is at most the length of a typical prompt (or `_LEAST_STEP_TOKENS`), because the memory estimate assumes engine
+    steps of that length.
     """
     most = max(_CHUNK_TOKENS, _MOST_STEP_TOKENS // stages)
     return min(max(spec.prompt_tokens, _LEAST_STEP_TOKENS), most)

@@ -63,7 +63,9 @@ class Admission:
         return bool(queue.num_prefilling or can_begin)
 
     def next(self, opens: list[Opening], budget: int) -> LiveSequence | None:
-        """Return the next sequence to prefill; None if there is none, or if the next ones do not fit yet.
+        """Return the next sequence to prefill, and start it if it has not started.
+
+        Return None if there is none, or if the next sequences do not fit yet.
 
         Args:
             opens: openings of the engine step; the sequence's opening is appended if this call starts it.
@@ -95,19 +97,26 @@ class Admission:
         return None
 
     def ended(self, live: LiveSequence) -> None:
-        """Record that an open sequence has ended."""
+        """Record that a running sequence has ended. The ledger keeps its KV slot for prefix copies."""
         del self._open[live.id]
         self._ledger.retire(live.id)
 
     def preempted(self, live: LiveSequence) -> None:
-        """Record that an open sequence was preempted: it waits for more KV capacity."""
+        """Close the KV slot of a running sequence, which then waits for more KV capacity.
+
+        The caller must call `LiveSequence.close` afterwards.
+        """
         del self._open[live.id]
         self._ledger.give_up(live.id)
         self._queue.interrupt([live])
         self._totals.preempted += 1
 
     def _candidate(self, owner: OwnerQueue, reserve: int) -> tuple[LiveSequence, Prefix | None] | None:
-        """Return an owner's first sequence that has no token in flight and need not wait for another's prompt."""
+        """Return the next sequence of an owner to start, and the prefix to copy for it; None if there is none.
+
+        Sequences with tokens in flight, or whose prefix another sequence still computes, are skipped. The returned
+        sequence may lack KV capacity; then its prefix is None.
+        """
         for live in islice(self._queue.candidates(owner), _MOST_EXAMINED):
             if not live.is_settled:
                 continue

@@ -52,7 +52,7 @@ class Batches:
     def join(self, live: LiveSequence, batch: int) -> None:
         """Add a sequence to ``batch``, whose engine step computes the end of the sequence's prompt.
 
-        If this batch has its share of the sequences already, `balance` puts the sequence into the smallest batch.
+        If this batch has its share of the sequences already, `balance` puts the sequence into the smallest batch later.
         """
         everyone = sum(map(len, self._members)) + len(self._moving) + 1
         if len(self._members[batch]) * len(self._members) < everyone:

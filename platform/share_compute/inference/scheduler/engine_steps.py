@@ -52,7 +52,7 @@ class Opening:
 
 @dataclass(frozen=True, slots=True)
 class SlotGrowth:
-    """A KV slot that gets more capacity at every stage. While its content is copied, both sizes take memory."""
+    """A KV slot that gets more capacity at every stage. During the copy, the old and the new slot both take memory."""
 
     sequence: int
     capacity_tokens: int
@@ -108,7 +108,7 @@ class SampledToken:
     top: tuple[tuple[int, float], ...] = ()
     """The most probable tokens with their log-probabilities, as many as requested, most probable first."""
     finish: Literal["stop"] | None = None
-    """stop if this is the sequence's last token: a stop token, or the one that completes its grammar."""
+    """stop if this token ends the sequence: a stop token, or the token that completes its grammar. Otherwise None."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,7 @@ Base64 = Annotated[
 ErrorDocument = Annotated[ShareComputeError, PlainValidator(_read_error), PlainSerializer(_error_document)]
 """A `ShareComputeError` that JSON holds as its code, message and facts."""
 FinishReason = Literal["stop", "length", "cancelled"]
-"""stop: a stop token or the end of the grammar. length: the maximum length. cancelled: see `Scheduler.cancel`."""
+"""stop: a stop token or the end of the grammar. length: the maximum length. cancelled: by `Scheduler.cancel`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,9 +118,9 @@ class Totals:
     """Number of positions computed in all engine steps that were sent."""
     emitted_tokens: int = 0
     preempted: int = 0
-    """Number of preemptions: a sequence gave up its full KV slot because no larger one fitted."""
+    """Number of times that a sequence gave up its full KV slot because no larger slot fitted."""
     wasted_tokens: int = 0
-    """Number of tokens sampled after an end that was not known when the engine step was sent."""
+    """Number of tokens sampled after the end of their sequence, in engine steps sent before the end was known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +134,7 @@ class Stats:
     running: int
     """Number of sequences that have a KV slot."""
     owners: int
-    """Number of owners of all these sequences."""
+    """Number of owners of the queued, interrupted and running sequences."""
     steps_in_flight: int
     kv_tokens: int
     """KV capacity of all slots together, in tokens; 0 for an encoder."""

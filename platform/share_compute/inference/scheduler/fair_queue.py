@@ -22,13 +22,13 @@ class OwnerQueue:
     """An owner's sequences and its token counter."""
 
     served_tokens: int = 0
-    """Positions computed for the owner. A returning owner gets the lowest counter of the others, if that is higher."""
+    """Positions computed for the owner. When the owner returns, it is raised to the lowest counter of present owners."""
     waiting: deque[LiveSequence] = field(default_factory=deque)
     """Sequences that have not started."""
     interrupted: deque[LiveSequence] = field(default_factory=deque)
     """Sequences that started, but whose KV slots were lost or given up; they continue before others start."""
     prefilling: dict[int, LiveSequence] = field(default_factory=dict)
-    """Sequences with an open KV slot, some of whose known tokens were not sent yet."""
+    """Sequences with a KV slot for which some known tokens were not sent to the stages yet, by sequence id."""
     num_live: int = 0
     """Number of sequences that have not ended."""
 
@@ -44,14 +44,17 @@ class FairQueue:
         self.num_prefilling = 0
 
     def add(self, live: LiveSequence) -> None:
-        """Put a new sequence behind the others of its owner."""
+        """Put a new sequence behind the waiting sequences of its owner."""
         owner = self._arrived(live.owner)
         owner.num_live += 1
         owner.waiting.append(live)
         self.num_waiting += 1
 
     def interrupt(self, sequences: Iterable[LiveSequence]) -> None:
-        """Put open sequences before those that never started; interrupted ones keep their order of arrival."""
+        """Let running sequences wait, before sequences that never started and in order of arrival.
+
+        The caller must call `LiveSequence.close` for each of them afterwards.
+        """
         for live in sequences:
             owner = self._owners[live.owner]
             if owner.prefilling.pop(live.id, None):
@@ -62,7 +65,7 @@ class FairQueue:
             owner.interrupted = deque(sorted(owner.interrupted, key=lambda live: live.order))
 
     def begin(self, live: LiveSequence) -> None:
-        """Move a sequence from waiting to prefilling: it is open now, and its prompt is to be sent."""
+        """Move a waiting or interrupted sequence to prefilling: its slot opens, and its known tokens are to be sent."""
         owner = self._owners[live.owner]
         self._take_out(owner, live)
         owner.prefilling[live.id] = live
@@ -74,7 +77,7 @@ class FairQueue:
         self.num_prefilling -= 1
 
     def end(self, live: LiveSequence) -> None:
-        """Forget a sequence, wherever it is."""
+        """Remove a sequence that has ended, whether it waits or runs."""
         owner = self._owners[live.owner]
         if not live.is_open:
             self._take_out(owner, live)
@@ -85,7 +88,7 @@ class FairQueue:
             self._owners.clear()
 
     def charge(self, live: LiveSequence) -> None:
-        """Add the positions of a sequence sent since the last call to its owner's counter."""
+        """Charge the owner of a sequence for the positions that were sent since the last call."""
         self._owners[live.owner].served_tokens += live.charge()
 
     def in_turn(self) -> list[OwnerQueue]:
@@ -96,11 +99,11 @@ class FairQueue:
         )
 
     def candidates(self, owner: OwnerQueue) -> deque[LiveSequence]:
-        """Return the sequences of an owner that may start: interrupted ones while any owner has some, else new ones."""
+        """Return an owner's sequences that may start: only interrupted ones while any owner has some, else new ones."""
         return owner.interrupted if self.num_interrupted else owner.waiting
 
     def queued(self) -> Iterator[LiveSequence]:
-        """Yield all sequences that are not open."""
+        """Return an iterator over all sequences that wait to start or to continue."""
         return chain.from_iterable(chain(owner.interrupted, owner.waiting) for owner in self._owners.values())
 
     def num_waiting_of(self, owner: str) -> int:

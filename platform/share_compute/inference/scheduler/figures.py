@@ -106,7 +106,7 @@ class LatencyMeter:
         return sum(tokens for _, tokens in self._emitted) / max(busy_s, 1e-3)
 
     def measured(self, now_s: float) -> RecentFigures:
-        """Return all measurements."""
+        """Return the recent latencies, the token rate and the mean batch size."""
         batch_size = sum(self._batches) / len(self._batches) if self._batches else None
         return RecentFigures(
             self.tokens_per_s(now_s), _latency(self._first_s), _latency(self._between_s), batch_size

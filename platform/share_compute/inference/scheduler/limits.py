@@ -35,7 +35,7 @@ class SchedulerLimits:
     max_queued: int
     """Maximum number of sequences that wait to start."""
     run_ahead: int = 1
-    """Number of engine steps of a batch that are sent before the tokens of its previous step are back."""
+    """Number of further engine steps of a batch that may be sent before the tokens of its previous step are back."""
     answer_tokens: int = 128
     """Length of a typical answer in tokens. A KV slot starts with capacity for the prompt and such an answer. Whenever
     the slot is full, the capacity for the answer is doubled."""
@@ -52,10 +52,10 @@ class SchedulerLimits:
 
     @property
     def capacity_tokens(self) -> int:
-        """Largest KV slot that fits; for an encoder, the longest text that fits into an engine step."""
+        """Largest KV slot that fits, in positions; for an encoder, the longest text that fits into an engine step."""
         return self.step_tokens if self.embeds else self.kv_tokens
 
     @property
     def longest_tokens(self) -> int:
-        """Longest sequence that both the model's window and the memory allow."""
+        """Maximum length of a sequence in tokens that both ``window_tokens`` and `capacity_tokens` allow."""
         return min(self.window_tokens, self.capacity_tokens)

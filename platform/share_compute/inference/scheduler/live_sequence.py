@@ -32,17 +32,19 @@ class LiveSequence:
     is_open: bool = False
     """Whether it has a KV slot."""
     prefill_tokens: int = 0
-    """Number of tokens known when its KV slot was opened: the server sends these, the last stage the rest."""
+    """Number of tokens known when its KV slot was opened. The server sends these tokens to the first stage; the last
+    stage sends later tokens."""
     slot_tokens: int = 0
     """Capacity of its KV slot, in positions."""
     first_step: int = 0
-    """Id of the first engine step that can contain it. Tokens of earlier steps are of an older sequence with its id."""
+    """Id of the first engine step that can contain it. Tokens of earlier steps belong to an older sequence with the
+    same id."""
     sent: int = 0
-    """Number of positions in its KV slot once all engine steps that were sent have passed."""
+    """Number of positions of its KV slot that are written once all engine steps sent so far have been computed."""
     planned: int = 0
     """Number of generated tokens, including those of engine steps in flight."""
     charged: int = 0
-    """Number of first positions that were copied or charged to its owner; recomputing them is not charged."""
+    """Number of positions, from the first, that were copied or charged to its owner; recomputing them is free."""
     cached_tokens: int | None = None
     """Number of prompt tokens copied from another sequence at its first start; None before that."""
     passes: int = 0
@@ -104,7 +106,7 @@ class LiveSequence:
 
     @property
     def is_full(self) -> bool:
-        """Whether its KV slot has no position left for the token that is fed back next."""
+        """Whether its KV slot has no position left for the next input token."""
         return self.sent == self.slot_tokens
 
     @property
@@ -165,7 +167,10 @@ class LiveSequence:
         self.planned = self.num_emitted
 
     def prefill(self, most: int) -> Chunk:
-        """Return a chunk of at most ``most`` known tokens. The chunk with the last known token samples a new one."""
+        """Record the next ``most`` known tokens, or fewer if fewer are left, as sent; return the chunk with them.
+
+        The chunk with the last known token samples a new token.
+        """
         start = self.sent
         self.sent = min(start + most, self.prefill_tokens)
         samples = self.sent == self.prefill_tokens
@@ -174,10 +179,10 @@ class LiveSequence:
         return Chunk(self.id, start, len(inputs), inputs, samples)
 
     def decode(self, step: int) -> Chunk:
-        """Return a chunk that computes one position and samples the next token.
+        """Record the next position as sent; return the chunk that computes it and samples the next token.
 
-        The chunk contains no input token, because the scheduler does not know it: the last stage sampled the token and
-        passes it to the first stage.
+        The chunk contains no input token: the last stage sampled the input and passes it to the first stage, and the
+        scheduler may not know it yet.
         """
         self.last_step = step
         self.sent += 1
@@ -185,7 +190,7 @@ class LiveSequence:
         return Chunk(self.id, self.sent - 1, 1, None, samples=True)
 
     def charge(self) -> int:
-        """Return the number of positions sent for the first time since the last call."""
+        """Mark the positions sent since the last call as charged; return their number, without recomputed positions."""
         new = max(0, self.sent - self.charged)
         self.charged += new
         return new

@@ -33,7 +33,7 @@ class SamplingOptions(StrictModel):
     max_tokens: int = Field(ge=0)
     """Maximum number of tokens to generate, including those in `Generation.emitted`; 0 computes nothing."""
     stop_token_ids: tuple[TokenId, ...] = ()
-    """Tokens that end the sequence, usually the model's end-of-text tokens. The one drawn is emitted as the last."""
+    """Tokens that end the sequence, usually the model's end-of-text tokens. The drawn stop token is emitted as well."""
     min_tokens: int = Field(default=0, ge=0)
     """Minimum number of tokens to generate before a stop token may be drawn; ignored with ``json_schema``."""
     logprobs: int | None = Field(default=None, ge=0, le=20)

@@ -40,7 +40,9 @@ class PrefixIndex:
                 del self._holders[key]
 
     def deepest(self, keys: Sequence[int], most: int) -> tuple[int, list[int]]:
-        """Return the largest number of leading blocks that a sequence has, and the sequences with these, latest first.
+        """Return the length of the longest match in blocks, and the sequences that have it, latest first.
+
+        (0, []) if no sequence has the first block.
 
         Args:
             keys: keys of the blocks to look for, in order.

@@ -17,13 +17,13 @@ stop token or a cancellation in advance. Steps in flight (at most ``1 + run_ahea
 each, and their tokens are dropped. The sequence still ends at once, and its KV capacity is free at once: at every
 stage, a step that closes its KV slot or copies from it comes after those in flight.
 
-**KV capacity.** A KV slot has capacity for a prompt and a typical answer, and grows when it is full. If it cannot, the
-sequence is preempted (see `share_compute.inference.scheduler.admission`). It later restarts from the tokens emitted, as
-after a membership change.
+**KV capacity.** A KV slot has capacity for a prompt and a typical answer, and grows when it is full. If the slot cannot
+grow, its sequence is preempted (see `share_compute.inference.scheduler.admission`). The sequence later restarts from
+its prompt and the tokens emitted, as after a membership change.
 
-**Lengths.** Prompt and generated tokens together are at most the window (or the memory for one sequence). A sequence
-ends there with reason "length". So a prompt must be shorter than the window. A sequence that requests no tokens ends at
-once with reason "length", and nothing is computed.
+**Lengths.** Prompt and generated tokens together are limited by the window and by the KV capacity. A sequence that
+reaches this limit ends with reason "length". So a prompt must be shorter than the limit. A sequence that requests no
+tokens ends at once with reason "length", and nothing is computed.
 
 **Encoders.** A text is a sequence with a prompt and no answer. Its tokens all attend to each other, so the whole text
 is computed in one step. It goes into the first step with space for it, is never split, and ends when its vector comes.
@@ -118,7 +118,7 @@ class Scheduler:
 
         Args:
             generations: sequences to generate.
-            tokens_per_s: recent rate of the replica, from which the retry delay follows; 0 if unknown.
+            tokens_per_s: recent token rate of the replica, from which the retry delay is computed; 0 if unknown.
 
         Returns:
             `Finished` for sequences that have nothing left to generate; they never start.
@@ -162,7 +162,12 @@ class Scheduler:
         return tuple(self._live)
 
     def _new_tokens(self, generation: Generation) -> int:
-        """Return the maximum number of tokens that may be generated after a prompt."""
+        """Return the maximum number of tokens that may be generated after a prompt; 1 for a text to embed.
+
+        Raises:
+            UserError: the prompt is empty.
+            TooLong: the prompt leaves no space for a token, or the text to embed is too long.
+        """
         length, longest = len(generation.prompt), self.limits.longest_tokens
         if not length:
             raise UserError("the prompt is empty", hint="give at least one token to go on from")
@@ -201,7 +206,10 @@ class Scheduler:
             )
 
     def _retry_after_s(self, tokens_per_s: float) -> int:
-        """Return the expected seconds until half of the queued work is done, within `_RETRY_S`."""
+        """Return the expected seconds until half of the queued work is done, clamped to `_RETRY_S`.
+
+        Return `_UNKNOWN_RETRY_S` if the token rate is unknown.
+        """
         shortest, longest = _RETRY_S
         if tokens_per_s <= 0:
             return _UNKNOWN_RETRY_S
@@ -211,7 +219,10 @@ class Scheduler:
     # -- stages ------------------------------------------------------------------------------------------------------
 
     def next_steps(self) -> list[EngineStep]:
-        """Return all engine steps that may be sent now, to be sent in this order."""
+        """Build all engine steps that may be sent now, and return them.
+
+        The caller must send all of them to all stages, in this order: they count as sent.
+        """
         self._batches.balance()
         steps: list[EngineStep] = []
         while made := [step for batch in self._batches.free() if (step := self._step(batch))]:
@@ -219,8 +230,9 @@ class Scheduler:
         return steps
 
     def completed(self, result: StepResult) -> list[SequenceEvent]:
-        """Process the result of an engine step; results of earlier steps are reported first, whenever they arrive.
+        """Process the result of an engine step, and return the resulting events.
 
+        Results are processed in the order of their steps, so a result waits until all earlier steps have results.
         Results of earlier epochs, and results that were processed before, change nothing.
 
         Raises:
@@ -239,14 +251,14 @@ class Scheduler:
         return events
 
     def reform(self, epoch: int, limits: SchedulerLimits) -> list[SequenceEvent]:
-        """Continue on new stages, which have no KV slots yet; sequences that are too long for them end earlier.
+        """Continue on new stages, which have no KV slots yet. Sequences may get fewer tokens if capacity is smaller.
 
         Args:
             epoch: new epoch; later than the present one.
             limits: limits of the new stages.
 
         Returns:
-            `Failed` for sequences whose tokens so far exceed the KV capacity of the new stages.
+            `Failed` for sequences whose tokens so far leave no capacity for another token on the new stages.
 
         Raises:
             StaleEpoch: this epoch, or a later one, has started before.
@@ -286,7 +298,7 @@ class Scheduler:
     # -- one engine step ---------------------------------------------------------------------------------------------
 
     def _step(self, batch: int) -> EngineStep | None:
-        """Return the next engine step of a batch; None if it has nothing to do."""
+        """Build the next engine step of a batch, record it as sent and return it; None if there is nothing to do."""
         budget = self.limits.step_tokens
         grows: list[SlotGrowth] = []
         # Slots grow before others are opened, because sequences that start now may copy from the grown slots.
@@ -339,7 +351,7 @@ class Scheduler:
         return chunk
 
     def _prompts(self, batch: int, budget: int, opens: list[Opening]) -> Iterator[Chunk]:
-        """Yield chunks of prompts, for sequences that start now or started before."""
+        """Start sequences, and yield chunks of the prompts of these and of sequences that started before."""
         while budget and (live := self._admission.next(opens, budget)):
             chunk = live.prefill(budget)
             budget -= chunk.count
@@ -395,7 +407,7 @@ class Scheduler:
 
 
 def _ended_before(live: LiveSequence) -> FinishReason | None:
-    """Return why a sequence has nothing left to generate after the tokens emitted before; None if it has more."""
+    """Return why a new sequence has nothing to generate after `Generation.emitted`; None if there is something."""
     emitted, options = live.generation.emitted, live.generation.options
     if emitted and emitted[-1] in options.stop_token_ids:
         return "stop"

@@ -61,7 +61,8 @@ class SlotLedger:
         self._cached: dict[int, None] = {}
         """Ended sequences with a slot, the least recently used first."""
         self._copied: set[int] = set()
-        """Ended sequences that this step copies from. Their slots stay, since a step closes slots before it copies."""
+        """Ended sequences that the engine step being built copies from. A step closes slots before it copies, so their
+        slots are kept."""
         self._closing: list[int] = []
         self._index = PrefixIndex()
 
@@ -69,7 +70,7 @@ class SlotLedger:
         return sequence in self._entries
 
     def fits(self, capacity_tokens: int) -> bool:
-        """Return whether a slot of this capacity fits, if need be by closing slots of ended sequences."""
+        """Return whether a new slot of this capacity fits, if need be after closing slots of ended sequences."""
         kept = sum(self._entries[sequence].capacity_tokens for sequence in self._copied)
         return self.used_tokens + kept + capacity_tokens <= self.kv_tokens
 
@@ -126,7 +127,7 @@ class SlotLedger:
         return True
 
     def extend(self, sequence: int) -> None:
-        """Record that more tokens of a sequence are known."""
+        """Add new full blocks of a sequence's known tokens to the prefix index."""
         entry = self._entries[sequence]
         if entry.indexed < len(entry.keys):
             self._index.add(sequence, entry.keys[entry.indexed :])
@@ -175,7 +176,7 @@ class SlotLedger:
         return bool(self._closing)
 
     def take_closes(self) -> tuple[int, ...]:
-        """Return the sequences whose slots the engine step closes; call this last when a step is built."""
+        """Return the sequences whose slots the engine step closes, and clear the list; call this last for each step."""
         self._copied.clear()
         closes, self._closing = tuple(self._closing), []
         return closes

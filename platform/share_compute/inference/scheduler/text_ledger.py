@@ -13,7 +13,7 @@ class TextLedger(SlotLedger):
         super().__init__(0)
 
     def fits(self, capacity_tokens: int) -> bool:
-        """Return True: the size of engine steps limits the texts computed at one time, not their memory."""
+        """Return True: only the size of an engine step limits its texts, since they take no KV capacity."""
         del capacity_tokens
         return True
 
