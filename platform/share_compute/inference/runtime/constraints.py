@@ -68,7 +68,7 @@ def _grammar(schema: str) -> str:
 
 
 class Grammar:
-    """The constraint on one sequence, advanced token by token.
+    """The constraint on one sequence's text; `accept` advances it by tokens.
 
     Args:
         matcher: matcher of the schema, used by this sequence alone.
@@ -98,7 +98,7 @@ class Grammar:
 
 
 class Grammars:
-    """Compile schemas for one tokenizer.
+    """Cache of compiled JSON schemas for one tokenizer.
 
     Args:
         folder: folder of the tokenizer, which is loaded by `warm_up` or for the first schema.

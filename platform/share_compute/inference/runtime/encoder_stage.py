@@ -75,16 +75,12 @@ class EncoderStage(EngineStage):
 
     @torch.inference_mode()
     def take_over(self, other: EngineStage) -> dict[str, Tensor]:
-        """Take the weights that both stages hold from an unused stage of the same model, sealed or not.
-
-        Returns:
-            The tensors that are still to be filled before `seal`, by stored name.
-        """
+        """Move the weights that both stages hold from ``other`` to this stage; see `EngineStage.take_over`."""
         assert isinstance(other, EncoderStage)
         return self.parts.take_over(other.parts)
 
     def weights_of(self, folder: WeightFolder) -> PretrainedWeights:
-        """Return the model's tensors in a folder."""
+        """Return a reader of the model's tensors in a folder."""
         return PretrainedWeights(folder, self._config, encoder_sketch(self._config))
 
     @torch.inference_mode()

@@ -40,11 +40,14 @@ class EngineStage(ABC):
 
     @abstractmethod
     def tensors(self) -> dict[str, Tensor]:
-        """Return the tensors to fill before `seal`, by stored name."""
+        """Return the tensors to fill before `seal`, by stored name (int8 values and scales have names of their own)."""
 
     @abstractmethod
     def take_over(self, other: EngineStage) -> dict[str, Tensor]:
-        """Take the weights that both stages hold from an unused stage of the same model, sealed or not.
+        """Move the weights that both stages hold from ``other`` to this stage.
+
+        Args:
+            other: a stage of the same model, sealed or not; it must not be used afterwards.
 
         Returns:
             The tensors that are still to be filled before `seal`, by stored name.
@@ -54,7 +57,7 @@ class EngineStage(ABC):
     def seal(self, *, keeps_plain: bool = True) -> None:
         """Optimize the filled shard; nothing can be filled afterwards.
 
-        A second call with ``keeps_plain=False`` frees memory.
+        A second call with ``keeps_plain=False`` frees the unpacked weights.
 
         Args:
             keeps_plain: whether weights that are packed are also kept unpacked, where products of few rows are
@@ -62,11 +65,11 @@ class EngineStage(ABC):
         """
 
     def warm_up(self) -> None:
-        """Do slow preparations in advance, so that the first request that needs them does not delay all others."""
+        """Do slow preparations in advance, so that the first request that needs them does not delay other requests."""
 
     @abstractmethod
     def weights_of(self, folder: WeightFolder) -> PretrainedWeights:
-        """Return the model's tensors in a folder.
+        """Return a reader of the model's tensors in a folder.
 
         Raises:
             UserError: the tensors do not belong to the configuration.
@@ -74,7 +77,7 @@ class EngineStage(ABC):
 
     @torch.no_grad()
     def load(self, folder: Path) -> None:
-        """Fill the shard from a local Hugging Face folder, reading only its own tensors, and `seal` it.
+        """Fill the shard from a local Hugging Face folder, reading only the shard's tensors, and `seal` it.
 
         Raises:
             UserError: the weights are not there, are damaged, or do not belong to the configuration.

@@ -2,12 +2,12 @@
 
 Decoding multiplies one token of each sequence with every matrix. With weights as models store them, a product of eight
 rows costs a CPU three times one of a single row, though both read the same weights. After packing once with oneDNN,
-eight rows cost little more than one. (torch's compiler packs weights of models that it freezes; the operators have no
-public name.)
+eight rows cost little more than one. (torch.compile packs the weights of frozen models with the same operators, which
+have no public name.)
 
-A single row is slower with packed weights, so a machine with enough memory keeps both (except in bfloat16). Where a
-layer has more outputs than inputs, a single row of float32 is faster still with column-major weights, most of all for
-the vocabulary.
+A single row is slower with packed weights, so a machine with enough memory keeps packed and plain weights (except in
+bfloat16). If a layer has more outputs than inputs, a single row of float32 is faster still with column-major plain
+weights, most of all in the head, which has one output per token of the vocabulary.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ _ROWS = 8
 _PLAIN_ROWS = 2
 """Maximum number of rows that are multiplied with plain weights, where these are kept beside packed ones."""
 _SMALL = 2**19
-"""Minimum number of weights of a float32 matrix to pack. A smaller one gains at most what the operator's call costs."""
+"""Minimum number of weights of a float32 matrix to pack. For a smaller matrix, calling the packed operator costs as
+much as it saves."""
 
 
 class PackedLinear(nn.Module):
@@ -51,7 +52,10 @@ class PackedLinear(nn.Module):
         return packed.to_dense() if plain is None else plain
 
     def smaller(self) -> nn.Module:
-        """Return an equivalent layer that holds its weights only once: shared ones unpacked, others packed."""
+        """Return a layer with the same outputs that holds its weights once.
+
+        If other modules share the weights, it is the original layer. If not, it is this layer, without plain weights.
+        """
         if self._shared is not None:
             return self._shared[0]
         _, packed, bias = self._weights

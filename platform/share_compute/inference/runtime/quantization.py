@@ -23,9 +23,10 @@ INTEGERS, SCALE = ".int8", ".int8_scale"
 """Suffixes that replace ``.weight`` in the names of the two tensors of a quantized weight: int8 values and scales."""
 _LARGEST = 127
 _FEW_ROWS = 16
-"""Maximum number of input rows for which the kernel for few rows is faster."""
+"""Maximum number of input rows for which torch's kernel for few rows is faster."""
 _KERNEL_STEP = 16
-"""Number of inputs that the kernel reads at one time; rows must be a multiple of it, or it reads beyond their end."""
+"""Number of inputs that torch's kernel reads at one time. It reads beyond the end of rows of other lengths than
+multiples of this number."""
 _BLOCK = 2**22
 """Number of weights that are converted to floats at one time."""
 _LEAST_SHARE = 0.9
@@ -63,12 +64,12 @@ def is_quantized(name: str) -> bool:
 
 
 def scale_name(name: str) -> str:
-    """Return the stored name of the scale of the integers called ``name``."""
+    """Return the stored name of the scales that belong to the int8 tensor called ``name``."""
     return name.removesuffix(INTEGERS) + SCALE
 
 
 def weight_of(name: str) -> str:
-    """Return the stored name of the weight from which the tensor called ``name`` is made."""
+    """Return the stored name of the weight whose int8 values or scales are called ``name``."""
     return name.removesuffix(INTEGERS).removesuffix(SCALE) + ".weight"
 
 
@@ -121,7 +122,7 @@ def quantize(model: nn.Module, shared: Set[str]) -> None:
     """Replace each linear layer of a model by an `Int8Linear`, except layers with shared weights.
 
     Args:
-        model: sketch of a model, as `share_compute.models.huggingface.decoder.sketch` makes it.
+        model: model without memory for large weights, as `share_compute.models.huggingface.decoder.sketch` returns it.
         shared: names of weights that other modules use, too.
     """
     for path, part in list(model.named_modules()):
@@ -132,14 +133,14 @@ def quantize(model: nn.Module, shared: Set[str]) -> None:
 
 
 def require_linear_layers(model: nn.Module, shared: Set[str]) -> None:
-    """Check that int8 saves the memory that plans count on.
+    """Check that int8 saves as much memory as plans assume.
 
     Args:
-        model: sketch of the whole model.
+        model: the whole model, as `share_compute.models.huggingface.decoder.sketch` returns it.
         shared: names of weights that other modules use, too.
 
     Raises:
-        UserError: too many of its weights are not in linear layers.
+        UserError: too many of the model's weights are not in linear layers.
     """
     saved = kept = 0
     for path, part in model.named_modules():

@@ -2,8 +2,8 @@
 
 Each chunk attends to its own sequence alone. Models of the transformers library pass queries, keys and values to a
 function that the configuration names. The function here (`attend`) stores keys and values in the KV slots and attends
-chunk by chunk. The other layers work on each token alone, so concatenation does not affect them. No architecture is
-known by name here: a model that needs more than this interface is refused.
+chunk by chunk. All operations outside attention work on each token alone, so concatenation does not affect them. There
+is no list of supported architectures: `Probe` and `attend` refuse models that need more than this interface.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Attention:
         softcap: float | None,
         sinks: Tensor | None,
     ) -> Tensor:
-        """Compute the attention of the next layer.
+        """Write the keys and values of the next layer to the KV slots, and compute the layer's attention.
 
         Args:
             query: ``[1, heads, tokens, key_size]``.
@@ -94,7 +94,8 @@ class Attention:
             scaling: factor of the products of queries and keys; None for the usual one, ``key_size ** -0.5``.
             window: number of last positions that each token attends to, its own included; None for all.
             softcap: bound of the scaled products, applied with tanh; None for no bound.
-            sinks: ``[heads]``, one logit per head that takes part in the softmax but has no value; None for none.
+            sinks: attention sinks ``[heads]``, one logit per head that takes part in the softmax but has no value; None
+                for none.
 
         Returns:
             Attention outputs ``[1, tokens, heads, value_size]``.
@@ -129,7 +130,8 @@ class Attention:
             return torch.cat(found, 1)
         groups = key.shape[1]
         if self._decodes:
-            # The heads of a group share their keys, so they are computed like several tokens with the same context.
+            # Grouped-query attention: the query heads of a group share keys, so they are computed like several tokens
+            # that attend to the same positions.
             tokens = query.transpose(1, 2)
             askings = tokens.reshape(tokens.shape[1], 1, groups, -1, tokens.shape[3]).unbind(0)
             found = [
@@ -154,7 +156,7 @@ class Attention:
         return found[0] if len(found) == 1 else torch.cat(found, 1)
 
     def _mask(self, index: int, window: int | None, like: Tensor) -> Tensor | None:
-        """Return a piece's additive mask ``[count, seen]``, cached by window; None if the piece is a single token."""
+        """Return a chunk's additive mask ``[count, seen]``, cached by window; None if the chunk is a single token."""
         piece = self._pieces[index]
         if piece.count == 1:
             return None
@@ -233,7 +235,10 @@ def _by_hand(
     softcap: float | None,
     sinks: Tensor | None,
 ) -> Tensor:
-    """Attend to one piece with softcap or sinks, which no kernel supports; shapes as in `Attention.attend`."""
+    """Compute one chunk's attention with softcap or sinks, which `scaled_dot_product_attention` does not support.
+
+    Shapes as in `Attention.attend`; keys and values are those of the positions that the chunk attends to.
+    """
     _, heads, count, size = query.shape
     groups = keys.shape[1]
     shape = (1, groups, heads // groups, count, size)
@@ -337,7 +342,11 @@ def attend(
     scaling: float | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """Run `Attention.attend`, with the signature that transformers expects of an attention function."""
+    """Run `Attention.attend` of the current engine step, with the signature that transformers expects.
+
+    Raises:
+        UserError: the model passes a mask, or needs attention that the current `Attention` does not support.
+    """
     attention = _NOW.attention
     assert attention is not None, "only a ServingStage computes by this attention"
     if attention_mask is not None:

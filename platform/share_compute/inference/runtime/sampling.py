@@ -144,7 +144,7 @@ class Sampler:
     def warm_up(self) -> None:
         """Load the tokenizer for constrained text in advance, if it can be used for that."""
         if self._grammars is not None:
-            with suppress(UserError):  # the first request for constrained text reports it
+            with suppress(UserError):  # the first request for constrained text reports the error
                 self._grammars.warm_up()
 
     def close(self, sequence: int) -> None:
@@ -181,7 +181,8 @@ class Sampler:
 
     def _sampled(self, chunk: Chunk, token: int, logits: Tensor) -> SampledToken:
         sequence, position = self._sequences[chunk.sequence], chunk.start + chunk.count
-        if sequence.end is not None:  # sent before the scheduler knew the end; it drops the token
+        if sequence.end is not None:
+            # The scheduler sent this step before it knew that the sequence had ended. It drops the token.
             return SampledToken(chunk.sequence, position, sequence.end, finish="stop")
         sequence.note(token)
         logprob: float | None = None
@@ -230,7 +231,7 @@ def _least(weights: Tensor, options: SamplingOptions) -> Tensor:
 def _logprobs(logits: Tensor, token: int, count: int) -> tuple[float, tuple[tuple[int, float], ...]]:
     """Return a token's log-probability, and (token, log-probability) of the ``count`` most probable tokens.
 
-    All are computed from the unadjusted logits ``[vocabulary]``.
+    Log-probabilities are computed from the unadjusted logits ``[vocabulary]``.
     """
     every = logits.log_softmax(-1)
     values, ids = every.topk(min(count, len(every)))

@@ -119,16 +119,12 @@ class ServingStage(EngineStage):
 
     @torch.inference_mode()
     def take_over(self, other: EngineStage) -> dict[str, Tensor]:
-        """Take the weights that both stages hold from an unused stage of the same model, sealed or not.
-
-        Returns:
-            The tensors that are still to be filled before `seal`, by stored name.
-        """
+        """Move the weights that both stages hold from ``other`` to this stage; see `EngineStage.take_over`."""
         assert isinstance(other, ServingStage)
         return self._stage.take_over(other._stage)  # noqa: SLF001 - it is one of ours
 
     def weights_of(self, folder: WeightFolder) -> PretrainedWeights:
-        """Return the model's tensors in a folder."""
+        """Return a reader of the model's tensors in a folder."""
         return PretrainedWeights(folder, self._config)
 
     @torch.inference_mode()
@@ -141,7 +137,7 @@ class ServingStage(EngineStage):
         self.is_sealed = True
 
     def warm_up(self) -> None:
-        """Prepare the tokenizer for constrained text; for a large vocabulary this blocks the stage for seconds."""
+        """Load the tokenizer for constrained text on the last stage; a large vocabulary takes seconds."""
         if self._sampler is not None:
             self._sampler.warm_up()
 
@@ -159,13 +155,13 @@ class ServingStage(EngineStage):
 
     @torch.inference_mode()
     def open(self, opening: Opening) -> None:
-        """Open a KV slot, and on the last stage the sampling state of the sequence."""
+        """Open the KV slot of a sequence, and on the last stage create its sampling state."""
         self._slots.open(opening.sequence, opening.capacity_tokens, opening.copy_from, opening.copy_tokens)
         if self._sampler is not None:
             self._sampler.open(opening)
 
     def close(self, sequence: int) -> None:
-        """Free a KV slot, and on the last stage the sampling state of the sequence."""
+        """Free the KV slot of a sequence, and on the last stage its sampling state."""
         self._slots.close(sequence)
         if self._sampler is not None:
             self._sampler.close(sequence)

@@ -47,10 +47,11 @@ def call_directly(module: nn.Module) -> None:
 
 
 def fuse_norms(module: nn.Module) -> None:
-    """Replace each submodule by a `FusedNorm` if both compute the same outputs.
+    """Replace submodules that compute an RMS norm by a `FusedNorm`; torch's own norm classes stay.
 
-    Norm classes of model families are not listed here: a norm is recognized by its outputs for random rows of many
-    scales. Two conventions are tried: the norm multiplies by its weights, or by 1 plus its weights.
+    Model families have norm classes of their own. Their names are not listed here: a submodule is replaced if a
+    `FusedNorm` gives the same outputs for random rows of many scales. The fused norm multiplies by the submodule's
+    weights, or by 1 plus these weights; both are tried.
     """
     for part in list(module.modules()):
         for name, child in list(part.named_children()):
