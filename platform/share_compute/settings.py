@@ -32,7 +32,7 @@ class Settings(BaseSettings):
     """IP address at which contributors reach this machine. Default: ``host``; if that is 0.0.0.0 or ::, this machine's
     address on the default route, or else any of its addresses."""
     public_url: str | None = None
-    """URL at which others reach the control plane, if it is behind a reverse proxy."""
+    """URL at which other machines and browsers reach the control plane, if it is behind a reverse proxy."""
     tls: Literal["self-signed"] | None = None
     """self-signed: HTTPS with a certificate that the server makes; its fingerprint is part of each invite."""
     tls_cert: Path | None = None
@@ -56,7 +56,8 @@ class Settings(BaseSettings):
     """Whether holders of API keys may inject faults into members of running jobs (`share-compute chaos`)."""
     data_roots: Annotated[tuple[Path, ...], NoDecode] = ()
     """Folders on the server below which jobs may name files, as JSON or separated as in PATH; default: none, so that
-    data comes from uploads only. `up` offers its working folder if it listens on its own machine only."""
+    data comes from uploads only. If the server listens on loopback only, the default of `share-compute up` is its
+    working folder, unless this folder contains the data folder."""
     upload_limit_bytes: int = Field(default=64 << 30, ge=1)
     """Maximum bytes of one upload of data or of a model."""
     uploads_limit_bytes: int = Field(default=256 << 30, ge=1)

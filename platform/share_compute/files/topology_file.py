@@ -123,7 +123,10 @@ class ContributorEntry(_Entry):
 
 
 class LinkEntry(_Entry):
-    """Measured path between two machines. One direction suffices. The worst of several measurements counts."""
+    """Measured path between two machines, or a machine and the head.
+
+    One direction suffices. If a pair has several entries, the highest latency and the lowest bandwidth are used.
+    """
 
     source: str
     """Id of a machine, or ``head``."""
@@ -246,7 +249,8 @@ def parse_topology(data: Any) -> Topology:
     """Read a topology from plain data.
 
     Raises:
-        UserError: the data is of another kind or version, or has wrong fields; the error names them and their machines.
+        UserError: the data is of another kind or version, or has wrong fields; the error names the fields and their
+            machines.
     """
     check_kind(data)
     try:
@@ -324,7 +328,7 @@ def _is_measured(device: Device) -> bool:
 
 
 def write_topology(topology: Topology | TopologyDocument, form: Literal["yaml", "json"] = "yaml") -> str:
-    """Return the text of a topology file. JSON is read much faster for thousands of machines."""
+    """Return the text of a topology file. `read_topology` reads JSON much faster than YAML."""
     document = topology if isinstance(topology, TopologyDocument) else describe_topology(topology)
     data = {"kind": KIND, "version": VERSION, **document.model_dump(mode="json", exclude_defaults=True)}
     if form == "json":

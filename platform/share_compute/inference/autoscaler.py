@@ -70,14 +70,14 @@ class _Lasting:
             self._needed = self._mildest(self._needed, needed)
 
     def after(self, delay_s: float, now_s: float) -> int | None:
-        """Return the smallest change's number of replicas; None if no change was needed throughout ``delay_s``."""
+        """Return the smallest change (number of replicas), or None until a change has been needed for ``delay_s``."""
         if self._since_s is None or now_s - self._since_s < delay_s:
             return None
         return self._needed
 
 
 class Autoscaler:
-    """Scale one deployment with its load.
+    """State machine that scales one deployment with its load.
 
     Args:
         limits: range, target and delays.

@@ -33,7 +33,8 @@ class Assignment(StrictModel):
     drift: float = Field(default=0.25, gt=0)
     """Fraction by which measured step times may differ from predicted ones before the job is replanned."""
     checkpoint_every_s: float | None = Field(default=None, gt=0)
-    """Seconds between checkpoints, from the server's settings; None for none. See `timed_checkpoints_s`."""
+    """Seconds between checkpoints, from the server's settings; None if these ask for no checkpoints. See
+    `timed_checkpoints_s`."""
     timings: dict[str, MachineTimings] = Field(default_factory=dict)
     """Layer times that earlier attempts measured, by contributor id."""
     failures: tuple[InjectedFailure, ...] = ()
@@ -83,7 +84,7 @@ class Reformed(StrictModel):
     joined: tuple[str, ...] = ()
     """Ids of contributors that hold a part of the model from now on."""
     left: tuple[str, ...] = ()
-    """Ids of contributors that left after handing over their shards."""
+    """Ids of contributors that handed over their shards and hold no part of the model any more."""
     expected: tuple[str, ...] = ()
     """Ids of contributors that are still joining for the last proposed plan; they stay leased to the job."""
     seconds: float = Field(ge=0)
@@ -116,7 +117,7 @@ class StepCommitted(StrictModel):
     """Number of predicted tokens in the step; for a classifier, the number of samples."""
     seconds: float
     tokens_per_s: float
-    """Mean over the last steps."""
+    """Mean number of tokens per second over the last steps."""
 
 
 class Validated(StrictModel):
@@ -133,7 +134,7 @@ class Validated(StrictModel):
 
 
 class Sampled(StrictModel):
-    """Continuation of a prompt by the model, decoded greedily."""
+    """Report of a text with which the model continued a prompt, by greedy decoding."""
 
     type: Literal["sampled"] = "sampled"
     step: int

@@ -22,9 +22,9 @@ class StageStatus(StrictModel):
     is_alive: bool
     """Whether a heartbeat arrived recently."""
     busy_fraction: float | None = None
-    """Share of the last seconds in which it computed, 0 to 1; None before it was measured."""
+    """Fraction of the last seconds in which its member computed, 0 to 1; None before it was measured."""
     predicted_busy_fraction: float | None = None
-    """Predicted share with all sequences in flight."""
+    """Predicted fraction of the time in which its member computes, with all sequences in flight; None if unknown."""
     process_id: int | None = None
     """Process id of its member on that machine."""
     resident_bytes: int = 0
@@ -91,7 +91,7 @@ class ServingStatus(StrictModel):
     is_reading_model: bool = False
     """Whether it still reads its model, so that the machines it needs are unknown."""
     epoch: int = 0
-    """Number of the present membership."""
+    """Epoch of the present stages; each time that stages are formed, a new epoch starts."""
     window_tokens: int | None = None
     """Maximum length of a sequence, prompt and answer together; None before the model was read."""
     prediction: ServingPrediction | None = None
@@ -100,7 +100,7 @@ class ServingStatus(StrictModel):
     queue: QueueStatus = QueueStatus()
     tokens_per_s: float = 0.0
     predicted_tokens_per_s: float | None = None
-    """Predicted rate with all sequences in flight."""
+    """Predicted token rate with all sequences in flight; None for an encoder, or while nothing is placed."""
     first_token: LatencyStatus = LatencyStatus()
     next_token: LatencyStatus = LatencyStatus()
     recoveries: int = 0

@@ -16,7 +16,7 @@ from share_compute.errors import UserError
 
 _ANY_OBJECT = '{"type": "object"}'
 _OPTIONS: Any = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{0,64}"}
-"""Allow indentation but bound its length: a model without a likely next token would write blanks for ever."""
+"""Allow whitespace but bound its length: otherwise a model without a likely next token could write it for ever."""
 _KEPT = 32
 """Number of compiled schemas that are cached for later requests."""
 _TRIED_BYTES = 8

@@ -71,7 +71,7 @@ class PackedLinear(nn.Module):
         return outputs
 
     __call__ = forward
-    """Skip the search for hooks: serving modules have none."""
+    """Calls skip torch's search for hooks, since modules of serving stages have none."""
 
 
 def can_pack(dtype: torch.dtype, device: torch.device) -> bool:

@@ -105,7 +105,7 @@ class Int8Linear(nn.Module):
         return outputs.to(inputs.dtype).view(*inputs.shape[:-1], self.out_features)
 
     __call__ = forward
-    """Skip the search for hooks: serving modules have none."""
+    """Calls skip torch's search for hooks, since modules of serving stages have none."""
 
     def _products(self, rows: Tensor, integers: Tensor) -> Tensor:
         """Multiply inputs ``[rows, in]`` with integers ``[out, in]``; return ``[rows, out]``, bfloat16, unscaled."""

@@ -202,7 +202,11 @@ class ServingStage(EngineStage):
         return self._sampler.sample(outputs, sampling)
 
     def _run(self, attention: Attention, inputs: Tensor, positions: Tensor, rows: list[int]) -> Tensor:
-        """Return hidden states ``[tokens, hidden]``, or on the last stage the logits of ``rows``."""
+        """Run the shard on a step's inputs.
+
+        Returns:
+            Hidden states ``[tokens, hidden]``; on the last stage the logits ``[len(rows), vocabulary]`` of ``rows``.
+        """
         options: dict[str, Any] = {"position_ids": positions[None]}
         if not self.shard.is_last:
             with attending(attention):

@@ -32,9 +32,9 @@ class FusedNorm(nn.Module):
 
 
 def call_directly(module: nn.Module) -> None:
-    """Make calls of a module's submodules go straight to ``forward``, without torch's search for hooks.
+    """Make calls of a module and its submodules go straight to ``forward``, without torch's search for hooks.
 
-    The search takes longer than many of the operations on one token. Submodules that have hooks keep the usual call.
+    The search takes longer than many of the operations on one token. Modules that have hooks keep the usual call.
     """
     direct: dict[type[nn.Module], type[nn.Module]] = {}
     for part in module.modules():

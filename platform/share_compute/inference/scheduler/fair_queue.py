@@ -22,8 +22,8 @@ class OwnerQueue:
     """An owner's sequences and its token counter."""
 
     served_tokens: int = 0
-    """Positions computed for the owner. When the owner returns, it becomes at least the lowest counter of owners that
-    have sequences."""
+    """Positions computed for the owner. When the owner returns, the counter is raised to the lowest counter of owners
+    that have sequences, if that is higher."""
     waiting: deque[LiveSequence] = field(default_factory=deque)
     """Sequences that have not started."""
     interrupted: deque[LiveSequence] = field(default_factory=deque)

@@ -41,7 +41,7 @@ class RecentFigures:
 
 
 class LatencyMeter:
-    """Measure latency and throughput from the times that callers pass."""
+    """Meter of a replica's latency and throughput; callers pass the times."""
 
     def __init__(self) -> None:
         self._began: dict[int, float] = {}

@@ -21,18 +21,18 @@ def add_keys(keys: list[int], tokens: Sequence[int]) -> None:
 
 
 class PrefixIndex:
-    """Find sequences by the keys of their first tokens."""
+    """Index of sequences by the keys of their blocks."""
 
     def __init__(self) -> None:
         self._holders: dict[int, dict[int, None]] = {}
 
     def add(self, sequence: int, keys: Sequence[int]) -> None:
-        """Record that a sequence has these blocks."""
+        """Record that a sequence has the blocks with these keys."""
         for key in keys:
             self._holders.setdefault(key, {})[sequence] = None
 
     def remove(self, sequence: int, keys: Sequence[int]) -> None:
-        """Record that a sequence does not have these blocks any more."""
+        """Record that a sequence no longer has the blocks with these keys."""
         for key in keys:
             holders = self._holders[key]
             del holders[sequence]
