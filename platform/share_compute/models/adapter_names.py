@@ -7,7 +7,7 @@ ADAPTER = "default"
 
 
 def stored_name(name: str) -> str:
-    """Return the name under which files store a tensor or module of a model with adapters."""
+    """Return the name of a tensor or module without the parts that ``peft`` inserts; files use this name."""
     plain = f"{name}.".replace(".base_layer.", ".").replace(f".{ADAPTER}.", ".")
     return plain.removesuffix(".")
 

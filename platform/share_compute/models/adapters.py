@@ -31,7 +31,7 @@ def adapt(model: PreTrainedModel, lora: LoraSpec, places: Places) -> None:
     Only matrices in layers get adapters. The adapters are on the meta device.
 
     Raises:
-        UserError: no matrix in a layer has the name of a target.
+        UserError: a name in ``lora.targets`` matches no matrix in the layers.
     """
     inject_adapter_in_model(
         _peft_config(lora, _chosen(model, lora, places)), model, adapter_name=ADAPTER, low_cpu_mem_usage=True
@@ -48,18 +48,18 @@ def initialize_adapters(module: nn.Module, seed: int) -> None:
 
 
 def adapter_tensors(stage: Stage) -> dict[str, Tensor]:
-    """Return the stage's part of ``adapter_model.safetensors``."""
+    """Return the adapter tensors of a stage, by their names in ``adapter_model.safetensors``."""
     return {saved_name(name): tensor for name, tensor in stage.persistent().items() if is_adapter(name)}
 
 
 def saved_name(name: str) -> str:
-    """Return the name in ``adapter_model.safetensors`` of an adapter's tensor, from its stored name."""
+    """Return the name in ``adapter_model.safetensors`` of the adapter tensor with this stored name."""
     return _SAVED_PREFIX + name
 
 
 @torch.no_grad()
 def merged_tensors(stage: Stage) -> dict[str, Tensor]:
-    """Return the stage's part of the model's own weights, with its adapters merged into them."""
+    """Return the tensors of a stage by stored name, with the adapters merged into the weights."""
     tensors = {name: tensor for name, tensor in stage.persistent().items() if not is_adapter(name)}
     for name, layer in _adapted(stage.module):
         tensors[f"{name}.weight"] = layer.get_base_layer().weight + layer.get_delta_weight(ADAPTER)
@@ -76,7 +76,7 @@ def adapter_config(lora: LoraSpec, model: PreTrainedModel, places: Places, base:
         base: folder of the model that was adapted.
 
     Raises:
-        UserError: no matrix in a layer has the name of a target.
+        UserError: a name in ``lora.targets`` matches no matrix in the layers.
     """
     chosen = _chosen(model, lora, places)
     ends = lora.targets or _ends(chosen)

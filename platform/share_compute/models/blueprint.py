@@ -1,4 +1,4 @@
-"""Blueprints: descriptions to build any stage of one model, without its weights; small enough to send in a message."""
+"""Blueprints: descriptions from which any stage of a model is built; without weights, so they fit in a message."""
 
 from __future__ import annotations
 
@@ -39,8 +39,10 @@ def blueprint_of(
 
     Args:
         spec: the job.
-        vocab_size: vocabulary size of its tokenizer; used if the model's configuration has none.
-        special_tokens: ids such as ``eos_token_id`` for a model that starts from random weights.
+        vocab_size: vocabulary size of the job's tokenizer, used if the model's configuration has none; None for
+            declared layers.
+        special_tokens: ids such as ``eos_token_id``, added to the configuration of a model that starts from random
+            weights.
 
     Raises:
         UserError: the model's configuration cannot be read or has an invalid ``vocab_size``, or its context window is

@@ -1,4 +1,4 @@
-"""Run a layer for one cell (a microbatch of a step): with the cell's own randomness, and optional recomputation.
+"""Seed a layer's random numbers by cell (a microbatch of a step), and optionally recompute the layer in the backward.
 
 The random numbers of a layer (dropout) depend only on (seed, step, microbatch, layer). So a layer that is recomputed in
 the backward pass, after other layers have drawn numbers, draws the same ones again, and no generator state is kept.

@@ -38,10 +38,10 @@ def declared_config(model: ModelSpec) -> dict[str, Any]:
 
 
 def model_vocab_size(model: ModelSpec) -> int | None:
-    """Return the number of tokens with an embedding in the model; None if its configuration has no such number.
+    """Return the vocabulary size of a model; None if its configuration has none.
 
     Raises:
-        UserError: the model's folder or its config.json cannot be read, or the number is not a positive integer.
+        UserError: the model's folder or its config.json cannot be read, or the size is not a positive integer.
     """
     config = declared_config(model)
     inner = config.get("text_config")

@@ -20,7 +20,7 @@ _OF_A_WHOLE_MODEL = (_CONFIG, "generation_config.json")
 
 
 def export_checkpoint(checkpoint: Path, spec: TrainJob, target: Path) -> int:
-    """Write a checkpoint as a plain folder, without the optimizer's state; return its size in bytes.
+    """Write a checkpoint as a plain folder, without the optimizer's state; return the folder's size in bytes.
 
     Files of a whole model are hard links where the file system supports them, so they take no extra disk space while
     the checkpoint is kept. Adapters are written alone, or merged into the weights, depending on the job.
@@ -87,7 +87,7 @@ def _adapters(folder: WeightFolder) -> dict[str, Tensor]:
 
 
 def _merged(folder: WeightFolder, lora: LoraSpec) -> Iterator[dict[str, Tensor]]:
-    """Yield the model's own weights with the adapters merged into them, file by file."""
+    """Yield the model's own weights with the adapters merged into them, one mapping per file of the checkpoint."""
     for names in folder.groups():
         own = [name for name in names if not is_adapter(name)]
         if own:

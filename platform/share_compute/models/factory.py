@@ -11,7 +11,7 @@ from share_compute.shard import Shard
 
 
 def build_stage(blueprint: Blueprint, shard: Shard, device: torch.device) -> Stage:
-    """Build one stage on ``device``; its parameters hold no meaningful values until `Stage.initialize` or a load.
+    """Build one stage on ``device``; the caller must then call `Stage.initialize` or load weights.
 
     Raises:
         UserError: the architecture declares no pipeline plan, the model's options are wrong, a frozen or adapted

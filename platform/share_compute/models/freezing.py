@@ -22,13 +22,13 @@ class Places(NamedTuple):
     """Naming scheme of a model's parameters: a parameter's stored name determines its layer."""
 
     stack: str
-    """Prefix of names in layers, up to the layer's number, e.g. ``model.layers.``."""
+    """Prefix of the names of all parameters in layers, up to the layer's number, e.g. ``model.layers.``."""
     num_layers: int
     opening: tuple[str, ...] = ()
     """Name prefixes of the modules before the first layer."""
 
     def of(self, name: str) -> int:
-        """Return the layer of a parameter: `BEFORE` if before the first, ``num_layers`` if after the last."""
+        """Return a parameter's layer index: `BEFORE` before the first layer, ``num_layers`` after the last one."""
         if name.startswith(self.stack):
             number = name[len(self.stack) :].partition(".")[0]
             if number.isdecimal():
@@ -87,7 +87,7 @@ def freeze(parameters: Iterable[Named], patterns: Sequence[str], places: Places)
 
 
 def trains_before(parameters: Iterable[Named], layer: int, places: Places) -> bool:
-    """Return whether a parameter before a layer is trained, so that gradients have to reach it.
+    """Return whether a parameter before a layer is trained, so that the backward pass must go on past this layer.
 
     Args:
         parameters: parameters of the whole model, with their stored names.

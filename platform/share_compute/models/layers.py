@@ -38,7 +38,7 @@ from share_compute.shard import Shard
 from share_compute.specification import LayerSpec
 
 _FEATURES = 64
-"""Numbers in a sample of the digits, the only data set for declared layers: 8 x 8 pixels."""
+"""Features (8 x 8 pixels) of a sample in the data set ``digits``, the only one for declared layers."""
 _DENSE_BACKWARD_OPERATIONS = 5
 """Kernel calls in a linear layer's backward: two products, the sum for the bias, and two gradient accumulations."""
 
@@ -133,7 +133,7 @@ def _places(blueprint: Blueprint) -> Places:
 
 
 def _whole(blueprint: Blueprint) -> _Layers:
-    """Return a module of all layers of the model; frozen parameters take no gradient."""
+    """Return a module of all layers of the model; frozen parameters do not require gradients."""
     module, places = _Layers(blueprint.layers, 0, len(blueprint.layers)), _places(blueprint)
     require_sense([name for name, _ in module.named_parameters()], blueprint.freeze, places)
     freeze(module.named_parameters(), blueprint.freeze, places)
@@ -141,9 +141,10 @@ def _whole(blueprint: Blueprint) -> _Layers:
 
 
 def profile_layers(blueprint: Blueprint) -> ModelProfile:
-    """Count the cost of a declared model, layer by layer; the samples have no length, so the costs are constants.
+    """Count the cost of a declared model, layer by layer.
 
-    If a layer does not fit its input, estimate all layers instead; training reports the error.
+    The samples have no length, so all costs are constants. If a layer does not fit its input, estimate all layers
+    instead; training reports the error.
 
     Raises:
         UserError: a layer has wrong options, or a frozen parameter does not exist.

@@ -17,8 +17,9 @@ from share_compute.shard import Shard
 class Stage(ABC):
     """One shard of a model, ready to compute.
 
-    The first stage takes samples (token ids ``[batch, seq]`` or features ``[batch, features]``), later ones the
-    hidden states ``[batch, seq, hidden]`` of the stage before; the last returns logits.
+    The first stage takes samples: token ids ``[batch, seq]``, or features ``[batch, features]`` for declared layers.
+    Each later stage takes the outputs of the stage before, such as hidden states ``[batch, seq, hidden]``. The last
+    stage returns logits.
 
     Args:
         blueprint: blueprint of the whole model.
@@ -32,7 +33,7 @@ class Stage(ABC):
     module: nn.Module
     """The torch module. Its tensors have their stored names, except in adapted and tied modules; see `stored_name`."""
     tied: Mapping[str, str]
-    """Tied parameters, with the names of their sources: ``{"lm_head.weight": "model.embed_tokens.weight"}``."""
+    """Stored name by name of each tied parameter: ``{"lm_head.weight": "model.embed_tokens.weight"}``."""
     trains_before: bool
     """Whether an earlier stage trains parameters, and so needs the gradient of this stage's inputs."""
 
@@ -70,7 +71,7 @@ class Stage(ABC):
         return frozenset()
 
     def prepare_cell(self, *key: int) -> None:
-        """Seed the randomness (dropout) of each layer in the next forward by ``key`` and the layer's index.
+        """Set the cell that the next forward computes; ``key`` and a layer's index seed the layer's dropout.
 
         Args:
             key: (seed, step, microbatch).
@@ -86,7 +87,7 @@ class Stage(ABC):
         return {self.stored_name(name): parameter for name, parameter in self.module.named_parameters()}
 
     def persistent(self) -> dict[str, Tensor]:
-        """Return all tensors of a checkpoint, parameters and persistent buffers, by stored name."""
+        """Return the tensors that a checkpoint stores (parameters and persistent buffers), by stored name."""
         return {self.stored_name(name): tensor for name, tensor in self.module.state_dict().items()}
 
 
@@ -98,7 +99,7 @@ def loss_sum(logits: Tensor, targets: Tensor) -> Tensor:
         targets: class or token ids, ``[...]``; best on the CPU, where reading them does not synchronize a GPU.
 
     Raises:
-        UserError: a target is larger than the last class.
+        UserError: a target is not below the number of classes.
     """
     classes = logits.shape[-1]
     if targets.numel() and int(targets.max()) >= classes:

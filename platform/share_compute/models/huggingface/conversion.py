@@ -36,7 +36,7 @@ class PretrainedWeights:
         model: model made by `sketch`; default: the configuration's causal language model.
 
     Raises:
-        UserError: the weights do not belong to the configuration.
+        UserError: the folder lacks tensors that the configuration requires, or the configuration is invalid.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class PretrainedWeights:
 
 
 def recipe_copy(recipe: WeightConverter) -> WeightConverter:
-    """Return a copy of a recipe, since ``convert`` consumes it; tensors are read during the conversion."""
+    """Return a copy of a conversion; ``convert`` reads the tensors and consumes the copy instead of ``recipe``."""
     fresh = copy.copy(recipe)
     fresh.collected_tensors = {
         pattern: list(readers) for pattern, readers in recipe.collected_tensors.items()

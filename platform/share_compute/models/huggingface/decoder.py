@@ -2,8 +2,8 @@
 
 A stage begins as a sketch of the whole model (large parameters on the meta device). The modules of other stages are
 replaced by pass-throughs; then the remaining parameters get memory. The architecture's own pipeline plan
-(``base_model_pp_plan``) names the embedding, the repeated layers and the modules after them. So nothing here knows any
-architecture by name.
+(``base_model_pp_plan``) names the embedding, the repeated layers and the modules after them. So this
+module lists no architectures.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def hidden_size_of(config: Mapping[str, Any]) -> int | None:
 
 
 class _HugeOnMeta(TorchFunctionMode):
-    """Create huge empty tensors on the meta device, so that no memory is requested even briefly."""
+    """Mode in which ``torch.empty`` puts huge tensors on the meta device, so that they never request memory."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -333,7 +333,7 @@ class HuggingFaceStage(Stage):
             other: another stage of the same model.
 
         Returns:
-            The tensors that are still to be filled, by stored name.
+            The tensors that were not moved, by stored name; the caller must load their values.
         """
         taken: set[int] = set()
         for holder, others in zip(self._holders(), other._holders(), strict=True):
@@ -436,7 +436,7 @@ def _is_whole(module: nn.Module) -> bool:
 
 
 def published_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the config.json of a trained model: ``config`` with its class, and float32 as the type of weights."""
+    """Return the config.json of a trained model: ``config`` with the name of the model's class, and float32 weights."""
     kind = AutoModelForCausalLM._model_mapping[type(hub_configuration(config))]  # noqa: SLF001 - no public name
     rest = {key: value for key, value in config.items() if key != "torch_dtype"}
     return {**rest, "architectures": [kind.__name__], "dtype": "float32"}

@@ -1,9 +1,8 @@
 """The profile of a Hugging Face causal language model, counted from its own code without memory for its weights.
 
-The code around the layers runs on real tensors, for samples of a few lengths, because some code branches on the values
-of positions and masks, which are small. Layers run on fake tensors, with the arguments that this code passes to them.
-If several layers are identical, only the first runs. `ShapeEstimate` estimates parts whose code does not run without
-data.
+The code around the layers runs on real tensors, for samples of a few lengths, because it may branch on the values of
+positions and masks. Layers run on fake tensors, with the arguments that the code around them passes. If several layers
+are identical, only the first runs. `ShapeEstimate` estimates parts whose code does not run without data.
 """
 
 from __future__ import annotations

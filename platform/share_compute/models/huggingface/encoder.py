@@ -26,7 +26,7 @@ class Entrance(nn.Module):
     """Replacement of a base model's embedding: it takes embedded tokens instead of ids, and returns them."""
 
     def forward(self, *given: Any, **named: Any) -> Tensor:
-        """Return the hidden states among the arguments of the embedding, ``[1, tokens, hidden]``."""
+        """Return the first floating-point tensor among the arguments: the hidden states ``[1, tokens, hidden]``."""
         hidden: Tensor = next(
             value
             for value in (*given, *named.values())
@@ -104,7 +104,7 @@ class EncoderShard:
             other: another shard of the same model.
 
         Returns:
-            The tensors that are still to be filled, by stored name.
+            The tensors that were not moved, by stored name; the caller must load their values.
         """
         taken = [path for path in self._whole if path in other._whole]
         for path in taken:

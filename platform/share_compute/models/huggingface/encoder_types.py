@@ -64,7 +64,7 @@ def is_encoder(config: Mapping[str, Any]) -> bool:
 
 
 def encoder_window(config: Mapping[str, Any]) -> int | None:
-    """Return the longest text of an encoder, in tokens; None if its configuration has no limit."""
+    """Return the maximum number of tokens in a text for an encoder; None if its configuration has no limit."""
     window = config.get(_WINDOW_KEY)
     if not isinstance(window, int):
         return None
@@ -75,7 +75,7 @@ def encoder_window(config: Mapping[str, Any]) -> int | None:
 
 
 def pooling_of(folder: Path, config: Mapping[str, Any]) -> Pooling | None:
-    """Return the pooling of a folder's model; None if the model generates text and is not an encoder.
+    """Return the pooling of a folder's model; None if the model is not an encoder, such as one that generates text.
 
     Args:
         folder: folder of the model.

@@ -1,4 +1,4 @@
-"""Cost profile of a model, layer by layer. It is counted from the model's code and does not depend on the machine."""
+"""Cost profile of a model, layer by layer: counted from its code or estimated, independent of the machine."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ FLOAT_BYTES = 4
 
 
 class QuadraticGrowth(NamedTuple):
-    """A quantity of one sample that grows with its tokens s: ``constant + linear * s + quadratic * s * s``."""
+    """A quantity of one sample, by its number of tokens s: ``constant + linear * s + quadratic * s * s``."""
 
     constant: float = 0.0
     linear: float = 0.0
@@ -35,7 +35,7 @@ class LayerProfile(StrictModel):
     frozen: int = 0
     """Number of parameters that are not trained: these have no gradient and no optimizer state."""
     largest: int = 0
-    """Size, in numbers, of the largest trained parameter."""
+    """Number of scalars in the largest trained parameter tensor; 0 if none is trained."""
     forward_flops: QuadraticGrowth = NOTHING
     """Floating point operations of one sample's forward pass; a multiply and an add are two."""
     backward_flops: QuadraticGrowth = NOTHING
@@ -52,13 +52,13 @@ class LayerProfile(StrictModel):
     time in the backward of the loss.
     """
     boundary_numbers: QuadraticGrowth = NOTHING
-    """Numbers that one sample passes to the next layer."""
+    """Number of scalars in the output of one sample."""
     cache_numbers: QuadraticGrowth = NOTHING
-    """Numbers in the key-value cache of one sequence in generation."""
+    """Number of scalars in the key-value cache of one sequence."""
 
 
 def joined(layers: Sequence[LayerProfile]) -> LayerProfile:
-    """Return several layers as one: costs are added, ``largest`` is the maximum, the boundary is the last layer's."""
+    """Return one profile for consecutive layers: sums, except for the maximum ``largest`` and the last boundary."""
     added: dict[str, int | QuadraticGrowth] = {}
     for name in LayerProfile.model_fields:
         values = [getattr(layer, name) for layer in layers]
@@ -72,10 +72,10 @@ def joined(layers: Sequence[LayerProfile]) -> LayerProfile:
 
 
 def forward_only_before_training(pieces: Sequence[LayerProfile]) -> tuple[LayerProfile, ...]:
-    """Drop the backward costs of all pieces before the first piece with trained parameters.
+    """Return the pieces of a model, without backward costs before the first piece that has trained parameters.
 
-    Before that piece, only its input is kept for the backward. If nothing is frozen, or nothing is trained, return all
-    pieces unchanged, even leading ones without parameters.
+    The pieces before it keep no activations, except the input of this first trained piece. If nothing is frozen, or
+    nothing is trained, all pieces are unchanged, even leading ones without parameters.
     """
     trained = [place for place, piece in enumerate(pieces) if piece.parameters > piece.frozen]
     first = trained[0] if trained and any(piece.frozen for piece in pieces) else 0
@@ -98,11 +98,12 @@ class ModelProfile(StrictModel):
     head: LayerProfile = LayerProfile(parameters=0)
     """Costs of all modules after the last layer, without a tied head; always in the same shard as the last layer."""
     tied: int = 0
-    """Number of parameters that the head shares with the embedding; the last shard holds a second copy of them."""
+    """Number of parameters that the head shares with the embedding. The last shard has a second copy if it is not the
+    first shard, too."""
     tied_trains: bool = True
     """Whether the tied parameters are trained; True if there are none."""
     tied_name: str | None = None
-    """Stored name of the tied parameter, if it is trained."""
+    """Stored name of the tied parameter; None if there is none, or it is frozen."""
     counted: bool = True
     """Whether operations and activations were counted from the model's code, not estimated from its parameters."""
 

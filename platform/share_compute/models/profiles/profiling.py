@@ -84,8 +84,8 @@ def count(run: Callable[[], Tensor], inputs: Any, module: nn.Module) -> Count:
 
     Args:
         run: forward function; its output is the input of the next layer.
-        inputs: tensors kept elsewhere, nested in any way; they are not counted as kept.
-        module: module whose parameters and buffers are not counted as kept.
+        inputs: tensors that another layer keeps, nested in any way; they are not counted as kept.
+        module: module whose parameters and buffers are not counted as kept. Its gradients are overwritten.
     """
     saved: dict[StorageWeakRef, torch.UntypedStorage] = {}
 

@@ -121,7 +121,10 @@ class WeightFolder:
 def row_ranges(
     shape: Sequence[int], itemsize: int, limit_bytes: int = CHUNK_BYTES
 ) -> list[tuple[int, int | None]]:
-    """Split a tensor into ranges of rows of at most ``limit_bytes`` (at least one row each)."""
+    """Return ranges [start, stop) of a tensor's rows, each of at most ``limit_bytes`` but at least one row.
+
+    For a scalar or an empty tensor, return the single range (0, None).
+    """
     if not shape or shape[0] == 0:
         return [(0, None)]
     row_bytes = math.prod(shape[1:]) * itemsize
@@ -135,7 +138,7 @@ def rows_of(tensor: Tensor, start: int, stop: int | None) -> Tensor:
 
 
 def batches(sizes: Mapping[str, int], limit_bytes: int) -> Iterator[list[str]]:
-    """Yield names in batches of at most ``limit_bytes``; a larger tensor is a batch of its own."""
+    """Yield the names in ``sizes`` (bytes by name) in batches of at most ``limit_bytes``; a larger tensor is alone."""
     names: list[str] = []
     size = 0
     for name, nbytes in sizes.items():
@@ -179,9 +182,9 @@ def stream_file(tensors: Mapping[str, Tensor]) -> Iterator[bytes]:
 
 
 class FolderWriter:
-    """Write a folder with checksums, so that it appears under its name only when it is complete.
+    """Writer of a folder with checksums; the folder appears under its name only when it is complete.
 
-    Until then it is a hidden folder beside its final place.
+    Until then the files are in a hidden folder beside ``target``.
 
     Args:
         target: path of the complete folder; replaced if it exists.
@@ -347,12 +350,12 @@ def sweep_partial(parent: Path) -> None:
 
 
 def finished_folders(parent: Path) -> list[Path]:
-    """Return the finished folders in ``parent`` by name; [] if there is no ``parent``."""
+    """Return the finished folders in ``parent``, sorted by name; [] if there is no ``parent``."""
     return sorted(folder for folder in parent.glob("[!.]*") if folder.is_dir())
 
 
 def prune_folders(parent: Path, kept: int) -> None:
-    """Remove all finished folders in ``parent`` except the ``kept`` ones whose names sort last."""
+    """Remove the finished folders in ``parent``, except the last ``kept`` (at least 1) in order of name."""
     for folder in finished_folders(parent)[:-kept]:
         shutil.rmtree(folder)
 
