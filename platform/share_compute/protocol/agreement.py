@@ -15,7 +15,7 @@ class Agreement:
 
     Args:
         deviating: members whose gradient is wrong.
-        disputed: all members that gave a digest, if a gradient is wrong and the digests do not show whose; else empty.
+        disputed: all members that gave a digest, if these do not show which gradient is wrong; else empty.
     """
 
     deviating: frozenset[Worker] = frozenset()
@@ -31,8 +31,8 @@ def compare(digests: Mapping[Worker, str], before: Mapping[Worker, str]) -> Agre
 
     The first digest of a member that was lost still counts, so the loss of one member does not decide the dispute. A
     member that joined later computes with weights that it received from a disputed member. So its digest counts only
-    while all first members are present, and only if it equals one of their first digests: any other digest may be due
-    to the received weights.
+    while all members in ``before`` are present, and only if it equals a digest in ``before``: any other digest may be
+    due to the received weights.
 
     Args:
         digests: digest of the reduced gradient, by member of the stage.

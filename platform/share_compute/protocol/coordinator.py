@@ -4,8 +4,8 @@
 an epoch is recorded before members are halted for it, and a step before they apply it. So a coordinator that takes over
 after a crash reads the step log, starts a later epoch, and continues with the open step.
 
-In each phase the coordinator has sent its members one message (`Halt`, `Form`, `Commit` or `Proceed`) and waits for
-their answers. After ticks without news it repeats the message to the members that have not answered.
+In a phase that waits for members, the coordinator has sent them one message (`Halt`, `Form`, `Commit` or `Proceed`).
+After ticks without an answer, it repeats the message to the members that have not answered.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class MembershipPlanned:
 
 @dataclass(frozen=True, slots=True)
 class MembershipInfeasible:
-    """The answer to `PlanMembership`: these members cannot hold the job. They stay halted until the next `Assemble`."""
+    """The answer to `PlanMembership`: its members cannot hold the job. They stay halted until the next `Assemble`."""
 
     epoch: int
 
@@ -153,7 +153,7 @@ class Committed:
 
 @dataclass(frozen=True, slots=True)
 class Suspect:
-    """A machine made numbers that are not finite. The next epoch excludes it; another machine computes its cells."""
+    """A machine computed numbers that are not finite. The next epoch excludes it; another machine runs its cells."""
 
     worker: Worker
     step: int
@@ -164,7 +164,7 @@ class Suspect:
 
 @dataclass(frozen=True, slots=True)
 class Blame:
-    """A machine made wrong numbers, or rejected a tensor of a machine that has no part in the epoch.
+    """A machine computed wrong numbers, or rejected a tensor of a machine that has no part in the epoch.
 
     The quarantine depends on ``is_grave`` and on the accusers of this and earlier offences, see `quarantines`.
     """
@@ -249,7 +249,7 @@ Phase = Literal[
     "over",
 ]
 _MOST_NAME = 80
-"""Maximum number of characters that an error shows of a member name that is unknown."""
+"""Maximum number of characters of an unknown member's name in the text of a `Blame`."""
 _WAITS_FOR_MEMBERS: frozenset[Phase] = frozenset({"halting", "forming", "stepping", "pausing"})
 
 
@@ -472,13 +472,16 @@ class CoordinatorMachine:
         return self._broadcast(Proceed(self.epoch, self.committed + 1), "stepping")
 
     def _plan(self) -> PlanMembership:
-        """Return a request for the next membership. Results of earlier generations of the open step do not count."""
+        """Update the generation of the open step from the reports, and return the request for the next membership.
+
+        Reports of another generation keep only ``applied``, since their results no longer count.
+        """
         reports = {worker: self._reports[worker] for worker in sorted(self.workers)}
         open_step = self.committed + 1
         generations = (report.generation for report in reports.values() if report.step == open_step)
         self._doubts.generation = max(self._doubts.generation, *generations, 0)
         if self._doubts.answers and any(map(self._has_answer, reports.values())):
-            # Otherwise members would copy a disputed sum instead of computing it again.
+            # In the same generation, members would copy a disputed sum instead of computing it again.
             self._doubts.generation += 1
         for worker, report in reports.items():
             if report.generation != self._doubts.generation:
@@ -494,7 +497,7 @@ class CoordinatorMachine:
     # -- unusable numbers --------------------------------------------------------------------------------------------
 
     def _on_rejected(self, rejected: Rejected) -> list[Effect]:  # noqa: PLR0911 - a return for each verdict
-        """Exclude the source of a rejected tensor or its accuser; report divergence if the model makes such tensors."""
+        """Exclude a rejected tensor's source or its accuser, restart the step, or report that the model diverged."""
         source, accuser, step = rejected.source, rejected.worker, self.committed + 1
         assert self._membership is not None
         if source not in self._membership.everybody:

@@ -10,17 +10,18 @@ from share_compute.protocol.membership import Membership, Worker
 from share_compute.protocol.messages import Prepared
 
 UNBELIEVED = "it rejected a tensor of another member again, and its word alone is taken once"
-"""Reason for which an accuser is excluded."""
+"""Reason that is reported when an accuser is excluded."""
 
 
 def quarantines(accuser: Worker | None, earlier: Collection[Worker | None]) -> bool:
     """Return whether an offence puts its machine in quarantine.
 
-    It does if the machine has an earlier offence that a member other than ``accuser`` claimed, or that did not depend
-    on a claim.
+    The machine must have an earlier offence that a member other than ``accuser`` claimed, or that did not depend on a
+    claim.
 
     Args:
-        accuser: member whose claim is the only evidence; None if the coordinator, or the machine itself, found it.
+        accuser: member whose claim is the only evidence of the offence; None if the coordinator, or the machine itself,
+            found the offence.
         earlier: accuser of each earlier offence of the machine, or None as above.
     """
     return any(one is None or one != accuser for one in earlier)
@@ -37,7 +38,7 @@ class Accusations:
         self._taken: set[Worker] = set()
 
     def loser(self, source: Worker, accuser: Worker) -> Worker:
-        """Return the member to exclude, and note that the accuser has been believed once."""
+        """Record an accusation and return the member to exclude: at first ``source``, then ``accuser``."""
         if accuser == source or accuser not in self._taken:
             self._taken |= {accuser} - {source}
             return source
@@ -56,8 +57,8 @@ class Doubts:
 
     generation: int = 0
     suspect: Worker | None = None
-    """Machine that made numbers that are not finite. Another machine computes its cells. If the step is then committed,
-    the suspect was wrong. If the other machine's numbers are not finite either, the model diverges."""
+    """Machine that computed numbers that are not finite. Another machine recomputes its cells. If the step is then
+    committed, the suspect is at fault. If the other machine's numbers are not finite either, the model diverges."""
     what: str = ""
     """Defect in the suspect's numbers, as text for people."""
     accuser: Worker | None = None
@@ -68,7 +69,7 @@ class Doubts:
     def take_answers(
         self, membership: Membership, prepared: Mapping[Worker, Prepared], workers: Collection[Worker]
     ) -> None:
-        """Keep the digests of these members for comparison with their next digests."""
+        """Replace ``answers`` by the digests of these members, for comparison with their next digests."""
         self.answers = {(worker, membership.shard_of(worker)): prepared[worker].digest for worker in workers}
 
     def deviating(

@@ -19,7 +19,7 @@ class FailureKind(Enum):
     """Kind of an injected failure."""
 
     kill = "kill"
-    """The process ends at once, with all that it holds."""
+    """The process ends at once, and its state is lost."""
     stop = "stop"
     """The process stalls for a while, with its sockets open. Then it continues as if nothing had happened."""
     partition = "partition"
@@ -35,15 +35,15 @@ class FailureKind(Enum):
     corrupt = "corrupt"
     """The message that is sent at the point arrives with a flipped bit."""
     reshape = "reshape"
-    """The tensor that is sent at the point has another shape than the model says."""
+    """The tensor that is sent at the point has a wrong shape."""
     retype = "retype"
-    """The tensor that is sent at the point has another dtype than the model says."""
+    """The tensor that is sent at the point has a wrong dtype."""
     resize = "resize"
-    """The tensor that is sent at the point has fewer elements than the model says."""
+    """The tensor that is sent at the point has too few elements."""
     poison = "poison"
-    """The numbers that the process makes or sends at the point are not finite."""
+    """The numbers that the process computes or sends at the point are not finite."""
     deviate = "deviate"
-    """The numbers that the process makes or sends at the point are finite and wrong."""
+    """The numbers that the process computes or sends at the point are finite and wrong."""
     accuse = "accuse"
     """The process rejects the tensor that arrives at the point, although the tensor is correct."""
 
@@ -63,7 +63,7 @@ class FailureKind(Enum):
 
     @property
     def is_offence(self) -> bool:
-        """Whether the failure is an offence of the machine: it makes wrong numbers, or rejects correct ones."""
+        """Whether the machine is at fault: it computes or sends wrong numbers, or rejects a correct tensor."""
         return self.is_wrong_number or self is FailureKind.accuse
 
     @property
@@ -75,7 +75,7 @@ class FailureKind(Enum):
 _MISFITS = frozenset({FailureKind.reshape, FailureKind.retype, FailureKind.resize})
 _MADE = frozenset({FailureKind.poison, FailureKind.deviate})
 _MAKING = frozenset({Point.tensor_sending, Point.cell_starting, Point.reduce_done, Point.prepared_sending})
-"""Points at which a member makes numbers, or sends numbers or their digest."""
+"""Points at which a member computes numbers, or sends numbers or their digest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +150,7 @@ class FailureScript:
         return tuple(self._waiting)
 
     def passes(self, point: Point, worker: Worker | None, step: int) -> list[InjectedFailure]:
-        """Return the failures that happen now that a process passes a point.
+        """Count that a process passes a point; remove the failures that are now due, and return them.
 
         Args:
             point: point that is passed.

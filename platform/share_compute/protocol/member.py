@@ -220,7 +220,7 @@ class MemberMachine:
         if is_stale or not form.keeps_step or self.worker in form.membership.forgets:
             effects.append(Discard())
             self._step = _Step(form.membership.step, form.generation)
-        # Only the sum of the shared parameter is kept from earlier epochs; other needed tensors are sent again.
+        # Only the gradient sum of a tied parameter is kept from earlier epochs; other needed tensors are sent again.
         self._step.arrived = {label for label in self._step.arrived if label.cargo == "tied"}
         self._take_early()
         for resend in form.membership.resends:
@@ -266,7 +266,7 @@ class MemberMachine:
         return self._tie() if self._phase == "tying" else self._next()
 
     def _reject(self, source: Worker, label: TensorLabel, what: str, *, is_certain: bool) -> list[Effect]:
-        """Report an unusable tensor to the coordinator, which then begins another epoch."""
+        """Report an unusable tensor to the coordinator, and keep the report to repeat it until another epoch begins."""
         rejected = Rejected(self.epoch, self.worker, source, label, what, is_certain)
         self._rejected[label] = rejected
         return [SendToCoordinator(rejected)]
@@ -300,7 +300,7 @@ class MemberMachine:
         return self._deliver(computed.action) + self._next()
 
     def _on_unusable(self, action: Action) -> list[Effect]:
-        """Discard the open step and report this member's result, which is not finite and may already be in sums."""
+        """Discard the open step, since a result that is not finite may already be in sums, and report the result."""
         self._step = _Step(self._step.number, self._step.generation, arrived=self._step.arrived)
         if self.membership is None:
             return [Discard(), *self._settle()]

@@ -66,7 +66,7 @@ class ReduceFailed:
     """The reduction ended without a result."""
 
     is_spoilt: bool = True
-    """Whether this member's own sums are lost. False if a member never joined, so that no data was exchanged."""
+    """Whether this member's own sums are lost. False if no data had been exchanged yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +129,7 @@ class Compute:
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Send a tensor that is kept until the step is committed."""
+    """Send a tensor to another member; the sender keeps it until the step is committed."""
 
     label: TensorLabel
     target: Worker

@@ -21,9 +21,9 @@ class Task(NamedTuple):
     forward: bool = True
     backward: bool = True
     adds: bool = True
-    """Whether the backward adds to the gradient. If not, it only replaces a tensor that the previous stage lost."""
+    """Whether the backward adds to the gradient. If not, it only recomputes a tensor for the previous stage."""
     holder: Worker | None = None
-    """Member that already holds the gradient, if nothing is added to it now."""
+    """Member whose sum already includes the microbatch's gradient; None if there is none."""
 
 
 class Resend(NamedTuple):

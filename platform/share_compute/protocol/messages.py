@@ -2,8 +2,8 @@
 
 Only a `Halt` of a later epoch is not dropped. The open step is the first step that is not committed.
 
-The coordinator repeats messages, and a member that receives one twice answers again. Members repeat only `Rejected`. In
-a step without failures each member receives `Commit` and sends `Prepared`, and nothing else.
+The coordinator repeats messages, and a member that receives one twice answers again. On their own, members repeat only
+`Rejected`. In a step without failures, a member sends the coordinator only `Prepared`, and receives only `Commit`.
 """
 
 from __future__ import annotations

@@ -48,17 +48,17 @@ class Point(StrEnum):
     tensor_received = "member tensor received"
     """A tensor arrived, and is not processed yet."""
     reduce_starting = "member reduce starting"
-    """A member has all its gradients; its peers do not have them."""
+    """A member has computed its gradients, and begins to sum them with its peers in the stage."""
     reduce_done = "member reduce done"
     """A member has the reduced gradient; its peers may not."""
     reduce_failed = "member reduce failed"
-    """A reduction ended without a result; the sums that went in are lost."""
+    """A reduction ended without a result. A member that did not have the result already has lost its own sums."""
     broken_sending = "member broken sending"
-    """The coordinator does not know that a reduction failed, or that a tensor was rejected."""
+    """The coordinator does not know that a reduction failed, or that a tensor was lost or rejected."""
     log_sending = "member log sending"
-    """A member that is alone in its stage has the reduced gradient; its backup does not."""
+    """A member has the reduced gradient; its backup or catch-up replica does not."""
     log_received = "member log received"
-    """The backup has the reduced gradient; the member does not know it."""
+    """The backup or catch-up replica has the reduced gradient; the member that sent it does not know it."""
     prepared_sending = "member prepared sending"
     """A member is prepared; the coordinator does not know it."""
     commit_received = "member commit received"
@@ -91,7 +91,7 @@ class Point(StrEnum):
     prepared_received = "coordinator prepared received"
     """A member is prepared; after the last one the step is recorded."""
     broken_received = "coordinator broken received"
-    """A member reported that its reduction failed, or that it rejected a tensor."""
+    """A member reported that its reduction failed, or that a tensor was lost or rejected."""
     step_recording = "coordinator step recording"
     """All members are prepared; the step is not recorded."""
     step_recorded = "coordinator step recorded"
@@ -112,7 +112,7 @@ class Point(StrEnum):
 
     @property
     def is_sending(self) -> bool:
-        """Whether a message or tensor leaves at the point, which can be delayed, duplicated, reordered or corrupted."""
+        """Whether a message or tensor is sent at the point, so that it can be delayed, dropped or corrupted there."""
         return self.endswith("sending")
 
 

@@ -70,9 +70,9 @@ class _Held:
             self._reports.append([report for report in row if report.worker not in self.forgets])
 
     def _count_once(self, row: Sequence[Report]) -> None:
-        """Count each microbatch once; on overlap, keep the holder of more microbatches.
+        """Count each microbatch once; on overlap, keep the holder of more microbatches and let the other forget.
 
-        After missing an epoch, a member may hold gradients that others recomputed.
+        After missing an epoch, a member may hold gradients that other members recomputed.
         """
         counted: set[int] = set()
         for report in sorted(row, key=lambda report: -len(report.summed)):

@@ -6,7 +6,7 @@ of stage ``p`` runs the backward of the microbatch of rank ``r`` once it has run
 for before any backward that depends on it, and waits form no cycle.
 
 With one member per stage this is the usual one-forward-one-backward schedule (PipeDream-Flush, Narayanan et al. 2021),
-in which the window is the number of stages after this one.
+in which the window is the number of stages after the member's own.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """Compute one cell: ``2F`` is the forward of microbatch 2."""
+    """One cell to compute, written ``2F`` for the forward and ``2B`` for the backward of microbatch 2."""
 
     kind: Literal["F", "B"]
     microbatch: int
@@ -43,7 +43,7 @@ def blocks(shares: Sequence[int]) -> list[tuple[int, ...]]:
 def global_order(shares: Sequence[int]) -> list[int]:
     """Return microbatch ids in the order in which all stages take them: round robin over the widest stage's blocks.
 
-    A member with twice the share of another occurs twice as often, evenly spread.
+    A block of twice the size is visited twice as often, at even intervals.
     """
     return round_the_blocks(blocks(shares))
 
