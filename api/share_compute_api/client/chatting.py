@@ -22,7 +22,7 @@ from share_compute.errors import (
 from share_compute_api.connection.transport import Transport
 
 _READ_TIMEOUT_S = 60.0
-"""Read timeout of a stream, in seconds. The server sends a keep-alive every 10 s; after 60 s the stream is lost."""
+"""Read timeout of a stream, in seconds; the server sends a keep-alive every 10 s."""
 _DONE = "[DONE]"
 _KINDS: dict[int, type[ShareComputeError]] = {
     HTTPStatus.UNAUTHORIZED: NotAuthorized,

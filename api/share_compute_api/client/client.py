@@ -64,7 +64,7 @@ from share_compute_api.schemas.choices import UploadKind
 from share_compute_api.schemas.retention import Deleted, PruneReport
 
 _READ_TIMEOUT_S = 30.0
-"""Read timeout of a stream, in seconds. The server sends a keep-alive every 10 s; after 30 s the stream is lost."""
+"""Read timeout of a stream, in seconds; the server sends a keep-alive every 10 s."""
 _PAUSES_S = (0.1, 5.0)
 """First and longest delay before a stream is reopened, in seconds."""
 _PLAN_TIMEOUT_S = 300.0
@@ -200,7 +200,8 @@ class Client:
             duration_s: time for which the process is suspended, in seconds.
 
         Raises:
-            Conflict: the server does not allow it, or no member runs there now.
+            UserError: the server does not allow fault injection.
+            Conflict: the job is not running, or no member runs on that machine now.
         """
         body = {"kind": kind, "contributor_id": contributor_id, "duration_s": duration_s}
         return self._transport.read(FailureMade, "POST", f"/jobs/{job_id}/failures", json=body)
@@ -364,7 +365,7 @@ class Client:
         Args:
             job: a `TrainJob` or a mapping. Paths in it are paths on the server.
             topology: the machines; default: those that are ready now.
-            strategy: strategy to use in place of the job's own.
+            strategy: strategy that replaces the job's own.
             compare: whether to report the outcome of every other strategy too.
             serving: requests that users will send to the trained model; the report then predicts how they are served.
 
@@ -424,7 +425,7 @@ class Client:
             job_id: the job.
             name: name of the artifact.
             folder: folder to download into.
-            called: name to use in place of ``name`` for the downloaded folder.
+            called: name of the downloaded folder; default: ``name``.
             progress: called with the number of bytes that arrived since the last call.
 
         Raises:
@@ -511,7 +512,7 @@ class Client:
             label: person or purpose of the invite.
             expires_in_s: validity, in seconds.
             uses: number of machines that may join with it.
-            memory_bytes: largest memory that each of them may lend; default: no limit.
+            memory_bytes: largest memory that each of these machines may lend; default: no limit.
         """
         body = {"label": label, "expires_in_s": expires_in_s, "uses": uses, "memory_bytes": memory_bytes}
         return self._transport.read(InviteCreated, "POST", "/invites", json=body)

@@ -11,10 +11,10 @@ from share_compute.specification.paths import AnyNamed
 
 
 def read_job(path: Path) -> TrainJob:
-    """Read a job from a file, or from standard input if the path is ``-``.
+    """Read a training job from a file, or from standard input if the path is ``-``.
 
     Raises:
-        UserError: the input cannot be read, or is not a job.
+        UserError: the input cannot be read, or is not a training job.
     """
     return (
         with_full_paths(parse_job(sys.stdin.read()), Path.cwd()) if str(path) == "-" else read_job_file(path)
@@ -22,10 +22,10 @@ def read_job(path: Path) -> TrainJob:
 
 
 def read_job_file(path: Path) -> TrainJob:
-    """Read a YAML or JSON job file; its relative paths are resolved from the file's folder.
+    """Read a training job from a YAML or JSON file; its relative paths are resolved from the file's folder.
 
     Raises:
-        UserError: the file cannot be read, or is not a job.
+        UserError: the file cannot be read, or is not a training job.
     """
     return with_full_paths(parse_job(read_text(path)), path.parent)
 
@@ -58,7 +58,7 @@ def read_text(path: Path) -> str:
 
 
 def with_full_paths(spec: AnyNamed, base: Path) -> AnyNamed:
-    """Return the job with relative paths and ``~`` resolved against ``base``; references to uploads are unchanged."""
+    """Return a job or deployment with relative paths and ``~`` resolved against ``base``; ``upload:`` paths stay."""
 
     def full(path: Path, field: str) -> Path:
         del field

@@ -25,7 +25,7 @@ _STOP_S = (0.2, 6.0)
 """Shortest and longest suspension of a member, in seconds: the job waits for short ones, and drops the member in long
 ones."""
 _NOTICED_STEPS = 3
-"""Commits within which a job must react to a lost member. After this many without a reaction, no member was lost."""
+"""Number of commits after a failure within which a job must react; otherwise the member counts as not lost."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,7 +47,7 @@ def _writable(path: Path) -> Path:
 
 
 TextPath = Annotated[Path, AfterValidator(_writable)]
-"""A path that JSON and databases can store; some file names on a disk cannot be stored."""
+"""A path that JSON and databases can store: valid Unicode, which some file names on a disk are not."""
 
 
 def exactly_one(*fields: str) -> ConfigDict:

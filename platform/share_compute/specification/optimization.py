@@ -57,7 +57,7 @@ class OptimizerSpec(SpecModel):
     learning_rate: float = Field(default=1e-3, gt=0)
     """Peak learning rate."""
     weight_decay: float = Field(default=0.0, ge=0)
-    """Weight decay: decoupled for adamw, added to the gradient for the others."""
+    """Weight decay: decoupled for adamw, added to the gradient for the other optimizers."""
     decays: Literal["matrices", "all"] = "matrices"
     """Weights that decay. matrices: all except biases and the weights of norms; all: every weight."""
     momentum: float = Field(default=0.9, ge=0, lt=1)
@@ -122,7 +122,7 @@ class ScheduleSpec(SpecModel):
 
 
 class GradientFusionSpec(SpecModel):
-    """Buckets of a shard's gradients that are summed together over the members of a stage; it changes no result."""
+    """Buckets of a shard's gradients that are summed together over the members of a stage; results stay the same."""
 
     mode: Literal["auto", "size", "index"] = Field(default="auto", title="Gradient fusion")
     """auto: 64 MiB, or less if that overlaps more with the backward pass; size: ``bucket_bytes``; index: ``cuts``."""

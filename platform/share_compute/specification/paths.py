@@ -1,4 +1,4 @@
-"""Paths in jobs and deployments: paths on a machine, and paths in uploads to the server."""
+"""Paths in jobs and deployments: paths on a machine, and paths inside uploads to the server."""
 
 from __future__ import annotations
 

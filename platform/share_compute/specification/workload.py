@@ -17,7 +17,7 @@ AUTOCAST_KEPT = 0.7
 Norms, sums and the residual stream stay float32. The share was measured on Llama.
 """
 GRADIENT_BUCKET_BYTES = 8 * 2**20
-"""Smallest limit of a gradient bucket's size in mode auto, and the bucket size that the cost model assumes.
+"""Least size limit of gradient buckets that fusion mode auto chooses; the cost model assumes buckets of this size.
 
 With this size most of the reduction overlaps with the backward pass, and latency is negligible.
 """
@@ -34,7 +34,7 @@ class TrainingWorkload:
     sequence_length: int = 1
     """Tokens in one sample; 1 if samples are not text."""
     optimizer_tensors: int = 2
-    """Number of tensors in the optimizer's state; each is as large as the weights."""
+    """Number of state tensors that the optimizer keeps for each weight tensor, of the same size."""
     dtype: str = "float32"
     """Data type of the computation; weights, gradients and optimizer state are float32."""
     activation_checkpointing: bool = False
