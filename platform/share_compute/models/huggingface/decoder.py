@@ -2,8 +2,8 @@
 
 A stage begins as a sketch of the whole model (large parameters on the meta device). The modules of other stages are
 replaced by pass-throughs; then the remaining parameters get memory. The architecture's own pipeline plan
-(``base_model_pp_plan``) names the embedding, the repeated layers and the modules after them. So this
-module lists no architectures.
+(``base_model_pp_plan``) names the embedding, the repeated layers and the modules after them. So this module lists no
+architectures.
 """
 
 from __future__ import annotations
@@ -436,7 +436,7 @@ def _is_whole(module: nn.Module) -> bool:
 
 
 def published_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the config.json of a trained model: ``config`` with the name of the model's class, and float32 weights."""
+    """Return the config.json of a trained model: ``config`` with the model's class and ``dtype`` float32."""
     kind = AutoModelForCausalLM._model_mapping[type(hub_configuration(config))]  # noqa: SLF001 - no public name
     rest = {key: value for key, value in config.items() if key != "torch_dtype"}
     return {**rest, "architectures": [kind.__name__], "dtype": "float32"}

@@ -49,7 +49,7 @@ _Found = dict[str, QuadraticGrowth | int]
 
 
 def profile_config(blueprint: Blueprint) -> ModelProfile:
-    """Count the cost of a causal language model, layer by layer; tied weights count once, with the embedding.
+    """Count the cost of a causal language model, layer by layer; tied parameters count once, in the embedding.
 
     Raises:
         UserError: the configuration does not describe a causal language model that can be split, or a frozen or adapted
@@ -217,7 +217,7 @@ class _Parts:
 
 
 class _GroupedProducts(TorchFunctionMode):
-    """Replaces grouped products by a product with the first expert, which has as many operations and saved tensors.
+    """Mode that replaces a grouped product over experts by a product with the first expert, of the same cost.
 
     The checks of the real kernel reject fake tensors of float32, though the kernel accepts float32.
     """

@@ -34,7 +34,7 @@ class EncoderParts:
     closing: tuple[str, ...] = ()
     """Paths of the modules after the last layer."""
     counts_from_padding: bool = False
-    """Whether positions start after the padding token's id, so that fewer are left for tokens."""
+    """Whether position ids start after the id of the padding token, which leaves fewer positions for tokens."""
 
 
 ENCODERS: Mapping[str, EncoderParts] = {
@@ -82,8 +82,8 @@ def pooling_of(folder: Path, config: Mapping[str, Any]) -> Pooling | None:
         config: content of its config.json.
 
     Raises:
-        UserError: the pooling is not supported, the folder embeds texts with an unsupported model, or one of its JSON
-            files cannot be read.
+        UserError: the pooling is not supported, the folder has a ``modules.json`` but no supported encoder, or one of
+            its JSON files cannot be read.
     """
     steps = _steps(folder)
     if not is_encoder(config):

@@ -90,13 +90,14 @@ def forward_only_before_training(pieces: Sequence[LayerProfile]) -> tuple[LayerP
 
 
 class ModelProfile(StrictModel):
-    """Cost profiles of all parts of a model. Tied weights count once, in the embedding."""
+    """Cost profiles of all parts of a model. Tied parameters count once, in the embedding."""
 
     layers: tuple[LayerProfile, ...]
     embedding: LayerProfile = LayerProfile(parameters=0)
     """Costs of all modules before the first layer; these are always in the same shard as layer 0."""
     head: LayerProfile = LayerProfile(parameters=0)
-    """Costs of all modules after the last layer, without a tied head; always in the same shard as the last layer."""
+    """Costs of all modules after the last layer; these are always in the same shard as the last layer. A tied matrix
+    counts in the operations of the head, but not in its parameters."""
     tied: int = 0
     """Number of parameters that the head shares with the embedding. The last shard has a second copy if it is not the
     first shard, too."""

@@ -121,7 +121,7 @@ def count(run: Callable[[], Tensor], inputs: Any, module: nn.Module) -> Count:
 
 
 class OperationCounter(TorchDispatchMode):
-    """Count kernel calls; views of a tensor do not count."""
+    """Mode that counts kernel calls, except for views of a tensor."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

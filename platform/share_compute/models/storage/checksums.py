@@ -59,7 +59,7 @@ def damage(folder: Path, is_meant: Callable[[str], bool] = lambda _name: True) -
 
     Args:
         folder: a finished folder.
-        is_meant: whether to check a file, by its name; default: all files.
+        is_meant: function that returns whether to check the file of this name; default: all files.
     """
     file = folder / CHECKSUMS
     if not file.exists():
