@@ -58,7 +58,7 @@ def read_text(path: Path) -> str:
 
 
 def with_full_paths(spec: AnyNamed, base: Path) -> AnyNamed:
-    """Return a job or deployment with relative paths and ``~`` resolved against ``base``; ``upload:`` paths stay."""
+    """Return a job or deployment with absolute paths: relative paths start at ``base``; ``upload:`` paths are kept."""
 
     def full(path: Path, field: str) -> Path:
         del field

@@ -92,7 +92,7 @@ class HitReport(Hit):
     step: int
     """Last step that was committed before the failure."""
     was_noticed: bool
-    """Whether the job continued without the member; if false, the job waited until the member was back."""
+    """Whether the job continued without the member; if false, the job waited for the member, or ended."""
     recovered_s: float | None
     """Time from the failure to the first commit after the job's reaction, in seconds; None if there was no commit.
 
@@ -137,7 +137,7 @@ class StormReport(_FrozenModel):
     missed: int
     """Number of scheduled failures that affected no member, since none was present or the chosen one had just ended."""
     steps: int
-    """Number of commits during the storm, repeated steps included."""
+    """Number of commits during the storm and the recovery after it, repeated steps included."""
     steps_again: int
     """Number of committed steps that restarts lost; the job recomputes them during the storm or after it."""
     restarts: tuple[Restart, ...] = ()

@@ -66,7 +66,7 @@ class Recorded:
 
     epoch: int
     committed: int
-    """Last committed step. A coordinator that was replaced may have committed it after this one read the step log."""
+    """Last committed step. A previous coordinator may have committed it after this one first read the step log."""
     scale: float = 1.0
     """Gradient factor of the last committed step."""
     generation: int = 0
@@ -120,7 +120,7 @@ class WriteStepLog:
 
 @dataclass(frozen=True, slots=True)
 class PlanMembership:
-    """Find a membership for these members, and send them the state that they lack.
+    """Find a membership for the members in ``reports``, and send them the state that they lack.
 
     The answer is `MembershipPlanned` or `MembershipInfeasible`. A `WriteStepLog` of a later epoch cancels the request:
     the coordinator no longer waits for the answer.

@@ -21,7 +21,7 @@ class Arrived:
 
 @dataclass(frozen=True, slots=True)
 class Misfit:
-    """A complete tensor from another member does not match the blueprint; it was dropped."""
+    """A complete tensor from another member does not match the blueprint or is not finite; it was dropped."""
 
     epoch: int
     source: Worker
@@ -41,7 +41,7 @@ class Missed:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """Weights were loaded into this member while it was halted. They contain the updates up to this step."""
+    """Weights were loaded into this member while it was halted. They contain the updates up to step ``applied``."""
 
     epoch: int
     applied: int
@@ -122,7 +122,8 @@ class Compute:
     has_backward: bool
     """Whether the backward of the microbatch is run, too. If not, the forward keeps nothing for a backward."""
     is_last: bool
-    """Whether this is the member's last cell of the step and adds to the gradient. Reductions may start inside it."""
+    """Whether this is the member's last cell of the step and adds to the gradient. The driver may then begin to reduce
+    gradients while the cell runs."""
     is_checked: bool = False
     """Whether to check that the result is finite."""
 

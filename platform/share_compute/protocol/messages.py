@@ -16,7 +16,7 @@ from share_compute.protocol.membership import Membership, Worker
 
 Cargo = Literal["activation", "gradient", "tied", "log"]
 """Kind of tensor sent between members: an activation or a gradient over a stage boundary, the gradient sum of a
-parameter that two stages share (tied), or a reduced gradient for a backup (log)."""
+parameter that two stages share (tied), or a reduced gradient for a backup or catch-up replica (log)."""
 
 
 class TensorLabel(NamedTuple):

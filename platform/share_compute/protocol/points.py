@@ -25,8 +25,8 @@ from share_compute.protocol.messages import (
 class Point(StrEnum):
     """A point of the protocol that a process passes in a step.
 
-    ``sending`` points are passed once for each message, before it leaves. If the process is killed there, nobody
-    receives the message. After the last of several messages the process goes on to its next point.
+    Points whose name ends in ``sending`` are passed once for each message, before it is sent. If the process is killed
+    there, no process receives the message.
     """
 
     halt_received = "member halt received"
@@ -44,7 +44,7 @@ class Point(StrEnum):
     cell_done = "member cell done"
     """A cell is done: only this member has its result."""
     tensor_sending = "member tensor sending"
-    """An activation, a gradient or the sum of a shared parameter is to be sent to another member."""
+    """An activation, a gradient or the gradient sum of a tied parameter is to be sent to another member."""
     tensor_received = "member tensor received"
     """A tensor arrived, and is not processed yet."""
     reduce_starting = "member reduce starting"
@@ -66,7 +66,7 @@ class Point(StrEnum):
     apply_starting = "member apply starting"
     """A member is about to change its weights."""
     apply_done = "member apply done"
-    """The weights are changed; nobody else knows it."""
+    """The weights are changed; no other process knows it."""
     applied_sending = "member applied sending"
     """A member pauses; the coordinator does not know it."""
     proceed_received = "member proceed received"
@@ -87,21 +87,21 @@ class Point(StrEnum):
     form_sending = "coordinator form sending"
     """Some members may know the plan; the next one does not."""
     formed_received = "coordinator formed received"
-    """A member has begun the epoch."""
+    """The coordinator was notified that a member has begun the epoch."""
     prepared_received = "coordinator prepared received"
-    """A member is prepared; after the last one the step is recorded."""
+    """The coordinator was notified that a member is prepared; when all members are, it records the step."""
     broken_received = "coordinator broken received"
     """A member reported that its reduction failed, or that a tensor was lost or rejected."""
     step_recording = "coordinator step recording"
     """All members are prepared; the step is not recorded."""
     step_recorded = "coordinator step recorded"
-    """The step is recorded, so it is committed; nobody was notified."""
+    """The step is recorded, so it is committed; no member was notified."""
     commit_sending = "coordinator commit sending"
     """Some members may have been notified of the commit; the next one has not."""
     applied_received = "coordinator applied received"
-    """A member pauses."""
+    """The coordinator was notified that a member pauses."""
     pausing = "coordinator pausing"
-    """All members pause; nobody outside was notified."""
+    """All members pause; no other component was notified."""
     proceed_sending = "coordinator proceed sending"
     """Some members may have been notified that the pause is over; the next one has not."""
 

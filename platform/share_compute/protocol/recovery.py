@@ -70,7 +70,7 @@ class _Held:
             self._reports.append([report for report in row if report.worker not in self.forgets])
 
     def _count_once(self, row: Sequence[Report]) -> None:
-        """Count each microbatch once; on overlap, keep the holder of more microbatches and let the other forget.
+        """Count each microbatch once: if two members overlap, the one with fewer microbatches must forget its sums.
 
         After missing an epoch, a member may hold gradients that other members recomputed.
         """

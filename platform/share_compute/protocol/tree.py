@@ -74,7 +74,7 @@ class SummationTree:
         return self._children.get(node)
 
     def parent(self, node: Node) -> Node | None:
-        """Return the sum that a node is part of; None for the root."""
+        """Return the sum of which a node is a direct summand; None for the root."""
         return self._parents.get(node)
 
     def grows(self, microbatch: int) -> Node | None:
@@ -90,7 +90,7 @@ class SummationTree:
         return left if right == single else None
 
     def merges(self, held: Collection[Node], new: Node) -> Iterator[tuple[Node, Node, Node]]:
-        """Yield (left, right, sum) for each addition that ``new`` makes possible, innermost first."""
+        """Yield (left, right, sum) for each addition of held sums that ``new`` makes possible, innermost first."""
         nodes = set(held) | {new}
         while (parent := self.parent(new)) is not None:
             left, right = self._children[parent]

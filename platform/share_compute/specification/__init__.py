@@ -3,7 +3,7 @@
 All parsers take text or a mapping:
 
 - `parse_job` returns a `TrainJob`.
-- `parse_any_job` returns a job of its kind.
+- `parse_any_job` returns a job of any kind, but no deployment.
 - `parse_deployment` returns a `ServeJob`.
 - `parse_submission` returns a job or a deployment, depending on its kind.
 
