@@ -16,7 +16,7 @@ FailureKind: TypeAlias = Literal["raised", "mistake", "died", "unreachable", "no
 
 - raised: a `ShareComputeError`;
 - mistake: another exception of the actor or the gateway;
-- died: the actor's process ended;
+- died: the process of the actor or of the gateway ended;
 - unreachable: the actor cannot be reached now;
 - no_answer: Ray itself failed, or no answer came in time."""
 

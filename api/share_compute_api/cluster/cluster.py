@@ -69,7 +69,7 @@ def _backoff() -> ExponentialBackoff:
 
 
 def _pause_s(backoff: ExponentialBackoff, life_s: float) -> float:
-    """Return the delay in seconds before the restart of a process that ran for ``life_s`` seconds."""
+    """Count the end of a process that ran for ``life_s`` seconds; return the delay before its restart, in seconds."""
     if life_s > _SOUND_S:
         backoff.reset()
     return backoff.failed()
@@ -100,8 +100,8 @@ class Cluster:
         self._rotated: asyncio.Future[None] | None = None
         """Resolved when a head with the new token runs; None unless the token is being replaced."""
         self.trouble: str | None = None
-        """Reason why Ray cannot be used now, in one sentence; None while Ray can be used, and while the token is being
-        replaced."""
+        """Failure because of which Ray cannot be used now, in one sentence; None if there is no failure, also while Ray
+        starts for the first time or its token is being replaced."""
         self._head = self._start_head(renews=has_stale_token(settings.data_folder))
 
     # -- facts for the control plane ----------------------------------------------------------------------------------
@@ -113,7 +113,7 @@ class Cluster:
 
     @property
     def info(self) -> ClusterInfo:
-        """Facts that contributors need to join, such as the head's address and the token."""
+        """Facts that contributors need to join, such as the head's address and Ray's authentication token."""
         return ClusterInfo(
             ray_address=self._head.ray_address,
             token=self._head.token,
@@ -265,7 +265,7 @@ class Cluster:
                 return None
             reader = connecting.result()
         except Unavailable as failure:
-            # The head may be the cause. Replacing it costs little, because without a gateway no job has a coordinator.
+            # The head may be the cause. Replacing the head interrupts no job: without a gateway no job has a coordinator.
             self._hang = f"{failure.message}: {child.last_words()}"
             return self._hang
         finally:
@@ -318,7 +318,7 @@ class Cluster:
         return self._is_over
 
     async def _replace_head(self) -> None:
-        """Start a new head in place of the present one; retry until one runs."""
+        """Replace the current head by a new one; retry until the new one runs."""
         if self._rotated is None:
             pause_s = _pause_s(self._head_backoff, time.monotonic() - self._began_s)
             self._report(f"the Ray head is replaced: {self._why_over}", pause_s)
@@ -365,7 +365,7 @@ class Cluster:
         return head
 
     def _start_another_head(self, *, renews: bool) -> None:
-        """Start a new head in place of one that may still be running."""
+        """Stop the current head if it still runs; then start a new one."""
         self._children.stop(self._head.node.child, 2.0)
         self._head.ports.release()
         self._head = self._start_head(renews=renews)

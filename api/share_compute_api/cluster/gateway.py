@@ -194,9 +194,9 @@ def translated(who: str, *, mistake_hint: str, loss_hint: str, job: str | None =
         job: id of the job that the actor works for; None if there is none.
 
     Raises:
-        ShareComputeError: a project error that the actor raised.
+        ShareComputeError: the error of this type that the actor raised.
         Unavailable: the actor failed with another error, or Ray does not answer.
-        ContributorLost: the actor's process died or cannot be reached.
+        ContributorLost: the process of the actor or of the gateway died, or the actor cannot be reached.
     """
     try:
         yield

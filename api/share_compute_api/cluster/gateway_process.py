@@ -137,7 +137,12 @@ class GatewayOperations:
         return True
 
     async def measure_links(self, number: int, peers: list[tuple[str, int]]) -> Any:
-        """Let a contributor measure its links to peers; return a JSON list of links, without peers that are gone."""
+        """Let a contributor measure its links to peers; return a JSON list of links, without peers that are gone.
+
+        Args:
+            number: number of the contributor's actor.
+            peers: (contributor id, number of its actor) of each peer.
+        """
         rows = await asyncio.to_thread(ray.nodes)
         places = {row["NodeID"]: (row["NodeManagerAddress"], row["NodeManagerPort"]) for row in rows}
         found = [(peer, self._actors[other]) for peer, other in peers if other in self._actors]

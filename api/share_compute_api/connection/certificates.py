@@ -43,7 +43,7 @@ class ServerCertificate:
 def server_certificate(
     settings: Settings, address: str, now: datetime | None = None
 ) -> ServerCertificate | None:
-    """Return the certificate that the settings select; None for plain HTTP.
+    """Load the certificate that the settings select, or create a self-signed one; return None for plain HTTP.
 
     Args:
         settings: the choice of the certificate, and the data folder for a self-signed one.

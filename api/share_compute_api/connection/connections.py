@@ -9,7 +9,7 @@ from ipaddress import IPv6Address, ip_address, ip_network
 from typing import Final, Protocol
 
 _SPARE: Final = 64
-"""Connections beyond the limit that are accepted so that they can be answered with 503."""
+"""Connections beyond the limit that are accepted so that uvicorn can answer them with 503."""
 _SHARE_OF_TRUSTED: Final = 2
 _LOG_PERIOD_S: Final = 60.0
 _log = logging.getLogger(__name__)
@@ -22,7 +22,7 @@ class Connection(Protocol):
         """Close the connection if its client is too slow."""
 
     def drop(self) -> None:
-        """Close the connection now; called only while no complete request has arrived on it."""
+        """Close the connection now; called only while it is half-open or idle (see `ConnectionTable`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +38,11 @@ class ConnectionLimits:
     stall_s: float
     """Period over which the speed of a body or an answer is averaged, in seconds."""
     least_bytes_per_s: int
-    """Smallest mean speed in each such period."""
+    """Smallest mean speed that is allowed in each period of ``stall_s``."""
 
 
 class ConnectionTable:
-    """Counts connections by address, and closes the oldest waiting ones when there are too many.
+    """Counts connections by address, and closes the oldest idle or half-open ones when there are too many.
 
     A connection is half-open (its request head is incomplete), idle (kept alive after a response), or busy. When an
     address reaches its limit of half-open connections, its oldest one is closed and the new one is admitted. At the
@@ -69,7 +69,7 @@ class ConnectionTable:
         return len(self._open)
 
     def admit(self, connection: Connection, address: str) -> bool:
-        """Add a new connection as half-open; return whether it is admitted."""
+        """Add a new connection as half-open, and close an older one if a limit is reached; return False to refuse it."""
         group = address_group(address)
         if len(self._open) >= self.limits.connections:
             self._drop_oldest()

@@ -47,7 +47,10 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def write_server_file(folder: Path, url: str, fingerprint: str | None = None) -> Path:
-    """Write the URL and fingerprint of this server to a file; return the file's path, for removal at the end."""
+    """Write `server.json`, by which clients find this server; return its path.
+
+    The caller must delete the file when the server ends.
+    """
     file = folder / SERVER_FILE
     facts = {
         "url": url,
@@ -60,7 +63,7 @@ def write_server_file(folder: Path, url: str, fingerprint: str | None = None) ->
 
 
 def first_api_key(folder: Path, store: Store) -> str:
-    """Return the operator's API key from the folder; create a new one if there is no valid key of an admin."""
+    """Return the operator's API key from the folder; create and write a new one unless it is a valid admin key."""
     key = written_api_key(folder)
     record = None if key is None else store.keys.verify(key)
     if key is not None and record is not None and record.may(Scope.admin):

@@ -25,7 +25,7 @@ from share_compute.settings import Settings
 from share_compute_api.connection.connections import ConnectionLimits, ConnectionTable, is_loopback, is_within
 
 _BACKLOG: Final = 256
-"""Longest queue of connections that wait for the event loop. It accepts all at once, even beyond the limit."""
+"""Longest queue of connections not accepted yet. The event loop accepts them all, even beyond the connection limit."""
 _MOST_FILES: Final = 1 << 16
 """Largest limit of open files to set, because some child processes loop over all possible descriptors."""
 _FILES_FOR_OTHERS: Final = 512
@@ -176,7 +176,7 @@ class _Doorway(asyncio.Protocol):
             guarded.data_received(bytes(self._early))
 
     def data_received(self, data: bytes) -> None:
-        """Buffer data that arrives between the handshake and the start of the next protocol."""
+        """Buffer data that arrives before `_Guarded` receives the connection."""
         self._early += data
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -233,9 +233,9 @@ class _Guarded(H11Protocol):
         self._head_began_s = began_s
         self._received_bytes = 0
         self._reading = (began_s, 0)
-        """(Start of the current period of reading in seconds, bytes received until then)."""
+        """(Start of the current period of reading in seconds, bytes received before that time)."""
         self._writing: tuple[float, int] | None = None
-        """(Start of the current period of writing in seconds, bytes unsent until then); None if all bytes were sent."""
+        """(Start of the current period of writing in seconds, bytes unsent at that time); None if all bytes were sent."""
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._table.forget(self)
@@ -280,7 +280,7 @@ class _Guarded(H11Protocol):
             self.transport.abort()
 
     def drop(self) -> None:
-        """Close the connection; the client has not sent a complete request."""
+        """Close the connection, which is half-open or idle."""
         self.transport.abort()
 
     def _refuse_head(self) -> None:

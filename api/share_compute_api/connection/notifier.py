@@ -35,7 +35,7 @@ class Notifier:
         self.notify()
 
     async def wait(self, ticket: int, timeout_s: float) -> bool:
-        """Wait for a notification later than ``ticket``; return False if ``timeout_s`` passes first."""
+        """Wait for a notification later than ``ticket`` or for `close`; return False if ``timeout_s`` passes first."""
         self._loop = asyncio.get_running_loop()
         if self.ticket != ticket or self.is_closed:
             # Yield to the event loop: a caller that awaits nothing else must not block other tasks.

@@ -48,8 +48,7 @@ class Contributors:
     ) -> tuple[ContributorRecord, str]:
         """Use an invite and add the machine; return its record and its own key.
 
-        Write transactions are serialized: if more machines join at once than the invite has uses, exactly that many
-        succeed.
+        Write transactions are serialized, so machines that join at the same time cannot exceed the uses of the invite.
 
         Raises:
             InviteUnknown, InviteUsed, InviteRevoked, InviteExpired: the code cannot be used, for the named cause.
@@ -206,7 +205,7 @@ class Contributors:
             return ContributorRecord.model_validate(row)
 
     def of_key(self, key: str) -> ContributorRecord | None:
-        """Return the contributor that a key belongs to, or None."""
+        """Return the contributor that a key belongs to; None if it is not the key of any contributor."""
         with self._database.read() as session:
             row = session.scalar(select(ContributorRow).where(ContributorRow.key_hash == digest(key)))
             return None if row is None else ContributorRecord.model_validate(row)
@@ -217,7 +216,7 @@ class Contributors:
             _row(session, contributor_id).last_seen_at = self._clock()
 
     def online(self, contributor_id: str, *, node_id: str, address: str) -> ContributorRecord:
-        """Record that a contributor's raylet runs, also if its Ray node is a new one; its state becomes ``probing``.
+        """Store the Ray node and address of a contributor whose raylet runs now, and set its state to ``probing``.
 
         Raises:
             ContributorLost: the contributor was declared lost meanwhile; it may rejoin.
@@ -330,7 +329,7 @@ class Contributors:
             return ContributorRecord.model_validate(row)
 
     def send_away(self, contributor_id: str) -> ContributorRecord:
-        """Begin to drain all contributors of a host that the operator sends away; it cannot rejoin with its keys."""
+        """Begin to drain all contributors of a host that the operator sends away; their keys do not let them rejoin."""
         now = self._clock()
         with self._database.write() as session:
             for row in _family(session, contributor_id):

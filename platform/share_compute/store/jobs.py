@@ -182,7 +182,9 @@ class Jobs:
     def begin(
         self, job_id: str, contributor_ids: Collection[str], reason: str = "making a plan"
     ) -> JobRecord:
-        """Lease contributors to a queued job and start planning it. A batch job needs no contributors of its own.
+        """Lease contributors to a queued job and set its state to ``planning``.
+
+        A batch job needs no contributors of its own.
 
         Raises:
             Conflict: the job is not queued any more, or one of the contributors is not ready or was leased
@@ -234,7 +236,7 @@ class Jobs:
             return JobRecord.model_validate(row)
 
     def cancel(self, job_id: str) -> JobRecord:
-        """Cancel a queued job at once; ask an active one to stop. Asking twice changes nothing.
+        """Cancel a queued job at once, or ask an active one to stop; a second request to stop changes nothing.
 
         Raises:
             Conflict: the job is over.
@@ -252,7 +254,8 @@ class Jobs:
     def resume(self, job_id: str) -> JobRecord:
         """Queue a failed or cancelled job again.
 
-        A training job continues from its last checkpoint, a batch job after its finished rows; else from the start.
+        A training job continues from its last checkpoint, a batch job after its finished rows. A job without them
+        starts over.
 
         Raises:
             Conflict: the job is neither failed nor cancelled.

@@ -120,11 +120,11 @@ class ContributorRecord(PresenceRecord):
     sent_away_at: datetime | None
     """Time at which the operator asked it to leave; it cannot come back without a new invite."""
     offences: int = 0
-    """Number of times that it made wrong numbers since the operator last cleared it."""
+    """Number of times that it computed wrong results since the operator last cleared it."""
     quarantined_for: str | None = None
-    """Cause of its quarantine, which lasts, also after a rejoin, until the operator clears it; null if none."""
+    """Cause of its quarantine; null if it is not quarantined. Only the operator ends a quarantine; a rejoin does not."""
     sibling_of: str | None = None
-    """Id of the contributor on the same host whose key this device joined with; null if it joined with an invite."""
+    """Id of the contributor of the same host that joined with the invite; null if this contributor did."""
 
     @property
     def is_leased(self) -> bool:
@@ -143,7 +143,7 @@ class ContributorRecord(PresenceRecord):
 
     @property
     def lent_threads(self) -> int:
-        """Return the number of threads that its owner lends."""
+        """Return the number of CPU threads that its owner lends; 1 if it is unknown."""
         return int(self.limits.get("cpu_threads") or 1)
 
     def machine(self) -> topology.Contributor:

@@ -1,4 +1,4 @@
-"""Ids, which people read, and secrets, which machines keep. The database stores only hashes of secrets."""
+"""Random ids, keys and invite codes. The database stores only hashes of keys and codes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def new_id(prefix: str) -> str:
 
 
 def new_key(prefix: str) -> str:
-    """Return a secret of 256 random bits; logs and secret scanners recognize the kind of key by the prefix."""
+    """Return a secret of 256 random bits after a prefix, by which secret scanners recognize the kind of key."""
     return f"{prefix}_{secrets.token_urlsafe(32)}"
 
 

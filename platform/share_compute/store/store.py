@@ -101,7 +101,7 @@ class Store:
             self._watchdog = Watchdog(self._lock, claimed, self._lose, check_s)
 
     def on_fenced(self, listener: Callable[[Fenced], None]) -> None:
-        """Call ``listener`` once in the watchdog's thread when another server takes over; call it now if one did."""
+        """Call ``listener`` in the watchdog's thread when another server takes over; call it now if one already has."""
         self._fence_listeners.append(listener)
         if self.fenced is not None:
             listener(self.fenced)

@@ -48,9 +48,10 @@ def dump_hint(url: str) -> str:
 
 
 def prepare(url: str, backups: Path, now: datetime) -> None:
-    """Migrate a database to the newest schema; check and back up an embedded one first.
+    """Migrate a database to the newest schema.
 
-    The caller must hold the lock of the database.
+    An SQLite file is checked for damage first, and backed up if it needs a migration. The caller must hold the lock of
+    the database.
 
     Args:
         url: URL of the database.

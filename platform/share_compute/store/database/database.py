@@ -117,7 +117,7 @@ class Database:
         return lambda: self._listeners.remove(listener)
 
     def lock(self) -> Lock:
-        """Return a lock that keeps other servers from the database until it is closed; see `Store.hold`."""
+        """Lock the database against other servers; return the lock, which lasts until its `close` is called."""
         with translated():
             return take_lock(self.engine)
 

@@ -11,7 +11,7 @@ down_revision = None
 branch_labels = None
 depends_on = None
 
-# Written out instead of imported from `tables`: the result of a migration must not change when the tables do.
+# Column types are repeated here, not imported from `tables`: later changes there must not change this migration.
 _Json = sa.JSON().with_variant(JSONB(), "postgresql")
 _Moment = sa.DateTime(timezone=True)
 

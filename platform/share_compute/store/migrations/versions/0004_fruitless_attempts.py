@@ -1,4 +1,4 @@
-"""Add the number of consecutive attempts that ended before they committed a step to jobs."""
+"""Add to jobs the number of consecutive attempts that ended before they committed a step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Add offences and quarantine to contributors: machines that made wrong numbers."""
+"""Add to contributors how often they computed wrong results, and the cause of their quarantine."""
 
 from __future__ import annotations
 
