@@ -57,8 +57,8 @@ _PAUSES_S = (0.5, 30.0)
 _UNREACHABLE_PAUSES_S = (0.5, _HEARTBEAT_S)
 """First and longest delay before the next heartbeat while the server does not answer, in seconds.
 
-They are short: after a network cut the machine is lost to jobs until its next heartbeat. The server gets no more
-heartbeats than usual."""
+They are short, because after a network cut jobs cannot use the machine until its next heartbeat. Heartbeats are then
+sent about as often as usual."""
 _REJOINS_WITH_NODE = 2
 """Number of successive rejoins that keep the Ray node. The first may fail because the GCS is just being restarted."""
 _SOUND_S = 60.0
@@ -300,8 +300,8 @@ class Agent:
         try:
             access = client.rejoin()
             last_contact = time.monotonic()
-            # The first rejoins keep the Ray node with the members on it, because a restarted head still knows them,
-            # however long it was away. If they fail, the next rejoin restarts the node.
+            # The first rejoins keep the Ray node and the members on it, because a restarted head still knows the node,
+            # however long the head was away. If these rejoins fail, the next one restarts the node.
             known, self._access = self._access, access
             is_another = known is None or (access.ray_address, access.token) != (
                 known.ray_address,

@@ -39,7 +39,7 @@ class ServerProbe:
 
 
 def probe_server(url: str, fingerprint: str | None = None) -> ServerProbe:
-    """Return a server's health; the clock skew is measured against the middle of the round trip."""
+    """Fetch a server's health; measure the round-trip time, and the clock skew at the middle of the round trip."""
     before = datetime.now(UTC)
     health = fetch_health(url, fingerprint)
     round_trip = datetime.now(UTC) - before

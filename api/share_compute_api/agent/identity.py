@@ -68,7 +68,7 @@ class Identities:
             ) from failure
 
     def of_host(self, url: str, name: str) -> AgentIdentity | None:
-        """Return an identity of this host for a server: that of its name, else of one of its devices; None without any.
+        """Return an identity for a server that is stored under the host's name, else under a device's name; else None.
 
         Raises:
             Unavailable: a file cannot be read.

@@ -118,7 +118,8 @@ def check_machine(
     Args:
         options: options of the machine's owner.
         limits: resources that are lent.
-        find_head: returns host:port of the Ray head; called after the checks of the machine itself.
+        find_head: returns host:port of the Ray head, and may join for that; called after the checks of this machine's
+            memory, disk and clock.
 
     Returns:
         Warnings for the owner.

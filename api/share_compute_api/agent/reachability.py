@@ -28,7 +28,7 @@ class Reachability:
 
 
 def judge(report: DialReport, address: str) -> Reachability:
-    """Decide whether a machine can be used: not if the server or all other machines cannot reach it.
+    """Decide whether a machine can be used: not if the server, or every other machine, cannot reach some of its ports.
 
     Args:
         report: ports that the server and other machines could not reach, as the server reports.

@@ -92,7 +92,7 @@ class _Dashboard:
         self._files = StaticFiles(directory=folder, check_dir=False)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Return an asset or the page; 404 for unknown assets, 503 if the dashboard is not built."""
+        """Send a file or the page; 404 for an unknown asset. Without a build, send 503 at ``/`` and 404 elsewhere."""
         path: str = scope["path_params"]["path"]
         response = await self._answer(path, scope)
         response.headers.update(_HEADERS)

@@ -265,7 +265,7 @@ class Cluster:
                 return None
             reader = connecting.result()
         except Unavailable as failure:
-            # The head may be the cause. Replacing the head interrupts no job: without a gateway no job has a coordinator.
+            # The head may be the cause. Replacing it interrupts no job: without a gateway no job has a coordinator.
             self._hang = f"{failure.message}: {child.last_words()}"
             return self._hang
         finally:

@@ -69,7 +69,7 @@ class ConnectionTable:
         return len(self._open)
 
     def admit(self, connection: Connection, address: str) -> bool:
-        """Add a new connection as half-open, and close an older one if a limit is reached; return False to refuse it."""
+        """Add a new connection as half-open, and close an older one at a limit; return False to refuse the new one."""
         group = address_group(address)
         if len(self._open) >= self.limits.connections:
             self._drop_oldest()

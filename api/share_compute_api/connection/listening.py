@@ -235,7 +235,7 @@ class _Guarded(H11Protocol):
         self._reading = (began_s, 0)
         """(Start of the current period of reading in seconds, bytes received before that time)."""
         self._writing: tuple[float, int] | None = None
-        """(Start of the current period of writing in seconds, bytes unsent at that time); None if all bytes were sent."""
+        """(Start of the current period of writing in seconds, bytes unsent at that time); None if none are unsent."""
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._table.forget(self)

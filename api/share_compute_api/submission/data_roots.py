@@ -16,7 +16,7 @@ from share_compute_api.submission.model_folders import refused
 _PROCESSES: Final = (Path("/proc"), Path("/sys"))
 """Folders of kernel files; no data root includes them."""
 _DEVICES: Final = Path("/dev")
-"""Folder of devices. A data root includes files in it only if the root itself is in it, for example ``/dev/shm``."""
+"""Folder of devices. Jobs may name files in it only if a data root lies below it, for example ``/dev/shm``."""
 _MOST_ENTRIES: Final = 10_000
 
 

@@ -30,7 +30,7 @@ def model_folder(model: ServedModelSpec, store: Store) -> Path:
     """Return the folder of the model to be served.
 
     Raises:
-        UserError: the job has no such result, or the path became a link.
+        UserError: the job has no such artifact, or a part of the path has become a link.
     """
     if model.path is not None:
         require_unlinked(model.path, "model.path")

@@ -139,9 +139,9 @@ def _weight_files(folder: Path, field: str) -> list[str]:
 
 
 def whole_number(config: Mapping[str, Any], *keys: str) -> int | None:
-    """Return the integer under the first of the keys that has one in a configuration, else in its ``text_config``.
+    """Return the integer under the first of ``keys`` that holds one, in a configuration or else its ``text_config``.
 
-    None if there is none.
+    Return None if no key holds an integer.
     """
     text: Any = config.get("text_config")
     parts = [config, text] if isinstance(text, dict) else [config]

@@ -125,7 +125,7 @@ def _row(cells: Sequence[TimelineCell], end_s: float, width: int, colour: str, i
 
 
 def colour_of(stage: int) -> str:
-    """Return the colour of a stage, by its index."""
+    """Return the name of the colour for the stage with this index; colours repeat."""
     return COLOURS[stage % len(COLOURS)]
 
 

@@ -20,7 +20,7 @@ class Arrival:
         partial: path of the file until it is complete.
         path: final path of the file in its upload.
         reserve: reserves more bytes of the space for uploads, or raises TooLarge.
-        settle: moves the complete file to its final path, or raises.
+        settle: moves the complete file to its final path, or raises an error if the upload no longer accepts files.
         release: gives the reserved bytes back if the file did not arrive.
     """
 

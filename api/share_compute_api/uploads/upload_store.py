@@ -160,7 +160,9 @@ class UploadStore:
         return view
 
     def receive(self, upload_id: str, path: str, caller: ApiKeyRecord, announced_bytes: int = 0) -> Arrival:
-        """Return an `Arrival` that receives a file; a complete file replaces an earlier one with the same path.
+        """Begin to receive a file; return its `Arrival`, which the caller must close.
+
+        A completely received file replaces an earlier one with the same path.
 
         Args:
             upload_id: the upload.

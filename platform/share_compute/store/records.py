@@ -122,7 +122,7 @@ class ContributorRecord(PresenceRecord):
     offences: int = 0
     """Number of times that it computed wrong results since the operator last cleared it."""
     quarantined_for: str | None = None
-    """Cause of its quarantine; null if it is not quarantined. Only the operator ends a quarantine; a rejoin does not."""
+    """Cause of its quarantine; null if it is not quarantined. The quarantine lasts until the operator clears it."""
     sibling_of: str | None = None
     """Id of the contributor of the same host that joined with the invite; null if this contributor did."""
 
