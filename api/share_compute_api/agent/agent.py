@@ -1,6 +1,6 @@
 """The agent process of a contributor: it joins the cluster, keeps the Ray node alive, and drains before it leaves.
 
-One agent runs for each contributor. To stay small it imports neither Ray nor torch.
+One agent runs for each contributor. It imports neither Ray nor torch, so that it needs little memory.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class AgentStatus:
     name: str
     url: str
     phase: str
-    """Current activity of the agent, as a sentence for the machine's owner."""
+    """Current activity of the agent in words, such as ``joining``."""
     since: datetime
     contributor_id: str | None = None
     work: ContributorWork | None = None
@@ -145,7 +145,7 @@ class Agent:
         """Join with the invite and store the key, or rejoin with the stored key.
 
         The stored key is used if no invite is given, or if the invite is the one that this machine joined with. A
-        restarted container passes the same invite again, which may have uses left for other machines.
+        restarted container passes the same invite again, and must not take a second use of it.
 
         Args:
             limits: resources that are lent.
@@ -295,7 +295,7 @@ class Agent:
         trouble: ShareComputeError,
         last_contact: float,
     ) -> float:
-        """Rejoin the cluster; return the time of the server's last answer, on the monotonic clock."""
+        """Wait, then try to rejoin the cluster; return the monotonic time of the server's last answer, in seconds."""
         self._wait(trouble, last_contact, self._backoff)
         try:
             access = client.rejoin()

@@ -61,7 +61,7 @@ def preflight(
     Raises:
         InviteUnknown, InviteUsed, InviteExpired, InviteRevoked: the invite is not valid.
         VersionMismatch: this machine's versions do not fit the server's.
-        InsecureTransport: plain HTTP from another machine.
+        InsecureTransport: the request came over plain HTTP from another machine.
         Unavailable: the server does not answer, or has no cluster.
     """
     with Transport(Target(url.rstrip("/"), None, fingerprint), timeout_s=timeout_s) as transport:
@@ -78,7 +78,7 @@ def join(url: str, wanted: JoinRequest, fingerprint: str | None = None, *, timeo
     Raises:
         InviteUnknown, InviteUsed, InviteExpired, InviteRevoked: the invite is not valid.
         VersionMismatch: this machine's versions do not fit the server's.
-        InsecureTransport: plain HTTP from another machine.
+        InsecureTransport: the request came over plain HTTP from another machine.
         ClockSkew: the clocks differ too much.
         UserError: the machine lends more than the invite allows.
         Conflict: the name is taken.

@@ -36,7 +36,7 @@ def enroll(
 
     With an invite, the first device joins with it, or rejoins if it joined with this invite before. The other devices
     then join as new with the first one's key. Without an invite, devices that have no stored key join with the key of
-    another device of this host; the others are left as they are.
+    another device of this host; devices that have one are left as they are.
 
     Args:
         devices: options of this host's devices; all have the same invite.

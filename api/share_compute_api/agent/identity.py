@@ -1,7 +1,8 @@
 """Persistent identity of a machine: its key to a server is stored, so that it can rejoin without an invite.
 
-Each server and name has one file in the folder `machines` of the data folder, readable by its owner only. A running
-agent holds a lock file beside it: two agents with one identity would take the Ray node from each other.
+Each pair of server and machine name has one file in the folder `machines` of the data folder, readable by its owner
+only. A running agent locks another file beside it, because two agents with one identity would take the Ray node from
+each other.
 """
 
 from __future__ import annotations

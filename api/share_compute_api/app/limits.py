@@ -26,7 +26,7 @@ class BodyLimit:
         self._larger = larger
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Call the wrapped application, and count the bytes of the request's body."""
+        """Call the wrapped application with a ``receive`` that raises status 413 when the body is too large."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return

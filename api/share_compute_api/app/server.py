@@ -198,7 +198,7 @@ def _control_plane(app: FastAPI, certificate: ServerCertificate | None, children
 def _contribute(store: Store, running: Running, children: ChildProcesses, settings: Settings) -> None:
     _, code = store.invites.create(label="this machine", expires_in_s=settings.invite_life_s)
     command = own_command("join", running.url, "--name", f"{socket.gethostname().split('.')[0]}-server")
-    # The invite is passed in a variable, because all users of the machine can read command arguments.
+    # The invite is in an environment variable, because all users of the machine can read command arguments.
     environment = {
         INVITE_VARIABLE: join_invite(code, running.fingerprint),
         "SHARE_COMPUTE_DATA_FOLDER": str(settings.data_folder),

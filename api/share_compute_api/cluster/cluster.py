@@ -39,7 +39,7 @@ _SOUND_S = 60.0
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 30.0
 _NOTICE_S = 2.0
-"""If the gateway ended because the head did, time within which the head's end is noticed too, in seconds."""
+"""Time in seconds to notice the end of the head, after a gateway ended possibly because of it."""
 _PATIENCE_S = 120.0
 """Time that the start of an actor waits for a gateway, in seconds."""
 _ANSWER_S = 30.0
@@ -100,8 +100,8 @@ class Cluster:
         self._rotated: asyncio.Future[None] | None = None
         """Resolved when a head with the new token runs; None unless the token is being replaced."""
         self.trouble: str | None = None
-        """Failure because of which Ray cannot be used now, in one sentence; None if there is no failure, also while Ray
-        starts for the first time or its token is being replaced."""
+        """Reason why Ray failed and cannot be used now, in one sentence. None while Ray works, while it starts for the
+        first time, and while its token is being replaced."""
         self._head = self._start_head(renews=has_stale_token(settings.data_folder))
 
     # -- facts for the control plane ----------------------------------------------------------------------------------
@@ -132,7 +132,7 @@ class Cluster:
         return nodes_answer.validate_python(await self._ask("nodes"))
 
     async def members(self) -> Mapping[str, frozenset[str]]:
-        """Return {contributor id: ids of the jobs with members there}; raise Unavailable when Ray does not answer."""
+        """Return {contributor id: ids of jobs that have members on it}; raise Unavailable when Ray does not answer."""
         found = members_answer.validate_python(await self._ask("members"))
         return {contributor: frozenset(jobs) for contributor, jobs in found.items()}
 
@@ -311,7 +311,7 @@ class Cluster:
         return self._head.node.end or self._hang
 
     async def _is_over_within(self, timeout_s: float) -> bool:
-        """Wait until the current head has ended or must be replaced; return False after ``timeout_s``."""
+        """Wait up to ``timeout_s`` until the current head has ended or must be replaced; return `_is_over`."""
         deadline = time.monotonic() + timeout_s
         while not self._is_over and time.monotonic() < deadline:  # noqa: ASYNC110 - a child is polled
             await asyncio.sleep(_POLL_S)

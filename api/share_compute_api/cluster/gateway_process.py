@@ -173,7 +173,7 @@ class GatewayOperations:
         ]
 
     async def members(self) -> dict[str, list[str]]:
-        """Return {contributor id: ids of the jobs that have members there}."""
+        """Return {contributor id: ids of the jobs that have members on it}."""
         found = await asyncio.to_thread(naming.machines_with_members)
         return {contributor: sorted(jobs) for contributor, jobs in found.items()}
 

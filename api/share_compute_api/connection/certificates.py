@@ -71,7 +71,7 @@ def server_certificate(
 
 
 def start_warnings(settings: Settings, certificate: ServerCertificate | None) -> Iterator[str]:
-    """Yield warnings for the operator about secrets that travel unencrypted or to an unverified server."""
+    """Yield warnings for the operator about a new TLS key or the use of plain HTTP."""
     if certificate is not None and certificate.note is not None:
         yield certificate.note
     is_behind_proxy = settings.public_url is not None or settings.proxies

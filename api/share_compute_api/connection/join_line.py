@@ -18,7 +18,10 @@ INSTALL_COMMAND: Final = (
 
 
 def join_command(url: str, invite: str, *, insecure: bool = False) -> str:
-    """Return the join command, with the invite in a variable: all users of a machine can read command arguments."""
+    """Return the join command.
+
+    The invite is in an environment variable, because all users of a machine can read command arguments.
+    """
     return f"{INVITE_VARIABLE}={invite} share-compute join {url}" + (
         " --insecure" if insecure and url.startswith("http:") else ""
     )

@@ -53,7 +53,7 @@ def raise_file_limit() -> int:
 def listener_config(
     app: FastAPI, settings: Settings, *, tls: ssl.SSLContext | None = None, **options: Any
 ) -> ListenerConfig:
-    """Return uvicorn's configuration for a control plane.
+    """Raise the limit of open files; return uvicorn's configuration for a control plane.
 
     Args:
         app: the application.

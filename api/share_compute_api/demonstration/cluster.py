@@ -83,10 +83,10 @@ class LocalCluster:
             # All machines end together, so no machine is left that could take over state.
             *("--leave-within", "0"),
         )
-        # All users of the machine can read arguments, but not the environment.
+        # All users of the machine can read command arguments, but not the environment.
         environment = {
             "SHARE_COMPUTE_INVITE": code,
-            # The machines' keys are stored there, so they are deleted with the demonstration's data.
+            # The machines store their keys in the server's data folder, so the keys are deleted with its data.
             "SHARE_COMPUTE_DATA_FOLDER": str(self._data_folder),
         }
         self._machines[name] = self._children.start(name, command, environment=environment)

@@ -82,7 +82,7 @@ def rows_text(job: JobRecord) -> str | None:
 
 
 def protection_text(job: JobRecord) -> str | None:
-    """Return whether a running training job can lose any single machine without losing a step; None for other jobs."""
+    """Say whether a running training job can lose any one machine without losing a step; None for other jobs."""
     if not isinstance(job.spec, TrainJob) or job.state != "running":
         return None
     if job.is_protected:

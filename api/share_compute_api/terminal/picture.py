@@ -135,7 +135,7 @@ def cut(text: str, columns: int, ink: Ink) -> str:
 
 
 def _names(stage: StagePlan, columns: int) -> str:
-    """Return as many names of a stage's members as fit into ``columns``."""
+    """Return the names of a stage's members in at most ``columns`` characters, with the number of names left out."""
     names = [member.name for member in stage.members]
     for count in range(len(names), 0, -1):
         more = f" + {len(names) - count} more" if count < len(names) else ""

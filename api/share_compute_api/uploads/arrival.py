@@ -48,7 +48,7 @@ class Arrival:
 
         Raises:
             TooLarge: there is no space for them.
-            Unavailable: the disk does not accept them.
+            Unavailable: they cannot be written to the disk.
         """
         self._reserve(len(piece))
         self._size_bytes += len(piece)

@@ -46,12 +46,12 @@ class Contributors:
     def join(
         self, code: str, *, name: str, host: str, versions: dict[str, str], limits: dict[str, Any]
     ) -> tuple[ContributorRecord, str]:
-        """Use an invite and add the machine; return its record and its own key.
+        """Add a machine that joins with an invite; return the machine's record and its new key.
 
         Write transactions are serialized, so machines that join at the same time cannot exceed the uses of the invite.
 
         Raises:
-            InviteUnknown, InviteUsed, InviteRevoked, InviteExpired: the code cannot be used, for the named cause.
+            InviteUnknown, InviteUsed, InviteRevoked, InviteExpired: the invite is unknown, used up, revoked or expired.
             UserError: the machine lends more than the invite allows.
             Conflict: a machine with this name is present; the invite is not used.
         """
@@ -67,7 +67,7 @@ class Contributors:
     def join_sibling(
         self, contributor_id: str, *, name: str, host: str, versions: dict[str, str], limits: dict[str, Any]
     ) -> tuple[ContributorRecord, str]:
-        """Add another device of a contributor's host; return its record and its own key.
+        """Add another device of a contributor's host; return the device's record and its new key.
 
         Raises:
             NotAuthorized: the operator sent the host away, or one of its devices is quarantined.
@@ -141,7 +141,7 @@ class Contributors:
         return page, write_cursor(page[-1].joined_at, page[-1].id) if len(found) > limit else None
 
     def presences(self, gone_since: datetime) -> list[PresenceRecord]:
-        """Return the machines that are present, or left or were lost at ``gone_since`` or later, oldest first.
+        """Return the machines that are present, or that left or were lost at ``gone_since`` or later, in joining order.
 
         Unlike `list` it reads no measurements, so it can be polled often in a large cluster.
         """
@@ -184,7 +184,7 @@ class Contributors:
         return {state: found.get(state, 0) for state in ContributorState}
 
     def names(self, ids: Collection[str]) -> dict[str, str]:
-        """Return the names of contributors by their ids, including those that left long ago."""
+        """Return {id: name} of the given contributors, including those that left long ago."""
         with self._database.read() as session:
             rows = session.execute(
                 select(ContributorRow.id, ContributorRow.name).where(ContributorRow.id.in_(ids))
@@ -281,7 +281,7 @@ class Contributors:
             return ContributorRecord.model_validate(row)
 
     def relink(self, contributor_id: str, links: Iterable[Link]) -> None:
-        """Replace the links to some peers by new measurements.
+        """Replace a contributor's links to the peers that it measured again; keep its other links.
 
         Args:
             contributor_id: id of the machine that measured.
@@ -406,7 +406,7 @@ def _end_probing(session: Session, row: ContributorRow, now: datetime) -> None:
 def note_offence(
     session: Session, contributor_id: str, now: datetime, *, job_id: str, offence: Offended
 ) -> None:
-    """Record that a machine computed wrong numbers; quarantine it if the report or `quarantines` says so.
+    """Record that a machine computed wrong results; quarantine it if the report or `quarantines` says so.
 
     Args:
         session: session of the transaction that records the report.
@@ -452,7 +452,7 @@ def note_cut(session: Session, source: str, target: str) -> None:
 
 
 def here_since(moment: datetime) -> ColumnElement[bool]:
-    """Return the condition for machines that are present, or that left or were lost at ``moment`` or later.
+    """Return the SQL condition for machines that are present, or that left or were lost at ``moment`` or later.
 
     Among rows with the same name only the newest matches: a lost machine that joins with a new invite gets a new row.
     """
@@ -497,7 +497,7 @@ def _add(
 
 
 def _family(session: Session, contributor_id: str) -> Sequence[ContributorRow]:
-    """Return the contributors of one host that joined with the same invite as this one, including it."""
+    """Return this contributor and the other contributors of its host that joined with the same invite."""
     row = _row(session, contributor_id)
     first = row.sibling_of or row.id
     return session.scalars(

@@ -172,9 +172,9 @@ def require_unused(session: Session, job_id: str) -> None:
 
 
 def user_of(session: Session, job_id: str) -> str | None:
-    """Return ``deployment NAME`` or ``job ID`` of a user of a job's files; None if there is none.
+    """Return ``deployment NAME`` or ``job ID`` of one that reads a job's files; None if none does.
 
-    Users are live deployments, and other jobs that are not over.
+    Only live deployments, and other jobs that are not over, read them.
     """
     live = [state.value for state in LIVE]
     for name, spec in session.execute(
@@ -190,7 +190,7 @@ def user_of(session: Session, job_id: str) -> str | None:
 
 
 def _names(spec: dict[str, object], job_id: str) -> bool:
-    # A specification names the job's id, or a path into its folder, whose name is the id.
+    # A specification contains the job's id, or a path into the job's folder, which is named after the id.
     return job_id in json.dumps([spec.get("model"), spec.get("data")])
 
 

@@ -47,7 +47,7 @@ class Events:
         if job_id is not None:
             query = query.where(EventRow.job_id == job_id)
         if deployment_id is not None:
-            # Deployment events have no job. With this condition the index skips events of jobs, nearly all rows.
+            # Deployment events have no job. With this condition the index skips events of jobs, which are most rows.
             of_it = EventRow.data["id"].as_string() == deployment_id
             query = query.where(EventRow.job_id.is_(None), EventRow.kind == DEPLOYMENT, of_it)
         if contributor_id is not None:

@@ -70,7 +70,7 @@ class Invites:
         """Return the invite if the code can be used now, without using it.
 
         Raises:
-            InviteUnknown, InviteUsed, InviteRevoked, InviteExpired: the code cannot be used, for the named cause.
+            InviteUnknown, InviteUsed, InviteRevoked, InviteExpired: the invite is unknown, used up, revoked or expired.
         """
         with self._database.read() as session:
             return _record(session, usable_invite(session, code, self._clock()))
@@ -97,7 +97,7 @@ class Invites:
 
 
 def usable_invite(session: Session, code: str, now: datetime) -> InviteRow:
-    """Return the row of a code that can be used at ``now``, or raise the error that says why it cannot."""
+    """Return the row of the invite with this code; raise an error with the reason if it cannot be used at ``now``."""
     row = session.scalar(select(InviteRow).where(InviteRow.code_hash == digest(plain_invite_code(code))))
     if row is None:
         raise InviteUnknown("no invite has this code", hint="check the code for typing errors, or " + _HINT)

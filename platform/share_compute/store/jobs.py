@@ -254,7 +254,7 @@ class Jobs:
     def resume(self, job_id: str) -> JobRecord:
         """Queue a failed or cancelled job again.
 
-        A training job continues from its last checkpoint, a batch job after its finished rows. A job without them
+        A training job continues from its last checkpoint, a batch job after its finished rows. A job that has none
         starts over.
 
         Raises:
@@ -286,7 +286,7 @@ class Jobs:
 
         Args:
             job_id: id of the job.
-            why: cause of the end of the attempt, or of the wait. This method appends the point of continuation.
+            why: cause of the end of the attempt, or of the wait. This method appends where the job continues.
             attempt: number of the attempt that is over.
             fruitless_attempts: number of consecutive attempts that ended before they committed a step.
             error: code and facts of the cause, for the event.

@@ -65,7 +65,7 @@ class InviteRecord(Record):
     created_at: datetime
     expires_at: datetime
     used_at: datetime | None
-    """When the last machine joined with it."""
+    """Time at which a machine last joined with it; null if none did."""
     used_by: tuple[str, ...]
     """Ids of the contributors that joined with it, in the order they joined."""
     revoked_at: datetime | None
@@ -138,7 +138,7 @@ class ContributorRecord(PresenceRecord):
 
     @property
     def host_id(self) -> str:
-        """Return the label of the processors that it uses and that other machines may share; empty if unknown."""
+        """Return the label of the processors that it uses; machines with one label share them. Empty if unknown."""
         return str(self.limits.get("host_id") or "")
 
     @property
@@ -147,7 +147,7 @@ class ContributorRecord(PresenceRecord):
         return int(self.limits.get("cpu_threads") or 1)
 
     def machine(self) -> topology.Contributor:
-        """Return the contributor as the planner sees it."""
+        """Return the contributor as a machine of the planner's topology."""
         return topology.Contributor(
             id=self.id,
             name=self.name,
@@ -176,7 +176,7 @@ class JobRecord(Record):
     measured: Measured | None = None
     """Step times of this attempt beside the plan's predictions; null until some steps are done."""
     proposal: ReplanProposed | None = None
-    """A plan that gains more time than moving to it costs; proposed when measured times deviate from predictions."""
+    """Proposed plan that saves more time than moving to it costs, applied once its machines have joined; null if none."""
     is_protected: bool = False
     """Whether each layer of a running training job is on two machines, so that losing any one machine loses no step."""
     error: dict[str, Any] | None
@@ -307,7 +307,7 @@ class HeldRecord(Record):
     stage: int | None = None
     """Index of its stage in the pipeline, from 0."""
     microbatches: int | None = None
-    """Number of microbatches of each batch that it computes."""
+    """Number of microbatches that it computes in each batch."""
     of_microbatches: int | None = None
     memory_bytes: int | None = None
     """Memory that the part needs according to the plan."""
@@ -328,7 +328,7 @@ class MachineSummaryRecord(Record):
     device: str | None
     """Names of its devices, separated by commas; null until it was measured."""
     flops_per_s: float
-    """Sum over all its devices, in float32; 0 until it was measured."""
+    """Measured speed of all its devices together, in float32 FLOP/s; 0 until it was measured."""
     lent_bytes: int
     """Memory that it lends: as measured, before that as its owner specified."""
     head_latency_s: float | None
@@ -355,7 +355,7 @@ class WorkPeriodRecord(Record):
     num_layers: int | None
     """Number of layers of the whole model."""
     microbatches: int | None
-    """Number of microbatches of each batch that it computed."""
+    """Number of microbatches that it computed in each batch."""
     of_microbatches: int | None
     """Total number of microbatches of each batch."""
     began_at: datetime

@@ -27,7 +27,7 @@ FREE: dict[str, Any] = {"job": None, "deployment": None}
 
 
 def record_work(session: Session, now: datetime, work: Mapping[str, dict[str, Any]]) -> None:
-    """Write the ``work`` events of machines, given by contributor id."""
+    """Write ``work`` events, given as {contributor id: data of its event}."""
     if work:
         rows = [
             {"kind": KIND, "at": now, "data": data, "contributor_id": machine}

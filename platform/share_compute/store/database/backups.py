@@ -22,7 +22,7 @@ from share_compute.store.database.holding import take_lock
 FOLDER = "backups"
 """Name of the folder of backups, inside the data folder."""
 _KEPT = 5
-"""Number of backups made before migrations that are kept; older ones are deleted."""
+"""Number of newest pre-migration backups to keep; older ones are deleted."""
 _BESIDE = ("", "-wal", "-shm")
 """Suffixes of the files of an SQLite database: the database itself, its write-ahead log, its shared memory."""
 _PAGES_AT_ONCE = 4096
@@ -80,13 +80,13 @@ def prepare(url: str, backups: Path, now: datetime) -> None:
 
 
 def _known_revisions() -> list[str]:
-    """Return the revisions that this version of share-compute can read, newest first."""
+    """Return the Alembic revisions that this version of share-compute can read, newest first."""
     scripts = ScriptDirectory.from_config(migration_config())
     return [script.revision for script in scripts.walk_revisions()]
 
 
 def _revision_of(file: Path) -> str | None:
-    """Return the revision of an SQLite file without writing to it; None if it has none."""
+    """Return the Alembic revision of an SQLite file's schema; None if it has none. The file is not changed."""
     with closing(sqlite3.connect(file, timeout=10.0)) as connection:
         try:
             row = connection.execute("SELECT version_num FROM alembic_version").fetchone()
@@ -96,7 +96,7 @@ def _revision_of(file: Path) -> str | None:
 
 
 def revision(url: str) -> str | None:
-    """Return the revision of a database's schema; None if it has none."""
+    """Return the Alembic revision of a database's schema; None if it has none."""
     engine = open_engine(url)
     try:
         with translated(), engine.connect() as connection:

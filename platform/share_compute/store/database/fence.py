@@ -18,7 +18,7 @@ from share_compute.store.database.tables import ServerEpochRow
 
 _SELECT = select(ServerEpochRow.epoch, ServerEpochRow.holder).where(ServerEpochRow.id == 1)
 _LOCK = _SELECT.with_for_update()
-"""Query that locks the row. SQLite has no row locks and ignores FOR UPDATE; its writers use BEGIN IMMEDIATE."""
+"""Query that locks the claim's row. SQLite has no row locks: it ignores FOR UPDATE, and writers use BEGIN IMMEDIATE."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from share_compute.errors import Conflict, Fenced, Unavailable
 from share_compute.store.database.fence import Claim, fenced, valid_claim
 
 _SERVERS_LOCK = 0x5C_0002
-"""Key of the server's advisory lock in PostgreSQL; migrations have their own."""
+"""Key of the server's advisory lock in PostgreSQL; migrations use another key."""
 _CHECK_S = 1.0
 _ANSWER_S = 2
 """Seconds for PostgreSQL to answer the watchdog; afterwards the connection counts as lost."""

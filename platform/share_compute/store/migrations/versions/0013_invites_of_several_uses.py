@@ -1,4 +1,4 @@
-"""Add the number of uses and a memory limit to invites, and the invite to contributors."""
+"""Add to invites the number of uses and a memory limit; add to contributors the invite that they joined with."""
 
 from __future__ import annotations
 

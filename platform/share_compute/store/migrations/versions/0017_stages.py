@@ -48,7 +48,7 @@ def downgrade() -> None:
 
 def _rename(names: Mapping[str, str]) -> None:
     def renamed(value: Any) -> Any:
-        """Return the value with its keys renamed, and those of the values of its keys ``plan`` and ``parallelism``."""
+        """Return the value with its keys renamed, also those inside its ``plan`` and its ``parallelism``."""
         if not isinstance(value, dict):
             return value
         own = {names.get(key, key): part for key, part in value.items()}
