@@ -117,7 +117,7 @@ class AgentClient:
         return self._transport.read(ContributorRecord, "POST", f"{self._path}/online", json=body)
 
     def dial(self, wanted: DialRequest) -> DialReport:
-        """Ask the server and some other machines to connect to ports on which this machine listens."""
+        """Let the server and some other machines connect to ports of this machine; return the ports they cannot reach."""
         body = wanted.model_dump(mode="json")
         return self._transport.read(DialReport, "POST", f"{self._path}/dial", json=body, timeout=_DIAL_S)
 

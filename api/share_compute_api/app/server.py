@@ -52,7 +52,7 @@ class Running:
     warnings: tuple[str, ...]
     """Warnings for the operator."""
     code: str = field(repr=False)
-    """One-time code that signs a browser in; valid for a few minutes."""
+    """One-time code that signs a browser in; valid for 15 minutes."""
     join_command: str = field(repr=False)
     """Command to paste on a machine that should join; its invite is for one machine, and expires."""
     data_folder: Path

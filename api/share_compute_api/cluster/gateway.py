@@ -179,7 +179,7 @@ class RemoteActor:
         return await self.gateway.call("measure_links", self.number, numbers, timeout_s=timeout_s)
 
     def kill(self) -> None:
-        """End the actor and all processes that it started."""
+        """Ask the gateway to end the actor and all processes that it started; do not wait for it."""
         self.gateway.post("kill", self.number)
 
 

@@ -141,7 +141,7 @@ class GatewayOperations:
 
         Args:
             number: number of the contributor's actor.
-            peers: (contributor id, number of its actor) of each peer.
+            peers: (contributor id or `HEAD`, number of its actor) of each peer.
         """
         rows = await asyncio.to_thread(ray.nodes)
         places = {row["NodeID"]: (row["NodeManagerAddress"], row["NodeManagerPort"]) for row in rows}

@@ -17,7 +17,10 @@ Departure = Literal["gone", "ending"]
 
 
 async def departure(receive: Receive, notifier: Notifier) -> Departure:
-    """Wait until the client disconnects or the server shuts down; the request's body must have been read before."""
+    """Wait until the client disconnects ("gone") or the server shuts down ("ending"); return which of the two it was.
+
+    The request's body must have been read before.
+    """
 
     async def disconnected() -> None:
         while (await receive())["type"] != "http.disconnect":

@@ -175,7 +175,7 @@ class Contributors:
             return [ContributorRecord.model_validate(row) for row in session.scalars(query)]
 
     def counts(self) -> dict[ContributorState, int]:
-        """Return the number of contributors in each state."""
+        """Return {state: number of contributors}, with 0 for states without contributors."""
         with self._database.read() as session:
             rows = session.execute(
                 select(ContributorRow.state, func.count()).group_by(ContributorRow.state)

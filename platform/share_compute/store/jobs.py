@@ -165,7 +165,7 @@ class Jobs:
             return [JobRecord.model_validate(row) for row in session.scalars(query)]
 
     def counts(self) -> dict[JobState, int]:
-        """Return the number of jobs in each state."""
+        """Return {state: number of jobs}, with 0 for states without jobs."""
         with self._database.read() as session:
             rows = session.execute(select(JobRow.state, func.count()).group_by(JobRow.state)).all()
         found = {JobState(state): count for state, count in rows}

@@ -53,7 +53,7 @@ class Progress:
         self._clock = clock
 
     def record(self, job_id: str, attempt: int, events: Sequence[AttemptEvent]) -> JobRecord:
-        """Write the events that an attempt reported, in one transaction.
+        """Write the events that an attempt reported, and update the rows that they change, in one transaction.
 
         Raises:
             Conflict: a newer attempt exists, or the job is not active. Nothing is written.

@@ -99,11 +99,11 @@ class ContributorRecord(PresenceRecord):
     """A machine that joined."""
 
     node_id: str | None
-    """Id of its Ray node, in hexadecimal."""
+    """Id of its Ray node, in hexadecimal; null until that node runs."""
     address: str | None
-    """IP address at which other machines reach it."""
+    """IP address at which other machines reach it; null until its Ray node runs."""
     job_id: str | None
-    """Id of the job that it is leased to."""
+    """Id of the job that it is leased to; null if there is none."""
     deployment_id: str | None = None
     """Id of the deployment that it is leased to. A machine is never leased to a job and a deployment at once."""
     limits: dict[str, Any]
@@ -176,7 +176,7 @@ class JobRecord(Record):
     measured: Measured | None = None
     """Step times of this attempt beside the plan's predictions; null until some steps are done."""
     proposal: ReplanProposed | None = None
-    """Proposed plan that saves more time than moving to it costs, applied once its machines have joined; null if none."""
+    """Proposed plan that saves more time than moving to it costs; applied once its machines joined. Null if none."""
     is_protected: bool = False
     """Whether each layer of a running training job is on two machines, so that losing any one machine loses no step."""
     error: dict[str, Any] | None

@@ -83,7 +83,7 @@ class Retention:
             return list(_find(session, keep, now, data_folder))
 
     def prune(self, keep: Keep, data_folder: Path) -> list[Prunable]:
-        """Delete the items whose retention time is over, in separate transactions; return the deleted ones."""
+        """Delete the items whose retention time is over, each in its own transactions; return the deleted items."""
         now = self._clock()
         return [one for one in self.find(keep, data_folder) if self._delete(one, keep, now, data_folder)]
 

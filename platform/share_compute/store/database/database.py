@@ -70,7 +70,7 @@ def _begin_sqlite(connection: Connection) -> None:
 
 
 HAS_EVENTS = "has_events"
-"""Key of ``Session.info``: whether the transaction wrote an event."""
+"""Key in ``Session.info`` of the flag that says whether the transaction wrote an event."""
 
 
 class Database:
