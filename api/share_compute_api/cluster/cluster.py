@@ -39,7 +39,7 @@ _SOUND_S = 60.0
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 30.0
 _NOTICE_S = 2.0
-"""Time in seconds to notice the end of the head, after a gateway ended possibly because of it."""
+"""Time in seconds within which the end of the head is noticed, if it was the cause of a gateway's end."""
 _PATIENCE_S = 120.0
 """Time that the start of an actor waits for a gateway, in seconds."""
 _ANSWER_S = 30.0

@@ -21,8 +21,8 @@ async def unresponsive(
 ) -> Literal["gateway", "head"]:
     """Return "gateway" or "head" as soon as it has left `MOST_MISSED` consecutive pings unanswered.
 
-    Missed pings are counted instead of seconds: a suspension of the control plane itself counts as one missed ping,
-    however long it was.
+    Missed pings are counted instead of seconds: a suspension of the control plane itself counts as at most one
+    missed ping, however long it was.
 
     Args:
         ping_gateway: pings the gateway; its argument is the time limit in seconds.

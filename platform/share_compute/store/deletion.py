@@ -172,9 +172,9 @@ def require_unused(session: Session, job_id: str) -> None:
 
 
 def user_of(session: Session, job_id: str) -> str | None:
-    """Return ``deployment NAME`` or ``job ID`` of one that reads a job's files; None if none does.
+    """Return ``deployment NAME`` or ``job ID`` of a reader of a job's files; None if nothing reads them.
 
-    Only live deployments, and other jobs that are not over, read them.
+    Readers are live deployments, and other jobs that are not over.
     """
     live = [state.value for state in LIVE]
     for name, spec in session.execute(
