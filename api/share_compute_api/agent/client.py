@@ -117,7 +117,7 @@ class AgentClient:
         return self._transport.read(ContributorRecord, "POST", f"{self._path}/online", json=body)
 
     def dial(self, wanted: DialRequest) -> DialReport:
-        """Let the server and other machines connect to this machine's ports; return the ports that they cannot reach."""
+        """Let the server and other machines connect to this machine's ports; return the ports they did not reach."""
         body = wanted.model_dump(mode="json")
         return self._transport.read(DialReport, "POST", f"{self._path}/dial", json=body, timeout=_DIAL_S)
 
