@@ -37,9 +37,9 @@ class MemberSetup:
     threads: int
     device: DeviceKind
     gpu: str
-    """UUID of the GPU that was measured; empty for a CPU, or if it is unknown."""
+    """UUID of the GPU that was probed and that the member must use; empty for a CPU, or if it is unknown."""
     deadline_s: float
-    """Longest wait for another member, in seconds; the coordinator notices an unresponsive one sooner."""
+    """Longest wait for another member, in seconds; the coordinator notices unresponsive members much sooner."""
     applied: int
     """Number of the last step whose update the member's initial weights include; -1 if the member joins a running job,
     since it loads weights later."""
@@ -124,13 +124,13 @@ def read_extents(data: bytes) -> tuple[Extent, ...]:
 
 
 class Followed(NamedTuple):
-    """A primary, and the shard of which a member keeps a backup copy for it."""
+    """A primary of whose shard a member keeps a backup copy."""
 
     owner: Worker
     actor: Any
     """The primary's actor."""
     shard: tuple[int, int]
-    """Layers [start, stop)."""
+    """Layers [start, stop) of the primary's shard."""
     place: int = 0
     """Index of this backup member among all members that keep a copy for this primary."""
 
@@ -172,7 +172,8 @@ class MemberStatus:
     holds: tuple[int, int] | None = None
     """Layers [start, stop) that the member computes with; None if it has no weights yet."""
     loaded: tuple[int, int] | None = None
-    """Layers [start, stop) that are loaded, but not used until the coordinator orders the member to adopt them."""
+    """Layers [start, stop) that are loaded, but not used until the coordinator orders the member to adopt them; None if
+    there are none."""
     loaded_step: StepNumber = 0
     """Number of the last step whose update the ``loaded`` layers include."""
     unacknowledged: tuple[str, ...] = ()

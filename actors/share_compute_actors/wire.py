@@ -1,8 +1,9 @@
 """Encode messages between actors as bytes of a declared schema, so that no actor unpickles another actor's data.
 
-A `Schema` is JSON that pydantic validates strictly: no unknown fields, no other types, and a maximum size. Tensors
-travel as raw bytes behind such a header (`WithContent`). The answer of an actor's method encodes either its return
-value or the error that it raises (`pack_answer`, `pack_failure`, `unpack_answer`).
+A `Schema` encodes messages of one type as JSON. The receiver validates the JSON strictly with pydantic: no unknown
+fields, no other types, and a maximum size. Tensors travel as raw bytes after such a JSON header (`WithContent`). The
+answer of an actor's method encodes either its return value or the error that it raises (`pack_answer`, `pack_failure`,
+`unpack_answer`).
 """
 
 from __future__ import annotations
@@ -97,7 +98,7 @@ class Schema(Generic[T]):
         self._most_bytes = most_bytes
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Ray pickles actor classes by value, with the schemas in them.
+        # Ray pickles actor classes by value, with the schemas in them; this leaves out the cached adapter.
         return Schema, (self._kind, self._most_bytes)
 
     @cached_property
@@ -291,7 +292,7 @@ def answers_by(
             except Exception as failure:  # noqa: BLE001 - the answer contains it, and the caller decides
                 return pack_failure(translate(failure))
 
-        # Ray follows `__wrapped__` to find the method's concurrency group, which is on the outermost function.
+        # Ray follows `__wrapped__` to find the method's concurrency group, but `ray.method` sets it on this wrapper.
         answer.__signature__ = signature(method)  # type: ignore[attr-defined]
         del answer.__wrapped__
         return answer

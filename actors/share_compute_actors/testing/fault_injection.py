@@ -77,9 +77,9 @@ class FaultInjector:
         """Sends this process's messages, with the injected faults."""
 
     def passes(self, point: Point, step: int) -> list[InjectedFailure]:
-        """Execute the failures of this process that are due at a protocol point; return the due failures of its output.
+        """Execute the kills, stops and partitions that are due at a protocol point; return the other due failures.
 
-        The caller applies the returned failures to the message or the numbers that it is about to send or compute.
+        The caller must apply the returned failures to the message or the numbers that it is about to send or compute.
 
         A kill ends this process at once. A stop suspends this process with its sockets open, until another process
         resumes it. A partition cuts this process off from the partition's peers, or from all processes if it names no
@@ -105,8 +105,8 @@ def kill() -> None:
 
 
 def freeze(duration_s: float) -> None:
-    """Suspend this process for some seconds, with its sockets open; another process resumes it."""
-    subprocess.Popen(  # not waited for: it resumes this process later
+    """Suspend this process for some seconds, with its sockets open; a helper process resumes it."""
+    subprocess.Popen(  # the helper process
         [sys.executable, "-c", _WAKE, str(os.getpid()), str(duration_s)],
         start_new_session=True,
     )

@@ -11,7 +11,7 @@ import ray
 
 @ray.remote(num_cpus=0, concurrency_groups={"mail": 1, "control": 1})
 class Mailbox:
-    """Receives members' messages in place of a coordinator, for a process that is not a Ray actor."""
+    """Receives the messages that members send to their coordinator, for a test process that is not a Ray actor."""
 
     def __init__(self) -> None:
         self._received: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
@@ -28,7 +28,7 @@ class Mailbox:
 
 
 def forward_mail(mailbox: Any) -> queue.SimpleQueue[Any]:
-    """Return a queue that receives every message of a `Mailbox`, until the mailbox's actor ends."""
+    """Start a thread that moves the messages of a `Mailbox` to a queue until its actor ends; return the queue."""
     inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
     def carry() -> None:

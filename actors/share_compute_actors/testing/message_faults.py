@@ -25,7 +25,7 @@ After this time the message is sent even if no later message has overtaken it.""
 class MessageFaults:
     """Sends messages; with injected faults, some arrive damaged, late, twice, out of order or never.
 
-    All methods except `is_cut` and `wait_while_cut` must be called on one thread. It must call `flush` regularly.
+    All methods except `is_cut` and `wait_while_cut` must be called on one thread, which must call `flush` regularly.
     """
 
     def __init__(self) -> None:
@@ -115,7 +115,7 @@ def _has(failures: Sequence[InjectedFailure], kind: FailureKind) -> bool:
 
 
 def wrong_tensor(tensor: Tensor, failures: Sequence[InjectedFailure]) -> Tensor:
-    """Return the tensor that is sent in place of ``tensor``, changed as these failures specify."""
+    """Return a faulty version of ``tensor`` to send, or ``tensor`` itself if none of the failures changes tensors."""
     if _has(failures, FailureKind.reshape):
         return tensor.unsqueeze(0)
     if _has(failures, FailureKind.retype):
@@ -126,7 +126,7 @@ def wrong_tensor(tensor: Tensor, failures: Sequence[InjectedFailure]) -> Tensor:
 
 
 def faulty_encoding(encoded: EncodedTensor, failures: Sequence[InjectedFailure]) -> EncodedTensor:
-    """Return the encoded tensor that is sent in place of ``encoded``, changed as these failures specify."""
+    """Return ``encoded`` without its last byte if one of the failures is a resize; otherwise ``encoded`` itself."""
     return encoded.shortened() if _has(failures, FailureKind.resize) else encoded
 
 

@@ -105,8 +105,8 @@ class Copies:
         device: device that computes updates.
         notify: receives errors, from any thread.
         quota: space for all copies.
-        reach: returns the interface to a primary. Its arguments are the primary's actor, the backup, and an event that
-            ends waits.
+        reach: returns the interface to a primary. Its arguments are the primary's actor, the id of this member, and an
+            event that ends waits for the primary.
     """
 
     def __init__(
@@ -170,11 +170,11 @@ class Copies:
         followed: Mapping[int, Followed],
         outlines: Mapping[ShardRange, ShardOutline] | None = None,
     ) -> None:
-        """Keep exactly these copies from now on.
+        """Keep copies of exactly these primaries' shards from now on, and drop all other copies.
 
         Args:
             epoch: number of the epoch that is about to begin.
-            committed: last committed step; a copy that cannot be brought there is restarted.
+            committed: last committed step; a copy that cannot be brought to this step is replaced by a new one.
             followed: primaries of the copies, by stage.
             outlines: outlines of shards whose copies start from local data.
         """
@@ -185,7 +185,7 @@ class Copies:
             for shard, follower in self._followers.items()
             if shard in wanted
             and follower.reaches(committed)
-            # A gradient's factor arrives with the same primary's next gradient; no other primary can supply it.
+            # The update factor of a gradient arrives only with the next gradient of the same primary.
             and (wanted[shard] == owners[shard] or follower.is_at(committed))
         }
         dropped = [self._followers[shard] for shard in self._followers.keys() - kept.keys()]
@@ -220,11 +220,11 @@ class Copies:
         return True
 
     def of(self, shard: ShardRange) -> Follower | None:
-        """Return the copy of a shard, if one is kept."""
+        """Return the copy of a shard; None if this member keeps none."""
         return self._followers.get(shard)
 
     def catch_up(self) -> bool:
-        """Apply pending gradients to the copies while steps continue; return whether all usable copies caught up."""
+        """Start to apply pending gradients to complete copies; return whether all usable copies have caught up."""
         behind = [one for one in self._followers.values() if not (one.is_spoilt or one.catch_up())]
         return not behind
 
@@ -243,7 +243,8 @@ class Copies:
     def take(self, label: WireLabel, tensor: Tensor) -> Followed | None:
         """Store a part of a gradient.
 
-        Return the gradient's primary, which waits for an acknowledgement, once all parts are here; until then, None.
+        Return the gradient's primary once all parts are here; the caller must then acknowledge the gradient. Return
+        None until then.
         """
         followed, key = self._followed[label.stage], (label.stage, label.step)
         follower = self._followers[followed.shard]

@@ -1,4 +1,4 @@
-"""The primary's side of a backup copy: the primary sends its shard piece by piece while it trains the shard."""
+"""The primary's side of a backup copy: it clones parts of its shard, which backup members fetch during training."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ from share_compute_actors.transport.pieces import Piece
 ShardRange = tuple[int, int]
 """Layers [start, stop)."""
 _MOST_STAGED_BYTES = 256 * 2**20
-"""Limit for the clones of several backup members together, in bytes. The clones of a single one may be larger."""
+"""Size limit of all clones while several backup members fetch clones, in bytes.
+
+The clones for a single backup member may be larger."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +62,10 @@ class ClonedTensor(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Copied:
-    """Clones of some parameters at one moment, ready to be fetched."""
+    """Description of clones of some parameters and buffers, which `Primary.piece` returns piece by piece."""
 
     ticket: int
-    """Number of this set of clones, which `Primary.piece` requires."""
+    """Number of this set of clones, to pass to `Primary.piece`."""
     step: int
     """Last step whose update is included in the clones."""
     loss_scale: LossScale
@@ -123,7 +125,7 @@ class Primary(Protocol):
         """Return the outline of the shard."""
 
     def copy(self, shard: ShardRange, names: Sequence[str]) -> Copied:
-        """Clone some parameters or buffers, with their optimizer state."""
+        """Clone some parameters or buffers, with their optimizer state; return a description of the clones."""
 
     def piece(self, ticket: int, name: str, start: int, stop: int) -> Piece:
         """Return bytes [start, stop) of a cloned tensor."""
@@ -134,7 +136,8 @@ class Copier:
 
     Args:
         run: runs a function on the compute thread, between two of its actions, and returns its result.
-        here: returns the runner and the last step whose update its weights have; called on the compute thread.
+        here: returns the runner (None before weights are loaded), and the last step whose update its weights have;
+            called on the compute thread.
     """
 
     def __init__(
@@ -149,7 +152,7 @@ class Copier:
         self._staged: dict[Worker, tuple[int, dict[str, Tensor]]] = {}
         """Ticket and cloned tensors, by backup member."""
         self._versions: dict[str, int] = {}
-        """torch's version counter of each buffer at the time of its copy."""
+        """torch's version counter of each buffer when it was first cloned."""
 
     def forget(self) -> None:
         """Drop all clones, because the runner was replaced. Backup members that still fetch them get an error."""
@@ -182,7 +185,7 @@ class Copier:
         )
 
     def copy(self, shard: ShardRange, names: Sequence[str], backup: Worker = "") -> Copied:
-        """Clone some parameters or buffers, with their optimizer state.
+        """Clone some parameters or buffers, with their optimizer state; return a description of the clones.
 
         Args:
             shard: layers [start, stop).
@@ -237,7 +240,7 @@ class Copier:
         return Piece.sealed(name, content)
 
     def require_still(self) -> None:
-        """Check that no buffer has changed since it was copied; backup members receive gradients, but no buffers.
+        """Check that no buffer has changed since it was cloned; backup members receive no later values of buffers.
 
         Raises:
             ShareComputeError: a buffer has changed.

@@ -1,8 +1,8 @@
 """Backup copies of other members' shards, which can be brought to the last committed step when their primary is lost.
 
 A copy consists of a snapshot on disk and the reduced gradients of the steps since. The snapshot is fetched from the
-primary, parameter by parameter, while the primary continues to train. Each parameter records the step whose update its
-snapshot has, and is updated separately. The gradients are replayed with the job's optimizer, which gives the same bits.
+primary, parameter by parameter, while the primary continues to train. Parameters may therefore be in the states of
+different steps, and each is updated separately. Updates use the job's optimizer, which gives the same bits.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from share_compute_actors.training.backups.tensor_file import TensorFile
 from share_compute_actors.transport.pieces import TRIES, whole
 
 _BATCH_BYTES = 64 * 2**20
-"""Weights that the primary clones at a time, in bytes; their optimizer state is not counted."""
+"""Size of the weights that the primary clones at a time, in bytes; their optimizer state is not counted."""
 _PIECE_BYTES = 2 * 2**20
 _MOST_STEPS = 16
 _MOST_SNAPSHOTS = 2
@@ -71,13 +71,13 @@ class _Trained:
 class Follower:
     """A backup copy of one shard.
 
-    `take`, `follow`, `inherit`, `forget_after` and `close` must be called on one thread. Long operations run on the
-    copy's own thread, which has a low priority.
+    `take`, `follow`, `inherit`, `forget_after` and `close` must all be called on the same thread. Long operations run on
+    the copy's own thread, which has a low priority.
 
     Args:
         shard: layers [start, stop).
         training: settings of the training.
-        device: device that computes updates; they match the primary's bits if the primary's device is of the same kind.
+        device: device that computes updates; results equal the primary's bit by bit if both devices are of one kind.
         fail: receives an error on the copy's own thread; the copy is unusable then.
         quota: space for the copy.
     """
@@ -105,7 +105,7 @@ class Follower:
         A tensor that is not trained never changes, but its step advances with the steps of trained tensors."""
         self._logs: dict[int, GradientLog] = {}
         self._scales: dict[int, float] = {}
-        """Gradient factors of committed steps, as far as the primary has reported them."""
+        """Update factors of committed steps, by step, as far as the primary has reported them."""
         self._loss_scales: dict[int, LossScale] = {}
         """Loss scale after some steps, by step."""
         self._lock = threading.Lock()
@@ -127,9 +127,9 @@ class Follower:
         return self._is_fetched and not self.is_spoilt
 
     def catch_up(self) -> bool:
-        """Start to apply the pending gradients once the snapshot is complete; return whether they are applied.
+        """If the snapshot is complete, start to apply the pending gradients; return whether they are applied.
 
-        After that, a pause only has to apply the gradients that arrived in the meantime.
+        At a later pause, only gradients that arrive after this call remain to be applied.
         """
         if not self.is_whole:
             return False
@@ -144,7 +144,7 @@ class Follower:
 
         Args:
             owner: identifies the primary; a running fetch from the same primary continues.
-            reach: returns the primary's interface, which works until the event is set.
+            reach: takes an event, and returns the primary's interface, which works until the event is set.
         """
         is_under_way = self._fetching is not None and not self._fetching.done()
         if self._is_fetched or (is_under_way and owner == self._owner and not self._stopping.is_set()):
@@ -175,6 +175,8 @@ class Follower:
 
     def take(self, step: int, place: int, tensor: Tensor) -> None:
         """Store one message of a step's gradient (see `gradient_messages`); a repeated message changes nothing.
+
+        If many gradients are pending, start to apply them. If the copy is unusable, release its space instead.
 
         Args:
             step: number of the step.
@@ -237,15 +239,15 @@ class Follower:
         )
 
     def is_at(self, step: int) -> bool:
-        """Return whether the snapshot has all updates up to a step."""
+        """Return whether the snapshot is complete and includes all updates up to a step, or more."""
         return self.is_whole and self._floor >= step
 
     def bring_to(self, step: int, scales: Mapping[int, float]) -> bool:
-        """Bring the copy to a committed step, whose state `rows` then returns; return whether that was possible.
+        """Stop fetching, and bring the copy to a committed step, whose state `rows` then reads; return whether it worked.
 
         Args:
             step: number of the step.
-            scales: factor of the gradient, by committed step.
+            scales: update factor of each committed step, by step.
         """
         self._stopping.set()
         return self._own.submit(self._bring_to, step, scales).result()
@@ -256,7 +258,7 @@ class Follower:
         self._stopping.set()
 
     def close(self, after: Collection[Future[None]] = ()) -> None:
-        """Delete the copy, and release its space, once the futures in ``after`` have read the data that they need."""
+        """Delete the copy, and release its space, once the futures in ``after``, which read its data, are done."""
         self._release_space(after)
         self._own.shutdown(wait=False)
 
@@ -351,7 +353,7 @@ class Follower:
         self._is_fetched = True
 
     def _received(self, owner: Primary, stopping: threading.Event, ticket: int, part: ClonedTensor) -> Tensor:
-        """Fetch one tensor; pause after each piece for as long as it took, because training uses the same link."""
+        """Fetch one tensor; pause after each piece as long as its fetch took, because training uses the same link."""
         tensor = torch.empty(part.shape, dtype=getattr(torch, part.dtype))
         content = tensor.reshape(-1).view(torch.uint8).numpy()
         damaged = ContributorLost(

@@ -28,7 +28,7 @@ class GradientLogHeader(NamedTuple):
     loss_scale: LossScale
     """Loss scale by which the gradient is multiplied."""
     scale_before: float | None
-    """Factor by which the gradient of the previous step was multiplied; None if unknown."""
+    """Update factor (see `update_factor`) with which the previous step was applied; None if unknown."""
 
     def pack(self) -> Tensor:
         """Return the header as a tensor, ``[5]``."""
