@@ -224,7 +224,7 @@ class ShardStore:
 
     @answers(NOTHING)
     def cut(self, runs: Sequence[int]) -> None:
-        """Set the number of microbatches of a batch to the sum of the plan's runs."""
+        """Set the runs of the job's `SummationTree`; their sum is the number of microbatches in a batch."""
         self._spec = self._spec.with_microbatches(sum(runs))
         self._runs = tuple(runs)
 
@@ -323,7 +323,7 @@ class ShardStore:
 
         Args:
             folder: path of the folder, relative to the job's own.
-            kind: purpose of the folder.
+            kind: kind of the folder.
             state: training state at the time of the snapshots, a packed `TrainingState`.
             machines: names of the machines that have a snapshot, in the order of their stages.
             members: members on these machines, in the same order.

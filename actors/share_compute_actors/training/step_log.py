@@ -159,7 +159,7 @@ class StepLog:
         """Write the facts about the members that train the job from now on.
 
         Raises:
-            StaleEpoch: a later epoch has begun.
+            StaleEpoch: a later epoch has begun, or a later attempt has claimed the step log.
         """
         written = self._write(
             "UPDATE standing SET membership = ? WHERE epoch = ? AND attempt = ?",
@@ -175,7 +175,8 @@ class StepLog:
     ) -> Standing | None:
         """Write that a step is committed, with its facts, and return the position of the job.
 
-        Return None if a later epoch has begun, or if the step does not follow the last committed step.
+        Return None if a later epoch has begun, if the step does not follow the last committed step, or if a later
+        attempt has claimed the step log.
         """
         with self._transaction():
             standing = self._write(
@@ -223,7 +224,11 @@ class StepLog:
         return frozenset(worker for (worker,) in rows)
 
     def rewind(self, step: int) -> None:
-        """Go back to the step of a checkpoint, when all members that had the later committed state are lost."""
+        """Go back to the step of a checkpoint, when all members that had the later committed state are lost.
+
+        Raises:
+            StaleEpoch: a later attempt has claimed the step log.
+        """
         with self._transaction():
             rewound = self._write(
                 "UPDATE standing SET epoch = epoch + 1, committed = ?, membership = NULL WHERE attempt = ?",

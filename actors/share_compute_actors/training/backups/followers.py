@@ -71,8 +71,8 @@ class _Trained:
 class Follower:
     """A backup copy of one shard.
 
-    `take`, `follow`, `inherit`, `forget_after` and `close` must all be called on the same thread. Long operations run on
-    the copy's own thread, which has a low priority.
+    `take`, `follow`, `inherit`, `forget_after` and `close` must all be called on the same thread. Long operations run
+    on the copy's own thread, which has a low priority.
 
     Args:
         shard: layers [start, stop).
@@ -243,7 +243,7 @@ class Follower:
         return self.is_whole and self._floor >= step
 
     def bring_to(self, step: int, scales: Mapping[int, float]) -> bool:
-        """Stop fetching, and bring the copy to a committed step, whose state `rows` then reads; return whether it worked.
+        """Stop fetching, and bring the copy to a committed step, whose state `rows` then reads; return success.
 
         Args:
             step: number of the step.

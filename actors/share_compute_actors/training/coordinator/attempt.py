@@ -113,7 +113,7 @@ class TrainingAttempt:
                 group.dismiss()
 
     def _start(self, step_log: StepLog, facts: ShardStoreFacts) -> Start:
-        """Return the starting point: members of an earlier attempt or, if there are none, a plan from a checkpoint."""
+        """Take over members of an earlier attempt or, if there are none, plan the job; return the starting point."""
         topology = _without(self._assignment.topology, step_log.quarantined())
         takeover = find_takeover(self._assignment.job_id, with_nominal_speeds(topology), step_log)
         if takeover is None:
@@ -143,7 +143,7 @@ class TrainingAttempt:
         return solve(spec, topology, profile, self._assignment.epoch, timings)
 
     def _timings(self, spec: TrainJob) -> Timings:
-        """Return the timings of earlier attempts that are still valid; none if the microbatch size is not settled."""
+        """Return the timings of earlier attempts that are still valid; empty if the microbatch size is not settled."""
         if spec.training.microbatches is None:
             return {}
         kept, size = self._assignment.timings, spec.training.microbatch_size

@@ -179,7 +179,7 @@ class CheckpointManager:
                 return
 
     def _begin(self, folder: str, kind: FolderKind, state: TrainingState, *, copies: bool) -> bool:
-        """Have snapshots taken and fetched; return whether all are copies, so that training may continue meanwhile."""
+        """Have snapshots taken, and start to save them; return whether all are copies, so training may continue."""
         first = {stage[0]: place for place, stage in enumerate(self._conductor.membership.stages)}
         are_copies = self._group.gather(
             FLAG,

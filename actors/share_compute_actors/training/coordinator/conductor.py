@@ -72,11 +72,12 @@ _TICK_S = 0.5
 
 An unanswered message is sent again after two ticks, then ever less often."""
 _CUT_TICKS = 3
-"""Ticks without news after which members test whether they reach each other, for the first time."""
+"""Ticks without a new answer from a member, after which members first test whether they reach each other."""
 _QUIET_S = 120.0
-"""Initial limit for the time without news, in seconds. Beyond the limit, members begin a new epoch at the same step.
+"""Initial limit for the time without a new answer from a member, in seconds.
 
-The limit grows with the duration of steps, and doubles with each such epoch: five of them in a row take an hour."""
+Beyond the limit, members begin a new epoch at the same step. The limit grows with the duration of steps, and doubles
+with each such epoch: five of them in a row take an hour."""
 _QUIET_STEPS = 5
 _EPOCHS_IN_VAIN = 5
 
@@ -136,14 +137,14 @@ class Conductor:
         self._not_finite: NotFinite | None = None
         """The error of the last step whose numbers were not finite."""
         self._facts: StepFacts | None = None
-        """Facts about the last step that was to be committed."""
+        """Facts about the step that is being committed, or was committed last."""
         self._is_paused = False
         self._cut: LinksCut | None = None
         """Cut links that were found in the last epoch; raised when the next epoch is formed."""
         self._ticked_s = time.monotonic()
         self._committed_s = time.monotonic()
         self._quiet_s = _QUIET_S
-        """Limit for the time without news, in seconds, before it is doubled for an epoch."""
+        """Limit for the time without a new answer, in seconds, without the doublings by `_count_epochs`."""
         self._epochs_in_vain = 0
         """Number of epochs begun since a step was committed, a member was lost or suspected, or the step was ordered to
         start over."""
@@ -178,9 +179,9 @@ class Conductor:
             self._handle(Continue(self._machine.committed))
 
     def at_pause(self, work: Callable[[], Result]) -> Result:
-        """Return the result of `work`, run while no step is computed.
+        """Run `work`, and return its result; call this only at a pause.
 
-        If a member is lost or sends a wrong tensor meanwhile, pause again and run `work` again.
+        If a member is lost or sends a wrong tensor meanwhile, form a new epoch, pause it and run `work` again.
         """
         while True:
             try:
@@ -244,7 +245,7 @@ class Conductor:
             self._injector.messages.flush()
 
     def _detect_cuts(self) -> None:
-        """Check whether members reach each other: after 1.5 s without news, then after twice as long each time.
+        """Check whether members reach each other, after 1.5 s without a new answer, then after 3 s, 6 s and so on.
 
         A cut leaves TCP connections open, so nothing else shows that the tensors of a step will not arrive.
         """
@@ -381,7 +382,7 @@ class Conductor:
     def _report_reformed(self) -> None:
         """Report that the members of a new epoch compute, unless it is the first epoch."""
         before, self._formed = self._formed, self._membership
-        # End members before the report, because other jobs may use their machines after it.
+        # End members that are not used any more before the report, because other jobs may use their machines after it.
         self._changes.end_others(self.membership)
         if before is not None:
             stopped_s = time.monotonic() - (self._stopped_s or time.monotonic())
@@ -571,9 +572,9 @@ class Conductor:
         return [Assemble(self._group.workers)]
 
     def _count_epochs(self) -> None:
-        """Count a new epoch. From the second epoch without a commit on, double the allowed time without news.
+        """Count a new epoch. From the second epoch without a commit on, double the allowed time without a new answer.
 
-        The time doubles because a long step may be the only reason for the silence.
+        The time doubles because members may only be late with their answers, since the step takes long.
 
         Raises:
             Unavailable: too many epochs began without a committed step or a lost member.
@@ -589,7 +590,7 @@ class Conductor:
             )
 
     def _expect_the_next(self) -> None:
-        """Set the allowed time without news in the next step, from the duration of the committed step."""
+        """Set the allowed time without a new answer in the next step, from the duration of the committed step."""
         now = time.monotonic()
         self._quiet_s = max(self._quiet_s, _QUIET_STEPS * (now - self._committed_s))
         self._machine.patience = math.ceil(self._quiet_s / _TICK_S)
@@ -598,7 +599,7 @@ class Conductor:
         self._group.detector.reset_limit()
 
     def _decide(self, prepared: Mapping[Worker, Prepared]) -> float | None:
-        """Return the factor for the gradient of the open step; None if its numbers are not finite."""
+        """Judge the open step; return the factor for its gradient, or None if its numbers are not finite."""
         try:
             self._verdict = judge(prepared, self._training, self._machine.committed + 1)
         except NotFinite as failure:

@@ -98,7 +98,7 @@ class TrainingProgress:
         self._last_end = time.monotonic()
 
     def account(self, step: int, verdict: Verdict, figures: Mapping[Worker, StepFigures]) -> StepFacts:
-        """Return the facts to report about a step that all members have prepared, once it is committed.
+        """Stop the clock of a step that all members have prepared; return the facts to report once it is committed.
 
         Raises:
             UserError: no loss scale makes the gradients finite.

@@ -199,7 +199,10 @@ class TrainingRun(Listener):
 
     @contextmanager
     def _saving_when_cut(self) -> Iterator[None]:
-        """If links between members are cut inside the context, save a checkpoint if steps are new, and raise."""
+        """If links between members are cut inside the context, save a checkpoint, and raise the error again.
+
+        Save none if no step was committed since the state that the attempt's files had at its start.
+        """
         try:
             yield
         except LinksCut:

@@ -70,7 +70,7 @@ class BackupCalls:
         Args:
             shard: layers [start, stop) of the copy.
             step: number of the step.
-            scales: factor of the gradient, by committed step.
+            scales: update factor of each committed step, by step.
         """
         follower = self._engine.copies.of(shard)
         return follower is not None and follower.bring_to(step, scales)

@@ -449,7 +449,7 @@ class TrainingEngine(ComputeThread):
             waited_s=spent.waited_s,
             layer_timings=runner.layer_timings(message.step),
         )
-        # After a restart, digests are compared with earlier digests, so a member that is alone sends a digest, too.
+        # In a restarted step, digests are compared with earlier ones, so a member alone in its stage sends one, too.
         is_compared = self.group is not None or self._machine.generation > 0
         prepared = replace(
             message,

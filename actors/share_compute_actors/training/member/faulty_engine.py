@@ -170,7 +170,7 @@ class FaultyOutbox(Outbox):
         super()._send_log(channel, log, stage, runner, is_repeated=is_repeated)
 
     def _post_log(self, channel: Channel, holder: Worker, place: int, encoded: EncodedTensor) -> None:
-        # Only the header is subject to faults: it does not change if the step is applied while the header is delayed.
+        # Only the header gets faults. Applying the step changes the buckets, so a delayed bucket would arrive changed.
         _post(self._faults, channel, holder, encoded, self._of_log if place == HEAD else [])
 
 

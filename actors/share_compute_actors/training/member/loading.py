@@ -76,7 +76,10 @@ def fill_runner(runner: Runner, setup: MemberSetup, client: SourceClient | None)
 
 
 def _stored(stage: Stage, client: SourceClient, seed: int) -> dict[str, Tensor]:
-    """Return the tensors to load; tensors added to the model that no source has are initialized from the seed."""
+    """Return the tensors to load.
+
+    The job may add tensors to the model (LoRA adapters). Those that no source has are initialized here, from the seed.
+    """
     tensors = stage.persistent()
     if not stage.added:
         return tensors

@@ -59,8 +59,8 @@ from share_compute_actors.wire import COUNT, FLAG, NAMES, NOTHING
 class Member(GivesState, BackupCalls, LinkedMember):
     """Does one machine's work for one job, over all its epochs.
 
-    Methods of the group ``orders`` run on the compute thread, one after the other. Methods of the other groups have
-    threads of their own, so they are called at any time.
+    Methods of the concurrency group ``orders`` run on the compute thread, one after the other. Methods of other
+    concurrency groups run on threads of their own, so they may be called at any time.
 
     Args:
         setup: parameters of this member.
@@ -234,7 +234,7 @@ class Member(GivesState, BackupCalls, LinkedMember):
     def next_logits(
         self, step: int, ids: Sequence[int], stage: int, way: Sequence[Worker]
     ) -> NDArray[np.float32] | None:
-        """Return the logits of the token after a text, ``[vocabulary]``; None unless this member is in the last stage.
+        """Run a text through this stage; return the next token's logits, ``[vocabulary]``, if it is the last stage.
 
         Raises:
             ShareComputeError: as `Passing.next_logits` does.
@@ -321,7 +321,7 @@ class Member(GivesState, BackupCalls, LinkedMember):
     @ray.method(concurrency_group="control")
     @answers(STATUS)
     def status(self) -> MemberStatus:
-        """Return a heartbeat with this member's progress."""
+        """Return a heartbeat with this member's progress; each call also keeps the member from ending as abandoned."""
         self._lifeline.pull()
         return self._status()
 

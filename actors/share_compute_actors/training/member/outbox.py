@@ -1,4 +1,4 @@
-"""Sends a member's gradients to its backups, and reports the numbers of sent tensors, which reveal losses."""
+"""Sends a member's gradients to its backups, and reports how many tensors it sent, so that receivers notice losses."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ class Outbox:
         for place, tensor in gradient_messages(
             runner.gradients, runner.loss_scale, runner.scale_of(log.step - 1)
         ):
-            # If the first message still arrives, the step is applied, which changes the gradient. The repeated message
-            # may be in transit then, so it carries a copy of the gradient.
+            # The first message may still arrive. The step is then applied, which changes the gradient, maybe while the
+            # repeated message is in transit. So the repeated message carries a copy of the gradient.
             content = tensor.clone() if is_repeated else tensor
             encoded = channel.write(log.holder, WireLabel("train", log.step, "log", place, stage), content)
             self._post_log(channel, log.holder, place, encoded)

@@ -81,13 +81,13 @@ class Passing:
     def next_logits(
         self, step: int, ids: Sequence[int], stage: int, way: Sequence[Worker]
     ) -> NDArray[np.float32] | None:
-        """Return the logits of the token after a text, ``[vocabulary]``; None unless this member is in the last stage.
+        """Run a text through this stage; return the next token's logits, ``[vocabulary]``, if it is the last stage.
 
         Args:
             step: number of the last step that was applied.
             ids: token ids of the text.
             stage: index of this member's stage.
-            way: one member of each stage.
+            way: the member of each stage that computes the text.
 
         Raises:
             ContributorLost: another member sent nothing in time.

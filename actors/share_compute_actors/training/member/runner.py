@@ -33,7 +33,7 @@ from share_compute_actors.training.member.layer_timer import LayerTimer
 from share_compute_actors.transport.collective.backend import EpochGroup
 
 _TIMED_STEPS = 3
-"""Number of steps whose layers are timed. They follow an epoch's first step, which also warms up."""
+"""Number of steps whose layers are timed, from the second step of an epoch on, because the first includes warm-up."""
 
 
 class Graph(NamedTuple):
@@ -268,7 +268,7 @@ class Runner:
 
         Args:
             source: rank of the member that has the gradient.
-            has_it: whether this member has the gradient, too. If so, its state never changes, even after an error.
+            has_it: whether this member has the gradient, too. If so, its gradient stays valid, even after an error.
 
         Raises:
             ContributorLost: a member died or became unresponsive.
@@ -384,7 +384,7 @@ class Runner:
         self._timed_from, self._timer = step, LayerTimer(self.stage.layers, self._device)
 
     def layer_timings(self, step: int) -> dict[int, LayerTiming] | None:
-        """Return the mean layer times after the last timed step; None at any other time."""
+        """After the last timed step, end the timing and return the mean times of each layer; otherwise return None."""
         if self._timer is None or self._timed_from is None:
             return None
         if step < min(self._timed_from + _TIMED_STEPS - 1, self._training.steps):
@@ -405,7 +405,7 @@ class Runner:
         leaving: Callable[[int, Tensor], None],
         targets: Mapping[int, Tensor],
     ) -> EvaluationResult | None:
-        """Run microbatches forward only; return the sums at the last stage, and None at the others.
+        """Run microbatches forward only; return loss and accuracy sums at the last stage, and None at other stages.
 
         Args:
             own: ids of the microbatches, in order.

@@ -19,7 +19,8 @@ def folder_tensors(runner: Runner, lora: LoraSpec | None, kind: FolderKind) -> d
 
     Args:
         runner: runner with the shard and the optimizer.
-        lora: the job's LoRA settings; its artifact has the adapters alone, or the model with the adapters merged.
+        lora: the job's LoRA settings; None without LoRA. With LoRA, an artifact has the adapters alone, or the model
+            with the adapters merged.
         kind: kind of the folder.
     """
     stage = runner.stage

@@ -13,7 +13,7 @@ class Spent(NamedTuple):
 
     seconds: float
     waited_s: float
-    """The part of ``seconds`` that the member waited for others."""
+    """The part of ``seconds`` in which the member did not compute, but waited for other members."""
 
 
 class StepClock:

@@ -38,7 +38,7 @@ class Balancer:
         self._cell_s = defaultdict(lambda: deque(maxlen=steps))
 
     def observe(self, step: int, figures: Mapping[Worker, StepFigures], steps_left: int) -> Shares | None:
-        """Record the figures of a step; return shares that are worth a new epoch, or None.
+        """Record the figures of a step; return new shares of some stages if they are worth a new epoch, otherwise None.
 
         Args:
             step: number of the step.

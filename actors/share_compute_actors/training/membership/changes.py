@@ -22,7 +22,8 @@ from share_compute_actors.training.membership.protection import ProtectionWatch
 from share_compute_actors.training.membership.training_group import TrainingGroup
 
 _PAUSE_S = 5.0
-"""First backoff in seconds: of a machine whose member was lost, and of a lost backup copy."""
+"""First backoff in seconds, before a member is started again on a machine where one was lost, and before a lost backup
+copy is made again."""
 _SOON_S = 30.0
 """If a member is lost within this many seconds after it joined, the backoff of its machine doubles."""
 _LONGEST_PAUSE_S = 600.0
@@ -89,7 +90,7 @@ class Changes:
         group: the members.
         requests: control requests of the control plane.
         report: receives events.
-        can_shadow: whether members can be shadowed while they train.
+        can_shadow: whether catch-up replicas can copy the shards of members that train.
         quarantined: machines that made wrong numbers, which the job must not use.
     """
 
@@ -111,7 +112,7 @@ class Changes:
         """Guards the pending plan; also held while plans are reported, so that the reports arrive in order."""
         self._joining: Joining | None = None
         self._given_up = ""
-        """Reason why the last proposed plan was given up; empty if it was not, or after `ReplanAbandoned`."""
+        """Reason why the last proposed plan was given up; empty if it was not given up, or if this was reported."""
         self._was_given_up = False
         """Whether `ReplanAbandoned` was reported since the last call of `take_given_up`."""
         self._shares: Shares | None = None
@@ -128,7 +129,7 @@ class Changes:
         self.why = ""
         """Reason for the epoch that begins, for the user."""
         self.is_broken = False
-        """Whether a member reported a lost tensor or a failed reduction in the epoch before."""
+        """Whether a member reported a lost tensor or a failed reduction in the epoch before the one that begins."""
 
     def propose(self, solution: Solution, proposed: ReplanProposed) -> None:
         """Report a better plan, and carry it out once its machines are ready; replaces a pending plan. Thread-safe."""
@@ -273,7 +274,10 @@ class Changes:
         return was_given_up
 
     def end_others(self, membership: Membership) -> None:
-        """Remove members that an epoch does not use: they left, or had joined for a plan that was given up."""
+        """Remove members that an epoch does not use: they left, or had joined for a plan that was given up.
+
+        Members that the pending plan needs, and suspected members, stay.
+        """
         self._group.remove(self._group.workers - set(membership.everybody) - self.expected - self._suspected)
         self._group.withdraw(self.expected)
 
@@ -310,7 +314,9 @@ class Changes:
         return joining.solution
 
     def backups(self, membership: Membership, before: Membership | None) -> dict[Worker, Worker]:
-        """Return the backup member of each primary, in an epoch that is being formed.
+        """Choose the backup members for an epoch that is being formed; return them by primary.
+
+        This also ends the backoff of lost copies, because the epoch makes them again.
 
         Args:
             membership: membership of that epoch.
@@ -352,7 +358,10 @@ class Changes:
         return self.recopying.backups(stages, self.known, present)
 
     def replicas(self, membership: Membership) -> dict[Worker, tuple[Worker, ...]]:
-        """Return the catch-up replicas of each member's layers, in an epoch that is being formed."""
+        """Record the members of an epoch that is being formed, and choose its catch-up replicas.
+
+        Return the replicas by the member whose shard they copy.
+        """
         self.backoff.joined(membership.workers)
         joining = self._live_joining
         replicas = {} if joining is None else joining.replicas(membership)

@@ -29,14 +29,15 @@ Heirs = Mapping[Worker, Sequence[tuple[int, int]]]
 
 
 class Joining:
-    """One plan that waits for its machines.
+    """One plan, from its proposal until members on all its machines are ready.
 
     Args:
         group: the members.
         solution: the plan.
         proposed: the event that reported the plan.
         heirs: returns the backup copies that members will keep, for a plan and the membership before it.
-        can_shadow: whether members can be shadowed while they train; if not, shards are loaded while steps pause.
+        can_shadow: whether catch-up replicas can copy the shards of members that train; if not, shards are loaded while
+            training pauses.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Links the members of an epoch: channels between all members, a group in each stage, and backup copies."""
+"""Links the members of an epoch: channels between all members, a process group in each stage, and backup copies."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class MemberLinks:
         self._keep_copies(membership)
 
     def _form(self, membership: Membership) -> None:
-        """Have the members of each stage form a communication group."""
+        """Have the members of each stage form a process group."""
         group = self._group
         calls = {}
         for place, stage in enumerate(membership.stages):

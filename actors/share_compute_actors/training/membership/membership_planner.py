@@ -70,16 +70,18 @@ class MembershipPlanner:
         """Number of microbatches that the last epoch computes again, because members were lost or layers moved."""
 
     def form(self, request: PlanMembership) -> Form:
-        """Return the next epoch for the members that reported, once it is in the step log and they hold its shards.
+        """Plan the next epoch for the members that reported, have them load its shards, and write it to the step log.
 
         Members switch to their loaded shards only after the epoch is in the step log. If the coordinator dies, its
         successor therefore finds each member's shard either in use or loaded.
 
         Raises:
-            ContributorLost: some part of the model is on no remaining member, or its holder died meanwhile.
+            ContributorLost: some part of the model is on no remaining member.
             MembersLost: members died meanwhile.
             PlanInfeasible: the remaining members cannot hold the model.
-            StaleEpoch: another coordinator has claimed the step log.
+            StaleEpoch: the holder of some part of the model died meanwhile, or another coordinator has claimed the step
+                log.
+            WrongTensor: a member that other members load from sent data that does not fit.
         """
         form = self._next(request)
         self._step_log.lay(GroupFacts(form.membership, self.solution.plan, self._runs, self._attempt))

@@ -44,7 +44,7 @@ class PerformanceMonitor:
 
     Args:
         assignment: the attempt, with its number of microbatches settled.
-        solution: the plan in use, with the figures behind it.
+        solution: the plan in use, with its cost model and its simulated step.
         report: receives events.
         changes: receives better plans; provides the usable machines and the pending plan.
         clock: returns the time in seconds.

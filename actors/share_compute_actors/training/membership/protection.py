@@ -21,7 +21,9 @@ class ProtectionWatch:
         self._group = group
         self._report = report
         self._membership: Membership | None = None
-        """Membership of the epoch whose copies are pending; None once they are complete, or after one is lost."""
+        """Membership of the epoch whose copies are pending.
+
+        None once they are complete, after one is lost, or if a member that is alone in its stage has no backup."""
         self._poll = Poll(group)
         self.is_protected = False
         """Whether each layer is on two machines."""

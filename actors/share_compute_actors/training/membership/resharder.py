@@ -50,7 +50,7 @@ class Resharder:
             before: membership of the epoch before.
             plan: the plan that is carried out from now on.
             request: the request for the epoch, with the members' reports.
-            scales: factor of each committed step's gradient, by step.
+            scales: update factor of each committed step, by step.
             heirs: backup copies that members will keep. Existing copies that overlap with them are brought to the
                 committed step, too.
 
