@@ -229,7 +229,10 @@ class ShardStore:
         self._runs = tuple(runs)
 
     def _special_tokens(self, tokenizer: Path | None) -> dict[str, int | None]:
-        """Return the token ids that generation needs, since a configuration's defaults belong to another tokenizer."""
+        """Return the ids of special tokens, by name: from the job's model configuration, otherwise from its tokenizer.
+
+        Return none if the job has no configuration or no tokenizer of its own.
+        """
         if self._spec.model.config is None or tokenizer is None:
             return {}
         loaded, given = load_tokenizer(tokenizer), self._spec.model.config

@@ -200,7 +200,7 @@ class StepLog:
     def offend(
         self, worker: Worker, step: int, what: str, *, is_grave: bool, accuser: Worker | None = None
     ) -> bool:
-        """Write that a machine made wrong numbers; return whether the job quarantines the machine from now on.
+        """Write that a machine computed wrong numbers; return whether the job quarantines the machine from now on.
 
         Args:
             worker: id of the machine.
@@ -219,7 +219,7 @@ class StepLog:
             return is_over
 
     def quarantined(self) -> frozenset[Worker]:
-        """Return the machines that the job must not use, because they made wrong numbers."""
+        """Return the machines that the job must not use, because they computed wrong numbers."""
         rows = self._base.execute("SELECT DISTINCT worker FROM offences WHERE quarantines")
         return frozenset(worker for (worker,) in rows)
 

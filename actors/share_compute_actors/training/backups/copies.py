@@ -42,7 +42,7 @@ class RemotePrimary:
 
     Args:
         actor: the primary.
-        backup: the backup member that makes the copy.
+        backup: the backup member that keeps the copy.
         stopping: once it is set, calls to the primary are abandoned.
     """
 

@@ -101,7 +101,7 @@ class Legacy(NamedTuple):
 
         Args:
             runner: the runner.
-            step: last step whose update its weights have.
+            step: last step whose update its weights include.
         """
         tensors = runner.stage.persistent()
         known = {} if runner.optimizer is None else optimizer_tensors(runner.optimizer, runner.parameters)
@@ -136,7 +136,7 @@ class Copier:
 
     Args:
         run: runs a function on the compute thread, between two of its actions, and returns its result.
-        here: returns the runner (None before weights are loaded), and the last step whose update its weights have;
+        here: returns the runner (None before weights are loaded), and the last step whose update its weights include;
             called on the compute thread.
     """
 

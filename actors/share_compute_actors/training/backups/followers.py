@@ -2,7 +2,7 @@
 
 A copy consists of a snapshot on disk and the reduced gradients of the steps since. The snapshot is fetched from the
 primary, parameter by parameter, while the primary continues to train. Parameters may therefore be in the states of
-different steps, and each is updated separately. Updates use the job's optimizer, which gives the same bits.
+different steps, and each is updated separately. Updates use the job's optimizer, so they match the primary's bits.
 """
 
 from __future__ import annotations
@@ -404,7 +404,7 @@ class Follower:
 
     @property
     def _floor(self) -> int:
-        """Last step whose update every tensor of the snapshot has; -1 while the snapshot is empty.
+        """Last step whose update every tensor of the snapshot includes; -1 while the snapshot is empty.
 
         In a shard without parameters and buffers only the loss scale changes from step to step.
         """

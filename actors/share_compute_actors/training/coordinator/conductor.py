@@ -380,9 +380,9 @@ class Conductor:
             self._report_reformed()
 
     def _report_reformed(self) -> None:
-        """Report that the members of a new epoch compute, unless it is the first epoch."""
+        """End members that are not used any more, and report the new epoch, unless it is the first."""
         before, self._formed = self._formed, self._membership
-        # End members that are not used any more before the report, because other jobs may use their machines after it.
+        # End these members before the report, because other jobs may use their machines after it.
         self._changes.end_others(self.membership)
         if before is not None:
             stopped_s = time.monotonic() - (self._stopped_s or time.monotonic())
@@ -459,7 +459,7 @@ class Conductor:
         self._epochs_in_vain = 0
 
     def _blame(self, blame: Blame) -> None:
-        """Write to the step log that a machine made wrong numbers, and report it."""
+        """Write to the step log that a machine computed wrong numbers, and report it."""
         worker, step, what, accuser = blame.worker, blame.step, blame.what, blame.accuser
         name = self._group.name(worker)
         is_over = self._step_log.offend(worker, step, what, is_grave=blame.is_grave, accuser=accuser)

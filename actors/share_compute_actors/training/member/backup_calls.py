@@ -1,4 +1,7 @@
-"""Remote methods of a member for backup copies: as a primary it gives its shard, as a backup it keeps other shards."""
+"""Remote methods of a member for backup copies.
+
+As a primary, a member provides its shard. As a backup, it keeps copies of other members' shards.
+"""
 
 from __future__ import annotations
 

@@ -157,7 +157,7 @@ class TrainingEngine(ComputeThread):
             runner: runner with the weights.
             inputs: fetches the inputs of samples; used only at the first stage.
             targets: fetches their targets; used only at the last stage.
-            loaded: the epoch that is about to begin, and the last step whose update the weights have.
+            loaded: the epoch that is about to begin, and the last step whose update the weights include.
         """
         if self.runner is not None and self._machine.applied == loaded.applied:
             self.copies.former = Legacy.of_runner(self.runner, loaded.applied)

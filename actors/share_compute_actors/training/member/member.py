@@ -1,4 +1,4 @@
-"""A member: the actor that holds one shard on one contributor and computes its cells."""
+"""A member: the actor that holds one shard on one contributor, and runs microbatches through it."""
 
 from __future__ import annotations
 
@@ -94,7 +94,9 @@ class Member(GivesState, BackupCalls, LinkedMember):
         self._runner: Runner | None = None
         self._next: Runner | None = None
         self._next_applied = 0
-        """Last step whose update `_next` has. `_runner` stays until `adopt`: other members may still read it."""
+        """Last step whose update the weights of `_next` include.
+
+        `_runner` stays until `adopt`, because other members may still read it."""
         self._built: Runner | None = None
         """A runner whose weights are not loaded yet."""
         self._names: dict[Worker, str] = {}
@@ -122,7 +124,7 @@ class Member(GivesState, BackupCalls, LinkedMember):
             shard: layers of the model.
             sources: source of each parameter and buffer, by stored name: the shard store, or members of the previous
                 epoch. If None, weights are initialized from the seed.
-            applied: last step whose update these weights have.
+            applied: last step whose update these weights include.
 
         Raises:
             ShareComputeError: as `build_runner` and `fill_runner` do.
@@ -145,7 +147,7 @@ class Member(GivesState, BackupCalls, LinkedMember):
     def build(self, shard: Shard) -> MemberStatus:
         """Build a shard, whose weights `load` will fill in, and return a heartbeat.
 
-        This is the first call to a member that joins, because building takes longest.
+        This is the first call to a member that joins, because building the shard is the slowest part of its start.
 
         Raises:
             PlanInfeasible: the shard does not fit into this machine's memory.
@@ -160,7 +162,7 @@ class Member(GivesState, BackupCalls, LinkedMember):
 
         Args:
             epoch: number of the epoch that is about to begin.
-            applied: last step whose update the weights have.
+            applied: last step whose update the weights include.
         """
         self._engine.order(partial(self._adopt, Loaded(epoch, applied)))
 

@@ -1,4 +1,4 @@
-"""Computes one member's cells, sums its gradients within its stage, and updates its weights.
+"""Computes one member's cells (forward or backward of a microbatch), sums gradients in its stage, updates its weights.
 
 This module knows the shard, the gradients and the stage's process group, but not the protocol. `TrainingEngine` drives
 it.

@@ -91,7 +91,7 @@ class Changes:
         requests: control requests of the control plane.
         report: receives events.
         can_shadow: whether catch-up replicas can copy the shards of members that train.
-        quarantined: machines that made wrong numbers, which the job must not use.
+        quarantined: machines that computed wrong numbers, which the job must not use.
     """
 
     def __init__(
@@ -199,7 +199,7 @@ class Changes:
         return is_welcome and not self._group.has_refused(machine)
 
     def suspect(self, worker: Worker) -> None:
-        """Begin the backoff of a machine that may have made wrong numbers.
+        """Begin the backoff of a machine that may have computed wrong numbers.
 
         Its member gets no stage, but runs until `blame` removes it, because other members may load state from it.
         """
@@ -207,7 +207,7 @@ class Changes:
         self._suspected.add(worker)
 
     def blame(self, worker: Worker) -> None:
-        """Remove the member of a machine that made wrong numbers, if it was kept as a suspect."""
+        """Remove the member of a machine that computed wrong numbers, if it was kept as a suspect."""
         if worker in self._suspected:
             self._suspected.discard(worker)
             self._group.remove([worker])

@@ -144,7 +144,7 @@ def replicas_of(
     Replicas are the members that are to hold layers of another stage, or to keep a backup copy of such layers.
 
     They are spread over the members of that stage that compute on a device of the same kind, because only such devices
-    give updates with the same bits. If there is no such member, the layers are loaded while steps pause.
+    compute updates with the same bits. If there is no such member, the layers are loaded while training pauses.
 
     Args:
         membership: membership of the epoch.
