@@ -231,7 +231,7 @@ class ShardStore:
     def _special_tokens(self, tokenizer: Path | None) -> dict[str, int | None]:
         """Return the ids of special tokens, by name: from the job's model configuration, otherwise from its tokenizer.
 
-        Return none if the job has no configuration or no tokenizer of its own.
+        The result is empty if the job file gives no model configuration, or if there is no tokenizer.
         """
         if self._spec.model.config is None or tokenizer is None:
             return {}

@@ -261,7 +261,7 @@ class StepLog:
         return [_steps.validate_json(facts) for (facts,) in self._base.execute(query, (after,))]
 
     def scales(self) -> dict[int, float]:
-        """Return the factor that each committed step's gradient was multiplied by, by step."""
+        """Return the update factor of each committed step that the log still has, by step."""
         return dict(self._base.execute("SELECT step, scale FROM steps ORDER BY step"))
 
     def validations(self) -> tuple[tuple[int, float], ...]:

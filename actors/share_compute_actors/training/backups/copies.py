@@ -125,11 +125,11 @@ class Copies:
         self._quota = quota
         self._reach = reach
         self.former: Legacy | None = None
-        """State of the runner that computed this member's previous shard; released by `keep`."""
+        """State of the runner that computed this member's previous shard; None if there is none, and after `keep`."""
         self._epoch = 0
         self._followers: dict[ShardRange, Follower] = {}
         self._followed: dict[int, Followed] = {}
-        """Primaries, by stage."""
+        """Primaries whose shards are copied, by index of their stage."""
         self._came: dict[tuple[int, int], set[int]] = {}
         """Indices of the gradient messages (see `gradient_messages`) that arrived in this epoch, by stage and step."""
         self._wanted: dict[tuple[int, int], int] = {}

@@ -37,7 +37,7 @@ class ShardOutline:
     sizes: Mapping[str, int]
     """Size of each parameter and persistent buffer, in bytes."""
     buckets: tuple[tuple[tuple[str, tuple[int, ...]], ...], ...]
-    """Names and shapes of trained parameters, in the order in which each gradient bucket holds them."""
+    """Names and shapes of the trained parameters in each gradient bucket, in the order in which it holds them."""
     undecayed: frozenset[str]
     """Names of biases and norm parameters, which have no weight decay unless the job decays all parameters."""
 

@@ -53,7 +53,7 @@ _MOST_SNAPSHOTS = 2
 """Limits for pending gradients: number of steps, and size as a multiple of the snapshot's. Beyond either limit, they
 are applied to the snapshot."""
 _TRAINED = frozenset({torch.float32})
-"""Dtypes of gradients."""
+"""Allowed dtypes of gradients."""
 _AGAIN_S = 0.5
 """Wait in seconds before a fetch that the primary refused is repeated."""
 
@@ -243,7 +243,7 @@ class Follower:
         return self.is_whole and self._floor >= step
 
     def bring_to(self, step: int, scales: Mapping[int, float]) -> bool:
-        """Stop fetching, and bring the copy to a committed step, whose state `rows` then reads; return success.
+        """Stop fetching, and bring the copy to a committed step, which `rows` then reads; return whether it succeeded.
 
         Args:
             step: number of the step.

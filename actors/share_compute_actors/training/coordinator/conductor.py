@@ -150,7 +150,7 @@ class Conductor:
         start over."""
 
     def assemble(self) -> None:
-        """Begin the first epoch, with all members."""
+        """Begin the first epoch, with all members, and wait until they pause."""
         self._is_paused = False
         self._handle(Assemble(self._group.workers))
         self._run()
@@ -260,7 +260,7 @@ class Conductor:
             self._do_without_links(cut, self._membership)
 
     def _do_without_links(self, cut: LinksCut, membership: Membership) -> None:
-        """Continue without one end of cut links; end the attempt if that would lose a part of the model."""
+        """Continue without the member that all cut links share; if the job cannot do without it, end the attempt."""
         can_lose_one = (
             self._machine.phase == "stepping"
             and self._changes.protection.is_protected

@@ -201,7 +201,7 @@ class TrainingRun(Listener):
     def _saving_when_cut(self) -> Iterator[None]:
         """If links between members are cut inside the context, save a checkpoint, and raise the error again.
 
-        Save none if no step was committed since the state that the attempt's files had at its start.
+        Save none if no step was committed after the checkpoint that the attempt began with.
         """
         try:
             yield

@@ -146,8 +146,8 @@ class TrainingEngine(ComputeThread):
     def open(self, channel: Channel | None) -> None:
         """Use this channel from now on; call this through `order`."""
         super().open(channel)
-        # Drop tensors of earlier epochs, because the tensors that are still needed are sent again. Keep the sum of a
-        # parameter that two stages share: it is not sent again.
+        # Drop tensors of earlier epochs, because the tensors that are still needed are sent again. Keep the gradient of
+        # a parameter that two stages share: it is not sent again.
         self._arrived = {key: tensor for key, tensor in self._arrived.items() if key[0] == "tied"}
 
     def equip(self, runner: Runner, inputs: Rows, targets: Rows, loaded: Loaded) -> None:

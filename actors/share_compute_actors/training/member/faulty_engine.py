@@ -59,7 +59,7 @@ class FaultyEngine(TrainingEngine):
         self._injector = injector  # set before `super().__init__` starts the thread
         self._faults = injector.messages
         self._of_message: list[InjectedFailure] = []
-        """Failures that apply to the message that is being written."""
+        """Failures that apply to the message that is being sent to the coordinator."""
         super().__init__(machine, tree, notify, copies)
 
     def _make_outbox(self) -> Outbox:

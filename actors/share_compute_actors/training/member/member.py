@@ -182,7 +182,7 @@ class Member(GivesState, BackupCalls, LinkedMember):
     @ray.method(concurrency_group="pieces", max_task_retries=-1)  # a cut of the server's network breaks the call
     @answers(NAMES)
     def unreached(self, places: Mapping[Worker, Place]) -> tuple[Worker, ...]:
-        """Return the members whose hosts do not answer this member's host."""
+        """Try to connect to the hosts of other members; return the members whose hosts do not answer."""
         unresponsive = unanswered(set(places.values()))
         return tuple(sorted(worker for worker, place in places.items() if place in unresponsive))
 
@@ -221,7 +221,9 @@ class Member(GivesState, BackupCalls, LinkedMember):
         stage: int,
         stages: Sequence[Sequence[Worker]],
     ) -> EvaluationResult | None:
-        """Evaluate this member's share of some microbatches, and return its sums; None unless it is in the last stage.
+        """Evaluate this member's share of some microbatches.
+
+        Return the sums over these microbatches if this is the last stage, otherwise None.
 
         Raises:
             ShareComputeError: as `Passing.evaluate` does.
@@ -236,7 +238,9 @@ class Member(GivesState, BackupCalls, LinkedMember):
     def next_logits(
         self, step: int, ids: Sequence[int], stage: int, way: Sequence[Worker]
     ) -> NDArray[np.float32] | None:
-        """Run a text through this stage; return the next token's logits, ``[vocabulary]``, if it is the last stage.
+        """Run a text through this stage.
+
+        Return the logits of the next token, ``[vocabulary]``, if this is the last stage, otherwise None.
 
         Raises:
             ShareComputeError: as `Passing.next_logits` does.

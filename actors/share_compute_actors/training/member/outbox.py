@@ -1,4 +1,4 @@
-"""Sends a member's gradients to its backups, and reports how many tensors it sent, so that receivers notice losses."""
+"""Sends a member's gradients to its backups, and reports how many tensors were sent, so that none is lost unnoticed."""
 
 from __future__ import annotations
 

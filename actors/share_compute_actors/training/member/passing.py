@@ -51,7 +51,9 @@ class Passing:
         stage: int,
         stages: Sequence[Sequence[Worker]],
     ) -> EvaluationResult | None:
-        """Evaluate this member's share of some microbatches, and return its sums; None unless it is in the last stage.
+        """Evaluate this member's share of some microbatches.
+
+        Return the sums over these microbatches if this is the last stage, otherwise None.
 
         Raises:
             ContributorLost: another member sent nothing in time.
@@ -81,7 +83,9 @@ class Passing:
     def next_logits(
         self, step: int, ids: Sequence[int], stage: int, way: Sequence[Worker]
     ) -> NDArray[np.float32] | None:
-        """Run a text through this stage; return the next token's logits, ``[vocabulary]``, if it is the last stage.
+        """Run a text through this stage.
+
+        Return the logits of the next token, ``[vocabulary]``, if this is the last stage, otherwise None.
 
         Args:
             step: number of the last step that was applied.

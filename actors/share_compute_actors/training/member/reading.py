@@ -1,4 +1,4 @@
-"""Gives a member's state to actors that load from it: the shard it computes with, or a backup copy that it keeps."""
+"""Provides a member's state to members that load it: the shard it computes with, or a backup copy that it keeps."""
 
 from __future__ import annotations
 

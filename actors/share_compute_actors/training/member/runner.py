@@ -405,7 +405,7 @@ class Runner:
         leaving: Callable[[int, Tensor], None],
         targets: Mapping[int, Tensor],
     ) -> EvaluationResult | None:
-        """Run microbatches forward only; return loss and accuracy sums at the last stage, and None at other stages.
+        """Run microbatches forward only; return sums over them at the last stage, and None at other stages.
 
         Args:
             own: ids of the microbatches, in order.

@@ -35,7 +35,7 @@ _MOST_REASON = 2000
 
 
 class Logits:
-    """Encodes logits of the token after a text, ``[vocabulary]``; None from a member outside the last stage."""
+    """Encodes the logits of the next token, ``[vocabulary]``; None from a member outside the last stage."""
 
     _frame = WithContent(Schema(int | None))
 

@@ -140,7 +140,10 @@ class MembershipPlanner:
         return True
 
     def dispensable(self, pairs: Collection[tuple[Worker, Worker]]) -> Worker | None:
-        """Return the member that all these pairs share and without which the job is fastest; None if there is none."""
+        """Return the member that all these pairs share, if the job can do without it; otherwise None.
+
+        Of two such members, return the one without which the predicted step time is shorter.
+        """
         assert self._membership is not None
         workers = frozenset(self._membership.workers)
         predicted_s: dict[Worker, float] = {}
