@@ -106,7 +106,7 @@ def kill() -> None:
 
 def freeze(duration_s: float) -> None:
     """Suspend this process for some seconds, with its sockets open; a helper process resumes it."""
-    subprocess.Popen(  # the helper process
+    subprocess.Popen(  # the helper process, which is not waited for
         [sys.executable, "-c", _WAKE, str(os.getpid()), str(duration_s)],
         start_new_session=True,
     )

@@ -326,7 +326,7 @@ class ShardStore:
 
         Args:
             folder: path of the folder, relative to the job's own.
-            kind: kind of the folder.
+            kind: whether the folder is a checkpoint or an artifact.
             state: training state at the time of the snapshots, a packed `TrainingState`.
             machines: names of the machines that have a snapshot, in the order of their stages.
             members: members on these machines, in the same order.

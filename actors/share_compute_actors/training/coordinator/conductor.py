@@ -72,7 +72,7 @@ _TICK_S = 0.5
 
 An unanswered message is sent again after two ticks, then ever less often."""
 _CUT_TICKS = 3
-"""Ticks without a new answer from a member, after which members first test whether they reach each other."""
+"""Ticks without a new answer from a member, after which members test their links for the first time."""
 _QUIET_S = 120.0
 """Initial limit for the time without a new answer from a member, in seconds.
 
@@ -574,7 +574,7 @@ class Conductor:
     def _count_epochs(self) -> None:
         """Count a new epoch. From the second epoch without a commit on, double the allowed time without a new answer.
 
-        The time doubles because members may only be late with their answers, since the step takes long.
+        Without a failure, answers may be late because the step takes long. Then a longer wait suffices.
 
         Raises:
             Unavailable: too many epochs began without a committed step or a lost member.

@@ -279,7 +279,7 @@ class Member(GivesState, BackupCalls, LinkedMember):
 
         Args:
             place: index of the stage.
-            kind: kind of the folder.
+            kind: whether the folder is a checkpoint or an artifact.
             copies: whether training is to continue during the fetch.
 
         Returns:

@@ -21,7 +21,7 @@ def folder_tensors(runner: Runner, lora: LoraSpec | None, kind: FolderKind) -> d
         runner: runner with the shard and the optimizer.
         lora: the job's LoRA settings; None without LoRA. With LoRA, an artifact has the adapters alone, or the model
             with the adapters merged.
-        kind: kind of the folder.
+        kind: whether the folder is a checkpoint or an artifact.
     """
     stage = runner.stage
     borrowed = set(stage.tied.values()) if not stage.shard.is_first else set()
