@@ -1,7 +1,7 @@
 """Control whether the C library keeps freed memory, and report a lack of memory.
 
-While a shard is loaded or sent, the C library returns large freed blocks to the system. While steps run, it keeps many
-of them for reuse.
+While a shard is loaded or sent, the C library returns large freed blocks to the operating system. While steps run, it
+keeps many freed blocks for reuse.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _LARGEST_MMAP_THRESHOLD = 32 * 2**20
 def passing_through() -> Iterator[None]:
     """Make glibc return large freed blocks to the system at once, inside a context that loads or sends a shard.
 
-    Otherwise memory that was used briefly stays in the heap between the tensors that remain. A member's memory then
-    grows to one and a half times its shard (seen with glibc 2.36). Training reuses freed memory, so afterwards the
+    Otherwise freed blocks stay in the heap between the tensors that remain (fragmentation). A member's memory then
+    grows to one and a half times its shard (seen with glibc 2.36). Steps reuse freed memory, so afterwards the
     thresholds are set to the values that glibc's own adjustment reaches. With other C libraries, do nothing.
     """
     library = ctypes.CDLL(None) if sys.platform == "linux" else None
@@ -46,7 +46,7 @@ def passing_through() -> Iterator[None]:
 
 
 def trim() -> None:
-    """Return freed memory to the system, as far as the C library can."""
+    """Return freed memory to the operating system; do nothing if the C library has no ``malloc_trim``."""
     library = ctypes.CDLL(None) if sys.platform == "linux" else None
     if library is not None and hasattr(library, "malloc_trim"):
         library.malloc_trim(0)
@@ -67,8 +67,8 @@ def is_out_of_memory(failure: Exception) -> bool:
 def as_reported(failure: Exception) -> ShareComputeError:
     """Convert an exception from a member's work into the error that the member reports.
 
-    A lack of memory becomes `OutOfMemory`. Its detail ``taken_bytes`` is the peak memory reserved on the GPU, or the
-    resident memory of the process.
+    A lack of memory becomes `OutOfMemory`. Its detail ``taken_bytes`` is the peak memory that torch reserved on the
+    GPU if GPU memory was lacking, else the resident memory of the process.
     """
     cause = failure.__cause__ if isinstance(failure.__cause__, RuntimeError) else failure
     if not is_out_of_memory(cause):

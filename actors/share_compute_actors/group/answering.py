@@ -1,4 +1,4 @@
-"""Encode the results and errors of actors' methods as bytes, so that the caller unpickles nothing."""
+"""Encode and decode the results and errors of actors' methods, so that the caller unpickles nothing."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def answers(schema: Packs[T]) -> Callable[[Callable[Parameters, T]], Callable[Pa
 
 def _reported(failure: Exception) -> ShareComputeError:
     if isinstance(failure, RayActorError):
-        # The lost actor is the shard store or another member. The coordinator detects lost members by itself, so only
-        # the loss of the shard store must be reported.
+        # The lost actor is the shard store or another member. The coordinator detects the loss of a member by itself,
+        # so this error always names the shard store.
         return shard_store_lost()
     cause = failure.cause if isinstance(failure, RayTaskError) else failure
     if isinstance(cause, ShareComputeError):

@@ -30,7 +30,7 @@ _SHORTENED_S = 5.0
 A lost member is detected in less time. Afterwards the normal limit applies again, even if no step has committed
 meanwhile, because a step may take longer."""
 _LOADING_LIMIT_S = 30.0
-"""Time limit for a heartbeat while members load, in seconds: loading may hold Python's global interpreter lock."""
+"""Time limit for a heartbeat while members load shards, in seconds: loading may hold the global interpreter lock."""
 _RETURN_LIMIT_S = 8.0
 """Time limit for a heartbeat after a network cut, in seconds: TCP retransmits lost data with growing delays."""
 _LATE_S = 0.5
@@ -68,7 +68,7 @@ class FailureDetector:
 
     @property
     def are_loading(self) -> bool:
-        """Whether the longer limit applies, because members load and may hold Python's global interpreter lock."""
+        """Whether the limit of 30 s applies, because members load shards and may hold the global interpreter lock."""
         return self._are_loading
 
     @are_loading.setter
@@ -78,7 +78,10 @@ class FailureDetector:
         self._are_loading = are_loading
 
     def shorten_limit(self) -> None:
-        """Request heartbeats early, and apply a shorter limit for 5 s or until `reset_limit`; call it after errors."""
+        """Make the next `poll` request heartbeats, with a shorter limit for 5 s or until `reset_limit`.
+
+        Call this method after an error that a lost member may have caused.
+        """
         now_s = time.monotonic()
         if now_s > self._shortened_until_s:
             self._shortened_until_s = now_s + _SHORTENED_S
@@ -91,16 +94,16 @@ class FailureDetector:
         self._faults[worker] = _fault(failure, self._name(worker))
 
     def take_fault(self, worker: Worker) -> str:
-        """Return the fault that a member was accused of, and forget it; empty if there is none."""
+        """Return and forget the description of the invalid data that a member sent; empty if there is none."""
         return self._faults.pop(worker, "")
 
     def take_new_heartbeats(self) -> dict[Worker, Any]:
-        """Return the last heartbeat of each member that sent one since the last call."""
+        """Return the last heartbeat of each member that sent one since the previous call of this method, by member."""
         new, self._new = self._new, {}
         return new
 
     def restart(self, workers: Collection[Worker]) -> None:
-        """Restart after a network cut: forget pending heartbeats, and apply a longer limit.
+        """Restart after a network cut: forget pending heartbeat requests, and apply a longer limit.
 
         The longer limit applies until these members have answered, for 8 s at most.
         """
@@ -124,7 +127,7 @@ class FailureDetector:
         self.returning = self.returning.intersection(workers)
 
     def poll(self, actors: Mapping[Worker, Any]) -> frozenset[Worker]:
-        """Request heartbeats when they are due; return the members that are dead, are overdue or sent invalid data."""
+        """Request heartbeats when due; return the members that died, did not answer in time or sent invalid data."""
         self.unresponsive = frozenset()
         accused, self._accused = self._accused & actors.keys(), set()
         if accused:
@@ -162,7 +165,7 @@ class FailureDetector:
         return self.accepts_heartbeat(self._owed[ref], ref)
 
     def accepts_heartbeat(self, worker: Worker, ref: Any) -> bool:
-        """Read and store a member's heartbeat; return False if the answer is an error or is not valid.
+        """Read and store a member's heartbeat; if the answer is an error or invalid, record that and return False.
 
         Args:
             worker: the member.

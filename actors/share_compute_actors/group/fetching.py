@@ -1,4 +1,4 @@
-"""Fetches tensors from their sources, some rows at a time."""
+"""Fetches tensors from the actors that have them (their sources), some rows at a time."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ _CALLS_AHEAD = 2
 
 More calls in flight would need more memory."""
 _CALL_BYTES = 3 * CHUNK_BYTES
-"""Size limit of the data of one call, in bytes. With its overhead an answer stays below `INLINE_LIMIT_BYTES`, so Ray
-sends it inside the reply, in one transfer."""
+"""Most bytes of tensors that one call requests. With its overhead an answer stays below `launch.INLINE_LIMIT_BYTES`, so
+Ray sends it inside the reply, in one transfer."""
 
 
 class SourceClient:

@@ -44,9 +44,9 @@ class OwnLink:
         return time.monotonic() - self._restored_s < _RECENT_S
 
     def has_failed(self, unresponsive: Collection[str], all_: Collection[str]) -> bool:
-        """Whether no other host answers, so that this host is probably the one that is cut off.
+        """Whether this host is probably cut off: members on other hosts are unresponsive, and no other host answers.
 
-        If there is only one other host and members run on this host, the other host counts as failed instead.
+        If there is only one other host and members run on this host, that other host counts as failed instead.
 
         Args:
             unresponsive: IP addresses of unresponsive members.

@@ -32,7 +32,7 @@ Answer = TypeVar("Answer")
 
 
 class WorkerGroup(ABC):
-    """The living members that one actor leads.
+    """The members that one actor leads: a job's coordinator or a deployment's server. Lost members are removed.
 
     Args:
         topology: the machines on which members may run.
@@ -89,7 +89,7 @@ class WorkerGroup(ABC):
         self.detector.keep_only(self._actors)
 
     def handle(self, worker: Worker) -> Any:
-        """Return the actor of a member."""
+        """Return the Ray handle of a member's actor."""
         return self._actors[worker]
 
     def issue_key(self, worker: Worker) -> bytes:
@@ -200,7 +200,7 @@ class WorkerGroup(ABC):
         return lost
 
     def _explain(self, worker: Worker, failure: RayError | ShareComputeError) -> set[Worker]:
-        """Return the members that a failed call shows to be lost, or raise the error that the failure means."""
+        """Remove and return the members that a failed call proves lost, or raise the error that the failure means."""
         if isinstance(failure, Undeclared) or is_refusal(failure):
             self.detector.accuse(worker, failure)
             return set()  # the next `check_members` reports the member as lost

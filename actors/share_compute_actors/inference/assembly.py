@@ -36,7 +36,7 @@ from share_compute_actors.inference.serving_group import ServingGroup
 from share_compute_actors.inference.status_recorder import StatusRecorder
 
 _LEFT = 0.8
-"""Factor by which a machine's KV capacity is multiplied each time its memory did not suffice."""
+"""Factor by which a machine's KV capacity is multiplied each time that it runs out of memory."""
 _PAUSE_S = 2.0
 _LONGEST_PAUSE_S = 300.0
 """First and longest backoff of a machine after its member was lost, in seconds."""
@@ -45,8 +45,7 @@ _LASTING_S = 300.0
 _PATIENCE_S = 120.0
 """Longest wait of sequences for machines that can continue them, in seconds."""
 _MOST_IN_VAIN = 5
-"""Number of failed attempts in a row to form stages, without a lost member, after which the members of the stages are
-removed."""
+"""Number of consecutive failures to link the members of planned stages, after which these members are removed."""
 _log = logging.getLogger(__name__)
 
 
@@ -83,7 +82,7 @@ class Assembly:
         self._in_vain = 0
         self._was_ready = False
         self._lacking: str | None = None
-        """Reason why all usable machines together cannot hold the model; None if no reason is known."""
+        """Last known reason why no stages can be formed; None if there is none."""
         self._waits_since_s: float | None = None
 
     def close(self) -> None:
@@ -91,7 +90,7 @@ class Assembly:
         self._planner.close()
         self._group.dismiss()
 
-    # -- from the server ---------------------------------------------------------------------------------------------
+    # -- called by `ReplicaRunner` -----------------------------------------------------------------------------------
 
     def name(self, worker: Worker) -> str:
         """Return the name of a machine."""
@@ -109,7 +108,10 @@ class Assembly:
         self._is_to_plan = True
 
     def shrink(self, worker: Worker) -> None:
-        """Reduce the KV capacity of a machine that ran out of memory; for an encoder, the engine step size."""
+        """Reduce the KV capacity of a machine that ran out of memory, from the next epoch on.
+
+        For an encoder, reduce the size of engine steps instead.
+        """
         self._memory_fractions[worker] = _LEFT * self._memory_fractions.get(worker, 1.0)
 
     def is_from(self, worker: Any, key: Any) -> bool:
@@ -121,12 +123,12 @@ class Assembly:
         self._group.detector.accuse(worker, failure)
 
     def expel(self, worker: Worker) -> None:
-        """Remove a member that sent an impossible tensor; its machine gets a backoff, as after a loss."""
+        """Remove a member that sent an invalid tensor; its machine gets a backoff, as after a loss."""
         self._group.remove([worker])
         self._lose([worker])
 
     def check_soon(self) -> None:
-        """Check the members early and with a shorter time limit, after an error between them."""
+        """Check the members early and with a shorter time limit; call this after an error between members."""
         self._group.detector.shorten_limit()
 
     @property
@@ -199,7 +201,7 @@ class Assembly:
             self._form(self._planner.at_once(self._among(there), self.epoch + 1))
 
     def _plan(self) -> None:
-        """Plan with all machines in the background, and start members for the result."""
+        """Plan with all usable machines in the background, and start members for the placement that was found."""
         paused = self._backoff.paused
         self._is_to_plan |= paused != self._paused
         self._paused = paused
@@ -305,7 +307,7 @@ class Assembly:
         self._group.remove(self._group.workers.difference(self.placement.workers, target))
 
     def _bound_wait(self) -> None:
-        """Fail sequences that have waited too long for machines."""
+        """Fail all sequences, and accept none until stages are formed, if machines have been lacking for too long."""
         if self.placement is not None or self._target is not None or self._lacking is None:
             self._waits_since_s = None
             return

@@ -30,7 +30,9 @@ def begin(
     inbox: queue.SimpleQueue[InboxItem],
     stopped: threading.Event,
 ) -> ReplicaRunner:
-    """Return the main loop of a replica; called on the server's actor.
+    """Start the `ServedWeights` actor and profile the model; return the main loop of a replica, which is not started.
+
+    Call this function in the server's actor.
 
     Args:
         assignment: the deployment, and the machines that it may use.

@@ -110,7 +110,7 @@ class ReplicaRunner:
             assembly.send(steps)
 
     def _notice_standstill(self) -> None:
-        """Break up the stages if results are due but no member computes, because then a link has probably failed."""
+        """Break up the stages if results were due for 10 s but no member computed: a link has probably failed."""
         if not self._sent or self._assembly.placement is None or not self._assembly.is_idle:
             self._moved_s = time.monotonic()
         elif time.monotonic() - self._moved_s > _STANDSTILL_S:
@@ -134,7 +134,7 @@ class ReplicaRunner:
             self._open(*item)
 
     def _open(self, worker: Any, key: Any, messages: Any) -> None:
-        """Process messages that claim to come from a member; after an undeclared message the member counts as lost."""
+        """Process messages that claim to come from a member; after an invalid message the member counts as lost."""
         if not self._assembly.is_from(worker, key) or not isinstance(messages, list):
             return
         name = self._assembly.name(worker)
@@ -167,7 +167,7 @@ class ReplicaRunner:
             self._status.sampled()
 
     def _trouble(self, worker: Worker, trouble: Trouble) -> None:
-        """Handle a member's `Trouble` report, which affects a machine, sequences or only the current epoch."""
+        """Handle a member's `Trouble` report as the class of its error requires, then break up the stages."""
         failure = trouble.failure
         _log.warning("%s cannot continue: %s", self._assembly.name(worker), failure.message)
         self._troubles += 1
@@ -182,7 +182,7 @@ class ReplicaRunner:
         self._again(failure)
 
     def _give_up(self, step_id: int | None, failure: ShareComputeError) -> None:
-        """Fail the sequence that the error names, else the sequences that the step opened, else all its sequences."""
+        """Fail the sequence that the error names, else those that the step opened, else all sequences of the step."""
         step = self._sent.get(-1 if step_id is None else step_id)
         if step is not None:
             named = [failure.details["sequence"]] if "sequence" in failure.details else []

@@ -26,13 +26,14 @@ from share_compute_actors.messages import Sources, server_source
 def build_shard(
     setup: ServingSetup, weights: Any, shard: Shard, before: EngineStage | None
 ) -> tuple[EngineStage, dict[str, Tensor]]:
-    """Return a shard's module, and the tensors to load into it by stored name; call this on the compute thread.
+    """Return a shard's module, and its tensors that must still be loaded, by stored name; runs on the compute thread.
 
     Args:
         setup: parameters of the member.
         weights: the `ServedWeights` actor.
         shard: layers of the model.
-        before: the machine's current module, unusable afterwards; None if there is none.
+        before: the member's current module, whose tensors are reused and which is unusable afterwards; None if there
+            is none.
 
     Raises:
         ContributorLost: this process sees another GPU than the one that was measured.

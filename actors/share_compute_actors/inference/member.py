@@ -42,7 +42,7 @@ _log = logging.getLogger(__name__)
 
 @ray.remote(num_cpus=0, concurrency_groups={"orders": 1, "steps": 1, "control": 2, "mail": 2, "life": 1})
 class ServingMember(LinkedMember):
-    """Actor that computes with one machine's shard of a deployment's replica, in all its epochs.
+    """Actor that holds and computes one shard of a deployment's replica. Its shard may change with each epoch.
 
     Methods of Ray's concurrency group ``orders`` run on the compute thread, one after the other. Methods of the other
     concurrency groups answer at any time.
@@ -103,7 +103,7 @@ class ServingMember(LinkedMember):
         engine.keeps_plain = keeps_plain
         if engine.stage is not None:
             engine.stage.clear()
-            if not keeps_plain:  # before anything is loaded, because a second seal frees memory
+            if not keeps_plain:  # frees the unpacked weights before anything is loaded
                 engine.stage.seal(keeps_plain=False)
         if engine.stage is None or engine.stage.shard != shard:
             stage, missing = build_shard(self._setup, weights, shard, engine.stage)
@@ -139,7 +139,7 @@ class ServingMember(LinkedMember):
 
     @ray.method(concurrency_group="control")
     def halt(self, epoch: int) -> None:
-        """Drop the engine steps of earlier epochs, and end waits for them."""
+        """Drop the engine steps of epochs before ``epoch``, and interrupt a wait for their tensors."""
         self._engine.halt(epoch)
 
     @ray.method(concurrency_group="control")

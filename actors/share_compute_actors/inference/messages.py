@@ -53,7 +53,7 @@ class Row:
     epoch: int
     workers: tuple[Worker, ...]
     names: tuple[str, ...]
-    """Names of the members' machines."""
+    """Names of the members' machines, in the order of ``workers``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +129,7 @@ def unpack_to_server(data: Any, sender: str) -> ToServer:
         sender: name of the member's machine.
 
     Raises:
-        Undeclared: the data is not a declared message.
+        Undeclared: the data is none of the messages that a member may send.
     """
     message = _TO_SERVER.unpack(data, sender)
     if isinstance(message, StepResult):

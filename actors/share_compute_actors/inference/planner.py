@@ -15,7 +15,9 @@ from share_compute.specification import ServeJob
 from share_compute.topology import Topology
 
 _NOTICEABLE = 0.9
-"""Largest ratio of predicted times, new divided by current, at which new stages are worth the pause."""
+"""New stages are worth the pause if their predicted time is below this fraction of the current stages' time.
+
+The time is that of one request (objective latency) or from token to token (objective throughput)."""
 
 
 class Planner:
@@ -49,13 +51,14 @@ class Planner:
 
     @property
     def is_busy(self) -> bool:
-        """Whether `begin` was called and `answer` has not returned the placement yet."""
+        """Whether `begin` was called and `answer` has not reported the result yet."""
         return self._answer is not None
 
     def at_once(self, topology: Topology, epoch: int) -> Placement:
-        """Return the best placement on these machines, with the requested number of stages if the model fits so.
+        """Return the best placement on these machines.
 
-        Otherwise the placement has the largest smaller number of stages with which the model fits.
+        It has the requested number of stages or, if the model does not fit so, the next smaller number with which it
+        fits. Without a requested number, `place` chooses one.
 
         Raises:
             PlanInfeasible: the machines cannot hold the model.
@@ -74,7 +77,7 @@ class Planner:
         Args:
             topology: the machines.
             epoch: number of the epoch that the placement would begin.
-            is_first: whether the requested number of stages is required.
+            is_first: whether these are the first stages of the replica, which must have the requested number.
         """
         assert self._answer is None
         if is_first:

@@ -39,7 +39,7 @@ class SchedulerService:
         """Accept sequences, either all or none of them.
 
         Raises:
-            TooLong: a prompt leaves no room for a token.
+            TooLong: a prompt leaves no space in the window for an answer, or a text to embed is too long.
             Busy: too many sequences wait already.
             UserError: the sequences cannot be served as they are.
             Unavailable: no machines can serve them.
@@ -63,13 +63,13 @@ class SchedulerService:
         self._wake()
 
     def pull(self, after: int, timeout_s: float) -> list[SequenceEvent]:
-        """Return all events after the first ``after`` ones; if there are none, wait for one, at most ``timeout_s``."""
+        """Return all events except the first ``after`` ones; see `EventFeed.pull`."""
         return self._feed.pull(after, timeout_s)
 
     # -- stages ------------------------------------------------------------------------------------------------------
 
     def next_steps(self) -> list[EngineStep]:
-        """Return all engine steps that may be sent now."""
+        """Return all engine steps that may be sent now; the caller must send them in this order."""
         with self._lock:
             steps = self._scheduler.next_steps()
             for step in steps:
@@ -91,7 +91,7 @@ class SchedulerService:
             self._report(self._scheduler.reform(epoch, limits))
 
     def drop_cached(self) -> None:
-        """Free the KV caches of ended sequences, which the stages keep for reuse, in the next engine step."""
+        """Make the next engine step free the KV slots of ended sequences, which were kept as a prefix cache."""
         with self._lock:
             self._scheduler.drop_cached()
 

@@ -60,7 +60,7 @@ class DeploymentServer:
 
     @ray.method(concurrency_group="run")
     def run(self) -> None:
-        """Serve until `stop` is called; the status has the reason for the end."""
+        """Serve until `stop` is called or an error ends the replica; the status then has the reason."""
         failure: ShareComputeError | None = None
         try:
             from share_compute_actors.inference.beginning import begin  # noqa: PLC0415 - loads torch
@@ -87,7 +87,7 @@ class DeploymentServer:
             generations: a list of `Generation` as JSON.
 
         Raises:
-            TooLong: a prompt leaves no room for a token.
+            TooLong: a prompt leaves no space in the window for an answer, or a text to embed is too long.
             Busy: too many sequences wait already.
             UserError: the sequences cannot be served as they are.
             Unavailable: no machines can serve them.
@@ -101,9 +101,10 @@ class DeploymentServer:
 
     @ray.method(concurrency_group="pull")
     def pull(self, after: int, timeout_s: float) -> str:
-        """Return all events after the first ``after`` ones, encoded by `write_events`; wait if there are none.
+        """Return all events after the first ``after`` ones, encoded by `write_events`.
 
-        ``after`` must never decrease: it is the number of events that the single caller has received.
+        If there are none, wait for events up to ``timeout_s`` seconds. ``after`` must never decrease: it is the number
+        of events that the single caller has received.
         """
         return write_events(self._service.pull(after, timeout_s))
 

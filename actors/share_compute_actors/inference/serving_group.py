@@ -98,7 +98,8 @@ class ServingGroup(WorkerGroup):
     def invite(self, placement: Placement | None) -> None:
         """Start a member on each machine of the placement that has none, and begin to load its shard; do not wait.
 
-        Kill starting members that have no shard, or a different shard, in the placement.
+        Kill starting members that have no shard, or a different shard, in the placement. None counts as a placement
+        without machines.
         """
         shards = {} if placement is None else placement.shards
         for worker, newcomer in list(self._newcomers.items()):
@@ -122,7 +123,7 @@ class ServingGroup(WorkerGroup):
         return frozenset(self._newcomers)
 
     def take_in(self) -> dict[Worker, ShareComputeError]:
-        """Add the starting members that are ready; return those that failed, each with its error."""
+        """Add starting members that are ready to the group; kill those that failed, and return their errors."""
         refused: dict[Worker, ShareComputeError] = {}
         calls = {newcomer.loaded: worker for worker, newcomer in self._newcomers.items()}
         for call in ray.wait(list(calls), num_returns=len(calls), timeout=0)[0] if calls else ():
@@ -148,7 +149,7 @@ class ServingGroup(WorkerGroup):
             self.held.pop(worker, None)
 
     def dismiss(self) -> None:
-        """Kill all members."""
+        """Kill all members, also those that are starting."""
         self.invite(None)
         self.remove(tuple(self._actors))
 
@@ -196,7 +197,7 @@ class ServingGroup(WorkerGroup):
         self.ask(NOTHING, row.workers, "begin", row)
 
     def send(self, steps: list[EngineStep], workers: Collection[Worker]) -> None:
-        """Send engine steps to members, without waiting for an answer."""
+        """Send engine steps to those of ``workers`` that are still in the group, without waiting for an answer."""
         for worker in workers:
             if worker in self._actors:
                 self._actors[worker].take.remote(steps)

@@ -42,7 +42,7 @@ class _Interruption:
 
 
 class StatusRecorder:
-    """Collects the status of a replica; the server's thread writes it, and any thread may read it.
+    """Collects the status of a replica; the thread of the main loop writes it, and any thread may read it.
 
     Args:
         service: the scheduler service with the sequences.

@@ -29,7 +29,7 @@ _HANDSHAKE_S = 0.5
 """Time between two handshakes while this member waits, in seconds. A handshake reports the number of tensors sent, so
 that the receiver notices a loss."""
 _MOST_UNREAD = 64
-"""Largest number of engine steps whose tokens the first stage has not read; then it waits for the oldest tokens."""
+"""Most engine steps whose tokens the first stage leaves unread; if there are more, it reads the oldest tokens."""
 
 NotifyServer = Callable[[ToServer], None]
 
@@ -60,7 +60,7 @@ class StepEngine(ComputeThread):
         """Engine steps whose tokens were not read yet, with the sequences that they sampled; at the first stage
         only."""
         self.computed_s = 0.0
-        """Total time of computing, in seconds."""
+        """Total compute time since the member started, in seconds."""
         self.is_computing = False
         self._start()
 
@@ -73,7 +73,7 @@ class StepEngine(ComputeThread):
             self._news.notify()
 
     def halt(self, epoch: int) -> None:
-        """Drop the engine steps of earlier epochs, and end waits for them."""
+        """Drop the engine steps of epochs before ``epoch``, and interrupt a wait for their tensors."""
         with self._news:
             self._halted = max(self._halted, epoch)
             channel = self.channel
@@ -208,7 +208,7 @@ class StepEngine(ComputeThread):
             self._read(self._row.names[-1])
 
     def _read(self, source: str) -> None:
-        """Wait for the tokens of the oldest engine step in `_unread`, and store them."""
+        """Wait for the tokens of the oldest engine step in `_unread`, and store them as inputs of the sequences."""
         assert self._row is not None
         step, sequences = self._unread.popleft()
         label = WireLabel("serve", step, "token", 0, len(self._row.workers) - 1)

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from share_compute.models.huggingface.conversion import PretrainedWeights
 
 _LARGE = frozenset({".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".h5", ".onnx", ".msgpack"})
-"""File name extensions of weights."""
+"""File name extensions of files with weights, which are not sent with the tokenizer."""
 _MOST_FILE_BYTES = 64 * 2**20
 _ROWS = 1024
 """Most rows of a matrix that are read at a time to compute their scales."""
@@ -70,7 +70,7 @@ class ServedWeights:
         self._quantizes = dtype == "int8"
         self._dtype: torch.dtype = torch.float32 if self._quantizes else getattr(torch, dtype)
         self._scales: dict[tuple[str, int], Tensor] = {}
-        """Scales of rows that were sent as integers, by the name of their weight and the first row."""
+        """Scales of the ranges of rows that were quantized, by the name of the matrix and the first row."""
         self._opened: PretrainedWeights | None = None
 
     @ray.method(concurrency_group="weights")
@@ -132,12 +132,12 @@ class ServedWeights:
 
     @ray.method(concurrency_group="weights")
     def int8_weights(self, extents: bytes) -> list[Piece]:
-        """Quantize rows of matrices, and return the int8 values; `scales` returns the factors."""
+        """Quantize rows of matrices, and return the int8 values; `scales` returns the scale of each row."""
         return [Piece.of_rows(extent.name, self._integers(extent)) for extent in read_extents(extents)]
 
     @ray.method(concurrency_group="weights")
     def scales(self, extents: bytes) -> list[Piece]:
-        """Return the float32 scale of each quantized row: its int8 values times the scale are its weights."""
+        """Return the float32 scale of each quantized row; int8 values times the scale approximate the row's weights."""
         return [
             Piece.of_rows(extent.name, torch.cat(list(self._scales_of(extent))))
             for extent in read_extents(extents)

@@ -5,9 +5,9 @@ which the control plane talks to Ray, starts as ``python -m share_compute_actors
 Three measures confine it:
 
 1. The program runs as an unprivileged user (`Policy.user`) or, without one, as the same user without capabilities.
-2. Landlock (Linux 5.13 or newer): only the files and folders that the policy lists. Processes outside cannot be traced
-   and, since Linux 6.12, cannot be signalled.
-3. ``no_new_privs``: the program cannot regain privileges by starting a program with the setuid bit.
+2. Landlock (Linux 5.13 or newer) denies all files except those of the system and of this Python installation, and
+   those that the policy lists. The program cannot trace processes outside and, since Linux 6.12, cannot signal them.
+3. ``no_new_privs`` prevents that the program regains privileges by starting a program with the setuid bit.
 
 If the kernel has no Landlock, `landlock_version` returns 0, and the other two measures still hold. Sources: the
 kernel's ``Documentation/userspace-api/landlock.rst`` and ``no_new_privs.rst``; ``capabilities(7)``.
@@ -135,7 +135,7 @@ def confined(command: Sequence[str], policy: Policy) -> list[str]:
 
 
 def clean_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that a confined program inherits: a known list, without keys, passwords and URLs."""
+    """Return the variables that a confined program inherits: an allow list, which has no keys, passwords or URLs."""
     return {
         name: value
         for name, value in environment.items()
@@ -286,7 +286,7 @@ def _devices() -> list[str]:
 
 
 def _keep_signals() -> bool:
-    """Enter a Landlock domain that cannot signal processes outside; return whether the kernel enforces this."""
+    """Enter a Landlock domain whose processes cannot signal others outside; return whether the kernel enforces this."""
     if landlock_version() < _SCOPES_SINCE:
         return False
     _enter_domain(_REFER, _SCOPE_SIGNALS, [("/", _REFER)])
@@ -299,7 +299,7 @@ def _keep_signals() -> bool:
 
 def _kill_descendants(is_kept: bool) -> None:
     if is_kept:
-        # This kills all other processes of the domain. No fork escapes (kernel/fork.c: signals to multiple processes).
+        # This kills all other processes of the domain, also those that fork meanwhile (kernel/fork.c, copy_process).
         with suppress(OSError):
             os.kill(-1, signal.SIGKILL)
         return

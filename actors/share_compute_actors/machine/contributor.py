@@ -29,7 +29,7 @@ _ECHO_S = 20.0
 
 @ray.remote(num_cpus=0, max_restarts=0, concurrency_groups={"echo": 2, "measure": 1})
 class ContributorActor:
-    """Actor pinned to one node; it answers its peers' measurements while it runs measurements itself.
+    """Actor pinned to one node; it measures its node, and at the same time answers measurements of other nodes.
 
     Args:
         contributor_id: id of the contributor; ``head`` for the head itself.

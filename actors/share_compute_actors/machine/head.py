@@ -1,8 +1,8 @@
 """The Ray head: a supervised child process with token authentication, whose tables survive a restart.
 
-Coordinators and shard stores of jobs run in it. Any holder of the cluster's token may run code in it, too. So it is
-confined (`confine`): it can read the data roots, and change jobs' folders and Ray's own folders. It cannot reach the
-control plane's database, keys or process.
+Coordinators and shard stores of jobs, and servers of deployments, run in it. Any holder of the cluster's token may run
+code in it, too. So it is confined (`confine`): it can read the data roots, and change jobs' folders and Ray's own
+folders. It cannot reach the control plane's database, keys or process.
 """
 
 from __future__ import annotations
@@ -206,7 +206,11 @@ def _tree(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def _policy(settings: Settings, run_folder: Path, tables: Path) -> Policy:
-    """Return the policy that confines the head; make the folders that the head needs."""
+    """Return the policy that confines the head; make the folders that the head needs, and give them to its user.
+
+    Raises:
+        Conflict: a data root holds the data folder.
+    """
     data_folder = settings.data_folder.resolve()
     jobs, uploads, batches = (data_folder / name for name in (TRAINING, "uploads", BATCHES))
     for root in settings.data_roots:
@@ -261,6 +265,9 @@ def _choose_port(settings: Settings, remembered: Path, free: Sequence[int]) -> i
     """Return the configured port, else the port of the last run, else a free one.
 
     Nodes of contributors reconnect to the port of the last run by themselves.
+
+    Raises:
+        Conflict: the configured port is taken.
     """
     if settings.ray_port:
         if not _is_free(settings.ray_port):

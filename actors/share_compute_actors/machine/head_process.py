@@ -34,7 +34,7 @@ done
 
 
 def main() -> None:
-    """Write the script, and start Ray with it in place of the GCS."""
+    """Write the supervising script, and run Ray's command line so that it starts this script instead of the GCS."""
     script = Path(sys.argv.pop(1))
     program = shlex.quote(services.GCS_SERVER_EXECUTABLE)
     script.write_text(_SCRIPT.format(program=program, sound_s=SOUND_S))

@@ -3,7 +3,7 @@
 This module imports neither Ray nor torch.
 
 A range is divided into units of 50 ports. A node holds whole units for itself: the process that supervises the node
-binds the first port of each unit as long as it lives. So nodes of one host never use the same ports.
+binds the first port of each unit until `NodePorts.release`. So nodes of one host never use the same ports.
 
 Gloo takes ports that the kernel picks (`docs/deployment.md`), so sums within a stage use ports outside this range.
 """
@@ -28,7 +28,7 @@ _OWN = 6
 _CHANNELS = 20
 """Number of a node's ports for channels between members. A member uses one, and two during a membership change."""
 _SPARE_WORKERS = 16
-"""Number of Ray processes in addition to the one per thread that Ray starts in advance."""
+"""Number of ports for Ray workers beyond the one worker per thread that Ray starts in advance."""
 _VARIABLE = "SHARE_COMPUTE_CHANNEL_PORTS"
 """Environment variable with a node's channel ports; the node's supervisor sets it for all processes of the node."""
 

@@ -193,7 +193,7 @@ def _overhead_s(device: torch.device) -> float:
 def _best_s(
     work: Callable[[], object], device: torch.device, started: float, repetitions: int = _REPETITIONS
 ) -> float:
-    """Return the shortest time of a few runs in seconds; fewer runs if the budget is used up."""
+    """Return the shortest time of ``repetitions`` runs, in seconds; stop early `_BUDGET_S` after ``started``."""
     best = float("inf")
     work()
     for _ in range(repetitions):

@@ -120,7 +120,10 @@ class Child:
         return self._process.poll()
 
     def family(self) -> list[psutil.Process]:
-        """Return the child and its descendants that still run, including those whose parent has ended."""
+        """Return the child and its descendants that still run.
+
+        A descendant whose parent has ended is included if an earlier call of this method found it.
+        """
         # Iterate over copies, because another thread may call this method at the same time.
         for member in list(self._family.values()):
             try:
@@ -153,7 +156,10 @@ class Child:
             return None
 
     def watch(self, find: Callable[[str], Found | None], deadline_s: float) -> Found | None:
-        """Return what ``find`` finds in the child's output; None if the child ends first, or after ``deadline_s``."""
+        """Call ``find`` with the child's output until it returns a result, and return that.
+
+        Return None if the child ends first, or after ``deadline_s`` seconds.
+        """
         deadline = time.monotonic() + deadline_s
         while True:
             is_last = self.exit_code is not None or time.monotonic() > deadline
@@ -309,7 +315,7 @@ class ChildProcesses:
             self._is_stale = False
 
     def write(self) -> None:
-        """Write the list with every process of every child.
+        """Write the list of all children and their descendants to the file.
 
         Raises:
             OSError: the folder cannot be written.

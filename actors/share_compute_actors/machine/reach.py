@@ -30,7 +30,7 @@ _RESET = struct.pack("ii", 1, 0)
 def answers(
     places: Collection[Place], within_s: float = 1.0, *, until_first: bool = False
 ) -> dict[Place, Answer]:
-    """Connect to all places at once; return the answer of each place that answered.
+    """Connect to all places at once; return whether each place that answered accepted or refused the connection.
 
     The kernel of a host answers, no matter how busy its programs are. A host that refuses is reachable, but no program
     listens at the port.

@@ -1,7 +1,7 @@
 """Folders of running processes below the temporary folder: short, private, and removed after their owner died.
 
-Ray keeps sockets below them, and the path of a socket is limited to 107 bytes on Linux. The process that uses a folder
-holds a lock on a file in it. The system releases the lock when the process ends, for any reason.
+Ray keeps sockets in these folders, and the path of a socket is limited to 107 bytes on Linux. The process that uses a
+folder holds a lock on a file in it. The system releases the lock when the process ends, for any reason.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def open_run_folder(key: str) -> ChildProcesses:
 
 
 def abandoned() -> Iterator[ChildProcesses]:
-    """Yield the process lists of run folders whose owner died; each folder is locked until the next is requested.
+    """Yield the child processes of each run folder whose owner died; a folder is locked until the next is requested.
 
     Raises:
         Unavailable: a folder cannot be written.

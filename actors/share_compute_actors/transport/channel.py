@@ -11,7 +11,7 @@ that names another sender is dropped, and the member that sent it is at fault.
 
 The channel never sends a message again. Sockets lose the messages in flight when a connection breaks. The channel
 therefore counts the tensors that it sends over each socket, and reports the count in handshakes. The receiver notices
-the gap (`Channel.lacks`), and the next epoch sends the tensor again. A Ray call either arrives, or its receiver is
+the gap (`Channel.lacks`), and members repeat the work in the next epoch. A Ray call either arrives, or its receiver is
 lost.
 """
 
@@ -77,7 +77,7 @@ _DTYPES: Mapping[str, torch.dtype] = {
         *(torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool),
     )
 }
-"""Dtypes that tensors may have, by name. torch cannot read others from bytes, and quantized ones make it crash."""
+"""Dtypes that received tensors may have, by name. torch cannot read other dtypes from bytes: quantized ones crash."""
 
 
 class RejectedTensor(NamedTuple):
@@ -92,7 +92,7 @@ class RejectedTensor(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """A CURVE key pair of one member for one epoch, in Z85."""
+    """A CURVE key pair of one member for one epoch, as Z85 text (the encoding of ZeroMQ)."""
 
     public: bytes
     secret: bytes = field(repr=False)
@@ -177,7 +177,7 @@ class Channel:
         self._sent: Counter[Worker] = Counter()
         self._came: defaultdict[Worker, Arrivals] = defaultdict(Arrivals)
         self.is_cut: Callable[[Worker], bool] = lambda _: False
-        """In tests: returns whether the link between this member and another is cut."""
+        """In fault injection: returns whether the link between this member and another is cut."""
         self.damaged = 0
         """Number of messages that arrived damaged and were dropped."""
         self._inside_lock = threading.Lock()
@@ -284,7 +284,7 @@ class Channel:
             self._inside_socket.send_multipart(frames)
 
     def take(self, timeout_s: float) -> tuple[WireLabel, Worker, Tensor] | None:
-        """Return the next tensor of a training step with its label and sender; other tensors stay for `receive`.
+        """Remove and return the next tensor of a training step, as (label, sender, tensor); `receive` returns others.
 
         Return None if none arrives in time, if another message arrived, or if `wake` was called.
         """
@@ -342,7 +342,7 @@ class Channel:
         return self._arrived.pop(label)
 
     def _take_in(self, timeout_s: float) -> WireLabel | None:
-        """Wait for one message, and keep its tensor if it is of this epoch and new."""
+        """Wait for one message. If its tensor is valid, new and of this epoch, keep it; return its label, else None."""
         if not self._inbound.poll(max(0, round(timeout_s * 1000))):
             return None
         frames = self._inbound.recv_multipart(copy=False)

@@ -115,7 +115,7 @@ _FIELDS: Schema[tuple[Any, ...]] = Schema(
 """Schema of the fields of an `Envelope`.
 
 A receiver of a wrong tensor copies some of these fields into messages to the coordinator. The limits here keep such
-messages valid. Otherwise the receiver would count as the sender of an undeclared message."""
+messages valid. Otherwise the coordinator would count the receiver as lost, because it sent an invalid message."""
 
 
 def _checksum(written: bytes, content: Content) -> int:

@@ -115,7 +115,7 @@ def _cut(parts: Mapping[str, Mapping[str, Tensor]], place: int) -> Iterator[Piec
 
 
 def whole(ask: Callable[[], Answer], damaged: ContributorLost) -> Answer:
-    """Fetch a piece until its checksum matches, and return it, or None if there is none.
+    """Fetch a piece, up to `TRIES` times, until its checksum matches; return it, or None if there is none.
 
     Args:
         ask: fetches the piece.

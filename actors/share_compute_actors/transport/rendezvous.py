@@ -43,7 +43,7 @@ class ChannelStore(dist.Store):  # type: ignore[misc]
     """A store for one group, in which each key is set once, by one member.
 
     Only the thread that created the store and the channel may call `get` and `wait`. NCCL's own threads set values when
-    they give up. Such values stay local, because members learn of a loss from the coordinator.
+    an operation fails. Such values stay local, because members learn of a loss from the coordinator.
 
     Args:
         channel: this member's end of the epoch's channel, which links all members of the group.

@@ -107,7 +107,7 @@ def _root(
 
 
 def main() -> None:
-    """Run the command line; print a `ShareComputeError` as one line with its hint, and exit with the error's code."""
+    """Run the command line; print a `ShareComputeError` or a wrong setting with a hint, and exit with its exit code."""
     from pydantic import ValidationError
 
     from share_compute.errors import ShareComputeError, UserError

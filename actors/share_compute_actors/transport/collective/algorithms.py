@@ -1,8 +1,9 @@
 """Allreduce algorithms over sends and receives between pairs of members.
 
-`sharded` sends each member its slice of all tensors, lets it combine them, and gathers the results. It takes two hops
-and as much traffic as a ring. `tree` goes up and down a binomial tree, with few messages of full size. Both give all
-members bitwise the same result. The ring itself is gloo's own.
+The algorithm ``sharded`` is a direct reduce-scatter and all-gather: each member receives its slice of all tensors,
+combines the slices, and sends the result to all other members. It takes two hops and as much traffic as a ring. The
+algorithm ``tree`` reduces up and broadcasts down a binomial tree, with few messages of full size. Both give all members
+bitwise the same result. The algorithm ``ring`` is gloo's own.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ PIECE_BYTES = 4 * 2**20
 PIECES_UNDER_WAY = 4
 
 Combine = Callable[[list[Tensor], Tensor], None]
-"""Combines all parts in the order of ranks, and writes the result into the second argument. May overwrite the parts."""
+"""Combines parts, listed in the order of ranks, and writes the result into the second argument. May overwrite parts."""
 Operator = Callable[..., Tensor]
 """Function of two tensors and ``out``, such as `torch.add`."""
 Waiting = Callable[[], Any]

@@ -46,9 +46,10 @@ dist: Any = torch.distributed
 BACKEND = "SHARE_COMPUTE"
 _TREE_BYTES = {2: 16 * 2**10}
 _TREE_BYTES_OF_MANY = 256 * 2**10
-"""Largest size in bytes of a tensor for which `tree` was faster than gloo's ring.
+"""Largest tensor, in bytes, for which ``tree`` was measured to be faster than gloo's ring.
 
-`_TREE_BYTES` has other sizes, by number of members. The number of hops determines the cost of such small sums."""
+`_TREE_BYTES` has this size for small groups, by number of members. The number of hops determines the cost of such small
+sums."""
 
 _OPERATIONS = {
     RayReduceOp.SUM: dist.ReduceOp.SUM,
@@ -67,11 +68,11 @@ _meetings: dict[str, tuple[Rendezvous, Any, torch.device, GroupSockets]] = {}
 _endings: dict[str, Callable[[], None]] = {}
 """For each group that this process forms or belongs to, by name: a function that ends its waiting operations."""
 _forming = threading.Lock()
-"""Held while a group's own listening ports are found, so that groups do not confuse their connections."""
+"""Lock for the time in which a new group finds its own listening ports: no other group may open ports meanwhile."""
 _POLL_S = 0.1
 """Longest wait for an operation, in seconds, between two checks of the group's connections."""
 _LEAVE_S = 0.25
-"""Time limit for ended operations to return, in seconds."""
+"""Time for which `EpochGroup.destroy_group` waits until ended operations have returned, in seconds."""
 
 
 class EpochGroup(BaseGroup):  # type: ignore[misc]
@@ -200,7 +201,7 @@ class EpochGroup(BaseGroup):  # type: ignore[misc]
         )
 
     def _finish(self, wait: Callable[[float], Any], is_done: Callable[[], bool]) -> None:
-        """Wait until an operation is done; raise when it is known that it can never finish."""
+        """Wait until an operation is done; raise an error if it fails, or if a closed connection makes it hang."""
         is_over = False  # `_sockets` is checked only after a first wait; most operations finish at once
         while True:
             is_settled = is_done()
@@ -356,7 +357,7 @@ def join_group(
 
     Raises:
         ContributorLost: not all members came in time, or `abort_group` was called.
-        StaleEpoch: the store reports that a later epoch has begun.
+        StaleEpoch: a later epoch has begun, or the store's channel lost a message.
     """
     with suppress(ValueError):  # this process has already registered the backend
         register_collective_backend(BACKEND, EpochGroup)

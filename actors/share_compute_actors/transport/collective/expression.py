@@ -12,7 +12,7 @@ from share_compute_actors.transport.collective.algorithms import Combine
 
 
 def expression(tree: SummationTree, nodes: Sequence[Node]) -> Combine:
-    """Return a function that adds up partial sums, passed in the order of ``nodes``, by the additions of ``tree``.
+    """Return a function that adds up partial sums, passed in the order of ``nodes``, in the order that ``tree`` fixes.
 
     Raises:
         ValueError: the nodes do not cover all microbatches exactly once.

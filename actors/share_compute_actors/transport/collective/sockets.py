@@ -1,9 +1,10 @@
-"""Handles on the TCP connections of one gloo group, to end from outside the operations that wait on them.
+"""Duplicated descriptors of the TCP connections of one gloo group, with which blocked operations can be ended.
 
-Gloo cannot end a blocked operation by itself, and its peers may be alive and unresponsive for ever. When its
-connections are shut down, gloo closes them within milliseconds, here and at the other ends. It then fails the
-operations that wait for a message. It forgets operations whose message had arrived in part: they wait until their
-deadline (``Pair::signalException`` of gloo's ``transport/tcp``). So waiting code must check the connections itself.
+Gloo cannot end a blocked operation by itself, and other members may be alive but unresponsive for ever. When its
+connections are shut down, gloo closes them within milliseconds, in this process and in those of the other members. Gloo
+then fails the operations that wait for a message. It forgets operations whose message had arrived in part: they wait
+until their deadline (``Pair::signalException`` of gloo's ``transport/tcp``). So code that waits for an operation must
+also check `GroupSockets.is_broken`.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ It takes gloo about a millisecond if its next operation on the connection is a r
 
 @dataclass(frozen=True, slots=True)
 class _Held:
-    """A connection of gloo, with a second descriptor for it."""
+    """A connection of gloo, with a duplicate of its descriptor."""
 
     socket: socket.socket
     descriptor: int
@@ -49,7 +50,7 @@ def listening_ports() -> set[int]:
 
 
 class GroupSockets:
-    """Second descriptors of a group's connections, which stay valid when gloo closes its own."""
+    """Duplicated descriptors of a group's connections, which stay valid when gloo closes its own."""
 
     def __init__(self) -> None:
         self._held: list[_Held] = []
@@ -112,7 +113,7 @@ def _connections() -> list[_Connection]:
 
 
 def _second(descriptor: int, own: tuple[str, int], other: tuple[str, int]) -> _Held | None:
-    """Return a second socket on the same connection; None if it was closed after it was listed."""
+    """Duplicate the descriptor of a connection; return None if the connection was closed after it was listed."""
     try:
         taken = socket.socket(fileno=os.dup(descriptor))
     except OSError:

@@ -139,7 +139,7 @@ def _lend(
 
 
 def own_identities() -> Identities:
-    """Return the identities in this user's data folder."""
+    """Return the ids and keys with which this machine joined clusters, as stored in this user's data folder."""
     from share_compute.settings import ClientSettings
     from share_compute_api.agent.identity import Identities
 
@@ -183,7 +183,7 @@ def join_options(  # noqa: PLR0917
 
 
 def read_invite(given: str | None, file: Path | None, *, is_known: bool) -> str | None:
-    """Return the given invite, or read one from a file or from a prompt.
+    """Return the given invite, or read one from a file or a prompt; remove the invite from the environment.
 
     Args:
         given: the invite, if it was given as an option or a variable.

@@ -132,9 +132,9 @@ def _run(
 
 
 def prediction_error(job: JobRecord, seconds: Sequence[float]) -> tuple[float, float | None]:
-    """Return a step's predicted time in seconds, and the relative deviation of the median measured time from it.
+    """Return a step's predicted time in seconds, and the relative deviation of the median measured step time from it.
 
-    Return 0 and None if there is no prediction, or no step.
+    Return 0 and None if there is no prediction, or if no step was measured.
 
     Args:
         job: the job, with the plan that it ended with.

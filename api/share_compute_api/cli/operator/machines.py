@@ -80,7 +80,7 @@ def measure(
 
 
 def _family(client: Client, name_or_id: str) -> list[ContributorRecord]:
-    """Return a machine, and the other devices of its host that joined with the same invite.
+    """Return the machine with this name or id, then the other devices of its host that joined with the same invite.
 
     Raises:
         NotFound: no present machine has this name or id.

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _POLL_S = 0.5
 _RECOVERY_S = 60.0
-"""Time to wait for the next committed step after the last failure, in seconds."""
+"""Longest wait for the job to recover after the storm, in seconds."""
 _FAILED = 10
 
 
@@ -91,7 +91,7 @@ class _Storm:
         self._missed = 0
         self._seconds = 0.0
         self._after = 0
-        """Number of the last event before the storm."""
+        """Number of the job's last event before the storm."""
         self._attempt = 1
         self._step = 0
         """Last step that was committed before the storm began."""
@@ -189,7 +189,7 @@ class _Storm:
     def report(
         self, seed: int, mtbf_s: float, against: tuple[str, Mapping[int, float]] | None
     ) -> StormReport:
-        """Wait until the job has recovered or is finished, at most `_RECOVERY_S`; return the report."""
+        """Wait until the job has recovered or is finished, at most `_RECOVERY_S` seconds; return the report."""
         from share_compute_api.client.storm import StormReport, assess, compare, pace, restarts
 
         deadline_s = time.monotonic() + _RECOVERY_S
@@ -306,6 +306,7 @@ def _conclude(report: StormReport) -> None:
     """Exit with an error if the job failed, or did not recover from every failure.
 
     Raises:
+        typer.Exit: the job failed.
         VerificationFailed: losses differ from those of the other job, or no step was committed after a failure.
     """
     if report.state is JobState.failed:

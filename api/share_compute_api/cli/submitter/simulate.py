@@ -52,8 +52,8 @@ def simulate(
 ) -> None:
     """Run a job on a synthetic fleet, on a simulated clock: throughput, utilization, and the cost of failures.
 
-    The planner and its step times are the real ones. Failures are random, and so are machines and links without
-    --topology. The cost of a failure follows rules (docs/simulation.md).
+    The planner is that of real jobs, and its predicted step times are used. Failures are random, and so are machines
+    and links without --topology. The cost of a failure follows rules (docs/simulation.md).
     """
     from share_compute.errors import UserError
     from share_compute.files.topology_file import read_topology
@@ -183,7 +183,7 @@ def average(count: float) -> str:
 
 
 def chart(values: Sequence[float], bars: str) -> str:
-    """Return values as one line of bar characters; zero is a space.
+    """Return values as one line of bar characters, scaled to the largest value; zero is a space.
 
     Args:
         values: values from left to right.
