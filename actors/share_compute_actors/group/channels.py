@@ -26,7 +26,7 @@ def open_channels(
         epoch: number of the epoch that is about to begin.
         workers: the members.
         wanted: requested transport of tensors.
-        note: receives lines for the log.
+        note: called with each message for the log.
 
     Raises:
         MembersLost: members died, became unresponsive or sent invalid data meanwhile.

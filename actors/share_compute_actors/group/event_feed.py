@@ -25,10 +25,10 @@ class EventFeed(Generic[Event]):
                 self._news.notify_all()
 
     def pull(self, after: int, timeout_s: float) -> list[Event]:
-        """Return all events except the first ``after`` ones that were ever added; empty if there are none.
+        """Return all events except the first ``after`` ones that were ever added.
 
-        If there are none, wait for events first, up to ``timeout_s`` seconds. ``after`` must never decrease, because
-        each call discards the first ``after`` events to bound memory.
+        If there are none, wait up to ``timeout_s`` seconds for the next; the list is empty if none is added.
+        ``after`` must never decrease, because each call discards the first ``after`` events to bound memory.
         """
         with self._news:
             self._news.wait_for(lambda: self._received + len(self._events) > after, timeout_s)

@@ -127,7 +127,7 @@ def wrong(source: Source, what: str) -> WrongTensor:
 
 
 def _again(client: SourceClient, source: Source, method: str, extent: Extent) -> Piece:
-    """Fetch one piece again until it arrives undamaged.
+    """Fetch one piece again, up to `pieces.TRIES` times, until it arrives undamaged.
 
     Raises:
         ContributorLost: the piece arrived damaged at each attempt.
@@ -148,7 +148,7 @@ def _again(client: SourceClient, source: Source, method: str, extent: Extent) ->
 def _calls(
     tensors: Mapping[str, Tensor], sources: Sources, itemsize: int
 ) -> Iterator[tuple[Source, list[Extent]]]:
-    """Yield the source and the extents of each call. Small tensors share a call, because each call has an overhead."""
+    """Yield each call's source and the row ranges (extents) to request. Small tensors share calls, to save overhead."""
     call: list[Extent] = []
     place, size = 0, 0
     for name, tensor in tensors.items():

@@ -34,7 +34,7 @@ def member_options(job_id: str, worker: Worker, attempt: int) -> dict[str, Any]:
 
 
 def members_of(job_id: str, worker: Worker | None = None) -> list[Any]:
-    """Return the members of a job that are not known to be dead, whichever attempt started them.
+    """Return the actors of a job's members that are not known to be dead, whichever attempt started them.
 
     Args:
         job_id: the job.
@@ -44,7 +44,7 @@ def members_of(job_id: str, worker: Worker | None = None) -> list[Any]:
 
 
 def workers_of(job_id: str) -> dict[Any, Worker]:
-    """Return the members of a job that are not known to be dead, each with the contributor that it was started on."""
+    """Return the contributor of each of a job's members, by the member's actor; omit members known to be dead."""
     found = {}
     for namespace, name in _named():
         if namespace == f"{_PREFIX}{job_id}":

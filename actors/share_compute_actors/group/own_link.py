@@ -25,8 +25,8 @@ class OwnLink:
     """The network between this host and the other hosts of the cluster.
 
     Args:
-        cancelled: set when all work is to end.
-        note: receives lines for the user.
+        cancelled: event that is set when the job is cancelled or the replica is stopped.
+        note: called with each message for the user.
     """
 
     def __init__(self, cancelled: threading.Event, note: Callable[[str], None]) -> None:
@@ -74,7 +74,7 @@ class OwnLink:
         """Wait until another host answers, for ten minutes at most.
 
         Raises:
-            Cancelled: all work is to end.
+            Cancelled: the job was cancelled, or the replica was stopped.
         """
         begun_s = time.monotonic()
         self._note(

@@ -36,9 +36,9 @@ class WorkerGroup(ABC):
 
     Args:
         topology: the machines on which members may run.
-        cancelled: set when all work is to end.
+        cancelled: event that is set when the job is cancelled or the replica is stopped.
         heartbeat: schema of a heartbeat.
-        note: receives lines for the user.
+        note: called with each message for the user.
     """
 
     def __init__(
@@ -134,7 +134,7 @@ class WorkerGroup(ABC):
                 the wait.
 
         Raises:
-            Cancelled: all work is to end.
+            Cancelled: the job was cancelled, or the replica was stopped.
             MembersLost: members died, became unresponsive or sent invalid data; with `skips_lost`, all of them did.
             ShareComputeError: a member raised this error on purpose.
             ContributorLost: Ray reports another failure of a call.
@@ -164,7 +164,7 @@ class WorkerGroup(ABC):
         """Wait until all of these calls are answered; calls to actors other than members are allowed.
 
         Raises:
-            Cancelled: all work is to end.
+            Cancelled: the job was cancelled, or the replica was stopped.
             MembersLost: members died, became unresponsive or sent invalid data meanwhile.
         """
         while len(ray.wait(list(refs), num_returns=len(refs), timeout=_POLL_S)[0]) < len(refs):
@@ -183,7 +183,7 @@ class WorkerGroup(ABC):
         If this host itself is cut off from the network, wait until it is connected again.
 
         Raises:
-            Cancelled: all work is to end.
+            Cancelled: the job was cancelled, or the replica was stopped.
         """
         lost = self.detector.poll(self._actors)
         if unresponsive := self.detector.unresponsive:

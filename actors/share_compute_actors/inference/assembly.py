@@ -154,7 +154,7 @@ class Assembly:
         """Check members, start members on planned machines, and form stages whose members are ready.
 
         Raises:
-            Cancelled: all work is to end.
+            Cancelled: the replica was stopped.
             UserError: the model cannot be served.
         """
         self._lose(self._group.check_members())

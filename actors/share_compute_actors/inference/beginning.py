@@ -39,7 +39,7 @@ def begin(
         service: the scheduler service with the sequences.
         status: status of the deployment.
         inbox: queue of messages from members and the control plane.
-        stopped: set when all work is to end.
+        stopped: event that is set when the replica is stopped.
 
     Raises:
         Cancelled: the replica was stopped meanwhile.

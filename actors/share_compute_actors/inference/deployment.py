@@ -53,7 +53,7 @@ class ReplicaRunner:
         service: the scheduler service with the sequences.
         status: status of the deployment.
         inbox: queue of messages.
-        stopped: set when all work is to end.
+        stopped: event that is set when the replica is stopped.
     """
 
     def __init__(

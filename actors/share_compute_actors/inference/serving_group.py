@@ -46,7 +46,7 @@ class ServingGroup(WorkerGroup):
         model: blueprint and profile of the model's files.
         weights: the `ServedWeights` actor.
         server: the actor to which members send messages.
-        cancelled: set when all work is to end.
+        cancelled: event that is set when the replica is stopped.
     """
 
     def __init__(

@@ -7,7 +7,7 @@ Three measures confine it:
 1. The program runs as an unprivileged user (`Policy.user`) or, without one, as the same user without capabilities.
 2. Landlock (Linux 5.13 or newer) denies all files except those of the system and of this Python installation, and
    those that the policy lists. The program cannot trace processes outside and, since Linux 6.12, cannot signal them.
-3. ``no_new_privs`` prevents that the program regains privileges by starting a program with the setuid bit.
+3. ``no_new_privs`` keeps the program from regaining privileges by starting a program with the setuid bit.
 
 If the kernel has no Landlock, `landlock_version` returns 0, and the other two measures still hold. Sources: the
 kernel's ``Documentation/userspace-api/landlock.rst`` and ``no_new_privs.rst``; ``capabilities(7)``.
@@ -248,7 +248,13 @@ def _restrict(read: Iterable[str], write: Iterable[str]) -> None:
 
 
 def _enter_domain(rights: int, scopes: int, allowed: Iterable[tuple[str, int]]) -> None:
-    """Enter a Landlock domain that denies ``rights`` except below the allowed paths, and all of ``scopes``."""
+    """Enter a Landlock domain that denies ``rights`` except on the allowed paths and below them.
+
+    Args:
+        rights: rights to files that the domain denies by default.
+        scopes: ways to reach processes outside, such as signals, that the domain denies.
+        allowed: paths, each with the rights that it grants.
+    """
     attributes = struct.pack("=QQQ", rights, 0, scopes) if scopes else struct.pack("=Q", rights)
     libc = _libc()
     rules = _check(libc.syscall(_CREATE_RULESET, attributes, len(attributes), 0), "landlock_create_ruleset")

@@ -57,9 +57,9 @@ class RayNode:
     node_id: str
     """Ray's id of the node, in hexadecimal."""
     address: str
-    """IP address that other nodes reach it at."""
+    """IP address at which other nodes reach this node."""
     gcs_address: str
-    """host:port of the GCS of the head that it belongs to."""
+    """Address of the GCS on the head of its cluster, as ``host:port``."""
     vital: Mapping[str, psutil.Process]
     """Processes without which the node is unusable, by program name: the raylet, and on a head the GCS supervisor."""
 

@@ -19,7 +19,7 @@ _SMALL_CALLS = 8
 _LARGE_CALLS = 3
 _LARGE_BYTES = 4 * 2**20
 _BUDGET_S = 0.8
-"""Time after which no further large call is made, in seconds: one call is enough on a slow link."""
+"""Time after which the large payload is not sent again, in seconds: one call is enough on a slow link."""
 
 
 def measure_link(source: str, target: str, echo: Echo) -> Link:

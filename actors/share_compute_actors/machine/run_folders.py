@@ -1,4 +1,4 @@
-"""Folders of running processes below the temporary folder: short, private, and removed after their owner died.
+"""Private folders of running processes below the temporary folder, with short paths; removed after their owner died.
 
 Ray keeps sockets in these folders, and the path of a socket is limited to 107 bytes on Linux. The process that uses a
 folder holds a lock on a file in it. The system releases the lock when the process ends, for any reason.
