@@ -74,7 +74,7 @@ class FailureDetector:
     @are_loading.setter
     def are_loading(self, are_loading: bool) -> None:
         if self._are_loading and not are_loading:
-            self._requested_s = time.monotonic()  # the normal limit of pending heartbeats begins now
+            self._requested_s = time.monotonic()  # pending requests get the whole normal limit from now on
         self._are_loading = are_loading
 
     def shorten_limit(self) -> None:
@@ -86,7 +86,7 @@ class FailureDetector:
         if now_s > self._shortened_until_s:
             self._shortened_until_s = now_s + _SHORTENED_S
             self._requests_at_once = True
-            self._requested_s = now_s  # the shorter limit of pending heartbeats begins now
+            self._requested_s = now_s  # pending requests get the whole shorter limit from now on
 
     def accuse(self, worker: Worker, failure: Exception) -> None:
         """Make the next call of `poll` return this member as lost, because it sent invalid data."""

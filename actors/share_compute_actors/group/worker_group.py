@@ -214,7 +214,8 @@ class WorkerGroup(ABC):
             lost = self.cut_off(frozenset({worker}))
             self.remove(lost)
             return set(lost)
-        if isinstance(failure, (RayActorError, ObjectLostError)):  # the answer may be lost with the member
+        # An answer that Ray keeps at the member's node is lost together with the node (`ObjectLostError`).
+        if isinstance(failure, (RayActorError, ObjectLostError)):
             self.remove([worker])
             return {worker}
         raise ContributorLost(

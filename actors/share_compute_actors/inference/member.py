@@ -76,7 +76,7 @@ class ServingMember(LinkedMember):
                 self._server.receive.remote(self._setup.worker, self._key, messages)
         except BaseException:  # noqa: BLE001 - this thread sends no messages after an error
             _log.exception("%s cannot send its results to the server, and exits", self._setup.name)
-            os._exit(1)  # the server, which waits for messages, notices the loss at once
+            os._exit(1)  # the server notices the end of this process at once, by the pending call of `live`
 
     # -- between epochs ----------------------------------------------------------------------------------------------
 

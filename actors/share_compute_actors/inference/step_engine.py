@@ -123,7 +123,7 @@ class StepEngine(ComputeThread):
             self._compute(step)
         except Exception as failure:  # noqa: BLE001 - the report goes to the server, which decides
             self.is_computing = False
-            self._row = None  # drops later steps of this epoch, which depend on this one
+            self._row = None  # later steps of this epoch depend on this one, so `_execute` drops them
             self._notify(Trouble(step.epoch, as_reported(failure), step.id))
 
     def _compute(self, step: EngineStep) -> None:
@@ -216,7 +216,7 @@ class StepEngine(ComputeThread):
 
     def _feed_back(self, sequences: Sequence[int], tokens: Sequence[int]) -> None:
         self._fed_back.update(zip(sequences, tokens, strict=True))
-        # Tokens may arrive for sequences whose KV slots are closed already.
+        # Drop tokens of sequences whose KV slots were closed before the tokens arrived.
         self._fed_back = {one: token for one, token in self._fed_back.items() if one in self._open}
 
     def _send(self, place: int, label: WireLabel, tensor: Tensor) -> None:
@@ -236,4 +236,4 @@ class StepEngine(ComputeThread):
             try:
                 return self.channel.receive(label, source, _HANDSHAKE_S)
             except ContributorLost:
-                self.channel.report_sent()  # receivers that wait for this member's tensors must notice a loss meanwhile
+                self.channel.report_sent()  # lets members that wait for tensors from this one notice a loss

@@ -305,7 +305,7 @@ def _keep_signals() -> bool:
 
 def _kill_descendants(is_kept: bool) -> None:
     if is_kept:
-        # This kills all other processes of the domain, also those that fork meanwhile (kernel/fork.c, copy_process).
+        # This kills all other processes of the domain. No concurrent fork escapes (kernel/fork.c, copy_process).
         with suppress(OSError):
             os.kill(-1, signal.SIGKILL)
         return
@@ -337,7 +337,7 @@ def _end_like(status: int) -> None:
     """End this process with the exit status or the signal that the program's wait status reports."""
     code = os.waitstatus_to_exitcode(status)
     if code < 0:
-        with suppress(OSError):  # SIGKILL's handler cannot be set
+        with suppress(OSError):  # the kernel refuses a handler for SIGKILL
             signal.signal(-code, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {-code})
         os.kill(os.getpid(), -code)

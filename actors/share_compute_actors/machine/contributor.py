@@ -58,7 +58,7 @@ class ContributorActor:
             *("--memory-bytes", str(memory_bytes), "--cpu-threads", str(cpu_threads)),
             *("--beside", str(beside)),
         ]
-        # Ray sets the variable to the actor's number of processors, which is 0.
+        # Ray sets OMP_NUM_THREADS to 1 for an actor that reserves no CPUs.
         environment = {**os.environ, "OMP_NUM_THREADS": str(cpu_threads)}
         done = subprocess.run(
             tied(command),

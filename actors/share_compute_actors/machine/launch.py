@@ -32,8 +32,8 @@ RAY_SETTINGS = {
     "RAY_DISABLE_IMPORT_WARNING": "1",
     # Under `uv run` Ray would start workers in an environment of their own.
     "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
-    # By default the head gets three records of every call, and keeps the records of the last 100,000 calls. They are
-    # not used.
+    # By default Ray sends three records of every call to the head, which keeps those of the last 100,000 calls. This
+    # project does not use these records.
     "RAY_task_events_report_interval_ms": "0",
     # When a whole machine dies, Ray waits in vain for the reason why its actors died. A call to such an actor fails
     # after 1.2 to 1.4 s with the defaults of Ray 2.60 (1000 ms of waiting, checked each second), and after 0.3 s with
@@ -115,7 +115,7 @@ def launch(
         NotAuthorized: the head refused the token.
         VersionMismatch: the head runs another Python or Ray.
     """
-    # Arguments name the cluster to connect to; variables of this process must not interfere.
+    # Arguments name the cluster to connect to; inherited variables must not name another one.
     quiet = {"RAY_ADDRESS": "", "RAY_AUTH_TOKEN_PATH": "", "PYTHONWARNINGS": "ignore"}
     command = [
         sys.executable,

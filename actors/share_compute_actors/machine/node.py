@@ -106,6 +106,6 @@ def _private_folder(folder: Path) -> Path:
 
 
 def _device_environment(gpu: str | None) -> dict[str, str]:
-    # Actors request no GPU from Ray, because this project assigns devices itself. So Ray must not hide the device from
-    # them. The UUID is used because CUDA's indices and the driver's are in different orders.
+    # Actors request no GPU from Ray, because this project assigns devices itself. So Ray must not hide the GPU from
+    # them. A UUID names the GPU, because CUDA and the driver number GPUs in different orders.
     return {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "CUDA_VISIBLE_DEVICES": gpu or ""}

@@ -183,7 +183,7 @@ def _overhead_s(device: torch.device) -> float:
     def run() -> None:
         chain(entering).sum().backward()
 
-    run()  # creates the gradients, which later runs add to
+    run()  # allocates the gradient tensors; later runs accumulate into them
     operations = OperationCounter()
     with operations:
         run()

@@ -187,7 +187,7 @@ class Child:
         # A confined program's guard kills all descendants before it ends, including those started just now.
         self._process.send_signal(END_NOW)
         self.wait(_END_S)
-        # The child is not killed by psutil: only the first wait for a child gets its exit status, and `Popen` needs it.
+        # psutil must not wait for the child: only the first wait gets the exit status, and `Popen` needs it.
         self._process.kill()
         self._process.wait()
         end_processes(member for member in family if member.pid != self.pid)
@@ -196,7 +196,7 @@ class Child:
 def end_processes(processes: Iterable[psutil.Process]) -> None:
     """Kill these processes, and wait up to 10 s until they have ended; zombies count as ended."""
     doomed = list(processes)
-    for number in (END_NOW, signal.SIGKILL):  # guards among them need time to kill their descendants
+    for number in (END_NOW, signal.SIGKILL):  # END_NOW lets guards kill their descendants before they end
         doomed = [process for process in doomed if is_alive(process)]
         for process in doomed:
             with suppress(psutil.NoSuchProcess):

@@ -56,7 +56,8 @@ def answers(
                 connection.close()
             while selector.get_map() and not (found and until_first):
                 ready = selector.select(max(0.0, deadline_s - time.monotonic()))
-                if not ready:  # only now: this process may have been stopped past the deadline
+                # Ready sockets are read even past the deadline, because this process may have been suspended.
+                if not ready:
                     break
                 for key, _ in ready:
                     connection = _socket(key)

@@ -12,7 +12,7 @@ from share_compute_actors.transport.collective.algorithms import Combine
 
 
 def expression(tree: SummationTree, nodes: Sequence[Node]) -> Combine:
-    """Return a function that adds up partial sums, one for each of ``nodes``, with the additions in the order of ``tree``.
+    """Return a function that adds up partial sums, one for each of ``nodes``, in the order of additions of ``tree``.
 
     Raises:
         ValueError: the nodes do not cover all microbatches exactly once.

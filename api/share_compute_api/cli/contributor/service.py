@@ -103,7 +103,7 @@ def install_service(  # noqa: PLR0917  # typer passes each by its name
 
 @app.command("status")
 def service_status(name: Name = None, as_json: Json = False) -> None:
-    """Show whether the service is installed and runs. Its log: journalctl --user -u UNIT."""
+    """Show whether the service is installed and runs. `journalctl --user -u UNIT` shows its log."""
     from share_compute_api.agent import systemd
     from share_compute_api.agent.joining import default_name
 

@@ -138,7 +138,7 @@ def prediction_error(job: JobRecord, seconds: Sequence[float]) -> tuple[float, f
 
     Args:
         job: the job, with the plan that it ended with.
-        seconds: duration of each of its steps.
+        seconds: measured duration of each step, in seconds.
     """
     if job.plan is None or job.plan.prediction is None or not seconds:
         return 0.0, None

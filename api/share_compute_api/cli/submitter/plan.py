@@ -107,7 +107,7 @@ def _require_meaning(context: typer.Context, objective: _Purpose) -> None:
 
     for name, objectives in _ABOUT.items():
         source = context.get_parameter_source(name)
-        # The source is compared by name, because typer may bundle its own copy of click with another enumeration class.
+        # Compare the source by name: typer may bundle its own copy of click, whose enumeration class differs.
         if source is not None and source.name == "COMMANDLINE" and objective not in objectives:
             raise UserError(
                 f"--{name.replace('_', '-')} means nothing for objective {objective}",

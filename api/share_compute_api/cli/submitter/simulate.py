@@ -50,7 +50,7 @@ def simulate(
     seed: Annotated[int, typer.Option(min=0, help="Draws the fleet and the failures.")] = 0,
     as_json: Json = False,
 ) -> None:
-    """Run a job on a synthetic fleet, on a simulated clock: throughput, utilization, and the cost of failures.
+    """Simulate a job on synthetic or given machines: throughput, utilization, and the cost of failures.
 
     The planner is that of real jobs, and its predicted step times are used. Failures are random, and so are machines
     and links without --topology. The cost of a failure follows rules (docs/simulation.md).
