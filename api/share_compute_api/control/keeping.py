@@ -11,7 +11,7 @@ _log = logging.getLogger(__name__)
 
 
 async def keep_running(name: str, work: Callable[[], Awaitable[None]]) -> None:
-    """Run ``work`` until cancelled; when it fails, log the traceback and start it again.
+    """Call ``work`` again whenever it ends, until cancelled; if it failed, log the traceback.
 
     Without the restart, a short failure of the database would leave a server that answers requests but never runs a job
     again.

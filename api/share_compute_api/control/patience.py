@@ -24,9 +24,9 @@ class Patience:
     store_s: float = 60.0
     """Time for the store to answer. After it, an attempt whose events cannot be recorded is ended."""
     cancel_s: float = 30.0
-    """Time for an attempt to stop after it was asked to."""
+    """Time for an attempt to stop after a cancellation request. After it, the attempt is killed."""
     return_s: float = 60.0
-    """Time that jobs wait, after a restart of the server, for machines that the earlier server knew."""
+    """Time after the server's start in which jobs wait for machines that an earlier server process knew."""
     arrival_s: float = 120.0
     """Time that a job waits for machines that are joining or being measured, before it starts without them."""
     retry_s: float = 4.0

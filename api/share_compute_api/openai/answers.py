@@ -200,7 +200,7 @@ class Shape(Protocol):
 
 
 class _Shape:
-    """Common parts of all shapes.
+    """Common parts of `ChatShape` and `TextShape`.
 
     Args:
         prefix: beginning of the answer's id.

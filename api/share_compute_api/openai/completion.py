@@ -33,7 +33,7 @@ class Completion:
         prompts: its prompts as token ids.
         facts: facts about the model.
         vocabulary: the model's vocabulary.
-        owner: id of the client's API key.
+        owner: id of the API key or of the batch that the request belongs to.
 
     Raises:
         TooLong: a prompt leaves too little of the model's context window for its answer.

@@ -23,7 +23,7 @@ async def embedded(generate: Generate, owner: str, prompts: Sequence[tuple[int, 
 
     Args:
         generate: the engine's function that starts sequences.
-        owner: id of the API key that the prompts belong to.
+        owner: id of the API key or of the batch that the prompts belong to.
         prompts: token ids, at least one each.
 
     Raises:

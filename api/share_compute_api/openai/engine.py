@@ -92,7 +92,7 @@ class VectorEngine(ServingEngine, Protocol):
         """Return one vector for each prompt.
 
         Args:
-            owner: id of the API key that the prompts belong to.
+            owner: id of the API key or of the batch that the prompts belong to.
             prompts: token ids, at least one each.
 
         Raises:

@@ -63,7 +63,7 @@ def _text_of_parts(value: Any) -> str:
     if isinstance(value, str):
         return _unicode(value)
     if not isinstance(value, list):
-        raise ValueError("give text, or a list of parts of type text")  # noqa: TRY004 - pydantic's own way
+        raise ValueError("give text, or a list of parts of type text")  # noqa: TRY004 - pydantic handles no TypeError
     texts = []
     for number, part in enumerate(value):
         kind = part.get("type") if isinstance(part, dict) else type(part).__name__

@@ -25,9 +25,9 @@ from share_compute_api.openai.replica import Replica
 from share_compute_api.openai.routing import Router
 
 _PATIENCE_S = 120.0
-"""Default time that sequences wait for a replica, in seconds."""
+"""Default of `RayEngine.patience_s`."""
 _MOST_WAITING = 512
-"""Largest number of sequences that may wait for a replica."""
+"""Largest number of sequences that may wait for a replica; a request may exceed it if no other sequence waits."""
 _log = logging.getLogger(__name__)
 
 
@@ -42,7 +42,7 @@ class RayEngine:
     def __init__(self, facts: ModelFacts, meter: Meter) -> None:
         self.facts = facts
         self.patience_s = _PATIENCE_S
-        """Time that sequences wait for a replica, in seconds."""
+        """Seconds after which a waiting sequence fails if no replica is ready."""
         self.reason = "its server starts"
         """Reason why no replica answers; shown to clients while none does."""
         self._meter = meter
@@ -100,7 +100,7 @@ class RayEngine:
         self._end(self._recovery.cancelled(sequence, is_complete=is_complete))
 
     def _end(self, live: Resumable | None) -> None:
-        """Cancel a sequence at its replica after it was removed from the table; does nothing for None."""
+        """Cancel a sequence at its replica after it was removed from the table; do nothing for None."""
         # A replica must get the sequence before its cancellation, so `_place` cancels a sequence that is still being
         # submitted.
         if live is not None and live.replica is not None and not live.is_placing:
@@ -127,7 +127,9 @@ class RayEngine:
         self.remove(replica)
 
     def see(self, replica: Replica, tokens_per_s: float | None, *, is_ready: bool) -> None:
-        """Record the status of a replica.
+        """Record the status of a replica, and submit waiting sequences.
+
+        If the replica was not ready for too long, its sequences move to other replicas.
 
         Args:
             replica: the replica.
@@ -170,7 +172,10 @@ class RayEngine:
 
     @property
     def demand(self) -> Demand:
-        """Number of sequences on each replica, number of waiting sequences, and the idle time in seconds."""
+        """Number of sequences on each replica, number of waiting sequences, and the idle time in seconds.
+
+        The idle time is None while a sequence is live or no replica is ready.
+        """
         counts, waiting = self._recovery.counts()
         is_idle = self._recovery.is_empty and self._router.is_any_ready
         idle_s = now_s() - self._recovery.idle_since_s if is_idle else None

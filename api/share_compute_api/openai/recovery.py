@@ -140,7 +140,7 @@ class SequenceRecovery:
         self._freed = freed
         self._live: dict[int, Resumable] = {}
         self.idle_since_s = now_s()
-        """Time of the event after which the deployment is idle: the last sequence ended, or a replica became ready."""
+        """Start of the idle time while the table is empty: the last sequence ended, or a replica became ready."""
 
     # -- the table ---------------------------------------------------------------------------------------------------
 

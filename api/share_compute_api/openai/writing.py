@@ -93,7 +93,10 @@ class Writer:
         """
 
     def read(self, event: Emitted | Finished) -> AnswerPiece:
-        """Return the text that a token or the end adds; the piece has ``finish`` set when the text is complete."""
+        """Process a token or the end of the sequence, and return the text that can be shown now.
+
+        The piece has ``finish`` set when the text is complete.
+        """
         if isinstance(event, Finished):
             return self._finish("length" if event.reason == "length" else "stop")
         self.num_tokens += 1
@@ -161,8 +164,8 @@ class Detokenizer:
                 self._context = len(self._window)
                 self._returned = len(self._tokenizer.decode(self._window))
         elif len(self._window) - self._context > _MOST_BYTES:
-            # An incomplete character has at most `_MOST_BYTES` tokens, so only the last U+FFFD may be incomplete
-            # characters; earlier ones are final.
+            # An incomplete character has at most `_MOST_BYTES` tokens, so at most that many U+FFFD at the
+            # end may still change; earlier U+FFFD are final.
             broken = len(text) - len(text.rstrip(_BROKEN))
             new = self._take(text, len(text) - min(broken, _MOST_BYTES))
         else:
@@ -182,7 +185,7 @@ class Detokenizer:
     def _shrink(self, text: str) -> str:
         """If the window is too long, drop its older half, and return the text of that half that was not returned yet.
 
-        The window becomes too long only if its tokens do not form text.
+        The window becomes too long only if its tokens do not decode to complete characters.
         """
         if len(self._window) <= _WINDOW_TOKENS:
             return ""
@@ -212,7 +215,7 @@ class StopStrings:
         """Whether a stop string was found; the text ends before it."""
 
     def push(self, text: str) -> str:
-        """Add text, and return the part of the text held so far that cannot belong to a stop string."""
+        """Add text, and return the text not returned yet that cannot belong to a stop string; hold back the rest."""
         if not self._strings:
             return text
         text = self._held + text

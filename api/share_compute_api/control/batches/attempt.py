@@ -66,9 +66,9 @@ class BatchAttempt:
     Args:
         store: the store of jobs.
         engines: the engines of the served models.
-        job: the batch, at this attempt.
+        job: record of the batch; its ``attempt`` is the number of this attempt.
         spec: specification of the batch.
-        deployment: the deployment that answers.
+        deployment: the deployment that answers the rows.
         folder: the job's own folder.
     """
 
@@ -202,7 +202,7 @@ class BatchAttempt:
     async def _answer(self, row: InputRow) -> RowAnswer:
         """Send a row until it is answered, and return the answer.
 
-        The answer is an error if the row is wrong, or after `_MOST_MISTAKES` unexpected errors of the engine.
+        The answer is an error if the row is invalid or the engine refuses it, or after `_MOST_MISTAKES` unexpected errors of the engine.
         """
         mistakes = 0
         while row.problem is None:
@@ -251,7 +251,7 @@ class BatchAttempt:
             await self._record_progress(parts)
 
     async def _record_progress(self, parts: Parts) -> None:
-        """Record the number of answered rows, if it changed since the last report."""
+        """Record the number of rows whose answers are saved, if it changed since the last report."""
         if self._recorded is not None and self._recorded.done == parts.rows_done:
             return
         rates = self._pace.rates(asyncio.get_running_loop().time())
@@ -275,7 +275,7 @@ async def _ended(*tasks: asyncio.Task[Any]) -> None:
 
 
 def _first(failure: Exception) -> Exception:
-    """Return the first exception that is not a group itself, from a group of exceptions that may be nested."""
+    """Return the first exception in a nested exception group; return any other exception unchanged."""
     while isinstance(failure, ExceptionGroup):
         failure = failure.exceptions[0]
     return failure

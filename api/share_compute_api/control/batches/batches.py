@@ -28,8 +28,9 @@ _log = logging.getLogger(__name__)
 class BatchSupervisor:
     """Runs queued batches. Writes each change to the store before acting on it.
 
-    A batch that names a deployment waits until a deployment of that name is up, also after the deployment was taken
-    down. For a batch that names a model, the supervisor creates a deployment, and takes it down when the batch is over.
+    A batch that names a deployment waits until a deployment of that name is up; if the deployment is taken down, the
+    batch waits again. For a batch that names a model, the supervisor creates a deployment, and takes it down when the
+    batch is over.
 
     Args:
         store: the store of jobs and deployments.
@@ -46,8 +47,8 @@ class BatchSupervisor:
         self._patience = Patience()
         self._attempts: dict[str, asyncio.Task[None]] = {}
         self._deployed: dict[str, tuple[int, str]] = {}
-        """For each batch with a deployment of its own: the attempt that the deployment was created for, and the
-        deployment's id."""
+        """Job id of a batch that has its own deployment -> (attempt number for which the deployment was created, the
+        deployment's id)."""
         self._interruption = _RESTARTED
         """Reason recorded for attempts that are active in the store but unknown to this supervisor."""
 
@@ -89,7 +90,7 @@ class BatchSupervisor:
 
         Raises:
             Conflict: the batch was changed by another request.
-            UserError: the batch can never be answered.
+            UserError: the batch's own deployment has ended, or the deployment serves another kind of model.
         """
         spec = _batch(job)
         name = spec.deployment or job.id
@@ -199,7 +200,10 @@ class BatchSupervisor:
 
 
 def _answers(record: DeploymentRecord) -> bool:
-    """Return whether a deployment accepts rows now. One that may scale to zero always does: a row starts a replica."""
+    """Return whether a deployment accepts rows now.
+
+    A deployment that may scale to zero always accepts rows, because a row starts a replica.
+    """
     return record.state in _ANSWERING or record.spec.replicas.min == 0
 
 

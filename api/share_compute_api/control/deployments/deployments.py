@@ -68,7 +68,7 @@ class DeploymentSupervisor:
         if not self._has_polled:
             await asyncio.to_thread(
                 self._store.leases.release_all
-            )  # leases of an earlier server, whose replicas do not run any longer
+            )  # an earlier server process left these leases; its replicas do not run any longer
             self._has_polled = True
         for deployment_id, each in self._serving.items():
             if deployment_id not in living:
@@ -116,7 +116,10 @@ class DeploymentSupervisor:
 
 
 def _end(serving: Serving, task: asyncio.Task[None]) -> asyncio.Task[None]:
-    """Cancel a deployment's task, unless the deployment is ending already: its clean-up must not be interrupted."""
+    """Cancel a deployment's task, and return the task.
+
+    A task that is ending its deployment already is not cancelled, because its clean-up must not be interrupted.
+    """
     if not serving.is_ending:
         serving.is_ending = True
         task.cancel()

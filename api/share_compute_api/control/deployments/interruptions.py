@@ -9,21 +9,24 @@ _DIED = "its server died; another one is started"
 
 
 class Interruptions:
-    """Numbers the interruptions of one replica from 1, across restarts; each server process starts again from 1."""
+    """Numbers the interruptions of one replica from 1, continuing across restarts of the replica's server process.
+
+    Each server process numbers its own interruptions from 1.
+    """
 
     def __init__(self) -> None:
         self._number = 0
         self._seen = 0
         """Number of the last interruption that the present server process reported."""
         self._open: dict[int, tuple[int, float]] = {}
-        """Ongoing interruptions: the server process's number -> (our number, time of the beginning in seconds)."""
+        """Ongoing interruptions: number in the server process -> (number in the replica, start time in seconds)."""
         self._orphans: dict[int, float] = {}
-        """Interruptions whose server process died: our number -> time of the beginning. They last until the next
-        process is ready."""
+        """Interruptions whose server process died: number in the replica -> start time in seconds. They last until the
+        next process is ready."""
         self._was_ready = False
 
     def news(self, status: ServingStatus, now_s: float) -> list[Interruption]:
-        """Return the interruptions that began or ended since the last status.
+        """Process a status, and return the interruptions that began or ended since the previous status.
 
         An interruption is returned when it begins, with None as ``seconds``, and again when it ends, with its duration.
         """
@@ -47,7 +50,7 @@ class Interruptions:
         return found
 
     def died(self, now_s: float) -> list[Interruption]:
-        """Record that the server process died; return the new interruption, or none if the process was never ready."""
+        """Record that the server process died; return the new interruption, or no item if the process was never ready."""
         self._orphans |= self._open.values()
         self._seen = 0
         self._open.clear()

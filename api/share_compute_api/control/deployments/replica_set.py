@@ -29,7 +29,7 @@ class ManagedReplica:
         self.interruptions = Interruptions()
         """Times in which the replica computed nothing, numbered."""
         self.failures = 0
-        """Number of consecutive failures."""
+        """Number of failures that the replica reported since it was last ready; a death of its process does not count."""
         self.leaves_since_s: float | None = None
         """Time in seconds at which the replica began to drain: it gets no new requests. None if it is wanted."""
         self.ending: asyncio.Task[None] | None = None
@@ -105,7 +105,7 @@ class ReplicaSet:
         return changed
 
     def done(self, now_s: float, ongoing: Callable[[Replica], int]) -> list[ManagedReplica]:
-        """Return the draining replicas to end now: their sequences have ended, or ``drain_s`` has passed."""
+        """Return the draining replicas to end now: they have no sequences left, or ``drain_s`` has passed."""
         return [
             managed
             for managed in self._replicas

@@ -15,10 +15,10 @@ from share_compute.lifecycle.states import ContributorState
 from share_compute.store import ContributorRecord
 
 _CALM_S = 3.0
-"""Seconds without a change after which a replica that has all requested stages returns its unused machines."""
+"""Seconds without a change after which unused machines are taken back from a ready replica with all requested stages."""
 _THINKING_S = 30.0
-"""Seconds without a change after which a replica that lacks stages returns its unused machines, since they did not help
-it."""
+"""Seconds without a change after which unused machines are taken back from a replica that is not ready or lacks stages,
+since they did not help it."""
 _LEAVING_S = 30.0
 """Seconds after which a machine that was taken back is released, even if the replica still uses it."""
 
@@ -53,7 +53,7 @@ class Slot:
 
     @property
     def is_content(self) -> bool:
-        """Whether the replica is ready, with the requested number of stages."""
+        """Whether the replica is ready and has the requested number of stages; if none was requested, any number will do."""
         assert self.status is not None or not self.is_ready
         return self.is_ready and self.stages in (None, len(self.status.stages) if self.status else None)
 
@@ -63,13 +63,17 @@ class Slot:
         return frozenset(self.status.holds if self.status is not None else ())
 
     def see(self, status: ServingStatus | None, now_s: float) -> None:
-        """Replace the status. A new state, epoch, set of used machines or ``is_reading_model`` counts as a change."""
+        """Replace the status.
+
+        A new state, epoch, set of used machines or ``is_reading_model`` restarts the wait before unused machines are
+        taken back.
+        """
         before, self.status = self.status, status
         if before is None or status is None or _essence(before) != _essence(status):
             self._changed_s = now_s
 
     def give(self, machines: Iterable[str], now_s: float) -> None:
-        """Let the replica use more machines."""
+        """Let the replica use these machines, including machines that were being taken back."""
         new = set(machines) - self.machines
         if new:
             self.machines |= new

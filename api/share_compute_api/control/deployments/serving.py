@@ -42,7 +42,7 @@ _POLL_S = 0.5
 _ANSWER_S = 20.0
 """Seconds for a replica's server to report its status; it may just be starting on a busy machine."""
 _MOST_FAILURES = 5
-"""Number of consecutive failures of a replica, without becoming ready in between, after which the deployment fails."""
+"""Number of failures that a replica reports, without becoming ready in between, after which the deployment fails."""
 _FOR_USERS = frozenset({UserError.code, NotFound.code, Conflict.code})
 """Codes of errors that a restart cannot cure, so the deployment fails at once."""
 _RESTARTED = "the server was restarted"
@@ -113,7 +113,7 @@ class Serving:
 
     @property
     def numbered(self) -> dict[int, ServingStatus]:
-        """Last statuses by replica number."""
+        """Replica number -> last status, for the replicas that reported one."""
         return {
             managed.number: managed.slot.status
             for managed in self._replicas
@@ -353,7 +353,9 @@ class Serving:
             return
         is_new = self._recorded is None or self._recorded[0] is DeploymentState.pending
         if is_new and state not in (DeploymentState.pending, DeploymentState.loading):
-            await self._move(DeploymentState.loading, _STARTS)  # it loaded between two polls
+            await self._move(
+                DeploymentState.loading, _STARTS
+            )  # the replica finished loading between two polls
         await self._move(state, reason, plans=plans)
         self._recorded = state, reason, plans
 

@@ -25,7 +25,7 @@ class Allotment:
     machines: tuple[ContributorRecord, ...] = field(compare=False)
     """The machines that the attempt holds, and the machines that are offered to it."""
     nodes: frozenset[tuple[str, str | None]]
-    """Id and Ray node of each machine. Allotments are compared by these, because heartbeats change the records."""
+    """Id and Ray node of each machine. Comparisons use these pairs, not ``machines``: heartbeats change the records."""
     leaving: frozenset[str] = frozenset()
     """Contributors in the attempt's plan or proposal that it must release."""
     answers: int | None = None
@@ -87,7 +87,7 @@ class Allotting:
         present: Sequence[ContributorRecord],
         spare: Sequence[ContributorRecord],
     ) -> dict[str, Allotment]:
-        """Return the allotments of the running jobs, by id.
+        """Update the offers of spare machines, and return the allotment of each running job by job id.
 
         Args:
             running: jobs with an attempt, oldest first.
@@ -138,7 +138,8 @@ def _members(job: JobRecord, present: Iterable[ContributorRecord]) -> frozenset[
 def _takes_more(job: JobRecord) -> bool:
     """Return whether a job can use more machines.
 
-    True if the job has a plan, was not asked to stop, and takes any number of machines or has fewer than it requested.
+    The job must have a plan and no cancellation request. It can use more machines if its specification leaves the
+    number of stages open, or if its plan has fewer machines than it requested.
     """
     if job.plan is None or job.cancel_requested_at is not None:
         return False
@@ -150,6 +151,6 @@ def _takes_more(job: JobRecord) -> bool:
 
 
 def _must_leave(machine: ContributorRecord, job: JobRecord) -> bool:
-    """Return whether a job must release a machine that is draining, or leased to another job or to a deployment."""
+    """Return whether a job must release a machine, because it is draining or leased to another job or a deployment."""
     is_others = machine.job_id not in (None, job.id) or machine.deployment_id is not None
     return machine.state is ContributorState.draining or is_others

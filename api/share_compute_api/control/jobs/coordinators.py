@@ -156,7 +156,10 @@ class RayAttempt:
             await self._actor.call("drain", contributor_id)
 
     def kill(self) -> None:
-        """End the coordinator. The job's members keep running: a later attempt or `Leftovers` deals with them."""
+        """End the coordinator.
+
+        The job's members keep running: a later attempt takes them over, or `Leftovers` ends them.
+        """
         self._actor.kill()
 
 

@@ -88,7 +88,7 @@ class Following:
     async def _forward_cancellation(self, attempt: Attempt) -> None:
         """Wait for a cancellation request and forward it to the attempt.
 
-        If the attempt does not stop in time, record the job as cancelled; the caller of `follow` then kills it.
+        If the attempt does not stop in time, record the job as cancelled; the caller of `follow` then kills the attempt.
         """
         job_id, number = self._job.id, self._job.attempt
         read = partial(self._store.jobs.get, job_id)
@@ -115,7 +115,7 @@ class Following:
                     offer = Offer(topology=live_topology(wanted.machines), answers=wanted.answers)
                     await attempt.offer(offer)
             except ShareComputeError as failure:
-                # If the attempt is lost, its events show it. In any other case the offer is repeated.
+                # If the attempt is lost, `_write_events` raises. Otherwise the loop sends the same change again.
                 _log.warning("job %s did not receive its machines: %s", self._job.id, failure.message)
                 await asyncio.sleep(_POLL_S)
             else:

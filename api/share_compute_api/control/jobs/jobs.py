@@ -121,7 +121,7 @@ class JobSupervisor:
     async def run(self) -> None:
         """Run jobs until cancelled; first requeue those whose attempts an earlier server left unfinished.
 
-        Running attempts continue while the store does not answer.
+        Running attempts continue while the store does not answer, but are ended after ``Patience.store_s``.
         """
         try:
             await poll_forever(self._poll, "jobs", self._notifier)
@@ -143,8 +143,8 @@ class JobSupervisor:
         present = await asyncio.to_thread(self._store.contributors.list, self._waiting.states())
         # Read the queue again after the machines: a job that returned to the queue meanwhile has freed machines.
         queued = await self._queued()
-        # A job that returned to the queue during this pass is left to the next one, and its machines are reserved: the
-        # list may still show them as leased to it, and the pause of a job is only set when its attempt has ended.
+        # A job that returned to the queue during this pass starts in a later pass, and its machines are reserved for it:
+        # `present` may still list them as leased to the job, and its pause is only set when its attempt has ended.
         leased = {machine.job_id for machine in present}
         next_time = {job.id for job in queued if job.id in leased or job.id in self._attempts}
         # The store is read before the members, so that no member is missed on a machine that the store lists as free.
@@ -164,7 +164,7 @@ class JobSupervisor:
                 supply.take(job)
             elif reason != job.reason:
                 await asyncio.to_thread(self._store.jobs.explain, job.id, reason)
-        if not next_time:  # otherwise the next pass knows which machines are spare
+        if not next_time:  # otherwise it is known only in the next pass which machines are spare
             self._allot(running, present, supply.spare(queued))
 
     async def _queued(self) -> list[JobRecord]:

@@ -43,7 +43,7 @@ class AttemptFailure:
 
     @classmethod
     def noticed(cls, failure: ShareComputeError) -> AttemptFailure:
-        """Return the failure for an attempt that could not be followed any longer."""
+        """Return the failure of an attempt that the supervisor could not start, or whose events it could not read or store."""
         error = {"code": failure.code, **failure.facts()}
         is_lost = isinstance(failure, ContributorLost | Unavailable)
         return cls(failure.message, error, is_lost, leaves_members=is_lost)
@@ -59,7 +59,7 @@ class Again:
     """Whether the job waits for a set of machines that was not tried. If not, it may start on the same machines again.
     """
     pauses: bool = True
-    """Whether the job pauses before the attempt. The first retry has no pause if members may wait for a coordinator."""
+    """Whether the job pauses before the attempt. The first retry has no pause if the job's members may still run."""
 
 
 def may_wait(job: JobRecord, *, others_run: bool) -> bool:

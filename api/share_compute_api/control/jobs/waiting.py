@@ -35,7 +35,7 @@ class Waiting:
     """Remembers what each queued job waits for, from one pass over the queue to the next.
 
     Args:
-        patience: time limits; ``arrival_s`` limits the wait of a job that could start for machines about to join.
+        patience: time limits; ``arrival_s`` limits how long a job that could start waits for more machines.
         clock: returns the time in seconds.
     """
 
@@ -66,7 +66,7 @@ class Waiting:
         return self._clock() < self._of(job).until
 
     def cannot_hold(self, job: JobRecord, machines: Iterable[ContributorRecord], *, others_run: bool) -> bool:
-        """Return whether the job did not fit when it had all these machines, and may fit on others later."""
+        """Return whether the job did not fit when it had all these machines, and may fit on other machines later."""
         return may_wait(job, others_run=others_run) and _nodes(machines) <= self._of(job).tried
 
     def _of(self, job: JobRecord) -> _PutOff:
@@ -113,7 +113,7 @@ class Waiting:
         return Supply(self, free, len(ready) - len(free), coming, anything_runs, held, living)
 
     def is_patient(self, job: JobRecord) -> bool:
-        """Return whether a job that could start still waits for machines that are about to join."""
+        """Return whether a job that could start still waits for machines that are about to join; start the wait if new."""
         return self._clock() - self._since.setdefault(job.id, self._clock()) < self._patience.arrival_s
 
 

@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 def disagrees(job: JobRecord, contributor_id: str) -> bool:
     """Return whether a machine's measured and predicted time per step differ by a factor of `DISAGREEMENT` or more.
 
-    False if one of them is unknown.
+    False if one of the two times is unknown.
     """
     if job.measured is None or job.plan is None or job.plan.prediction is None:
         return False
@@ -71,12 +71,11 @@ class ContributorSupervisor:
         self._measurements = measurements
         self._nodes = nodes
         self._listening_since = store.clock()
-        """Missing heartbeats count from this time on: the start, or the last time when this server seemed cut off."""
+        """Earliest time from which missing heartbeats count: the server's start, or when the server last seemed cut off."""
         self._jobs: dict[str, str] = {}
         """Contributor id -> job that held the contributor's lease in the last pass."""
         self._unmeasured: dict[tuple[str, str | None], datetime] = {}
-        """(Contributor id, node id) -> time since when the contributor is in state "probing" and no measurement runs.
-        """
+        """(Contributor id, node id) -> time since which the contributor is in state "probing" without a measurement."""
 
     async def run(self) -> None:
         """Watch until cancelled; while the store does not answer, no contributor is marked as lost."""
@@ -91,7 +90,7 @@ class ContributorSupervisor:
     async def _mark_earlier(self) -> None:
         """Mark machines known only from an earlier server process: "left" if they were draining, else "lost".
 
-        A lost machine is restored when its agent reconnects.
+        Machines in state "joining" keep their state. A lost machine is restored when its agent reconnects.
         """
         for record in await asyncio.to_thread(self._store.contributors.list, HERE):
             if record.state is ContributorState.joining or self._measurements.is_known(record.id):
@@ -143,8 +142,9 @@ class ContributorSupervisor:
     async def _unresponsive(
         self, records: Sequence[ContributorRecord], nodes: Mapping[str, NodeFacts], now: datetime
     ) -> frozenset[str]:
-        """Return the contributors that are unresponsive; none if this server itself is probably cut off.
+        """Return the ids of the contributors that are unresponsive.
 
+        If this server itself is probably cut off, return no ids, and count missing heartbeats from now on.
         A contributor is unresponsive if its heartbeat is overdue and its Ray node accepts no connection, or if no
         heartbeat came for `_HEARTBEAT_LIMIT`.
         """

@@ -44,7 +44,7 @@ class IslandMap:
         self._working: asyncio.Future[None] | None = None
 
     async def get(self) -> Islands:
-        """Return the islands. If `Islands.is_current` is false, they are earlier ones, and newer ones follow."""
+        """Return the islands. If `Islands.is_current` is false, they are outdated; later calls return newer ones."""
         found = await run_in_threadpool(self._store.cluster.links, _HERE)
         if found == self._key:
             return self._known

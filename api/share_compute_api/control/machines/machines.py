@@ -45,7 +45,7 @@ class Machine(Protocol):
 
 
 Start: TypeAlias = Callable[[str, str | None], Awaitable[Machine]]
-"""Function that starts a machine's actor, given a contributor's id and its Ray node; None is the head's node."""
+"""Function that starts a measuring actor, given a contributor's id and its Ray node; None is the head's node."""
 
 
 def starter(cluster: Cluster) -> Start:

@@ -41,7 +41,10 @@ class Share(NamedTuple):
 
 
 def share_of(record: ContributorRecord, here: Iterable[ContributorRecord]) -> Share:
-    """Return a machine's share of its host's processors: at most an equal part, and at least one thread.
+    """Return a machine's share of its host's processors.
+
+    If several machines compute on the processors, a share is at most an equal part, and at least one thread. Otherwise
+    the machine gets all threads that it lends.
 
     Args:
         record: the machine.
@@ -86,7 +89,7 @@ class Measurements:
         self._relink_s = relink_s
         self._store = store
         self._start = start
-        # Ray ends an actor when its last handle is deleted.
+        # Ray ends an actor when its last handle is deleted, so the handles are kept here.
         self._machines: dict[str, Machine] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._relinking: asyncio.Task[None] | None = None
@@ -106,7 +109,7 @@ class Measurements:
         self._tried_at.pop(contributor_id, None)
 
     def measure_idle(self, here: Sequence[ContributorRecord]) -> None:
-        """Start to measure idle machines that are due, at most one per host at a time.
+        """Start to measure machines that are due, at most one per host, on hosts whose machines are all idle.
 
         A machine is due when `want` was called for it, when its figures are old, or when its share of its host's
         processors differs from the share during the last measurement.
@@ -161,7 +164,7 @@ class Measurements:
         return contributor_id in self._tasks
 
     def forgetting(self, contributor_id: str) -> Callable[[], None]:
-        """Return a function that drops the contributor's present actor and tasks, but not later ones."""
+        """Return a function that ends the contributor's present actor and measurement, but not ones that start later."""
         task, machine = self._tasks.get(contributor_id), self._machines.get(contributor_id)
 
         def forget() -> None:
@@ -173,7 +176,7 @@ class Measurements:
         return forget
 
     def measure_dead_links(self, ready: Sequence[ContributorRecord]) -> None:
-        """Measure dead links between ready contributors again from time to time, since their cause may be gone.
+        """Start to measure dead links between ready contributors again, at most every ``relink_s`` seconds.
 
         Args:
             ready: all contributors that are ready.
@@ -238,7 +241,7 @@ class Measurements:
         }
 
     async def close(self) -> None:
-        """Cancel all measurements."""
+        """Cancel all measurements, and wait until they have ended."""
         tasks = list(self._tasks.values())
         if self._relinking is not None:
             tasks.append(self._relinking)
@@ -298,7 +301,7 @@ class Measurements:
             require_sound(devices, record.name, record.limits.get("memory_bytes"))
             links = sound_links(await machine.measure_links(await self._peers(record)), record.name)
         if not is_new and (await asyncio.to_thread(self._store.contributors.get, record.id)).is_leased:
-            return  # a job started meanwhile, so both disturbed each other
+            return  # a job that started meanwhile has distorted the figures
         self._wanted.discard(record.id)
         await asyncio.to_thread(
             self._store.contributors.ready,
