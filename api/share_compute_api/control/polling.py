@@ -1,4 +1,4 @@
-"""The reconciliation loop of jobs, batches and deployments: one pass over the store, repeated when the store changes."""
+"""The reconciliation loop of jobs, batches and deployments: repeats a pass over the store when the store changes."""
 
 from __future__ import annotations
 

@@ -280,7 +280,7 @@ class RayEngine:
             try:
                 await replica.submit([live.rest() for live in sequences])
             except Conflict:
-                return None  # an earlier attempt has delivered the sequences
+                return None  # an earlier call of `submit` has delivered the sequences
             except ContributorLost:
                 self.remove(replica)
             except (Busy, TooLong, Unavailable) as failure:  # another replica may have more KV capacity

@@ -24,6 +24,9 @@ _TEXT: dict[int | str, dict[str, Any]] = {200: {"content": {"text/plain": {"sche
     responses={**_TEXT},
 )
 async def get_prometheus_metrics(context: InContext) -> Response:
-    """Return metrics of served models for Prometheus, which sends an API key as bearer token (``authorization``)."""
+    """Return metrics of served models for Prometheus.
+
+    Prometheus must send an API key as bearer token; configure the key in its ``authorization`` section.
+    """
     deployments = [] if context.deployments is None else context.deployments.snapshots()
     return Response(context.metrics.exposition(deployments), media_type=MEDIA_TYPE)

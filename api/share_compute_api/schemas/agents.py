@@ -47,7 +47,7 @@ class MachineLimits(StrictModel):
     host_id: str = Field(default="", pattern=r"^[0-9a-f]{0,64}$")
     """Label of the host's processors: machines with the same label share them; empty if unknown."""
     host_threads: int = Field(default=0, ge=0, le=65536)
-    """Number of these processors; 0 if unknown."""
+    """Number of the host's processors; 0 if unknown."""
 
 
 class SiblingRequest(StrictModel):
@@ -129,7 +129,7 @@ class Joined(ResponseBody):
 
 
 class DialRequest(StrictModel):
-    """Request of a machine to test whether others reach the ports on which it listens before its Ray node starts."""
+    """Request of a machine, before its Ray node starts, to test whether other machines reach its ports."""
 
     model_config = example(address="192.0.2.7", ports=[24001, 24002], handshake="5e" * 16)
 
@@ -146,7 +146,7 @@ class ClosedPorts(ResponseBody):
     source: str
     """Name of the machine that tried to connect; ``the server`` for the server."""
     ports: tuple[int, ...]
-    """Ports that it cannot reach; empty if it reaches all."""
+    """Ports that the source cannot reach; empty if it reaches all."""
 
 
 class NodePlace(ResponseBody):
@@ -163,7 +163,7 @@ class DialReport(ResponseBody):
     closed: tuple[ClosedPorts, ...]
     """One row for each machine that tried to connect; the first is the server's."""
     nodes: tuple[NodePlace, ...]
-    """Nodes of the other machines that tried; the machine itself must reach them as well."""
+    """Ray nodes of the machines that tried to connect; the requesting machine must reach these nodes as well."""
 
 
 class OnlineRequest(StrictModel):

@@ -204,7 +204,10 @@ class SessionView(ResponseBody):
     expires_at: datetime | None
     """End of the session, which requests for the session may extend; null if the browser is not signed in."""
     last_event: int | None
-    """Number of the newest event: a stream that begins there misses no change to data that is fetched from now on."""
+    """Number of the newest event: a stream that begins there misses no change to data that is fetched from now on.
+
+    Null if the browser is not signed in.
+    """
 
 
 def _grantable(scope: Scope) -> Scope:
@@ -289,7 +292,7 @@ class InviteCreated(ResponseBody):
     join_command: str
     """Command to paste on the joining machine. The code is in the environment: other users could read arguments."""
     install_command: str = INSTALL_COMMAND
-    """Command to run on the machine before, if share-compute is not installed."""
+    """Command to run on the machine before ``join_command``, if share-compute is not installed there."""
 
 
 class TokenRotated(ResponseBody):
@@ -319,7 +322,7 @@ class ReplicaCounts(ResponseBody):
     leaving: int = 0
     """Number of replicas that finish their sequences and then end."""
     waiting: int = 0
-    """Number of sequences that wait because no replica answers."""
+    """Number of sequences that no replica has accepted yet."""
     reason: str
     """Reason for the wanted number."""
 
@@ -524,7 +527,7 @@ class PlanRequest(StrictModel):
     topology: TopologyDocument | None = None
     """Machines to plan on; default: the machines that are ready now."""
     strategy: str | None = Field(default=None, max_length=100)
-    """Strategy to use in place of the job's own."""
+    """Strategy that replaces the job's own; null keeps it."""
     compare: bool = False
     """Whether to report the outcome of every other strategy too."""
     serving: ServingRequest | None = None

@@ -34,8 +34,8 @@ _WITH_HEARTBEATS = (
     ContributorState.quarantined,
     ContributorState.draining,
 )
-"""States in which an agent sends heartbeats. In `joining` there are none yet; `ContributorSupervisor` has a time limit
-for it."""
+"""States in which an agent sends heartbeats. In `joining` there are none yet; `ContributorSupervisor` limits the time
+in that state."""
 _log = logging.getLogger(__name__)
 
 
@@ -143,7 +143,7 @@ def _of_machine(kind: str, machine: PresenceRecord, text: str, since: datetime |
 def _mismatch(server: Versions, machine: PresenceRecord) -> VersionMismatch | None:
     """Return the mismatch between a machine's versions and the server's; None if they match.
 
-    There can be one, because an older version of the server may have admitted the machine.
+    They can differ, because an older version of the server may have admitted the machine.
     """
     if not set(Versions.model_fields) <= set(machine.versions):
         return None
@@ -247,7 +247,10 @@ class AlertWatch:
             await asyncio.sleep(_POLL_S)
 
     def poll(self) -> None:
-        """Poll once. The first poll emits no event: listeners have just fetched the alerts."""
+        """Compute the alerts, and emit an event if an alert began or ended since the previous call.
+
+        The first call emits no event, because there is no previous state to compare with.
+        """
         found = {alert.id: alert for alert in find_alerts(self._context)}
         known, self._known = self._known, found
         if known is not None and known.keys() != found.keys():

@@ -50,6 +50,7 @@ def require_api_key(
         NotAuthorized: the request has no key, or an invalid one.
         OtherSite: the cookie was sent by a page of another site.
         MissingScope: the key lacks a scope.
+        TooManyAttempts: too many wrong keys came from the request's address.
     """
     if bearer is not None:
         key = bearer.credentials

@@ -25,7 +25,7 @@ class DeploymentFigures(ResponseBody):
     """Time at which the status was read."""
     replicas: ReplicaCounts
     status: DeploymentStatus
-    """Status of the replicas, without predictions and interruptions, which change with events only."""
+    """Status of the replicas, without predictions and interruptions; other events report when these change."""
 
 
 class SentFigures:
@@ -36,7 +36,9 @@ class SentFigures:
         self._next_s = self._again_s = 0.0
 
     def news(self, deployments: Callable[[], Iterable[Snapshot]], now_s: float) -> list[DeploymentFigures]:
-        """Return the statistics that changed, at most every `PERIOD_S`; return all of them every `_AGAIN_S`.
+        """Return the statistics to send now, and remember them as sent.
+
+        Changed statistics are returned at most every `PERIOD_S`, and all statistics every `_AGAIN_S`.
 
         Args:
             deployments: returns the current snapshots; called only when a report is due.

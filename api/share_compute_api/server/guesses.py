@@ -21,11 +21,10 @@ from share_compute_api.connection.private import is_from_here
 Found = TypeVar("Found")
 
 _FREE: Final = 5
-"""Number of wrong attempts per address before further attempts are delayed."""
+"""Number of wrong attempts after which an address must wait before its next attempt."""
 _LONGEST_S: Final = 60.0
 _LONGEST_HERE_S: Final = 2.0
-"""Longest delay for this machine's own addresses, in seconds: one of its users must not lock out the others for long.
-"""
+"""Longest wait for this machine's own addresses, in seconds: one of its users must not lock out the others for long."""
 _FORGIVEN_AFTER_S: Final = 900.0
 _MOST_ADDRESSES: Final = 4096
 _MOST_KNOWN: Final = 4096
@@ -40,12 +39,13 @@ class _Wrong:
 
 
 class Guesses:
-    """Counts wrong keys and invites per address, and delays further attempts of an address with many of them.
+    """Counts wrong keys and invites per address, and rejects attempts of an address that must wait.
 
-    The delay doubles with each wrong attempt after the first `_FREE`. Attempts are counted for each address (for an
-    IPv6 client, its /64 network). A second count covers all addresses except this machine's, against guessing from many
-    addresses. A key that was valid before is not delayed, so that a guesser does not lock out running programs behind
-    the same address. Memory is bounded: the address whose last wrong attempt is oldest is removed first.
+    After `_FREE` wrong attempts an address must wait; each further wrong attempt doubles the wait, up to `_LONGEST_S`.
+    Attempts are counted for each address (for an IPv6 client, its /64 network). A second count covers all addresses
+    except this machine's, against guessing from many addresses. A secret that was correct before is verified without a
+    wait, so that a guesser does not lock out running programs behind the same address. Memory is bounded: the address
+    whose last wrong attempt is oldest is removed first.
 
     Args:
         clock: monotonic clock, in seconds.
@@ -60,7 +60,7 @@ class Guesses:
         self._minute, self._in_minute = 0, 0
 
     def check(self, request: Request, secret: str, verify: Callable[[], Found | None]) -> Found | None:
-        """Return the result of ``verify``. If the request's address must still wait, raise an error without verifying.
+        """Return the result of ``verify``; count the attempt if the secret is wrong.
 
         Args:
             request: the request that makes the attempt.

@@ -22,7 +22,7 @@ _HTTP = {
     413: ("body-too-large", "send less; a job names its data by path, or as an upload"),
     415: ("unsupported-media-type", "set the header Content-Type"),
 }
-"""HTTP status -> code and hint, for errors that are raised by the HTTP layer."""
+"""HTTP status -> (code, hint) of the problem document for an `HTTPException`."""
 
 
 class Problem(BaseModel):

@@ -30,7 +30,11 @@ STREAM_RESPONSE = {
 
 
 def starting_point(after: int | None, last_event_id: str | None, default: int) -> int:
-    """Return the number of the last event that the client has received."""
+    """Return the number of the event after which to read: ``last_event_id``, else ``after``, else ``default``.
+
+    Raises:
+        UserError: ``last_event_id`` is not the number of an event.
+    """
     if last_event_id is None:
         return default if after is None else after
     if not (last_event_id.isascii() and last_event_id.isdigit()) or int(last_event_id) > MOST:

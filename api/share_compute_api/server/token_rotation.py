@@ -65,7 +65,10 @@ class TokenRotation:
         """Number of calls of `begin`."""
 
     def begin(self) -> asyncio.Task[Rotated]:
-        """Return the task that replaces the token when removed machines have left; start the task if needed."""
+        """Request a replacement of the token, and return the task that carries it out.
+
+        The task first waits until removed machines have left, at most for `_LEAVE_S`.
+        """
         self._wanted += 1
         if self._under_way is None or self._under_way.done():
             self._under_way = self._spawn(self._rotate())

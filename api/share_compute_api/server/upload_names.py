@@ -60,7 +60,7 @@ def resolved(
         return inside
 
     with ExitStack() as stack:
-        # One at a time, because an error must name its field.
+        # Open the uploads one at a time, because an error must name its field.
         for upload_id, field in fields.items():
             try:
                 found[upload_id] = stack.enter_context(context.uploads.reading(upload_id, caller))
@@ -105,7 +105,7 @@ def _check_result(spec: Named, store: Store, caller: ApiKeyRecord) -> None:
 
 
 def users(store: Store) -> Callable[[Path], Sequence[str]]:
-    """Return a function that lists the unfinished jobs and the running deployments that use a given folder."""
+    """Return a function that lists the ids of the unfinished jobs and live deployments that use a given folder."""
 
     def named(folder: Path) -> list[str]:
         found: list[tuple[str, Named]] = [(job.id, job.spec) for job in store.jobs.unfinished()]

@@ -202,7 +202,8 @@ class BatchAttempt:
     async def _answer(self, row: InputRow) -> RowAnswer:
         """Send a row until it is answered, and return the answer.
 
-        The answer is an error if the row is invalid or the engine refuses it, or after `_MOST_MISTAKES` unexpected errors of the engine.
+        The answer is an error if the row is invalid, if the engine refuses it, or after `_MOST_MISTAKES` unexpected
+        errors of the engine.
         """
         mistakes = 0
         while row.problem is None:

@@ -50,7 +50,11 @@ class Interruptions:
         return found
 
     def died(self, now_s: float) -> list[Interruption]:
-        """Record that the server process died; return the new interruption, or no item if the process was never ready."""
+        """Record that the server process died.
+
+        Returns:
+            The interruption that begins with the death; an empty list if the process was never ready.
+        """
         self._orphans |= self._open.values()
         self._seen = 0
         self._open.clear()

@@ -29,7 +29,7 @@ class ManagedReplica:
         self.interruptions = Interruptions()
         """Times in which the replica computed nothing, numbered."""
         self.failures = 0
-        """Number of failures that the replica reported since it was last ready; a death of its process does not count."""
+        """Number of failures that the replica reported since it was last ready; deaths of its process do not count."""
         self.leaves_since_s: float | None = None
         """Time in seconds at which the replica began to drain: it gets no new requests. None if it is wanted."""
         self.ending: asyncio.Task[None] | None = None

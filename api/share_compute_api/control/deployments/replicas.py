@@ -15,10 +15,10 @@ from share_compute.lifecycle.states import ContributorState
 from share_compute.store import ContributorRecord
 
 _CALM_S = 3.0
-"""Seconds without a change after which unused machines are taken back from a ready replica with all requested stages."""
+"""Seconds without a change after which a ready replica with all requested stages loses its unused machines."""
 _THINKING_S = 30.0
-"""Seconds without a change after which unused machines are taken back from a replica that is not ready or lacks stages,
-since they did not help it."""
+"""Seconds without a change after which a replica that is not ready or lacks stages loses its unused machines, since they
+did not help it."""
 _LEAVING_S = 30.0
 """Seconds after which a machine that was taken back is released, even if the replica still uses it."""
 
@@ -53,7 +53,7 @@ class Slot:
 
     @property
     def is_content(self) -> bool:
-        """Whether the replica is ready and has the requested number of stages; if none was requested, any number will do."""
+        """Whether the replica is ready and has the requested number of stages; any number if none was requested."""
         assert self.status is not None or not self.is_ready
         return self.is_ready and self.stages in (None, len(self.status.stages) if self.status else None)
 

@@ -88,7 +88,8 @@ class Following:
     async def _forward_cancellation(self, attempt: Attempt) -> None:
         """Wait for a cancellation request and forward it to the attempt.
 
-        If the attempt does not stop in time, record the job as cancelled; the caller of `follow` then kills the attempt.
+        If the attempt does not stop in time, record the job as cancelled; the caller of `follow` then kills the
+        attempt.
         """
         job_id, number = self._job.id, self._job.attempt
         read = partial(self._store.jobs.get, job_id)

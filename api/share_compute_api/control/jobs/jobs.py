@@ -143,7 +143,7 @@ class JobSupervisor:
         present = await asyncio.to_thread(self._store.contributors.list, self._waiting.states())
         # Read the queue again after the machines: a job that returned to the queue meanwhile has freed machines.
         queued = await self._queued()
-        # A job that returned to the queue during this pass starts in a later pass, and its machines are reserved for it:
+        # A job that returned to the queue during this pass starts in a later pass, and its machines stay reserved:
         # `present` may still list them as leased to the job, and its pause is only set when its attempt has ended.
         leased = {machine.job_id for machine in present}
         next_time = {job.id for job in queued if job.id in leased or job.id in self._attempts}

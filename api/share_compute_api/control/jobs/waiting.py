@@ -113,7 +113,10 @@ class Waiting:
         return Supply(self, free, len(ready) - len(free), coming, anything_runs, held, living)
 
     def is_patient(self, job: JobRecord) -> bool:
-        """Return whether a job that could start still waits for machines that are about to join; start the wait if new."""
+        """Return whether a job that could start still waits for machines that are about to join.
+
+        The wait starts with the first call for the job.
+        """
         return self._clock() - self._since.setdefault(job.id, self._clock()) < self._patience.arrival_s
 
 

@@ -71,7 +71,7 @@ class ContributorSupervisor:
         self._measurements = measurements
         self._nodes = nodes
         self._listening_since = store.clock()
-        """Earliest time from which missing heartbeats count: the server's start, or when the server last seemed cut off."""
+        """Time from which missing heartbeats count: the server's start, or when the server last seemed to be cut off."""
         self._jobs: dict[str, str] = {}
         """Contributor id -> job that held the contributor's lease in the last pass."""
         self._unmeasured: dict[tuple[str, str | None], datetime] = {}

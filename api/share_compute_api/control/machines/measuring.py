@@ -164,7 +164,7 @@ class Measurements:
         return contributor_id in self._tasks
 
     def forgetting(self, contributor_id: str) -> Callable[[], None]:
-        """Return a function that ends the contributor's present actor and measurement, but not ones that start later."""
+        """Return a function that ends the contributor's present actor and measurement, but no later ones."""
         task, machine = self._tasks.get(contributor_id), self._machines.get(contributor_id)
 
         def forget() -> None:

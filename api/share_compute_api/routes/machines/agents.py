@@ -199,8 +199,10 @@ async def _check_node(node: OnlineRequest, contributor: ContributorRecord, conte
     """Wait until Ray lists the node, and check it.
 
     Raises:
-        Conflict: the node belongs to another machine, or has fewer resources than the contributor lends.
-        ContributorLost: Ray does not list the node.
+        Conflict: the node is the head's or another machine's, has another address, or has fewer resources than the
+            contributor lends.
+        ContributorLost: Ray did not list the node as alive in time.
+        Unavailable: the server runs without a cluster.
     """
     cluster = context.cluster
     if cluster is None:

@@ -193,7 +193,7 @@ async def _answer(
     shape: Shape,
     preparing: Coroutine[Any, Any, Completion],
 ) -> Response:
-    """Generate the sequences; respond with a stream, or with one body after all have ended."""
+    """Generate the sequences; respond with a stream, or with one body after all sequences have ended."""
 
     async def begin() -> Completion:
         prepared = await preparing
