@@ -31,7 +31,7 @@ class CachedTokens(_Answer):
     """Prompt tokens whose computation was skipped because of prefix caching."""
 
     cached_tokens: int = 0
-    """Tokens copied from another request with the same beginning."""
+    """Number of prompt tokens whose KV cache was copied from a request with the same beginning."""
 
 
 class Usage(_Answer):

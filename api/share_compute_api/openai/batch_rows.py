@@ -40,7 +40,7 @@ async def ask(
         row: a row that was parsed without a problem.
         engine: the model's engine, of the batch's kind.
         tokenizer: the model's tokenizer.
-        owner: id that the request is attributed to.
+        owner: id of the batch, to which the engine attributes the request.
 
     Raises:
         Busy: too many requests are queued.

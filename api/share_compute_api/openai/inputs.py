@@ -18,7 +18,7 @@ Prompt: TypeAlias = str | tuple[int, ...]
 
 
 def _unicode(text: str) -> str:
-    """Return text that can be encoded as UTF-8. JSON allows lone surrogates, which UTF-8 cannot encode."""
+    """Return the text; raise ValueError if it has lone surrogates, which JSON allows and UTF-8 cannot encode."""
     try:
         text.encode()
     except UnicodeEncodeError as failure:

@@ -1,6 +1,6 @@
 """Prometheus metrics of requests as clients see them: token latencies, token counts, and finish reasons.
 
-Metrics that vLLM also has are named as in vLLM, with our prefix. As in vLLM, one "request" is one sequence.
+Metrics that vLLM also has are named as in vLLM, with the prefix `PREFIX`. As in vLLM, one "request" is one sequence.
 """
 
 from __future__ import annotations

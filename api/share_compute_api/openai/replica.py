@@ -34,7 +34,7 @@ class Replica(Protocol):
     """
 
     async def submit(self, generations: Sequence[Generation]) -> None:
-        """Accept all of these sequences or none.
+        """Send the replica these sequences, of which it accepts all or none.
 
         Raises:
             TooLong: a prompt leaves no space for a token.
@@ -47,7 +47,10 @@ class Replica(Protocol):
         """Cancel sequences that no client waits for."""
 
     async def pull(self, after: int, timeout_s: float) -> list[SequenceEvent]:
-        """Return the sequences' events after the first ``after``; wait up to ``timeout_s`` seconds for at least one."""
+        """Skip the first ``after`` events and return the rest; wait up to ``timeout_s`` seconds if there are none.
+
+        ``after`` must never decrease, because the replica discards the events that a call skips.
+        """
 
     async def status(self) -> ServingStatus:
         """Return the status of the replica."""
@@ -86,7 +89,7 @@ class RayReplica:
         self._actor = actor
 
     async def submit(self, generations: Sequence[Generation]) -> None:
-        """Accept all of these sequences or none."""
+        """Send the replica these sequences, of which it accepts all or none."""
         await self._ask("submit", _generations.dump_json(list(generations)).decode())
 
     async def cancel(self, sequences: Sequence[int]) -> None:
@@ -94,7 +97,10 @@ class RayReplica:
         await self._ask("cancel", list(sequences))
 
     async def pull(self, after: int, timeout_s: float) -> list[SequenceEvent]:
-        """Return the sequences' events after the first ``after``; wait up to ``timeout_s`` seconds for at least one."""
+        """Skip the first ``after`` events and return the rest; wait up to ``timeout_s`` seconds if there are none.
+
+        ``after`` must never decrease, because the replica discards the events that a call skips.
+        """
         return read_events(await self._ask("pull", after, timeout_s, more_s=timeout_s))
 
     async def status(self) -> ServingStatus:

@@ -17,8 +17,8 @@ _BROKEN = "\ufffd"
 _CONTEXT_TOKENS = 5
 """Number of prompt tokens kept as context: some tokenizers decode a token differently at the beginning of a text."""
 _MOST_BYTES = 3
-"""Most bytes of an incomplete UTF-8 character. The character has at most as many tokens, and decodes to at most as many
-U+FFFD."""
+"""Most bytes of an incomplete UTF-8 character. Such a character has at most this many tokens, and decodes to at most
+this many U+FFFD."""
 _WINDOW_TOKENS = 16
 
 

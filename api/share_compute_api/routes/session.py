@@ -39,7 +39,7 @@ def create_code(caller: Reader, request: Request, context: InContext) -> SignInC
 
 @router.get("", operation_id="getSession")
 def get_session(request: Request, response: Response, context: InContext) -> SessionView:
-    """Return the key of this browser's session, if it is signed in, and renew the session if it is due."""
+    """Return this browser's session, and renew it if it is due; all fields are null if the browser is not signed in."""
     response.headers["Cache-Control"] = "no-store"
     found = session_of(request, context)
     if found is None:

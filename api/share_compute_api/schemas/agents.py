@@ -47,7 +47,7 @@ class MachineLimits(StrictModel):
     host_id: str = Field(default="", pattern=r"^[0-9a-f]{0,64}$")
     """Label of the host's processors: machines with the same label share them; empty if unknown."""
     host_threads: int = Field(default=0, ge=0, le=65536)
-    """Number of the host's processors; 0 if unknown."""
+    """Number of processors that the machines with this ``host_id`` share; 0 if unknown."""
 
 
 class SiblingRequest(StrictModel):

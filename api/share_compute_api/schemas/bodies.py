@@ -299,7 +299,7 @@ class TokenRotated(ResponseBody):
     """Outcome of a change of the cluster's token."""
 
     jobs: int
-    """Number of jobs that were suspended; they continue from the checkpoint that they wrote."""
+    """Number of jobs that were suspended; each continues from its last checkpoint."""
     seconds: float
     """Time from the first suspension until the head ran with the new token."""
 

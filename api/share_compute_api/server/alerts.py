@@ -141,9 +141,9 @@ def _of_machine(kind: str, machine: PresenceRecord, text: str, since: datetime |
 
 
 def _mismatch(server: Versions, machine: PresenceRecord) -> VersionMismatch | None:
-    """Return the mismatch between a machine's versions and the server's; None if they match.
+    """Return the mismatch between a machine's versions and the server's; None if they match or are unknown.
 
-    They can differ, because an older version of the server may have admitted the machine.
+    The versions can differ, because an older version of the server may have admitted the machine.
     """
     if not set(Versions.model_fields) <= set(machine.versions):
         return None

@@ -159,6 +159,7 @@ def require_contributor(
     Raises:
         NotAuthorized: the request has no key, or not the key of this contributor.
         MissingScope: the key is an API key.
+        TooManyAttempts: too many wrong keys came from the request's address.
     """
     hint = "join with an invite to get one"
     if bearer is None:

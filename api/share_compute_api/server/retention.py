@@ -26,7 +26,7 @@ class Cleaner:
     Args:
         store: the store with the rows.
         data_folder: folder that contains the folders of all jobs; nothing outside the jobs' folders is deleted.
-        keep: retention times, in days.
+        keep: retention times, in days; None keeps data for ever.
         prune_every_s: time between two prunings, in seconds.
     """
 
@@ -37,7 +37,7 @@ class Cleaner:
         self._keep = keep
 
     async def run(self) -> None:
-        """Poll until cancelled; the first poll carries out deletions that an earlier server left unfinished."""
+        """Prune and delete at intervals until cancelled; also finish deletions that an earlier server process began."""
         loop = asyncio.get_running_loop()
         next_prune_s = loop.time()
         while True:
@@ -95,7 +95,7 @@ class Cleaner:
         self._store.deletions.removed(folder)
 
     def _without_links(self, folder: Path) -> Path | None:
-        """Resolve links in the data folder's path. Return None unless ``folder`` is a job's folder or inside one."""
+        """Return ``folder`` below the data folder's resolved path; None unless it is a job's folder or inside one."""
         if ".." in folder.parts:
             return None
         resolved = self._data_folder.resolve()

@@ -1,4 +1,4 @@
-"""Sessions of the dashboard: a browser stores a signed token in place of the API key that it signed in with.
+"""Sessions of the dashboard: a browser stores a signed token instead of the API key that it signed in with.
 
 The cookie contains the id of a key and an expiry, signed by itsdangerous with a secret of this server. Sessions need no
 table and survive a restart. The key is looked up at each request, so revoking a key ends its sessions.

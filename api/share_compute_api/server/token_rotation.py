@@ -34,7 +34,7 @@ class Rotated:
     """Cost of a change of the token."""
 
     jobs: int
-    """Number of jobs that were suspended, and continue from the checkpoint that they wrote."""
+    """Number of jobs that were suspended; each continues from its last checkpoint."""
     seconds: float
     """Seconds from the first suspension until the head ran with the new token."""
 

@@ -196,7 +196,9 @@ class BatchSupervisor:
         if isinstance(job.spec, TrainJob) or job.spec.model is None or not job.state.is_final:
             return False
         made = deployment_of(job, job.spec.model)
-        return record.spec.model_copy(update={"replicas": made.replicas}) == made  # replicas can be changed
+        return (
+            record.spec.model_copy(update={"replicas": made.replicas}) == made
+        )  # users can change the number of replicas
 
 
 def _answers(record: DeploymentRecord) -> bool:

@@ -17,8 +17,8 @@ from share_compute.store import ContributorRecord
 _CALM_S = 3.0
 """Seconds without a change after which a ready replica with all requested stages loses its unused machines."""
 _THINKING_S = 30.0
-"""Seconds without a change after which a replica that is not ready or lacks stages loses its unused machines, since they
-did not help it."""
+"""Seconds without a change after which a replica that is not ready or lacks stages loses its unused machines, because
+they did not help it."""
 _LEAVING_S = 30.0
 """Seconds after which a machine that was taken back is released, even if the replica still uses it."""
 
@@ -86,7 +86,7 @@ class Slot:
         return not self.is_content and not nodes(free) <= self.tried
 
     def settle(self, present: Mapping[str, ContributorRecord], now_s: float) -> frozenset[str]:
-        """Start to take back unused and draining machines; return the machines that are released now.
+        """Start to take back unused and draining machines; return the ids of the machines that are released now.
 
         A machine is released if an earlier call took it back, and the replica has left it or `_LEAVING_S` has passed.
 

@@ -27,10 +27,13 @@ class Attempt(Protocol):
     """One attempt at a job."""
 
     async def events(self, after: int, timeout_s: float) -> list[AttemptEvent]:
-        """Skip the first ``after`` events and return the rest; wait up to ``timeout_s`` seconds if there are none."""
+        """Skip the first ``after`` events and return the rest; wait up to ``timeout_s`` seconds if there are none.
+
+        ``after`` must never decrease, because the attempt discards the events that a call skips.
+        """
 
     async def cancel(self) -> None:
-        """Ask the attempt to stop after its current step."""
+        """Ask the attempt to stop soon, and to abandon its current step."""
 
     async def suspend(self) -> None:
         """Ask the attempt to end with a checkpoint after its current step; the job is then queued again."""
@@ -91,9 +94,10 @@ class RayAttempt:
         self._end: asyncio.Future[None] | None = None
 
     async def events(self, after: int, timeout_s: float) -> list[AttemptEvent]:
-        """Return the events after the first ``after``; wait up to ``timeout_s`` seconds for at least one.
+        """Skip the first ``after`` events and return the rest; wait up to ``timeout_s`` seconds if there are none.
 
-        The wait may be longer while the connection to Ray is down.
+        ``after`` must never decrease, because the coordinator discards the events that a call skips. The wait may be
+        longer while the connection to Ray is down.
 
         Raises:
             ContributorLost: the coordinator died.
@@ -136,7 +140,7 @@ class RayAttempt:
             )
 
     async def cancel(self) -> None:
-        """Ask the attempt to stop after its current step."""
+        """Ask the attempt to stop soon, and to abandon its current step."""
         with _translated(self._job_id):
             await self._actor.call("cancel")
 

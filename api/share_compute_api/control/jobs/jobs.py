@@ -90,7 +90,7 @@ class JobSupervisor:
         self._waiting = Waiting(self._patience)
         self._allotting = Allotting(self._patience)
         self._next_allotting_s = 0.0
-        """Earliest time of the next allotting, by the loop's clock."""
+        """Earliest time at which running jobs are offered machines again, by the event loop's clock."""
         self._attempts: dict[str, _Running] = {}
         self._interruption = _RESTARTED
         """Reason recorded for attempts that are active in the store but unknown to this supervisor."""
@@ -137,8 +137,8 @@ class JobSupervisor:
         running = await self._requeue_lost()
         if not await self._queued() and not (running and self._is_time_to_allot()):
             return
-        # Read the attempts before the machines. In the other order, a job that ends between the two reads would be
-        # missing here while its machines still look leased. A queued job that needs these would then not wait for them.
+        # Read the attempts before the machines. In the other order, a job that ends between the two reads would not
+        # count as running while its machines still look leased. A queued job that needs them would not wait.
         anything_runs = bool(self._attempts)
         present = await asyncio.to_thread(self._store.contributors.list, self._waiting.states())
         # Read the queue again after the machines: a job that returned to the queue meanwhile has freed machines.

@@ -65,8 +65,8 @@ class Again:
 def may_wait(job: JobRecord, *, others_run: bool) -> bool:
     """Return whether a job that does not fit on the present machines may fit later.
 
-    A job that ran before fits again when as many machines are present as then. Any other job can only fit after running
-    jobs have released their machines.
+    A job that ran before can fit again when as many machines are present as before. Any other job can fit only after
+    running jobs have released their machines.
     """
     return job.started_at is not None or others_run
 
@@ -96,7 +96,7 @@ def next_attempt(
 
 
 def _lacking(failure: AttemptFailure, *, others_run: bool) -> str:
-    """Return the reason for the wait of a job that does not fit on the machines, for the user."""
+    """Return the reason, shown to users, why a job that does not fit on the present machines waits."""
     missing = failure.error.get("details", {}).get("missing_bytes")
     needs = f"needs about {bytes_text(missing)} more memory" if missing else failure.reason
     hint = failure.error.get("hint", _MISSING_MACHINES)

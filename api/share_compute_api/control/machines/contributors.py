@@ -71,7 +71,7 @@ class ContributorSupervisor:
         self._measurements = measurements
         self._nodes = nodes
         self._listening_since = store.clock()
-        """Time from which missing heartbeats count: the server's start, or when the server last seemed to be cut off."""
+        """Time from which missing heartbeats count: the server's start, or when the server last seemed cut off."""
         self._jobs: dict[str, str] = {}
         """Contributor id -> job that held the contributor's lease in the last pass."""
         self._unmeasured: dict[tuple[str, str | None], datetime] = {}
@@ -214,7 +214,7 @@ def _is_cut_off(places: Collection[Place], found: Collection[Place], here: Colle
 
     Args:
         places: address and port of every node.
-        found: the places that answered.
+        found: the places whose host accepted or refused the connection.
         here: addresses of this server's own host.
     """
     hosts = {address for address, _ in places} - set(here)

@@ -32,7 +32,7 @@ class Machine(Protocol):
         """Return whether the machine answers."""
 
     async def probe(self, limits: Mapping[str, Any], beside: int) -> tuple[Device, ...]:
-        """Measure the lent devices, while ``beside`` threads of other machines compute on the same processors."""
+        """Measure the lent devices, while ``beside`` busy threads stand for the host's other machines."""
 
     async def measure_links(self, peers: Sequence[tuple[str, Machine]]) -> tuple[Link, ...]:
         """Measure the links to these peers; leave out peers that are gone."""
@@ -74,7 +74,7 @@ class RayMachine:
         return await self._actor.is_alive()
 
     async def probe(self, limits: Mapping[str, Any], beside: int) -> tuple[Device, ...]:
-        """Measure the lent devices, while ``beside`` threads of other machines compute on the same processors."""
+        """Measure the lent devices, while ``beside`` busy threads stand for the host's other machines."""
         wanted = [limits["memory_bytes"], limits["cpu_threads"], limits["device"], beside]
         with _translated(self._id):
             return self._read(_devices, await self._actor.call("probe", *wanted, timeout_s=MEASURE_S))

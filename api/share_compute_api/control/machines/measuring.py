@@ -22,7 +22,7 @@ _SIBLINGS_S = 10.0
 _SIBLINGS_POLL_S = 0.2
 _PEERS = 4
 _DIALLERS = 3
-"""Number of machines that try to connect to a machine that is about to join."""
+"""Largest number of machines that try to connect to a machine that is about to join."""
 AGAIN = timedelta(minutes=30)
 """Age of a machine's figures from which it is measured again when idle."""
 _RETRY = timedelta(seconds=30)
@@ -97,8 +97,7 @@ class Measurements:
         """Time of the last measurement of dead links, by the loop's clock."""
         self._head_lock = asyncio.Lock()
         self._host_locks: dict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
-        """Host -> lock. The contributors of a host are measured one after the other, each with a known load from the
-        others."""
+        """Host key -> lock, so that the contributors of a host are measured one after the other."""
         self._wanted: set[str] = set()
         """Contributors to measure again as soon as they are idle."""
         self._tried_at: dict[str, datetime] = {}

@@ -19,7 +19,8 @@ router = APIRouter(prefix="/cluster", tags=["server"])
 async def rotate_token(context: InContext) -> TokenRotated:
     """Change the cluster's token, and answer when the Ray head has it.
 
-    All nodes restart with the new token. Jobs write a checkpoint first and continue from it; streams wait.
+    All nodes restart with the new token. Jobs write a checkpoint first and continue from it. Streams of served
+    models continue when their replicas run again.
     """
     if context.rotation is None:
         raise Unavailable("this server runs without a Ray cluster", hint="start it with `share-compute up`")

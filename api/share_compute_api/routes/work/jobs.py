@@ -145,7 +145,7 @@ def _timeline_request(job_id: str, context: Context) -> TimelineRequest:
 
 @router.post("/{job_id}/cancel", operation_id="cancelJob", responses=documented(404, 409))
 def cancel_job(job_id: str, context: InContext, caller: Submitter) -> JobRecord:
-    """Cancel a queued job at once; ask a running one to stop after its step."""
+    """Cancel a queued job at once; ask a running job to stop soon."""
     require_owner(caller, context.store.jobs.get(job_id).owner, f"job {job_id}")
     return context.store.jobs.cancel(job_id)
 
