@@ -140,7 +140,7 @@ class SequenceRecovery:
         self._freed = freed
         self._live: dict[int, Resumable] = {}
         self.idle_since_s = now_s()
-        """Start of the idle time while the table is empty: the last sequence ended, or a replica became ready."""
+        """Time since which the deployment is idle if the table is empty: the last sequence ended, or a replica got ready."""
 
     # -- the table ---------------------------------------------------------------------------------------------------
 

@@ -196,9 +196,8 @@ class BatchSupervisor:
         if isinstance(job.spec, TrainJob) or job.spec.model is None or not job.state.is_final:
             return False
         made = deployment_of(job, job.spec.model)
-        return (
-            record.spec.model_copy(update={"replicas": made.replicas}) == made
-        )  # users can change the number of replicas
+        # Users can change the number of replicas, so it is not compared.
+        return record.spec.model_copy(update={"replicas": made.replicas}) == made
 
 
 def _answers(record: DeploymentRecord) -> bool:

@@ -66,9 +66,8 @@ class DeploymentSupervisor:
     async def _poll(self) -> None:
         living = {record.id: record for record in await asyncio.to_thread(self._store.deployments.list)}
         if not self._has_polled:
-            await asyncio.to_thread(
-                self._store.leases.release_all
-            )  # an earlier server process left these leases; its replicas do not run any longer
+            # An earlier server process left these leases; its replicas do not run any longer.
+            await asyncio.to_thread(self._store.leases.release_all)
             self._has_polled = True
         for deployment_id, each in self._serving.items():
             if deployment_id not in living:

@@ -53,7 +53,7 @@ class Slot:
 
     @property
     def is_content(self) -> bool:
-        """Whether the replica is ready and has the requested number of stages; any number if none was requested."""
+        """Whether the replica is ready and has the requested number of stages, if a number was requested."""
         assert self.status is not None or not self.is_ready
         return self.is_ready and self.stages in (None, len(self.status.stages) if self.status else None)
 

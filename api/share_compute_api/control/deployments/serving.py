@@ -353,9 +353,8 @@ class Serving:
             return
         is_new = self._recorded is None or self._recorded[0] is DeploymentState.pending
         if is_new and state not in (DeploymentState.pending, DeploymentState.loading):
-            await self._move(
-                DeploymentState.loading, _STARTS
-            )  # the replica finished loading between two polls
+            # The replica finished loading between two polls, but the store needs the state in between.
+            await self._move(DeploymentState.loading, _STARTS)
         await self._move(state, reason, plans=plans)
         self._recorded = state, reason, plans
 
