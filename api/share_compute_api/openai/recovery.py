@@ -140,7 +140,7 @@ class SequenceRecovery:
         self._freed = freed
         self._live: dict[int, Resumable] = {}
         self.idle_since_s = now_s()
-        """Time since which the deployment is idle if the table is empty: the last sequence ended, or a replica got ready."""
+        """Start of the idle time if the table is empty: when the last sequence ended or a replica became ready."""
 
     # -- the table ---------------------------------------------------------------------------------------------------
 

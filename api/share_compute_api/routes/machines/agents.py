@@ -133,7 +133,7 @@ def _may_dial(address: IPv4Address | IPv6Address, request: Request) -> bool:
 
 @router.post("/{contributor_id}/online", operation_id="online", responses=documented(401, 403, 409, 503))
 async def online(node: OnlineRequest, contributor: SelfContributor, context: InContext) -> ContributorRecord:
-    """Report that the machine's Ray node runs. The server looks the node up at the Ray head, then measures it.
+    """Report that the machine's Ray node runs. The server checks the node at the Ray head, then measures the machine.
 
     A node that was measured before keeps its figures.
     """
