@@ -322,7 +322,7 @@ class ReplicaCounts(ResponseBody):
     leaving: int = 0
     """Number of replicas that finish their sequences and then end."""
     waiting: int = 0
-    """Number of sequences that no replica has accepted yet."""
+    """Number of sequences that wait for a replica."""
     reason: str
     """Reason for the wanted number."""
 
