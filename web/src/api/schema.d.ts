@@ -57,7 +57,8 @@ export interface paths {
          * Rotate Token
          * @description Change the cluster's token, and answer when the Ray head has it.
          *
-         *     All nodes restart with the new token. Jobs write a checkpoint first and continue from it; streams wait.
+         *     All nodes restart with the new token. Jobs write a checkpoint first and continue from it. Streams of served
+         *     models continue when their replicas run again.
          */
         post: operations["rotateToken"];
         delete?: never;
@@ -270,7 +271,7 @@ export interface paths {
         put?: never;
         /**
          * Online
-         * @description Report that the machine's Ray node runs. The server checks the node with the head, then measures the machine.
+         * @description Report that the machine's Ray node runs. The server checks the node at the Ray head, then measures the machine.
          *
          *     A node that was measured before keeps its figures.
          */
@@ -705,7 +706,7 @@ export interface paths {
         put?: never;
         /**
          * Cancel Job
-         * @description Cancel a queued job at once; ask a running one to stop after its step.
+         * @description Cancel a queued job at once; ask a running job to stop soon.
          */
         post: operations["cancelJob"];
         delete?: never;
@@ -991,7 +992,7 @@ export interface paths {
         };
         /**
          * Get Session
-         * @description Return the key of this browser's session, if it is signed in, and renew the session if it is due.
+         * @description Return this browser's session, and renew it if it is due; all fields are null if the browser is not signed in.
          */
         get: operations["getSession"];
         put?: never;
@@ -1167,7 +1168,9 @@ export interface paths {
         };
         /**
          * Get Prometheus Metrics
-         * @description Return metrics of served models for Prometheus, which sends an API key as bearer token (``authorization``).
+         * @description Return metrics of served models for Prometheus.
+         *
+         *     Prometheus must send an API key as bearer token; configure the key in its ``authorization`` section.
          */
         get: operations["getPrometheusMetrics"];
         put?: never;
@@ -1659,7 +1662,7 @@ export interface components {
         CachedTokens: {
             /**
              * Cached Tokens
-             * @description Tokens copied from another request with the same beginning.
+             * @description Number of prompt tokens whose KV cache was copied from a request with the same beginning.
              * @default 0
              */
             cached_tokens: number;
@@ -1849,7 +1852,7 @@ export interface components {
         ClosedPorts: {
             /**
              * Ports
-             * @description Ports that it cannot reach; empty if it reaches all.
+             * @description Ports that the source cannot reach; empty if it reaches all.
              */
             ports: number[];
             /**
@@ -2093,7 +2096,7 @@ export interface components {
         ContributorRecord: {
             /**
              * Address
-             * @description IP address at which other machines reach it.
+             * @description IP address at which other machines reach it; null until its Ray node runs.
              */
             address: string | null;
             /**
@@ -2115,7 +2118,7 @@ export interface components {
             id: string;
             /**
              * Job Id
-             * @description Id of the job that it is leased to.
+             * @description Id of the job that it is leased to; null if there is none.
              */
             job_id: string | null;
             /**
@@ -2149,18 +2152,18 @@ export interface components {
             name: string;
             /**
              * Node Id
-             * @description Id of its Ray node, in hexadecimal.
+             * @description Id of its Ray node, in hexadecimal; null until that node runs.
              */
             node_id: string | null;
             /**
              * Offences
-             * @description Number of times that it made wrong numbers since the operator last cleared it.
+             * @description Number of times that it computed wrong results since the operator last cleared it.
              * @default 0
              */
             offences: number;
             /**
              * Quarantined For
-             * @description Cause of its quarantine, which lasts, also after a rejoin, until the operator clears it; null if none.
+             * @description Cause of its quarantine; null if it is not quarantined. The quarantine lasts until the operator clears it.
              */
             quarantined_for?: string | null;
             /**
@@ -2175,7 +2178,7 @@ export interface components {
             sent_away_at: string | null;
             /**
              * Sibling Of
-             * @description Id of the contributor on the same host whose key this device joined with; null if it joined with an invite.
+             * @description Id of the contributor of the same host that joined with the invite; null if this contributor did.
              */
             sibling_of?: string | null;
             state: components["schemas"]["ContributorState"];
@@ -2202,7 +2205,7 @@ export interface components {
         ContributorView: {
             /**
              * Address
-             * @description IP address at which other machines reach it.
+             * @description IP address at which other machines reach it; null until its Ray node runs.
              */
             address: string | null;
             /**
@@ -2226,7 +2229,7 @@ export interface components {
             id: string;
             /**
              * Job Id
-             * @description Id of the job that it is leased to.
+             * @description Id of the job that it is leased to; null if there is none.
              */
             job_id: string | null;
             /**
@@ -2260,12 +2263,12 @@ export interface components {
             name: string;
             /**
              * Node Id
-             * @description Id of its Ray node, in hexadecimal.
+             * @description Id of its Ray node, in hexadecimal; null until that node runs.
              */
             node_id: string | null;
             /**
              * Offences
-             * @description Number of times that it made wrong numbers since the operator last cleared it.
+             * @description Number of times that it computed wrong results since the operator last cleared it.
              * @default 0
              */
             offences: number;
@@ -2276,7 +2279,7 @@ export interface components {
             owner?: string | null;
             /**
              * Quarantined For
-             * @description Cause of its quarantine, which lasts, also after a rejoin, until the operator clears it; null if none.
+             * @description Cause of its quarantine; null if it is not quarantined. The quarantine lasts until the operator clears it.
              */
             quarantined_for?: string | null;
             /**
@@ -2291,7 +2294,7 @@ export interface components {
             sent_away_at: string | null;
             /**
              * Sibling Of
-             * @description Id of the contributor on the same host whose key this device joined with; null if it joined with an invite.
+             * @description Id of the contributor of the same host that joined with the invite; null if this contributor did.
              */
             sibling_of?: string | null;
             state: components["schemas"]["ContributorState"];
@@ -2746,13 +2749,13 @@ export interface components {
             closed: components["schemas"]["ClosedPorts"][];
             /**
              * Nodes
-             * @description Nodes of the other machines that tried; the machine itself must reach them as well.
+             * @description Ray nodes of the machines that tried to connect; the requesting machine must reach these nodes as well.
              */
             nodes: components["schemas"]["NodePlace"][];
         };
         /**
          * DialRequest
-         * @description Request of a machine to test whether others reach the ports on which it listens before its Ray node starts.
+         * @description Request of a machine, before its Ray node starts, to test whether other machines reach its ports.
          * @example {
          *       "address": "192.0.2.7",
          *       "handshake": "5e5e5e5e5e5e5e5e5e5e5e5e5e5e5e5e",
@@ -3306,7 +3309,7 @@ export interface components {
         };
         /**
          * GradientFusionSpec
-         * @description Buckets of a shard's gradients that are summed together over the members of a stage; it changes no result.
+         * @description Buckets of a shard's gradients that are summed together over the members of a stage; results stay the same.
          */
         GradientFusionSpec: {
             /**
@@ -3329,7 +3332,7 @@ export interface components {
         };
         /**
          * GradientFusionSpec
-         * @description Buckets of a shard's gradients that are summed together over the members of a stage; it changes no result.
+         * @description Buckets of a shard's gradients that are summed together over the members of a stage; results stay the same.
          */
         GradientFusionSpecRequest: {
             /**
@@ -3386,7 +3389,7 @@ export interface components {
             memory_bytes?: number | null;
             /**
              * Microbatches
-             * @description Number of microbatches of each batch that it computes.
+             * @description Number of microbatches that it computes in each batch.
              */
             microbatches?: number | null;
             /**
@@ -3489,7 +3492,7 @@ export interface components {
             id: string;
             /**
              * Install Command
-             * @description Command to run on the machine before, if share-compute is not installed.
+             * @description Command to run on the machine before ``join_command``, if share-compute is not installed there.
              * @default git clone https://github.com/share-compute/share-compute && cd share-compute && make setup && . .venv/bin/activate
              */
             install_command: string;
@@ -3587,7 +3590,7 @@ export interface components {
             state: components["schemas"]["InviteState"];
             /**
              * Used At
-             * @description When the last machine joined with it.
+             * @description Time at which a machine last joined with it; null if none did.
              */
             used_at: string | null;
             /**
@@ -3666,7 +3669,7 @@ export interface components {
         };
         /**
          * IslandProposal
-         * @description Several islands in place of lockstep over all machines. A prediction only: jobs cannot run this way yet.
+         * @description Several islands that would replace lockstep on all machines. Only a prediction: jobs cannot run this way yet.
          */
         IslandProposal: {
             /**
@@ -3788,7 +3791,7 @@ export interface components {
              */
             owner?: string | null;
             plan: components["schemas"]["Plan"] | null;
-            /** @description A plan that gains more time than moving to it costs; proposed when measured times deviate from predictions. */
+            /** @description Proposed plan that saves more time than moving to it costs; applied once its machines joined. Null if none. */
             proposal?: components["schemas"]["ReplanProposed"] | null;
             /**
              * Reason
@@ -4054,7 +4057,8 @@ export interface components {
             p95_s?: number | null;
             /**
              * Predicted S
-             * @description Prediction: for a single request if the objective is latency, for all sequences in flight if it is throughput.
+             * @description Predicted latency of a request alone; for the next token with objective throughput, with all sequences in
+             *     flight.
              */
             predicted_s?: number | null;
         };
@@ -4121,7 +4125,9 @@ export interface components {
         };
         /**
          * LinkEntry
-         * @description Measured path between two machines. One direction suffices. The worst of several measurements counts.
+         * @description Measured path between two machines, or a machine and the head.
+         *
+         *     One direction suffices. If a pair has several entries, the highest latency and the lowest bandwidth are used.
          */
         LinkEntry: {
             /**
@@ -4147,7 +4153,9 @@ export interface components {
         };
         /**
          * LinkEntry
-         * @description Measured path between two machines. One direction suffices. The worst of several measurements counts.
+         * @description Measured path between two machines, or a machine and the head.
+         *
+         *     One direction suffices. If a pair has several entries, the highest latency and the lowest bandwidth are used.
          */
         LinkEntryRequest: {
             /**
@@ -4268,7 +4276,7 @@ export interface components {
             host_id: string;
             /**
              * Host Threads
-             * @description Number of these processors; 0 if unknown.
+             * @description Number of processors that the machines with this ``host_id`` share; 0 if unknown.
              * @default 0
              */
             host_threads: number;
@@ -4287,7 +4295,7 @@ export interface components {
             device: string | null;
             /**
              * Flops Per S
-             * @description Sum over all its devices, in float32; 0 until it was measured.
+             * @description Measured speed of all its devices together, in float32 FLOP/s; 0 until it was measured.
              */
             flops_per_s: number;
             /** Head Bytes Per S */
@@ -4355,7 +4363,7 @@ export interface components {
             measured_step_s: number;
             /**
              * Predicted Step S
-             * @description Predicted seconds of a step; None if the plan has no prediction because no machine's speed was measured.
+             * @description Predicted seconds of a step; None if the plan has no prediction.
              */
             predicted_step_s: number | null;
             /**
@@ -4383,6 +4391,8 @@ export interface components {
             /**
              * Busy Fraction
              * @description Predicted share of a step in which the member computes; None if no machine's speed was measured.
+             *
+             *     In serving plans, the share of a request's time (latency) or of the time between tokens (throughput).
              */
             busy_fraction?: number | null;
             /** Contributor Id */
@@ -4644,7 +4654,7 @@ export interface components {
             name: components["schemas"]["OptimizerName"];
             /**
              * Weight Decay
-             * @description Weight decay: decoupled for adamw, added to the gradient for the others.
+             * @description Weight decay: decoupled for adamw, added to the gradient for the other optimizers.
              * @default 0
              */
             weight_decay: number;
@@ -4699,7 +4709,7 @@ export interface components {
             name: components["schemas"]["OptimizerNameRequest"];
             /**
              * Weight Decay
-             * @description Weight decay: decoupled for adamw, added to the gradient for the others.
+             * @description Weight decay: decoupled for adamw, added to the gradient for the other optimizers.
              * @default 0
              */
             weight_decay: number;
@@ -4855,7 +4865,7 @@ export interface components {
             serving: components["schemas"]["ServingRequestRequest"] | null;
             /**
              * Strategy
-             * @description Strategy to use in place of the job's own.
+             * @description Strategy that replaces the job's own; null keeps it.
              * @default null
              */
             strategy: string | null;
@@ -4908,7 +4918,7 @@ export interface components {
             bottleneck: components["schemas"]["Bottleneck"];
             /**
              * Exact
-             * @description Whether the search proved that no other plan has a shorter time by the formula.
+             * @description Whether the search proved that no other plan has a shorter time by the cost model's formula.
              */
             exact: boolean;
             /**
@@ -5105,7 +5115,7 @@ export interface components {
             kv_tokens: number;
             /**
              * Kv Tokens Cached
-             * @description Part of the KV capacity that keeps ended sequences, for others with the same first tokens.
+             * @description Part of the KV capacity in slots of ended sequences, kept for later sequences with the same first tokens.
              * @default 0
              */
             kv_tokens_cached: number;
@@ -5117,13 +5127,13 @@ export interface components {
             kv_tokens_used: number;
             /**
              * Preempted
-             * @description Preemptions: a sequence gave up its full KV slot because no larger one fitted.
+             * @description Number of times that a sequence gave up its full KV slot because no larger slot fitted.
              * @default 0
              */
             preempted: number;
             /**
              * Prefix Hits
-             * @description Sequences that started with a copy of another one's first tokens.
+             * @description Number of sequences that started with a copy of another sequence's first tokens.
              * @default 0
              */
             prefix_hits: number;
@@ -5145,7 +5155,7 @@ export interface components {
             steps_in_flight: number;
             /**
              * Wasted Tokens
-             * @description Tokens computed after an end that was not known yet.
+             * @description Tokens sampled after the end of their sequence, in engine steps sent before the end was known.
              * @default 0
              */
             wasted_tokens: number;
@@ -5283,7 +5293,7 @@ export interface components {
             reason: string;
             /**
              * Waiting
-             * @description Number of sequences that wait because no replica answers.
+             * @description Number of sequences that wait for a replica.
              * @default 0
              */
             waiting: number;
@@ -5348,7 +5358,7 @@ export interface components {
             target_ongoing_requests?: number | null;
             /**
              * Upscale Delay S
-             * @description Scale-up delay: time for which more replicas must be needed; 0 to 1 is immediate.
+             * @description Scale-up delay: time for which more replicas must be needed; scaling from 0 to 1 is immediate.
              * @default 2
              */
             upscale_delay_s: number;
@@ -5395,7 +5405,7 @@ export interface components {
             target_ongoing_requests: number | null;
             /**
              * Upscale Delay S
-             * @description Scale-up delay: time for which more replicas must be needed; 0 to 1 is immediate.
+             * @description Scale-up delay: time for which more replicas must be needed; scaling from 0 to 1 is immediate.
              * @default 2
              */
             upscale_delay_s: number;
@@ -5424,12 +5434,12 @@ export interface components {
             done: number;
             /**
              * Failed
-             * @description Number of completed rows that have an error in place of an answer.
+             * @description Number of completed rows that have an error instead of an answer.
              */
             failed: number;
             /**
              * Rows Per S
-             * @description Rate over the last rows; None before the first ones of this attempt.
+             * @description Rate over the last rows; None before this attempt has completed rows.
              */
             rows_per_s?: number | null;
             /**
@@ -5719,13 +5729,13 @@ export interface components {
         };
         /**
          * ServingPrediction
-         * @description Predicted times of serving on the same machines. The bound applies to the time that the objective minimises.
+         * @description Predicted times of serving a model. The lower bound applies to the time that the objective minimises.
          */
         ServingPrediction: {
             bottleneck: components["schemas"]["Bottleneck"];
             /**
              * Exact
-             * @description Whether the search proved that no other plan has a shorter time by the formula.
+             * @description Whether the search proved that no other plan has a shorter time by the cost model's formula.
              */
             exact: boolean;
             /**
@@ -5828,7 +5838,7 @@ export interface components {
         ServingStatus: {
             /**
              * Epoch
-             * @description Number of the present membership.
+             * @description Epoch of the present stages; each time that stages are formed, a new epoch starts.
              * @default 0
              */
             epoch: number;
@@ -5868,7 +5878,7 @@ export interface components {
             next_token: components["schemas"]["LatencyStatus"];
             /**
              * Predicted Tokens Per S
-             * @description Predicted rate with all sequences in flight.
+             * @description Predicted token rate with all sequences in flight; None for an encoder, or while nothing is placed.
              */
             predicted_tokens_per_s?: number | null;
             /** @description The plan and its predicted performance; None while nothing is placed. */
@@ -5912,7 +5922,7 @@ export interface components {
             tokens_per_s: number;
             /**
              * Window Tokens
-             * @description Longest sequence; None before the model was read.
+             * @description Maximum length of a sequence, prompt and answer together; None before the model was read.
              */
             window_tokens?: number | null;
         };
@@ -5931,6 +5941,8 @@ export interface components {
             /**
              * Last Event
              * @description Number of the newest event: a stream that begins there misses no change to data that is fetched from now on.
+             *
+             *     Null if the browser is not signed in.
              */
             last_event: number | null;
         };
@@ -6065,12 +6077,12 @@ export interface components {
         StageStatus: {
             /**
              * Busy Fraction
-             * @description Share of the last seconds in which it computed, 0 to 1; None before it was measured.
+             * @description Fraction of the last seconds in which its member computed, 0 to 1; None before it was measured.
              */
             busy_fraction?: number | null;
             /**
              * Cache Bytes
-             * @description Part of that memory in caches of sequences.
+             * @description Memory of the KV slots of this stage; on a GPU it is not part of ``resident_bytes``.
              * @default 0
              */
             cache_bytes: number;
@@ -6088,7 +6100,7 @@ export interface components {
             name: string;
             /**
              * Predicted Busy Fraction
-             * @description Predicted share with all sequences in flight.
+             * @description Predicted fraction of the time in which its member computes, with all sequences in flight; None if unknown.
              */
             predicted_busy_fraction?: number | null;
             /**
@@ -6098,7 +6110,7 @@ export interface components {
             process_id?: number | null;
             /**
              * Resident Bytes
-             * @description Memory of that process.
+             * @description Resident memory (RSS) of that process.
              * @default 0
              */
             resident_bytes: number;
@@ -6326,7 +6338,7 @@ export interface components {
          * TimelineUpdate
          * @description One member's update of its weights, and its fixed work at the end of the step.
          *
-         *     Before it, the member waits for the sums of gradients and for the messages of the other stages.
+         *     Before the update, the member waits for the sums of gradients and for messages from the other stages.
          */
         TimelineUpdate: {
             /** Member */
@@ -6359,7 +6371,7 @@ export interface components {
         TokenRotated: {
             /**
              * Jobs
-             * @description Number of jobs that were suspended; they continue from the checkpoint that they wrote.
+             * @description Number of jobs that were suspended; each continues from its last checkpoint.
              */
             jobs: number;
             /**
@@ -7027,7 +7039,7 @@ export interface components {
             job_id: string | null;
             /**
              * Microbatches
-             * @description Number of microbatches of each batch that it computed.
+             * @description Number of microbatches that it computed in each batch.
              */
             microbatches: number | null;
             /**
