@@ -60,14 +60,20 @@ class ContributorActor:
         ]
         # Ray sets OMP_NUM_THREADS to 1 for an actor that reserves no CPUs.
         environment = {**os.environ, "OMP_NUM_THREADS": str(cpu_threads)}
-        done = subprocess.run(
-            tied(command),
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=_PROBE_TIMEOUT_S,
-            check=False,
-        )
+        try:
+            done = subprocess.run(
+                tied(command),
+                env=environment,
+                capture_output=True,
+                text=True,
+                timeout=_PROBE_TIMEOUT_S,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            raise UserError(
+                f"the device was not measured within {_PROBE_TIMEOUT_S:.0f} s",
+                hint="end other programs that use it, or lend less",
+            ) from None
         if done.returncode != 0:
             last = (done.stderr.strip().splitlines() or ["it printed nothing"])[-1]
             raise UserError(

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pydantic import TypeAdapter
 
@@ -140,9 +140,12 @@ class StepLog:
     @property
     def is_claimed(self) -> bool:
         """Whether this attempt may write, because no later attempt has claimed the step log."""
-        with self._translated():
-            (attempt,) = self._base.execute("SELECT attempt FROM standing").fetchone()
+        ((attempt,),) = self._rows("SELECT attempt FROM standing")
         return int(attempt) <= self._attempt
+
+    def _require_claimed(self) -> None:
+        if not self.is_claimed:
+            raise superseded()
 
     # -- writing -----------------------------------------------------------------------------------------------------
 
@@ -193,8 +196,13 @@ class StepLog:
             return self.read()
 
     def validated(self, step: int, loss: float) -> None:
-        """Write the loss of a validation, because early stopping depends on it."""
-        with self._translated():
+        """Write the loss of a validation, because early stopping depends on it.
+
+        Raises:
+            StaleEpoch: a later attempt has claimed the step log.
+        """
+        with self._transaction():
+            self._require_claimed()
             self._base.execute("INSERT OR REPLACE INTO validations VALUES (?, ?)", (step, loss))
 
     def offend(
@@ -208,8 +216,12 @@ class StepLog:
             what: description of the wrong numbers, for the user.
             is_grave: whether the machine is quarantined at the first offence.
             accuser: the member whose report is the only evidence; None if the coordinator or the machine found them.
+
+        Raises:
+            StaleEpoch: a later attempt has claimed the step log.
         """
         with self._transaction():
+            self._require_claimed()
             before = self._base.execute("SELECT accuser FROM offences WHERE worker = ?", (worker,))
             is_over = is_grave or quarantines(accuser, [one for (one,) in before])
             self._base.execute(
@@ -220,7 +232,7 @@ class StepLog:
 
     def quarantined(self) -> frozenset[Worker]:
         """Return the machines that the job must not use, because they computed wrong numbers."""
-        rows = self._base.execute("SELECT DISTINCT worker FROM offences WHERE quarantines")
+        rows = self._rows("SELECT DISTINCT worker FROM offences WHERE quarantines")
         return frozenset(worker for (worker,) in rows)
 
     def rewind(self, step: int) -> None:
@@ -243,30 +255,30 @@ class StepLog:
 
     def read(self) -> Standing:
         """Return the position of the job."""
-        found = self._base.execute(
+        (found,) = self._rows(
             "SELECT epoch, committed, coalesce(scale, 1.0), coalesce(generation, 0) "
             "FROM standing LEFT JOIN steps ON step = committed"
         )
-        return Standing(*found.fetchone())
+        return Standing(*found)
 
     @property
     def group(self) -> GroupFacts | None:
         """Facts about the job's members; None in a new job or after `rewind`, until an epoch is formed."""
-        (written,) = self._base.execute("SELECT membership FROM standing").fetchone()
+        ((written,),) = self._rows("SELECT membership FROM standing")
         return None if written is None else _groups.validate_json(written)
 
     def steps(self, after: int) -> list[StepFacts]:
         """Return the facts about the committed steps that follow ``after``, in order."""
         query = "SELECT facts FROM steps WHERE step > ? AND facts IS NOT NULL ORDER BY step"
-        return [_steps.validate_json(facts) for (facts,) in self._base.execute(query, (after,))]
+        return [_steps.validate_json(facts) for (facts,) in self._rows(query, after)]
 
     def scales(self) -> dict[int, float]:
         """Return the update factor of each committed step that the log still has, by step."""
-        return dict(self._base.execute("SELECT step, scale FROM steps ORDER BY step"))
+        return dict(self._rows("SELECT step, scale FROM steps ORDER BY step"))
 
     def validations(self) -> tuple[tuple[int, float], ...]:
         """Return step and loss of each validation."""
-        return tuple(self._base.execute("SELECT step, loss FROM validations ORDER BY step"))
+        return tuple(self._rows("SELECT step, loss FROM validations ORDER BY step"))
 
     def close(self) -> None:
         """Close the file."""
@@ -277,6 +289,10 @@ class StepLog:
     def _write(self, statement: str, *values: float | str) -> Standing | None:
         with self._translated():
             return self.read() if self._base.execute(statement, values).rowcount == 1 else None
+
+    def _rows(self, query: str, *values: float | str) -> list[Any]:
+        with self._translated():
+            return self._base.execute(query, values).fetchall()
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
@@ -296,7 +312,7 @@ class StepLog:
             yield
         except sqlite3.Error as failure:
             raise Unavailable(
-                f"{self._path} cannot be written: {failure}",
+                f"{self._path} cannot be used: {failure}",
                 hint="free space on the server's disk, then resume the job",
             ) from failure
 

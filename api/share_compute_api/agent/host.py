@@ -145,6 +145,9 @@ class Host:
                 device.child.interrupt()
         longest_s = max(device.options.leave_within_s for device in self._devices)
         self._follow(children, time.monotonic() + longest_s + _GRACE_S)
+        for device in self._devices:
+            if device.status is None:  # its agent has not ended in time, and is killed with this process
+                device.status = 1
 
     def _start(self, children: ChildProcesses, device: _Device) -> None:
         reading, writing = os.pipe()

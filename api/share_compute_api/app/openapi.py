@@ -21,7 +21,7 @@ _TAGS = [
     {"name": "session", "description": "How the dashboard is signed in, by a cookie in place of a key."},
     {"name": "uploads", "description": "Data and models that jobs name."},
     {"name": "keys", "description": "Keys that open this API."},
-    {"name": "invites", "description": "Codes that let one machine join, once."},
+    {"name": "invites", "description": "Codes that let machines join."},
     {"name": "contributors", "description": "Machines of the cluster."},
     {"name": "agents", "description": "What a contributor's own agent calls."},
     {"name": "deployments", "description": "Models that are served: deploy, watch, take down."},

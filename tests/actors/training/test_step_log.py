@@ -98,6 +98,12 @@ def test_only_the_later_of_two_coordinators_writes(step_log: Open) -> None:
     assert older.begin_epoch(taken.epoch + 5) is None
     with pytest.raises(StaleEpoch, match="another coordinator"):
         older.lay(GroupFacts(membership(epoch), laid("a"), (1,), attempt=1))
+    with pytest.raises(StaleEpoch, match="another coordinator"):
+        older.validated(2, 0.25)
+    with pytest.raises(StaleEpoch, match="another coordinator"):
+        older.offend("a", 3, "its shape is [1]", is_grave=True)
+    assert younger.validations() == ()
+    assert younger.quarantined() == frozenset()
     with pytest.raises(StaleEpoch):
         older.rewind(0)
     with pytest.raises(StaleEpoch):
@@ -156,7 +162,7 @@ def test_a_file_of_another_shape_is_replaced(tmp_path: Path, step_log: Open, ver
 
 
 def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
-    with pytest.raises(Unavailable, match=r"steps.sqlite3 cannot be written") as caught:
+    with pytest.raises(Unavailable, match=r"steps.sqlite3 cannot be used") as caught:
         StepLog(tmp_path / "missing", 1)
     assert caught.value.hint
 

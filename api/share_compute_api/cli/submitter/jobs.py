@@ -156,7 +156,7 @@ def logs(
 
 
 def cancel(job: Job, as_json: Json = False) -> None:
-    """Cancel a job: after its current step if it is training, else at once."""
+    """Cancel a job: it stops at once; its checkpoints, or the rows that are done, are kept."""
     from share_compute_api.client.client import Client
 
     with Client() as client:
@@ -164,9 +164,11 @@ def cancel(job: Job, as_json: Json = False) -> None:
     if as_json or record.state.is_final:
         _report(record, as_json=as_json)
     else:
-        kept = f"; its checkpoint of step {record.checkpoint_step} stays" if record.checkpoint_step else ""
-        after = "after its step" if record.spec.kind == "train" else "now; the rows that are done are kept"
-        console.print(f"{record.id} stops {after}{kept}")
+        kept = "; the rows that are done are kept"
+        if record.spec.kind == "train":
+            step = record.checkpoint_step
+            kept = f"; its checkpoint of step {step} is kept" if step else ""
+        console.print(f"{record.id} stops now{kept}")
 
 
 def resume(job: Job, follow: Follow = False, as_json: Json = False) -> None:
