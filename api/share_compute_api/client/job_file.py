@@ -58,7 +58,7 @@ def read_text(path: Path) -> str:
 
 
 def with_full_paths(spec: AnyNamed, base: Path) -> AnyNamed:
-    """Return a job or deployment with absolute paths: relative paths start at ``base``; ``upload:`` paths are kept."""
+    """Return a job or deployment whose paths are absolute, resolved against ``base``; keep ``upload:`` paths."""
 
     def full(path: Path, field: str) -> Path:
         del field

@@ -77,7 +77,7 @@ class Router:
         return any(status.is_ready for status in self._replicas.values())
 
     def is_overdue(self, replica: Replica, now_s: float) -> bool:
-        """Return whether a replica was not ready for `_MOVES_AFTER_S`, and another one can continue its sequences."""
+        """Return whether a replica has been unready for at least `_MOVES_AFTER_S` and another one can take over."""
         since_s = self._replicas[replica].unready_since_s
         return since_s is not None and now_s - since_s >= _MOVES_AFTER_S and bool(self.takers)
 

@@ -32,7 +32,7 @@ class PlanProcesses:
 
     Args:
         at_once: number of processes that may run at the same time.
-        most_under_way: number of plans that may be computed or wait; more are rejected.
+        most_under_way: maximum number of plans that are being computed or queued; further requests are rejected.
         timeout_s: time limit for a plan, including the wait in the queue.
         memory_bytes: memory limit of a process (Linux).
     """

@@ -1,1 +1,1 @@
-"""Batches without a model: input rows from files, answers stored in parts, and the output file made from them."""
+"""The parts of a batch job that need no model: read input rows, store answers in parts, write the output file."""

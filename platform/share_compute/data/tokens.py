@@ -22,7 +22,7 @@ _BATCH_CHARACTERS = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class TokenRecord:
-    """Content and sources of a token file. It is written last, so it exists only if the file is complete."""
+    """Metadata of a token file. The record is written last, so a record on disk means that the file is complete."""
 
     fingerprint: str
     dtype: str

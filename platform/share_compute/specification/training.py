@@ -22,7 +22,7 @@ class LoraSpec(SpecModel):
     alpha: float = Field(default=16.0, gt=0)
     """Scale of an adapter: its product is multiplied by alpha / rank."""
     dropout: float = Field(default=0.0, ge=0, lt=1)
-    """Share of an adapter's inputs that is dropped in training."""
+    """Dropout probability of an adapter's inputs in training."""
     targets: tuple[str, ...] | None = Field(default=None, min_length=1)
     """Last name components of the matrices to adapt, e.g. ``[q_proj, v_proj]``; default: all matrices in all layers."""
     merge: bool = False

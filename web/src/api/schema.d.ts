@@ -4192,7 +4192,7 @@ export interface components {
             alpha: number;
             /**
              * Dropout
-             * @description Share of an adapter's inputs that is dropped in training.
+             * @description Dropout probability of an adapter's inputs in training.
              * @default 0
              */
             dropout: number;
@@ -4227,7 +4227,7 @@ export interface components {
             alpha: number;
             /**
              * Dropout
-             * @description Share of an adapter's inputs that is dropped in training.
+             * @description Dropout probability of an adapter's inputs in training.
              * @default 0
              */
             dropout: number;

@@ -72,7 +72,7 @@ _TICK_S = 0.5
 
 An unanswered message is sent again after two ticks, then ever less often."""
 _CUT_TICKS = 3
-"""Ticks without a new answer from a member, after which members test their links for the first time."""
+"""Members first test their links after this many ticks in a row without a new answer from any member."""
 _QUIET_S = 120.0
 """Initial limit for the time without a new answer from a member, in seconds.
 

@@ -9,9 +9,10 @@ _DIED = "its server died; another one is started"
 
 
 class Interruptions:
-    """Numbers the interruptions of one replica from 1, continuing across restarts of the replica's server process.
+    """Detects when interruptions of one replica begin and end, and numbers them from 1.
 
-    Each server process numbers its own interruptions from 1.
+    Each server process of the replica numbers its own interruptions from 1. The numbers of this class continue when the
+    process is restarted.
     """
 
     def __init__(self) -> None:

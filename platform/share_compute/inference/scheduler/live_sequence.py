@@ -167,9 +167,9 @@ class LiveSequence:
         self.planned = self.num_emitted
 
     def prefill(self, most: int) -> Chunk:
-        """Record the next ``most`` known tokens, or fewer if fewer are left, as sent; return the chunk with them.
+        """Return a chunk of at most ``most`` of the known tokens that were not sent yet, and record them as sent.
 
-        The chunk with the last known token samples a new token.
+        Only the chunk that ends with the last known token samples the next token.
         """
         start = self.sent
         self.sent = min(start + most, self.prefill_tokens)

@@ -134,7 +134,7 @@ class SlotLedger:
             entry.indexed = len(entry.keys)
 
     def write(self, sequence: int, stop: int) -> None:
-        """Record that the step being built writes all positions before ``stop``."""
+        """Record that all positions before ``stop`` are written once the step being built has been computed."""
         self._entries[sequence].written = stop
 
     def retire(self, sequence: int) -> None:

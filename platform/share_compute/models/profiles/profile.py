@@ -99,8 +99,8 @@ class ModelProfile(StrictModel):
     """Costs of all modules after the last layer; these are always in the same shard as the last layer. A tied matrix
     counts in the operations of the head, but not in its parameters."""
     tied: int = 0
-    """Number of parameters that the head shares with the embedding. The last shard has a second copy if it is not the
-    first shard, too."""
+    """Number of parameters that the head shares with the embedding. If the last shard is not the first one as well, it
+    holds a second copy of these parameters."""
     tied_trains: bool = True
     """Whether the tied parameters are trained; True if there are none."""
     tied_name: str | None = None

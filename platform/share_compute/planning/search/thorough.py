@@ -33,7 +33,8 @@ from share_compute.planning.search.strategies import AutoPartitioning
 _MOST_EXAMINED = 6_000_000
 """Maximum number of candidates in the search for layouts that the formula does not rule out, over all problems."""
 _CELLS = 1_000_000
-"""Maximum number of simulated cells (two or three seconds) in each local search and for layouts not ruled out."""
+"""Maximum number of cells to simulate, about two or three seconds of work. Each local search has this budget, and the
+simulation of all layouts that the formula does not rule out has it once."""
 _PATIENCE = 8
 """The local search stops after this many consecutive layouts whose neighbours do not improve the best step."""
 
