@@ -123,7 +123,7 @@ class Assembly:
         self._group.detector.accuse(worker, failure)
 
     def expel(self, worker: Worker) -> None:
-        """Remove a member that sent an invalid tensor; its machine gets a backoff, as after a loss."""
+        """Remove a member that sent an invalid tensor, and count it as lost; its machine is unused during a backoff."""
         self._group.remove([worker])
         self._lose([worker])
 

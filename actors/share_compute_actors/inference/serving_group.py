@@ -1,4 +1,4 @@
-"""The group of a replica's members, which the server starts, calls and removes."""
+"""Actor group of one replica: the replica's server starts, calls and removes its members through this group."""
 
 from __future__ import annotations
 

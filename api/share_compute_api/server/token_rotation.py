@@ -67,7 +67,7 @@ class TokenRotation:
     def begin(self) -> asyncio.Task[Rotated]:
         """Request a replacement of the token, and return the task that carries it out.
 
-        The task first waits until removed machines have left, at most for `_LEAVE_S`.
+        The task first waits for removed machines to leave, for at most `_LEAVE_S`.
         """
         self._wanted += 1
         if self._under_way is None or self._under_way.done():

@@ -141,10 +141,11 @@ def _whole(blueprint: Blueprint) -> _Layers:
 
 
 def profile_layers(blueprint: Blueprint) -> ModelProfile:
-    """Count the cost of a declared model, layer by layer.
+    """Compute the cost profile of a declared model, layer by layer.
 
-    The samples have no length, so all costs are constants. If a layer does not fit its input, estimate all layers
-    instead; training reports the error.
+    Samples are feature vectors, not sequences, so no cost depends on a sequence length. If the cost of a layer cannot
+    be counted, because the layer does not fit its input, the costs of all layers are estimated from their parameters.
+    Training then reports the error.
 
     Raises:
         UserError: a layer has wrong options, or a frozen parameter does not exist.

@@ -54,7 +54,9 @@ class PlanTimeline(StrictModel):
     step_s: float | None = None
     """Predicted time of the step; None if nothing can be predicted: ``problem`` says why."""
     cells: tuple[TimelineCell, ...] = ()
-    """Cells of the step, with indices of the plan's stages and members; empty if there are too many to display."""
+    """Cells of the step; empty if there are too many to display, or if nothing can be predicted.
+
+    A cell's ``stage`` is an index of the plan's stages, and its ``member`` an index of that stage's members."""
     transfers: tuple[TimelineTransfer, ...] = ()
     updates: tuple[TimelineUpdate, ...] = ()
     cell_count: int = 0

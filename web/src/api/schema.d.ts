@@ -4888,7 +4888,9 @@ export interface components {
             cell_count: number;
             /**
              * Cells
-             * @description Cells of the step, with indices of the plan's stages and members; empty if there are too many to display.
+             * @description Cells of the step; empty if there are too many to display, or if nothing can be predicted.
+             *
+             *     A cell's ``stage`` is an index of the plan's stages, and its ``member`` an index of that stage's members.
              * @default []
              */
             cells: components["schemas"]["TimelineCell"][];

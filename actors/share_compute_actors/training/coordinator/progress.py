@@ -52,11 +52,11 @@ class Listener(ABC):
 
     @abstractmethod
     def ticked(self) -> None:
-        """Do regular work; called about every 0.5 s while the conductor waits for members."""
+        """Do periodic work. The conductor calls this about every 0.5 s, except at a pause."""
 
 
 class TrainingProgress:
-    """Computes the facts about each step of one attempt, and keeps its training state.
+    """Computes the `StepFacts` of each step (loss, learning rate, speed), and holds the attempt's training state.
 
     Args:
         spec: the job, with its number of microbatches settled.

@@ -386,9 +386,10 @@ def standing_of(
 
 
 def _wanted_first(record: DeploymentRecord) -> int:
-    """Return the initial number of replicas: as many as before the server's restart, else one.
+    """Return the initial number of replicas, which the autoscaler then clamps to the deployment's range.
 
-    A deployment that was not ready starts with one replica, which shows whether the model can be served.
+    A deployment that was ready or degraded before the server's restart gets as many replicas as had a plan. Any other
+    deployment starts with one replica, which shows whether the model can be served.
     """
     if record.state in (DeploymentState.ready, DeploymentState.degraded):
         return len(record.plans)

@@ -199,7 +199,10 @@ class _Parts:
         return self._tours[length, cached][index]
 
     def _tour(self, length: int, *, cached: bool) -> dict[int, _Call]:
-        """Run the model without its layers, and return the arguments that each distinct layer would get, by index."""
+        """Run the model with its layers replaced by pass-throughs; return the arguments of the layers, by index.
+
+        Of several equal layers, only the first one has an entry, see `_first_alike`.
+        """
         calls: dict[int, _Call] = {}
 
         def note(index: int, _: nn.Module, arguments: Any, options: Any) -> None:

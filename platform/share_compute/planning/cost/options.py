@@ -205,7 +205,13 @@ class Options:
 
 
 def _after_a_loss(shares: Floats) -> Floats:
-    """Return `share_compute.planning.cost.memory.after_a_loss` for many ranges at once ``[members, ranges]``."""
+    """Return the approximate share of each member after the loss of the other member with the largest share.
+
+    This is `share_compute.planning.cost.memory.after_a_loss`, vectorized over layer ranges.
+
+    Args:
+        shares: number of microbatches of each member, shape ``[members, ranges]``.
+    """
     if len(shares) == 1:
         return shares
     count = shares.sum(axis=0)
