@@ -143,10 +143,11 @@ def cut_pair(hosts: Hosts, victim: str) -> float:
         assert leased_to is not None
         plan = client.job(leased_to).plan
     assert plan is not None
-    members = [member.name for stage in plan.stages for member in stage.members]
-    place = members.index(victim)
-    neighbour = members[place - 1 if place else 1]
-    with hosts.cluster.machines[victim].cut_from([hosts.cluster.machines[neighbour]], "both"):
+    stages = [[member.name for member in stage.members] for stage in plan.stages]
+    neighbours = next((each for each in itertools.pairwise(stages) if victim in each[0] + each[1]), None)
+    # A machine that holds no layer yet, or a plan of one stage: its members sum gradients.
+    one, other = (neighbours[0][0], neighbours[1][0]) if neighbours else (stages[0][0], stages[0][-1])
+    with hosts.cluster.machines[one].cut_from([hosts.cluster.machines[other]], "both"):
         time.sleep(10)
     return 10.0
 
