@@ -25,6 +25,7 @@ from share_compute_api.control.machines.contributors import DISAGREEMENT, Contri
 from share_compute_api.control.machines.live_topology import live_topology
 from share_compute_api.control.machines.machines import Machine
 from share_compute_api.control.machines.measuring import AGAIN, Measurements, share_of
+from share_compute_api.control.polling import POLL_S
 
 CPU = Device("cpu", "some cpu", 2**30)
 LOST_AFTER = timedelta(seconds=8)
@@ -622,5 +623,34 @@ def test_a_share_is_an_equal_part_of_the_processors(
             cluster.join(f"machine-{index}", **limits)
         here = cluster.store.contributors.list()
         assert share_of(here[0], here) == expected
+
+    run(settings, story)
+
+
+def test_a_server_that_was_suspended_first_waits_for_heartbeats(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story(cluster: Cluster) -> None:
+        sleep, sleeps = asyncio.sleep, asyncio.Event()
+
+        async def noted(seconds: float) -> None:
+            if seconds == POLL_S:
+                sleeps.set()
+            await sleep(seconds)
+
+        monkeypatch.setattr(asyncio, "sleep", noted)
+        supervising = asyncio.create_task(cluster.supervisor.run())
+        await sleeps.wait()
+        ada, grace = await two_ready(cluster)
+        cluster.now += timedelta(minutes=5)
+        sleeps.clear()
+        await sleeps.wait()
+        supervising.cancel()
+        assert states(cluster, ada, grace) == ["ready", "ready"]
+        cluster.address = NOWHERE
+        cluster.now += LOST_AFTER + timedelta(seconds=1)
+        cluster.store.contributors.seen(grace)
+        await cluster.supervisor.poll()
+        assert states(cluster, ada, grace) == ["lost", "ready"]
 
     run(settings, story)

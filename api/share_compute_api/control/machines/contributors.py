@@ -24,6 +24,8 @@ _CALLS_APART = timedelta(seconds=4)
 _HEARTBEAT_LIMIT = timedelta(seconds=30)
 """Time without a heartbeat after which a contributor is lost although its Ray node answers. A shorter gap may mean
 that the agent is busy, or pauses before it retries."""
+_SUSPENDED = timedelta(seconds=5)
+"""If a pause between two polls takes this long, the server's process was suspended and received no heartbeats."""
 DISAGREEMENT = 2.0
 """Ratio of measured and predicted time, in either direction, from which a machine is measured again after a job. The
 measured time is the median over the job's last steps."""
@@ -85,7 +87,11 @@ class ContributorSupervisor:
                 await self.poll()
             except ShareComputeError as failure:
                 _log.warning("contributors could not be checked: %s", failure.message)
+            before = self._store.clock()
             await asyncio.sleep(POLL_S)
+            if (now := self._store.clock()) - before > _SUSPENDED:
+                _log.warning("this server was suspended for %d s", (now - before).seconds)
+                self._listening_since = now
 
     async def _mark_earlier(self) -> None:
         """Mark machines known only from an earlier server process: "left" if they were draining, else "lost".
