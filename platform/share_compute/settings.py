@@ -53,7 +53,7 @@ class Settings(BaseSettings):
     checkpoint_every_s: float = Field(default=180.0, ge=0)
     """Seconds between checkpoints for jobs without ``training.checkpoint_every``; 0 turns them off."""
     allow_failures: bool = False
-    """Whether holders of API keys may inject faults into members of running jobs (`share-compute chaos`)."""
+    """Whether admins may inject faults into members of running jobs (`share-compute chaos`)."""
     data_roots: Annotated[tuple[Path, ...], NoDecode] = ()
     """Folders on the server below which jobs may name files, as JSON or separated as in PATH; default: none, so that
     data comes from uploads only. If the server listens on loopback only, the default of `share-compute up` is its

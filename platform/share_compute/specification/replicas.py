@@ -27,7 +27,7 @@ class ReplicasSpec(SpecModel):
     target_ongoing_requests: float | None = Field(default=None, ge=1)
     """Target load per replica, in running and queued sequences; default: ``max_concurrent``, so that none waits."""
     upscale_delay_s: float = Field(default=2.0, ge=0, le=86400)
-    """Scale-up delay: time for which more replicas must be needed; scaling from 0 to 1 is immediate."""
+    """Scale-up delay: time for which more replicas must be needed; scaling up from 0 is immediate."""
     downscale_delay_s: float = Field(default=60.0, ge=0, le=86400)
     """Scale-down delay: time for which fewer replicas must suffice."""
     downscale_to_zero_delay_s: float = Field(default=300.0, ge=0, le=30 * 86400)

@@ -5360,7 +5360,7 @@ export interface components {
             target_ongoing_requests?: number | null;
             /**
              * Upscale Delay S
-             * @description Scale-up delay: time for which more replicas must be needed; scaling from 0 to 1 is immediate.
+             * @description Scale-up delay: time for which more replicas must be needed; scaling up from 0 is immediate.
              * @default 2
              */
             upscale_delay_s: number;
@@ -5407,7 +5407,7 @@ export interface components {
             target_ongoing_requests: number | null;
             /**
              * Upscale Delay S
-             * @description Scale-up delay: time for which more replicas must be needed; scaling from 0 to 1 is immediate.
+             * @description Scale-up delay: time for which more replicas must be needed; scaling up from 0 is immediate.
              * @default 2
              */
             upscale_delay_s: number;
