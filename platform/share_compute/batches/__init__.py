@@ -1,1 +1,1 @@
-"""The parts of a batch job that need no model: read input rows, store answers in parts, write the output file."""
+"""Files of batch jobs: read the input rows, store answers in part files, and write the output file."""

@@ -40,7 +40,7 @@ class InputRow:
     number: int
     """Number of the row, counted from 0 over all files in order; the same in every attempt."""
     value: Any
-    """Value of the column that is answered; None if there is a problem."""
+    """Value of the input column; None if the row has a problem."""
     problem: str | None = None
     """Reason why the row cannot be answered; None if it can."""
 
@@ -52,7 +52,7 @@ class Survey:
     rows: tuple[int, ...]
     """Number of rows in each file."""
     digests: tuple[str, ...]
-    """XXH3 of each file's content, as hexadecimal."""
+    """128-bit XXH3 hash of each file's content, as hexadecimal."""
 
     @property
     def total(self) -> int:
@@ -81,8 +81,8 @@ class Inputs:
             ours: columns into which answers are written.
 
         Raises:
-            UserError: a file cannot be read or parsed, has no row, lacks the column, holds only other types in it, or
-                has a column into which answers are written.
+            UserError: a file cannot be read or parsed, has no rows, lacks the column, holds no value of type `kind` in
+                it, or has a column into which answers are written.
         """
         for file in self.files:
             columns, values = self._beginning(file)

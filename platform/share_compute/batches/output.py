@@ -1,4 +1,4 @@
-"""The output of a batch: its rows in their order, each with its answer."""
+"""Write the output file of a batch: all input rows in order, each with its answer."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ Format = Literal["jsonl", "parquet"]
 
 
 def check_columns(files: Sequence[Path]) -> None:
-    """Raise UserError if the schemas of .parquet files cannot be united in one file."""
+    """Raise UserError if the schemas of .parquet files cannot be merged into one."""
     _united(files)
 
 
 def write_output(inputs: Inputs, parts: Parts, target: Path, format_: Format) -> int:
-    """Write rows with their answers; the file appears complete or not at all.
+    """Write all input rows with their answers to one file, atomically.
 
     Args:
         inputs: input rows.
@@ -71,7 +71,7 @@ def _write_lines(inputs: Inputs, parts: Parts, file: Path) -> None:
 
 
 def _without_nulls(answer: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the columns of an answer that are not null."""
+    """Return an answer without null columns and without null fields of its usage."""
     columns = {name: value for name, value in answer.items() if value is not None}
     if "usage" in columns:
         columns["usage"] = {name: value for name, value in columns["usage"].items() if value is not None}
@@ -90,7 +90,7 @@ def _line(row: Mapping[str, Any]) -> bytes:
 
 
 def _plain(value: Any) -> Any:
-    """Return the JSON form of a Parquet value."""
+    """Convert a Parquet value of a type that JSON lacks: bytes to base64, times to ISO 8601, others to text."""
     if isinstance(value, bytes):
         return base64.b64encode(value).decode()
     return value.isoformat() if isinstance(value, date | datetime | time) else str(value)
@@ -194,7 +194,10 @@ def _array(name: str, values: list[Any], type_: Any) -> Any:
 
 
 def _types(inputs: Inputs) -> dict[str, Any]:
-    """Return each column's type, in the order of first use; None without a common type that Parquet can store."""
+    """Return the type of each column, in order of first use.
+
+    The type is None if a column's values have no common type that Parquet can store.
+    """
     types: dict[str, Any] = {}
     rows = inputs.objects()
     while taken := list(islice(rows, _BATCH_ROWS)):

@@ -1,8 +1,7 @@
-"""Storage of answers: each part is one file, which exists complete or not at all.
+"""Storage of a batch's answers: each part is one file, which is written atomically.
 
-Part ``n`` holds the answers to rows ``n * size`` to ``(n + 1) * size`` (exclusive), in their order. A row in a finished
-part is never answered again, even if processes are killed, unless the file is damaged. All other rows are sent to the
-model again, and their answers take the same place.
+Part ``n`` holds the answers to rows ``n * size`` to ``(n + 1) * size`` (exclusive), in their order. After a restart, the
+rows of a part are sent to the model again only if its file is missing or damaged.
 """
 
 from __future__ import annotations
@@ -134,7 +133,7 @@ class Parts:
 
         Args:
             number: number of the part.
-            answers: answers to its rows in their order, as columns with values; a missing column is null.
+            answers: answers to its rows in their order, each a mapping of columns to values; a missing column is null.
         """
         assert len(answers) == self.rows_in(number)
         buffer = pa.BufferOutputStream()
@@ -165,9 +164,9 @@ def _write(file: Path, content: Any) -> None:
 
 @contextmanager
 def whole(file: Path) -> Iterator[Path]:
-    """Yield a temporary path; at the end of the block, move its content to ``file`` atomically and durably.
+    """Yield a temporary path; if the block succeeds, move its content to ``file`` atomically and durably.
 
-    The path is unique, since an abandoned attempt may still be writing.
+    The path is unique, since an abandoned attempt may still be writing to its own.
     """
     partial = file.with_name(f".{file.name}.{secrets.token_hex(8)}.partial")
     try:

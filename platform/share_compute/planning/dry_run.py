@@ -1,4 +1,7 @@
-"""Dry runs: the plan of a job before it is submitted, with its timeline, alternatives, islands and serving."""
+"""Dry runs: plan a job without running it, and report its timeline, alternatives, training in islands and serving.
+
+`lay_out` simulates a step of an existing plan.
+"""
 
 from __future__ import annotations
 

@@ -1,18 +1,18 @@
-"""Lower bound on the step of any layout on these machines, by the formula of `share_compute.planning.cost.cost`.
+"""Lower bound on the step time that `share_compute.planning.cost.cost` predicts for any layout on given machines.
 
-The bounds below hold for layouts with a given number of stages on a given set of regions; the largest of them counts.
-The result is the smallest value over all numbers of stages, and over all sets of regions that links above some speed
-connect.
+Each bound below holds for all layouts with a given number of stages on a given set of regions; the largest bound
+counts. The result is the minimum over all numbers of stages, and over all sets of regions that links above some speed
+connect (the clusters of single-linkage clustering).
 
 - Work: all machines together do the work of all layers and microbatches, with layers cut anywhere and full overlap. A
   machine in use computes at least one microbatch of one layer, and does its fixed work once.
-- Fill: one microbatch passes all layers, each on the machine that is fastest for it, and a link between neighbouring
-  stages, there and back. A layout on two regions uses a link no faster than the slowest link on the best path between
-  them.
-- Gradient sums: a stage of several machines must sum its gradients in the time of a step. This limits its trained
+- Fill: one microbatch passes all layers, each on the machine that is fastest for it, and crosses each link between
+  neighbouring stages twice, as activation and as gradient. A layout on two regions uses a link no faster than the
+  slowest link on the best path between them.
+- Gradient sums: a stage of several machines must sum its gradients within the time of a step. This limits its trained
   parameters, and so its share of the work.
-- If no two machines can share a stage: each machine begins after one microbatch has passed the machines before it, the
-  microbatches in flight are at most as many as the stages, and each link carries all microbatches.
+- If no two machines can share a stage: each machine begins after one microbatch has passed the machines before it. At
+  most one microbatch per stage is in flight, and each link carries all microbatches.
 - Memory: machines are counted from the largest memory down until together they hold the state (weights, gradients and
   optimizer state). A layout has at least this many stages.
 
@@ -58,7 +58,7 @@ class _Relaxation:
         least = cells.min(axis=0)
         with np.errstate(divide="ignore", invalid="ignore"):
             fastest = np.where((cells > 0) & (least > 0), least / cells, 0.0).max(axis=1)
-            # This is the largest compute time per trained parameter of all layers.
+            # Maximum over all layers of the compute time per trained parameter.
             per_parameter = np.where(least > 0, least / np.diff(cost.trained), 0.0).max()
         self._rates: Floats = np.where(fastest > 0, fastest, 1.0)
         self._smallest_s = cells.min(axis=1)
@@ -113,13 +113,16 @@ class _Relaxation:
         return float(needed_s.min())
 
     def _links_s(self, machines: Ints, group: _Group, most: int) -> Floats:
-        """Return a lower bound on the one-way link time of a microbatch, for 1 to ``most`` stages, shape ``[most]``."""
+        """Return a lower bound on the one-way time of a microbatch over all links between stages, shape ``[most]``.
+
+        Index ``i`` holds the bound for ``i + 1`` stages.
+        """
         regions, counts = np.unique(self._cost.network.region[machines], return_counts=True)
         links = list(group.links_s)
         if counts.max() > 1:
             near = _hops(self._cost, regions)
             shortest = min([*links[:1], *near.diagonal()[counts > 1]])
-            # Each layout has a hop at least as slow as the slowest tree link. Others may be as fast as the fastest.
+            # Each layout has a hop at least as slow as the slowest tree link. Its other hops may use the fastest link.
             links = sorted([shortest] * (most - 1) + links[-1:])
         crossed = np.concatenate([[0.0], np.cumsum(links)])[:most]
         # The stages span all regions of the group, so every layout uses a link at least as slow as its slowest one.

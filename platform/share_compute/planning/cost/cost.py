@@ -22,16 +22,16 @@ For microbatches 1..M that flow through ordered stages p, the predicted time of 
     update(p)  = max over members of (bytes that the optimizer reads and writes / measured memory bandwidth + call)
     call       = STEP_OPERATIONS * measured overhead of an operation: the fixed work of a member in each step
     ring(p)    = 2 * (n - 1) / n * gradient bytes / bandwidth + 2 * (n - 1) * latency, among the stage's n members
-    log(p)     = 2 * latency + gradient bytes / bandwidth, over the best link of its machine; only for a stage of one
-                 member with a part of the layers, whose step is complete when another machine has its gradient, too
+    log(p)     = 2 * latency + gradient bytes / bandwidth, over the best link from the stage's machine to a backup
+                 member; 0 unless backups are on and the stage has one member and not all layers
     forward    = max(FLOPs / measured FLOP/s, weight bytes / measured memory bandwidth)
                  + operations * measured overhead of one
 
 An operation is a call of a kernel. Its overhead does not depend on the size of its tensors, and dominates in small
 models. If a profiler timed a layer on a machine, the measured time replaces the estimate. Every term is a wait that no
 schedule avoids. Therefore the event simulator (`share_compute.planning.cost.schedule_simulator`), which knows the order
-of all cells, does not predict less. There is one exception: summing and backing up the gradient of a stage after the
-first may be hidden behind the backwards of the stages before it.
+of all forwards and backwards, does not predict less. There is one exception: summing and backing up the gradient of a
+stage after the first may be hidden behind the backwards of the stages before it.
 
 Memory is in `share_compute.planning.cost.memory`.
 """
@@ -66,7 +66,7 @@ _UPDATE_PASSES = 3
 
 @dataclass(frozen=True, eq=False)
 class TrainingCost(TrainingMemory):
-    """Tables and formula of one training job on one topology."""
+    """Cost model of one training job on one topology: time and memory tables, and the step formula of this module."""
 
     # -- tables --------------------------------------------------------------------------------------------------
 
@@ -120,7 +120,10 @@ class TrainingCost(TrainingMemory):
         return float(forward[stop] - forward[start] + backward[stop] - backward[start])
 
     def shares(self, members: Sequence[int], start: int, stop: int) -> tuple[int, ...] | None:
-        """Return the number of microbatches of each member, as `fill_shares` does; None if a member gets none."""
+        """Return the number of microbatches of each member (see `fill_shares`).
+
+        Return None if a member gets none or has an unknown speed.
+        """
         return fill_shares(
             [self.cell_s(member, start, stop) for member in members], self.workload.microbatches
         )
@@ -145,7 +148,10 @@ class TrainingCost(TrainingMemory):
         )
 
     def carry_s(self, before: StageLayout, after: StageLayout) -> float:
-        """Return a lower bound on the time of the busiest link of two stages for its microbatches after the first."""
+        """Return a lower bound on the time in which the busiest link of two stages carries all but its first microbatch.
+
+        Latency is not included.
+        """
         size = float(self.boundary_bytes[after.start])
         following = most_carried(self.workload.microbatches, len(before.members), len(after.members)) - 1
         if following <= 0:
@@ -253,7 +259,7 @@ class TrainingCost(TrainingMemory):
 
 
 def fill_shares(cell_s: Sequence[float], microbatches: int, *, least: int = 0) -> tuple[int, ...] | None:
-    """Return the number of microbatches of each member for the earliest finish.
+    """Return the number of microbatches of each member so that the last member finishes as early as possible.
 
     Return None if a member gets none, or has an infinite time.
 

@@ -14,14 +14,14 @@ The need in bytes of a member of stage p with layers [start, stop) is the sum of
 Both sides of a boundary keep the tensors that crossed it, activations one way and gradients the other, until the step
 is committed. A member that replaces a lost one is sent these tensors again.
 
-A member holds one gradient set if the job sums the gradients of its microbatches one after the other
-(`share_compute.protocol.tree`), as in the widest stage. Members of other stages may hold several sets.
+The order in which gradients are summed (`share_compute.protocol.tree`) follows the shares of the stage with the most
+members. Members of stages with these shares hold one gradient set; members of other stages may hold several.
 Autograd allocates the gradient of a parameter before it is added to a set. Stages that share a tied parameter keep
 their own sum of its gradient and the sum that the other stage sent.
 
 In two-byte precision, each microbatch in flight also keeps a copy of the weights in that type. With activation
-checkpointing, only the input of a layer counts as activation. The activations inside a layer then exist for one layer
-and microbatch at a time, and the layer's backward includes a second forward.
+checkpointing, at most the size of a layer's output counts as its activations. The activations inside a layer then
+exist for one layer and microbatch at a time, and the layer's backward includes a second forward.
 """
 
 from __future__ import annotations

@@ -45,13 +45,13 @@ class Option:
     """
 
     def reach(self, ceiling_s: float) -> int:
-        """Return the maximum number of layers that fit into memory and take less than ``ceiling_s`` in a step."""
+        """Return the length of the longest layer range that fits into memory and takes less than ``ceiling_s`` a step."""
         held = np.flatnonzero(((self.own_s < ceiling_s) & (self.window >= 0)).any(axis=0))
         return int(held[-1]) + 1 if len(held) else 0
 
 
 class Options:
-    """Builds options and caches them."""
+    """Cache of options, which are built on demand."""
 
     def __init__(self, cost: TrainingCost) -> None:
         self._cost = cost
@@ -222,11 +222,15 @@ def _after_a_loss(shares: Floats) -> Floats:
 
 
 def _shares(cells: Floats, microbatches: int) -> Floats:
-    """Return `fill_shares` for many ranges of layers at once ``[members, ranges]``.
+    """Return the number of microbatches of each member for many layer ranges, shape ``[members, ranges]``.
 
-    Where `fill_shares` returns None, at least one share is 0. `fill_shares` assigns microbatches one by one, in the
-    order in which they finish. Here all microbatches that surely finish early are assigned at once, and only the rest
-    one by one.
+    This is `fill_shares`, vectorized over layer ranges; where `fill_shares` returns None, at least one share is 0.
+    `fill_shares` assigns microbatches one by one, in the order in which they finish. Here all microbatches that surely
+    finish early are assigned at once, and only the rest one by one.
+
+    Args:
+        cells: time of one microbatch on each member, shape ``[members, ranges]``.
+        microbatches: number of microbatches to distribute.
     """
     count, ranges = cells.shape
     if count == 1:

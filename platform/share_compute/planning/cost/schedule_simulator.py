@@ -1,18 +1,20 @@
 """Event simulation of one training step: the real schedule, cell by cell, with links that carry one tensor at a time.
 
-The formula of `share_compute.planning.cost.cost` bounds a step by waits that it must contain. This module simulates all
-waits: each member runs its actions in the order of `share_compute.protocol.schedule`, as early as its inputs arrive.
+A cell is a forward or a backward of one microbatch on one member. The formula of `share_compute.planning.cost.cost`
+adds up waits that every schedule contains. This module simulates all waits: each member runs its actions in the order
+of `share_compute.protocol.schedule`, as early as its inputs arrive.
 The order of a member's actions is fixed, and so is the order of tensors on a link. Every cell's time therefore follows
 from times that are already known, and one pass over the cells is enough.
 
 - A link carries one tensor after the other in each direction. A tensor occupies it for size / bandwidth; latency does
   not occupy it. Both directions work at the same time, and sending does not delay computing.
-- Machines of one host that use more threads than it has cores share the cores evenly among the ones that compute at a
-  moment (processor sharing, Kleinrock 1967). Cells then take longer than alone, and an event queue orders them by time.
+- If the machines of one host together use more threads than it has cores, the machines that compute at the same moment
+  share the cores in proportion to their threads (processor sharing, Kleinrock 1967). Cells then take longer than alone,
+  and an event queue orders them by time.
 - Members of a stage start to sum gradients when all of them are in their last backward. They sum the last bucket after
-  it.
-- The member of a one-member stage sends its gradient to its backup member over the best link. The step is complete only
-  after that.
+  all these backwards.
+- If backups are on, the member of a one-member stage with a part of the layers sends its gradient to its backup member
+  over the best link. The step is complete only after that.
 - The first and the last stage exchange the gradients of tied weights.
 - The update waits for a message from each other stage, which takes one latency. The fixed work of a member in each step
   (`call` in the formula) follows the update and does not count as computing.
@@ -203,7 +205,7 @@ class _Pipeline:
         self._link_free_s: dict[tuple[int, int], float] = {}
 
     def run(self) -> None:
-        """Compute every cell as early as its input allows."""
+        """Simulate every cell as early as its input allows."""
         waiting = deque(member for members in self.members for member in members)
         while waiting:
             member = waiting.popleft()
@@ -214,7 +216,7 @@ class _Pipeline:
         assert all(member.next is None for members in self.members for member in members)
 
     def run_on(self, hosts: Sequence[_Host]) -> None:
-        """Compute every cell as early as its input allows, and as fast as shared cores allow."""
+        """Simulate every cell as early as its input allows, and as fast as shared cores allow."""
         host_of = {machine: host for host in hosts for machine in host.wants}
         by_machine = {member.machine: member for members in self.members for member in members}
         events: list[tuple[float, int, _Member]] = []
@@ -356,8 +358,8 @@ def _exchange_tied(cost: TrainingCost, layout: Layout, prepared: list[float]) ->
 def _update_s(cost: TrainingCost, layout: Layout, prepared: list[float]) -> dict[int, tuple[float, float]]:
     """Return (time when a machine ends the step, seconds of its weight update alone) by machine.
 
-    A machine waits for messages from all other stages, which take the latency from the stage's first member. In each
-    region only the latest other stage matters, so only the two latest stages of a region are considered.
+    A machine waits for one message from the first member of each other stage, which takes the latency between their
+    regions. Only the latest other stage in each region matters, so the two latest stages of a region are enough.
     """
     latest: dict[int, list[tuple[float, int]]] = {}
     for index, stage in enumerate(layout.stages):

@@ -170,7 +170,7 @@ class CostTables:
 
 
 def sums(values: Floats) -> Floats:
-    """Return the sums of the first l values along the last axis, ``[..., layers + 1]``."""
+    """Return prefix sums along the last axis, beginning with 0; shape ``[..., layers + 1]``."""
     totals = np.zeros((*values.shape[:-1], values.shape[-1] + 1))
     np.cumsum(values, axis=-1, out=totals[..., 1:])
     return totals

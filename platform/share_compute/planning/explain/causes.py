@@ -23,7 +23,7 @@ _BOUNDLESS = 1e9
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """Something that a step waits for."""
+    """Slow machine, slow link or gradient sum that makes a step longer."""
 
     kind: CauseKind
     machines: tuple[int, ...]
@@ -70,7 +70,7 @@ class _Focus:
         )
 
     def reliefs(self) -> Iterator[tuple[CauseKind, tuple[int, ...], TrainingCost]]:
-        """Yield (kind of cause, machines that it names, cost without this cause)."""
+        """Yield (kind of cause, machines that cause it, cost tables without this cause)."""
         for machine in self._busiest():
             kind: CauseKind = "memory" if self._reads_memory(machine) else "compute"
             yield kind, (self._machines[machine],), self._with_boundless(machine)
