@@ -1,7 +1,7 @@
 """Storage of a batch's answers: each part is one file, which is written atomically.
 
-Part ``n`` holds the answers to rows ``n * size`` to ``(n + 1) * size`` (exclusive), in their order. After a restart, the
-rows of a part are sent to the model again only if its file is missing or damaged.
+Part ``n`` holds the answers to rows ``n * size`` to ``(n + 1) * size`` (exclusive), in their order. After a restart,
+the rows of a part are sent to the model again only if its file is missing or damaged.
 """
 
 from __future__ import annotations

@@ -12,9 +12,9 @@ Cuts are tried from coarse to fine. They are the levels of a single-linkage clus
 regions with the best links first. A level with more islands than `most_islands` is skipped. The last cut makes every
 machine an island of its own; it is skipped for more than `_MOST_ALONE` machines.
 
-H is the smallest interval at which synchronisation takes at most 5 % of the time, or `MOST_STEPS`. Averaging less often
-lowers the sample efficiency by an unknown amount, so islands are proposed only when they are faster than lockstep by a
-factor of more than `WORTH`.
+H is the smallest interval at which synchronisation takes at most 5 % of the time, but at most `MOST_STEPS`. Averaging
+less often lowers the sample efficiency by an unknown amount. Therefore islands are proposed only if they are more than
+`WORTH` times as fast as one plan for all machines in lockstep.
 """
 
 from __future__ import annotations

@@ -148,7 +148,7 @@ class TrainingCost(TrainingMemory):
         )
 
     def carry_s(self, before: StageLayout, after: StageLayout) -> float:
-        """Return a lower bound on the time in which the busiest link of two stages carries all but its first microbatch.
+        """Return a lower bound on the time that the busiest link of two stages is busy after its first microbatch.
 
         Latency is not included.
         """

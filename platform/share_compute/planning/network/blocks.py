@@ -1,4 +1,4 @@
-"""Assigns hosts to groups by all their links. The links from a group's members to another group form one block."""
+"""Assigns hosts to groups so that all links between the same two groups, which form one block, are similar."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def fit(
         groups: groups of hosts with good links between them, the largest group first.
         links: (latency in s, bytes/s, one host, other host), each pair once. An end that is in no group is compared as
             a group of its own.
-        factor: maximum ratio (geometric mean) between two links that count as similar.
+        factor: maximum ratio of latencies, and of bandwidths, at which links count as similar (in the geometric mean).
         least_evidence: minimum number of links of a host that must be comparable with links of a group that it joins.
         most: maximum number of groups that are considered.
     """

@@ -1,4 +1,4 @@
-"""Clusters hosts along good, similar links: union-find, with the mean links inside groups and between them."""
+"""Agglomerative clustering of hosts: groups are joined along good links (union-find) if their links are similar."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ class _Average(NamedTuple):
 
 
 class Clusters:
-    """Groups of hosts. At first each host is a group of its own.
+    """Agglomerative clustering of hosts. At first each host is a group of its own.
 
     Args:
         hosts: numbers of the hosts, ascending. Other numbers, such as the head's, may be ends of links. Their links
             are compared, but they never join a group.
-        factor: maximum ratio (geometric mean) between two links that count as similar.
+        factor: maximum ratio of mean latencies, and of mean bandwidths, at which groups of links count as similar.
     """
 
     def __init__(self, hosts: Iterable[int], factor: float) -> None:
@@ -94,7 +94,7 @@ class Clusters:
             self._join(first, second)
 
     def _are_alike(self, one: int, other: int) -> bool:
-        """Return whether all measured links of two groups are similar enough to join the groups."""
+        """Return whether the mean links inside two groups, between them, and to each common third end are similar."""
         inside = [self._inside.get(one), self._inside.get(other), self._across[one].get(other)]
         known = [average for average in inside if average is not None]
         if not all(average.distance(known[0]) <= self._tolerance for average in known[1:]):

@@ -45,7 +45,7 @@ ASSUMED_BYTES_PER_S = 1e8
 """Assumption where no link was measured: a LAN of about 1 Gbit/s."""
 HOST_LATENCY_S = 2e-4
 HOST_BYTES_PER_S = 1e9
-"""Assumed bandwidth between processes of one host, where none was measured."""
+"""Assumed link between machines of one host, if none was measured."""
 _MESSAGE_BYTES = 1e6
 """Size in bytes of the message by whose transfer time paths are compared."""
 _HEAD = -1
@@ -112,7 +112,7 @@ def _hosts(topology: Topology) -> list[int]:
 
 
 def _regions(hosts: list[int], links: list[_Measured]) -> tuple[NDArray[np.int64], int]:
-    """Return the region of each machine, and the region of unreachable machines (-1 if there are none).
+    """Return the region of each machine, and the region of machines without usable links (-1 if there are none).
 
     Regions are numbered in the order of their first machines.
     """

@@ -28,9 +28,10 @@ class Additions:
         self._known: dict[tuple[int, Layout], dict[int, Addition | None]] = {}
 
     def of(self, problem: SearchProblem, layout: Layout) -> dict[int, Addition | None]:
-        """Return the best layout by the cost formula with each of the fastest idle machines, by machine index.
+        """Return, for each of the fastest idle machines, the best layout that adds it to the given one.
 
-        The value is None if no layout with the machine fits. Results are cached.
+        Keys are machine indices. Best means the shortest step by the cost formula. The value is None if no layout with
+        the machine fits. Results are cached.
         """
         key = problem.cost.workload.microbatches, layout
         if key not in self._known:

@@ -2,8 +2,8 @@
 
 Each set is the machines of one suffix, which is the last stages of a pipeline (`share_compute.planning.search.labels`).
 
-Without a width the search is exact, for few machines. With a width it is a beam search: for each number of machines and
-first layer, only the best suffixes are kept.
+Without a width the search is exact, for up to `MOST_MACHINES` machines. With a width it is a beam search: for each
+number of machines and first layer, only the best suffixes are kept.
 """
 
 from __future__ import annotations
@@ -161,7 +161,10 @@ class _Sets:
 
 
 def _settle(suffixes: Suffixes, labels: Labels, sets: _Sets, stages: int | None, width: int | None) -> Labels:
-    """Drop labels dominated by another label of the same set; with a ``width``, keep only those of `Labels.best`."""
+    """Drop labels that cannot beat the ceiling, or are dominated by another label of the same set of machines.
+
+    With a ``width``, keep only the labels that `Labels.best` returns.
+    """
     spare = sets.spare_rate(labels.slot), sets.spare_bytes(labels.slot)
     keep = suffixes.promise(labels, *spare) < suffixes.ceiling_s
     if stages is not None:

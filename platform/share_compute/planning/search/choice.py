@@ -1,4 +1,4 @@
-"""The choice among layouts: steps are simulated, except for layouts that the formula rules out."""
+"""Chooses the layout with the shortest simulated step; layouts that the cost formula rules out are not simulated."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Proposal:
 
     @property
     def cells(self) -> int:
-        """Number of cells in a simulated step; the simulation takes time in proportion."""
+        """Number of cells in a simulated step; the run time of the simulation is proportional to this number."""
         return 2 * self.cost.workload.microbatches * len(self.candidate.layout.stages)
 
 
