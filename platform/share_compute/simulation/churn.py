@@ -12,7 +12,7 @@ import numpy as np
 from share_compute.errors import UserError
 
 MOST_EVENTS = 5_000_000
-"""Largest number of events (a machine leaves or returns) in a simulation. This many take some minutes."""
+"""Maximum number of events (a machine leaves or returns) in a simulation; simulating this many takes some minutes."""
 
 
 class ChurnEvent(NamedTuple):
@@ -27,7 +27,7 @@ class ChurnEvent(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Churn:
-    """Mean times until a present machine fails and until a failed one returns; both are exponentially distributed."""
+    """Exponential distributions of the time until a present machine fails, and until a failed machine returns."""
 
     mean_up_s: float
     """Mean time for which a machine is present before it fails, in seconds."""

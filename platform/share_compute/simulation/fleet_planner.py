@@ -1,9 +1,10 @@
-"""Members of a simulated job: plans by the real planner, and spares that replace dead members.
+"""Chooses the members of a simulated job: plans with the real planner, and replaces dead members by spares.
 
 The first plan is the planner's own, over all machines. Later searches consider only some machines of a large fleet, so
 that each search takes about a second. Half of these machines are the fastest of all. The other half are the fastest of
-each region in turn, beginning with the best linked regions. A search considers all machines only if the few cannot hold
-the job. For more than `_LEAST_CANDIDATES` machines, `auto` searches only one order of the machines.
+each region in turn, beginning with the regions with the fastest links inside. A search considers all machines only if
+the few cannot hold the job. For more than `_LEAST_CANDIDATES` machines, later searches of a job with strategy `auto`
+consider only one order of the machines.
 
 A dead member is replaced in its place, without a search, by a machine of its kind that can hold the same state, if a
 step takes about as long with it. The planner searches again only if there is no such machine.
@@ -33,14 +34,16 @@ from share_compute.specification import TrainJob
 from share_compute.topology import Topology
 
 _LEAST_CANDIDATES = 16
-"""Least number of machines of a large fleet that a later search considers. The number is twice the members of the first
-plan if that is more."""
+"""Minimum for the number of machines of a large fleet that a later search considers.
+
+The number is twice the number of members of the first plan if that is more.
+"""
 _SLOWER = 1.1
 """Largest ratio of the step time with a spare to the step time before."""
 _MOST_SPARES = 8
-"""Largest number of the fastest spares that are tried from the dead member's region, and again from all regions."""
+"""Maximum number of spares (the fastest) to try from the dead member's region, and again from all regions."""
 _MOST_CELLS = 20_000
-"""Largest number of cells (forwards and backwards) of a step that is simulated; a formula estimates larger steps."""
+"""Maximum number of cells (forwards and backwards) of a step that is simulated; larger steps use the cost formula."""
 
 Flags = NDArray[np.bool_]
 
@@ -168,7 +171,10 @@ class FleetPlanner:
         return sorted(chosen)
 
     def _by_region(self, fastest: Sequence[int]) -> Iterator[int]:
-        """Yield the fastest machine of each region, then the second of each; the best linked regions first."""
+        """Yield the fastest machine of each region, then the second fastest of each, and so on.
+
+        Regions with the fastest links inside come first.
+        """
         groups: dict[int, list[int]] = {}
         for machine in fastest:
             groups.setdefault(int(self.cost.network.region[machine]), []).append(machine)

@@ -1,4 +1,4 @@
-"""The accounts of a simulated job: every second and every step is counted once."""
+"""Adds up the time of a simulated job by its use, and the job's committed and lost steps."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _NEARLY = 1e-9
 
 
 class Ledger:
-    """Adds up the time and the steps of epochs, which are opened and closed in order of time.
+    """Sums of the time and steps of a job's epochs; callers open and close the epochs in order of time.
 
     Args:
         duration_s: length of the whole simulation, in seconds.

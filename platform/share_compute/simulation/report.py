@@ -6,7 +6,7 @@ from share_compute.files.strict import StrictModel
 
 
 class Hours(StrictModel):
-    """Time of a job by its use, in seconds. All uses together make the whole simulation."""
+    """Time of a job by its use, in seconds. The fields add up to the simulated time."""
 
     computing_s: float = 0.0
     """Time for committed steps, and for the step in progress at the end."""

@@ -1,10 +1,10 @@
-"""Effect of a death on the step protocol, at the level of steps and epochs.
+"""Cost of a membership change, for example after a machine's death: work that is computed again, and a pause.
 
 `EpochRules` describe the effects of the state machines of `share_compute.protocol`. Tests compare them with a simulated
 world that runs these state machines. Every membership change ends the epoch. Committed steps stay. In the step in
-progress, the cells of members that died or changed their stage are computed again, and all cells if the stages get
-other layers. The state of the dead machine is fetched again. One cost is left out: a stage that is interrupted while it
-sums its gradients computes them again.
+progress, the cells of members that died or changed their stage are computed again. If the stages get other layers, all
+cells are computed again. New members fetch the state of their layers. One cost is left out: a stage that is interrupted
+while it sums its gradients computes them again.
 """
 
 from __future__ import annotations
@@ -80,8 +80,9 @@ class EpochRules:
     def redone(self, in_progress: float, old: Layout, new: Layout | None) -> float:
         """Return the share of the step that is lost.
 
-        This is the share in progress, times the largest share of a stage's microbatches that departed members had.
-        If a stage gets other layers, or there is no new layout, all work on the step is lost.
+        This is ``in_progress`` times the share of a stage's microbatches that belonged to departed members, in the
+        stage where this share is largest. If a stage gets other layers, or there is no new layout, all work on the
+        step is lost.
         """
         if new is None or _spans(old) != _spans(new):
             return in_progress

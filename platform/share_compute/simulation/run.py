@@ -1,12 +1,12 @@
-"""A job on a fleet whose machines leave and return, on a simulated clock: its committed, lost and waiting time.
+"""Simulates a job on a fleet whose machines leave and return, and reports its committed, lost and waiting time.
 
-Between two changes of members all steps are alike, so the clock goes from change to change. The event simulator of a
-step gives the step time. The rules of `share_compute.simulation.rules` give the cost of a membership change.
-`share_compute.simulation.fleet_planner` chooses the replacement.
+Between two membership changes all steps are alike, so the simulated clock advances from change to change. The event
+simulator of a step gives the step time. The rules of `share_compute.simulation.rules` give the cost of a membership
+change. `share_compute.simulation.fleet_planner` chooses the new members.
 
-Machines that return are spares. From time to time the planner searches again, if a step takes longer than it once did
-and a machine has returned. The job moves to the better plan at the end of a step if that saves time before the end of
-the simulation. The job has no last step.
+Machines that return are spares. When a machine returns, the planner searches for a better plan if a step takes more
+than `_WORTH` times as long as the shortest so far, but not more often than every `_REPLAN_EVERY_S`. The job moves to
+the better plan at the end of a step if that saves time before the end of the simulation. The job never completes.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ class _Run:
             self._change(now_s, layout, done - redone, is_death=True, is_search=is_search)
 
     def _retry(self, now_s: float) -> None:
-        """Try to plan again, now that a machine has returned."""
+        """Try to plan again after a machine has returned, unless the last search was less than `_RETRY_S` ago."""
         if now_s < self._searched_s + _RETRY_S:
             return
         self._searched_s = now_s
@@ -207,7 +207,7 @@ class _Run:
         return self._planner.plan(self._alive)
 
     def _settle(self, now_s: float) -> None:
-        """Record the present members as holders of the state, if all of them have received it."""
+        """Record the members of the current layout as holders of the state, if all of them have received it."""
         if now_s >= self._ledger.begun_s:
             self._holders, self._gone = self._layout, set()
 

@@ -14,8 +14,8 @@ The need in bytes of a member of stage p with layers [start, stop) is the sum of
 Both sides of a boundary keep the tensors that crossed it, activations one way and gradients the other, until the step
 is committed. A member that replaces a lost one is sent these tensors again.
 
-The order in which gradients are summed (`share_compute.protocol.tree`) follows the shares of the stage with the most
-members. Members of stages with these shares hold one gradient set; members of other stages may hold several.
+The order in which gradients are summed (`share_compute.protocol.tree`) follows the shares of the widest stage of the
+job's first plan. Members of stages with these shares hold one gradient set; members of other stages may hold several.
 Autograd allocates the gradient of a parameter before it is added to a set. Stages that share a tied parameter keep
 their own sum of its gradient and the sum that the other stage sent.
 

@@ -45,7 +45,7 @@ class Option:
     """
 
     def reach(self, ceiling_s: float) -> int:
-        """Return the size of the longest layer range that fits into memory and takes less than ``ceiling_s`` per step."""
+        """Return the maximum size of a layer range that fits into memory and takes less than ``ceiling_s`` a step."""
         held = np.flatnonzero(((self.own_s < ceiling_s) & (self.window >= 0)).any(axis=0))
         return int(held[-1]) + 1 if len(held) else 0
 

@@ -1,4 +1,4 @@
-"""Local search: other orders of a good layout's machines, each searched for layouts that are faster."""
+"""Local search: changes the order of a good layout's machines, and searches each changed order for faster layouts."""
 
 from __future__ import annotations
 

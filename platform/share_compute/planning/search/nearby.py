@@ -1,4 +1,7 @@
-"""Neighbours of a layout for local search: a cut moved by a layer, a machine left out, two stages exchanged."""
+"""Yields neighbours of a layout for local search.
+
+In each neighbour, one cut is moved by a layer, two stages are exchanged, or one machine or stage is left out.
+"""
 
 from __future__ import annotations
 

@@ -18,7 +18,10 @@ _MOST_LARGE: Final = 32
 
 
 def region_chain(cost: TrainingCost, rates: Mapping[int, float]) -> list[int]:
-    """Return regions in a greedy order: fastest alone first, then by the fastest link to the last."""
+    """Return the regions in a greedy order.
+
+    The region whose machines train fastest alone is first. Each next region has the fastest link to the one before it.
+    """
     usable = list(rates)
     pass_s = float(np.diff(cost.forward_s[usable] + cost.backward_s[usable], axis=1).min(axis=0).sum())
     inside: dict[int, list[float]] = {}
@@ -71,7 +74,7 @@ def shortlist(cost: TrainingCost, rates: Mapping[int, float]) -> list[int]:
 
 
 def orders(cost: TrainingCost, rates: Mapping[int, float]) -> list[tuple[int, ...]]:
-    """Return the orders to search: some are sorted by region first, others by speed or memory alone."""
+    """Return the orders to search: by region, kind of device, and speed or memory; or by speed, memory or index alone."""
     chain = region_chain(cost, rates)
     place = {region: index for index, region in enumerate(chain)}
     memory, kinds = cost.memory_bytes, cost.kinds

@@ -1,7 +1,7 @@
 """Cut a model into contiguous shares: strategies return partitions, which are mapped to shards.
 
 A strategy that only defines partitions gets a default placement: the fastest machines, stages of similar machines, and
-cuts at the nearest layers. A strategy with a placement of its own overrides `PartitioningStrategy.place`.
+cuts at the nearest layer boundaries. A strategy with a placement of its own overrides `PartitioningStrategy.place`.
 """
 
 from __future__ import annotations

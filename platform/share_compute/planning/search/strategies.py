@@ -42,7 +42,7 @@ _NAMELESS = LayerProfile(
 
 
 class SearchingStrategy(PartitioningStrategy):
-    """Minimises the predicted time of a step among layouts that fit into memory."""
+    """Strategy that searches layouts that fit into memory for the shortest step by the cost formula."""
 
     method: ClassVar[Literal["auto", "dynamic_programming", "recursive"]]
 
@@ -85,9 +85,9 @@ class SearchingStrategy(PartitioningStrategy):
 
 
 class DynamicProgrammingPartitioning(SearchingStrategy):
-    """Searches cuts for the machines in the order in which they joined; optimal by the formula for few machines.
+    """Searches layouts of the machines in the order in which they joined; some machines may get no layers.
 
-    Some machines may get no layers.
+    For few machines and layers, the result is the best layout of this order by the cost formula.
     """
 
     method = "dynamic_programming"
@@ -102,8 +102,8 @@ class RecursivePartitioning(SearchingStrategy):
 class AutoPartitioning(SearchingStrategy):
     """Searches all orders and all numbers of stages and members: exactly for few machines, by local search for many.
 
-    The proposals of the other strategies are candidates, too. The formula that the search minimises is only a bound, so
-    without these candidates a choice by simulation could be slower than the plan of a simpler strategy.
+    The proposals of the other strategies are candidates, too. The formula that the search minimises is only a lower
+    bound of the simulated step. Without these candidates the plan of a simpler strategy could be faster in simulation.
     """
 
     method = "auto"

@@ -1,7 +1,8 @@
-"""The complete search of `auto`: finds the layout with the shortest simulated step.
+"""The complete search of `auto` for the layout with the shortest simulated step.
 
-The formula bounds the simulation from below and is close to it. Still, the layout with the smallest formula may be some
-percent slower than another. Therefore all layouts that the formula cannot rule out are simulated, within the budgets:
+The formula bounds the simulation from below and is close to it. Still, the layout with the shortest step by the formula
+may be some percent slower than another layout in the simulation. Therefore these layouts are simulated, within the
+budgets, unless the formula rules them out:
 
 1. Proposals of the simpler strategies, at all numbers of microbatches. For more than 64 machines, dynamic programming
    runs only at the most promising numbers. The choice is never slower than these proposals.
@@ -33,8 +34,7 @@ from share_compute.planning.search.strategies import AutoPartitioning
 _MOST_EXAMINED = 6_000_000
 """Maximum number of candidates in the search for layouts that the formula does not rule out, over all problems."""
 _CELLS = 1_000_000
-"""Maximum number of cells to simulate, about two or three seconds of work. Each local search has this budget, and the
-simulation of all layouts that the formula does not rule out has it once."""
+"""Maximum number of cells (2 to 3 s of work) to simulate in each call of `_polish`, and in `_all_that_is_left`."""
 _PATIENCE = 8
 """The local search stops after this many consecutive layouts whose neighbours do not improve the best step."""
 

@@ -51,7 +51,7 @@ TOKEN_ID_BYTES = 8
 
 @dataclass(frozen=True, eq=False)
 class ServingCost(CostTables):
-    """Tables and formula of one deployment on one topology; ``timings`` hold times of forwards on one prompt."""
+    """Cost model of one deployment on one topology; ``timings`` hold measured times of forwards on one prompt."""
 
     workload: ServingWorkload
 

@@ -30,7 +30,7 @@ def plan_serving(
     stages: int | None = None,
     epoch: int = 0,
 ) -> ServingPrediction:
-    """Return the best placement for requests, with predicted times and reasons.
+    """Return the best placement found for these requests, with predicted times and reasons.
 
     Args:
         name: name of the model.
@@ -41,8 +41,8 @@ def plan_serving(
         epoch: epoch that is copied into the plan.
 
     Raises:
-        PlanInfeasible: the machines cannot hold the model; ``details`` says how much is missing, and which changes
-            would make it fit.
+        PlanInfeasible: no placement serves these requests, for lack of memory, links, machines or layers; ``details``
+            says how much is missing and, if known, which changes would make the model fit.
     """
     usable = with_nominal_speeds(topology)
     cost = ServingCost(profile, usable, complete(usable), workload)

@@ -1,8 +1,8 @@
 """Finds the row of machines with the smallest sum of costs: shortest paths over machines and layers.
 
 A row is a sequence of machines that covers all layers. Each machine takes layers [start, stop) at the cost of its
-stage, and sends its output to the next machine at the cost of the hop. Machines of one region have the same hops, so
-only the best way to each region is kept, not the best way to each machine.
+stage, and sends its output to the next machine at the cost of the hop. Machines of one region have the same hops.
+Therefore the search in a given order keeps only the best partial row to each region, not to each machine.
 """
 
 from __future__ import annotations
