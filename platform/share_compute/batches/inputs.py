@@ -109,7 +109,7 @@ class Inputs:
                 )
 
     def _beginning(self, file: Path) -> tuple[list[str], list[Any]]:
-        """Return the columns of a file, and the values of the answered column in its first rows, without nulls."""
+        """Return the columns of a file, and the values of the input column in its first rows, without nulls."""
         if self.is_parquet:
             with _reading(file), open_unlinked(file) as opened:
                 facts = parquet.ParquetFile(opened)

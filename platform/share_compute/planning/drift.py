@@ -32,7 +32,7 @@ class DriftLimits(StrictModel):
     least_gain: float = 0.05
     """Minimum share of the step time that another plan must save. Callers raise it if step times vary by more."""
     least_time_s: float = 60.0
-    """Seconds after a membership change before drift alone leads to another plan."""
+    """Minimum seconds between a membership change and a new plan that only drift causes."""
     restart_s: float = 3.0
     """Seconds without training while members reconnect. The time to move state is added to it."""
 

@@ -62,7 +62,7 @@ _L4 = _MachineKind("L4", "cuda", (21, 21), (30.3, 30.3), 4.0, (300, 300))
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _SiteKind:
-    """A kind of site: machines at one place."""
+    """A kind of site: ranges of its number of machines and link figures, and the mix of its machines."""
 
     machines: tuple[int, int]
     mix: Mapping[_MachineKind, float]

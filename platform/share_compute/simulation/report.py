@@ -46,12 +46,12 @@ class SimulationReport(StrictModel):
     utilisation: float
     """Share of the FLOP/s of all present machines that went into committed steps."""
     member_utilisation: float
-    """As `utilisation`, but only of the machines that held a part of the job."""
+    """Share of the FLOP/s of the machines that held a part of the job that went into committed steps."""
     attempted_steps: int
     """Committed steps plus `lost_steps`."""
     committed_steps: int
     lost_steps: int
-    """Steps in progress at a death of which some or all work was done again."""
+    """Number of steps that were in progress at a machine's death, and lost some or all of their work."""
     epochs: int
     deaths: int
     """Deaths of machines, whether or not they held a part of the job."""

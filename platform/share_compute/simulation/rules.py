@@ -22,7 +22,7 @@ class Downtime(NamedTuple):
     """Time for which no step is computed, by reason, in seconds."""
 
     noticing_s: float = 0.0
-    """Time until the death is known."""
+    """Time until the machine's death is detected."""
     planning_s: float = 0.0
     moving_s: float = 0.0
     """Time to send state over links and to start members."""

@@ -135,7 +135,10 @@ class _Relaxation:
 
 
 def _hops(cost: TrainingCost, regions: Ints, *, latency: bool = True) -> Floats:
-    """Return the least time of a microbatch between any two regions, ``[regions, regions]``; infinite on dead links."""
+    """Return the least time of a microbatch between any two regions, shape ``[regions, regions]``.
+
+    Times are infinite on dead links. They omit latencies if ``latency`` is false.
+    """
     size = float(cost.boundary_bytes[1:-1].min()) if cost.num_layers > 1 else math.inf
     rates = cost.network.bytes_per_s[np.ix_(regions, regions)]
     with np.errstate(divide="ignore", invalid="ignore"):

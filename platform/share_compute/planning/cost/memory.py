@@ -101,7 +101,7 @@ class TrainingMemory(CostTables):
     def _inside_bytes(self, piece: LayerProfile) -> float:
         """Return the bytes that a layer keeps of one microbatch for its backward, including its output.
 
-        In two-byte precision, they include a copy of its weights in that type.
+        In two-byte precision, a copy of the layer's weights in that type is included, except for the embedding.
         """
         size, tokens = self.workload.microbatch_size, self.workload.sequence_length
         if self.workload.dtype == "float32":

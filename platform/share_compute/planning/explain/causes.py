@@ -33,7 +33,9 @@ class Cause:
 
 
 def causes(cost: TrainingCost, layout: Layout, step_s: float, *, of: int | None = None) -> list[Cause]:
-    """Return the causes that a step waits for, the one that costs most time first.
+    """Try the busiest machines, the slowest links and all gradient sums as causes of a step's duration.
+
+    Return the causes in descending order of the time that they cost.
 
     Args:
         cost: tables of the job on its machines.

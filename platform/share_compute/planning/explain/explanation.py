@@ -33,7 +33,7 @@ class Explanation:
         cost: tables of the job on its machines.
         layout: the layout of the plan.
         timeline: one simulated step of the plan; None if no machine's speed was measured.
-        requested: numbers of stages and of members per stage that the job requires; None: the planner chooses.
+        requested: (stages, members per stage) that the job requires; a None leaves this number to the planner.
         strategy: name of the strategy.
         exact: whether the search proved that no layout has a smaller predicted step by the formula.
         additions: layouts with one more machine, and their step times.
@@ -257,7 +257,10 @@ class Explanation:
         )
 
     def _own_causes(self, machine: int, with_it: Layout, step_s: float) -> Iterator[Cause]:
-        """Yield causes of a longer step that involve the machine; not its speed if no machine of the plan is faster."""
+        """Yield the causes of a longer step that involve the machine, the one that costs most time first.
+
+        The machine's speed is left out if no machine of the plan is faster.
+        """
         whole_s = [self._cost.cell_s(other, 0, self._cost.num_layers) for other in self._layout.machines]
         is_slow = self._cost.cell_s(machine, 0, self._cost.num_layers) > _ALIKE * min(whole_s)
         for cause in causes(self._cost, with_it, step_s, of=machine):

@@ -77,7 +77,7 @@ def infeasible(
 
 
 def _unreachable(strategy: PartitioningStrategy, problem: SearchProblem, tried: Layout) -> PlanInfeasible:
-    """Return the error for a layout that fits into memory but needs links that carry nothing."""
+    """Return the error for a layout that fits into memory but needs dead links."""
     machines, network = problem.cost.topology.contributors, problem.cost.network
     between = chain.from_iterable(
         product(one.members, other.members) for one, other in pairwise(tried.stages)
@@ -125,7 +125,7 @@ def _largest_layer(problem: SearchProblem) -> int:
 
 
 def _remedies(strategy: PartitioningStrategy, problem: SearchProblem) -> Iterator[str]:
-    """Yield changes by the submitter or the operator that make the job fit, the smallest change first."""
+    """Yield changes that make the job fit: first changes to the job, then more lent memory, then more machines."""
     workload = problem.cost.workload
     if (problem.stages, problem.members_per_stage) != (None, None) and _feasible(
         strategy, replace(problem, stages=None, members_per_stage=None)

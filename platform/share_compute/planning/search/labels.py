@@ -168,7 +168,7 @@ class Suffixes:
         return key * (self.layers + 1) + labels.start
 
     def before(self, labels: Labels, number: int, slots: Ints, spare_rate: Floats) -> list[Labels]:
-        """Return all extensions of the labels by one stage that may lead to a step below the ceiling, as list of chunks.
+        """Return, in chunks, all extensions of the labels by one stage that may lead to a step below the ceiling.
 
         A label is extended once for each possible first layer of the new stage.
 

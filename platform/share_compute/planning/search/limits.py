@@ -8,7 +8,7 @@ from share_compute.planning.cost.cost import TrainingCost
 
 
 class SearchLimits(NamedTuple):
-    """Limits of a search that cannot go through all orders of machines."""
+    """Limits of the searches that do not enumerate all orders of machines."""
 
     width: int
     """Suffixes kept for each first layer and criterion, in an order of machines that is not searched exactly."""
@@ -19,7 +19,7 @@ class SearchLimits(NamedTuple):
     beam: int
     """Suffixes kept for each first layer, number of machines and criterion, in the beam search over all orders."""
     beam_machines: int
-    """Number of machines in the search over all orders: the fastest ones.
+    """Maximum number of machines, the fastest ones, in the beam search over all orders.
 
     At most `share_compute.planning.search.all_orders.MOST_IN_BEAM`.
     """

@@ -55,9 +55,9 @@ def region_chain(cost: TrainingCost, rates: Mapping[int, float]) -> list[int]:
 def shortlist(cost: TrainingCost, rates: Mapping[int, float]) -> list[int]:
     """Return the machines that a search considers; all of them up to `MOST_CANDIDATES`.
 
-    In larger clusters these are the fastest machines of the best linked regions and the fastest of all. A slower
-    machine can help only if it has more memory. Therefore the machines with the most memory are included, and the
-    fastest ones that can hold the model alone.
+    In larger clusters these are the machines of the first regions in the `region_chain`, and the fastest of all. A
+    slower machine can help only if it has more memory. Therefore the machines with the most memory are included, and
+    the fastest ones that can hold the model alone.
     """
     if len(rates) <= MOST_CANDIDATES:
         return sorted(rates)
@@ -74,7 +74,10 @@ def shortlist(cost: TrainingCost, rates: Mapping[int, float]) -> list[int]:
 
 
 def orders(cost: TrainingCost, rates: Mapping[int, float]) -> list[tuple[int, ...]]:
-    """Return the orders to search: by region, kind of device, and speed or memory; or by speed, memory or index alone."""
+    """Return the orders to search.
+
+    Some are sorted by region, kind of device, and speed or memory; others by speed, memory or index alone.
+    """
     chain = region_chain(cost, rates)
     place = {region: index for index, region in enumerate(chain)}
     memory, kinds = cost.memory_bytes, cost.kinds

@@ -78,7 +78,7 @@ def proposed(problem: SearchProblem, candidates: Iterable[Candidate]) -> list[Pr
 def _promising(
     problems: Sequence[SearchProblem], quickly: Sequence[SearchProblem], choice: Choice
 ) -> list[SearchProblem]:
-    """Return the problems with the best layouts so far, as many as there are in ``quickly``.
+    """Return the problems with the best layouts so far, at most as many as there are in ``quickly``.
 
     If no layout was found so far, return ``quickly``.
     """
@@ -94,9 +94,9 @@ def _promising(
 
 
 def _all_that_is_left(problems: Sequence[SearchProblem], choice: Choice) -> None:
-    """Simulate all layouts that the formula does not rule out, the most promising numbers of microbatches first.
+    """Simulate all layouts that the formula does not rule out, until the budgets are spent.
 
-    Stop when the budgets are spent. Do nothing for more than `MOST_MACHINES` machines.
+    Numbers of microbatches with the lowest bound come first. Do nothing for more than `MOST_MACHINES` machines.
     """
     if problems[0].cost.num_machines > MOST_MACHINES:
         return
