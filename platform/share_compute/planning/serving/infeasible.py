@@ -89,7 +89,7 @@ def _wrong_count(cost: ServingCost, stages: int) -> PlanInfeasible | None:
 
 
 def _remedies(cost: ServingCost, stages: int | None) -> Iterator[str]:
-    """Yield changes that make the model fit: first changes to the request, then more lent memory, then more machines."""
+    """Yield changes that make the model fit: first to the request, then more lent memory, then more machines."""
 
     def fits_with(concurrent: int) -> bool:
         return _fits(_asking(cost, replace(cost.workload, concurrent=concurrent)), stages)
