@@ -75,7 +75,7 @@ class Alternative(StrictModel):
     machines: int = 0
     """Number of machines that hold layers."""
     problem: str | None = None
-    """Reason why there is no plan; None if there is one."""
+    """Reason why there is no plan."""
 
 
 class IslandPlan(StrictModel):
