@@ -33,7 +33,7 @@ class MemberSetup:
     blueprint: Blueprint
     training: TrainingSpec
     runs: tuple[int, ...]
-    """Number of consecutive microbatches in each run of the job's `SummationTree`."""
+    """Number of microbatches in each run of consecutive ids of the job's `SummationTree`."""
     threads: int
     device: DeviceKind
     gpu: str
@@ -140,12 +140,13 @@ class StepFigures:
     """Measurements of one member in one step. The step protocol itself does not need them."""
 
     targets: Natural
-    """Number of targets of one microbatch. Only the last stage knows it; the other stages send 0."""
+    """Number of targets of one microbatch. Members outside the last stage send 0."""
     seconds: Seconds
     waited_s: Seconds
-    """The part of ``seconds`` that the member spent waiting for other members."""
+    """The part of ``seconds`` in which the member ran no cell: waits for other members, transfers, reductions."""
     layer_timings: Mapping[int, LayerTiming] | None = None
-    """Mean times of each layer, by layer index, over a few steps; sent once in an epoch, otherwise None."""
+    """Mean times of each layer over a few steps, by layer index. Sent with one step of an epoch; None with all other
+    steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,8 +168,8 @@ class MemberStatus:
     resident_bytes: Natural
     peak_resident_bytes: Natural
     reaches: StepNumber = 0
-    """Number of the last step whose update the weights include, or which the member can apply at once because its
-    gradient is complete."""
+    """Number of the last step whose update the weights include, or that the member can apply without other members,
+    because its gradient is complete."""
     holds: tuple[int, int] | None = None
     """Layers [start, stop) that the member computes with; None if it has no weights yet."""
     loaded: tuple[int, int] | None = None

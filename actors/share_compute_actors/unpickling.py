@@ -15,7 +15,7 @@ metadata of tensors that travel outside the object store). A call or an answer c
 debugger; that is disabled too.
 
 Ray still trusts every holder of the cluster's token: a holder can start processes on nodes of that cluster. This module
-only guards against data from actors that were started as intended.
+does not protect from such processes, only from pickles in the calls and answers of share-compute's own actors.
 """
 
 from __future__ import annotations

@@ -23,14 +23,14 @@ from share_compute import errors
 from share_compute.errors import ShareComputeError, VerificationFailed
 
 Natural: TypeAlias = Annotated[int, Field(ge=0, lt=2**53)]
-"""A count or a number of bytes; JSON numbers are exact below 2**53."""
+"""Non-negative integer, such as a count or a size in bytes; below 2**53, where every JSON parser is exact."""
 StepNumber: TypeAlias = Annotated[int, Field(ge=-1, lt=2**53)]
-"""Number of a step; -1 if there is none yet."""
+"""Number of a step; -1 stands for no step yet."""
 Seconds: TypeAlias = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 MOST_BYTES = 16 * 2**20
 """Size limit of one message, in bytes, unless its schema sets another one."""
 MOST_CONTENT_BYTES = 2**30
-"""Size limit of a message with raw bytes, in bytes."""
+"""Size limit of a `WithContent` message, including its header, in bytes."""
 _CONFIG = ConfigDict(
     extra="forbid",
     strict=True,
@@ -43,7 +43,7 @@ _GOOD, _BAD = b"+", b"-"
 _SHOWN = 3
 """Largest number of validation errors that an error message lists."""
 _MOST_NAME = 80
-"""Length to which text from the sender is cut in an error message, in characters."""
+"""Maximum length of a field's path, and of its validation error, in an error message, in characters."""
 _MOST_TEXT = 20_000
 """Size limit of the message of an error that is sent, in characters."""
 
@@ -122,7 +122,7 @@ class Schema(Generic[T]):
 
 
 class Messages(Generic[T]):
-    """Encodes messages of a closed union, each with the name of its type.
+    """Encodes messages of a closed union of types, each message prefixed with the name of its type.
 
     Args:
         schemas: schema of each type of the union, by the name under which it is sent.
@@ -223,7 +223,10 @@ class Raised:
 
     @classmethod
     def of(cls, error: ShareComputeError) -> Raised:
-        """Return the form in which an error is sent. Its kind is its nearest base class in `share_compute.errors`."""
+        """Return the form in which an error is sent.
+
+        Its kind is the name of its class, or of the nearest base class that `share_compute.errors` defines.
+        """
         kind = next(base.__name__ for base in type(error).__mro__ if _KINDS.get(base.__name__) is base)
         details = json.loads(json.dumps(error.details, default=str))
         message = error.message[:_MOST_TEXT]

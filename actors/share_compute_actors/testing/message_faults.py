@@ -23,7 +23,7 @@ After this time the message is sent even if no later message has overtaken it.""
 
 
 class MessageFaults:
-    """Sends messages; with injected faults, some arrive damaged, late, twice, out of order or never.
+    """Sends messages, and injects faults: a message may arrive damaged, late, twice, out of order or never.
 
     All methods except `is_cut` and `wait_while_cut` must be called on one thread, which must call `flush` regularly.
     """
@@ -68,7 +68,10 @@ class MessageFaults:
             self._held.pop(target)()
 
     def flush(self) -> float | None:
-        """Send all delayed messages that are due; return the seconds until the next is due, None if none is left."""
+        """Send all delayed messages that are due.
+
+        Return the seconds until the next delayed message is due; None if no message is left.
+        """
         while self._late:
             left_s = self._late[0][0] - time.monotonic()
             if left_s > 0:
@@ -77,7 +80,7 @@ class MessageFaults:
         return None
 
     def forget(self) -> None:
-        """Drop all waiting messages, because their epoch is over."""
+        """Drop all messages that are delayed or held back, because their epoch is over."""
         self._late.clear()
         self._held.clear()
 
