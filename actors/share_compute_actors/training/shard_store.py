@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 Part: TypeAlias = Literal["inputs", "targets"]
 Rows: TypeAlias = dict[int, NDArray[Any]]
-"""Inputs or targets of samples by microbatch id, ``[batch, ...]`` each."""
+"""Inputs or targets of each microbatch's samples, by microbatch id; each array is ``[samples, ...]``."""
 _DEATHS = (RayActorError, ObjectLostError)
 """Ray errors of a member that died before it answered, or whose answer was lost with it."""
 
@@ -67,11 +67,11 @@ class ShardStoreFacts:
     state: TrainingState
     """Training state in the checkpoint, or at the start of the job."""
     has_weights: bool
-    """Whether training starts from weights in files instead of the seed."""
+    """Whether training starts from a checkpoint or a pretrained model instead of randomly initialized weights."""
     microbatches: int | None
-    """Microbatches of a batch, as the job or its checkpoint settled them; None leaves the number to the planner."""
+    """Number of microbatches in a batch, from the specification or the checkpoint; None lets the planner choose it."""
     runs: tuple[int, ...] | None
-    """Runs of the `SummationTree`, as the job's first plan settled them; None if no checkpoint has them."""
+    """Runs of the job's `SummationTree`, from the checkpoint; None if it has none that sum up to `microbatches`."""
     notes: tuple[str, ...]
     prompts: tuple[tuple[int, ...], ...] = ()
     """Token ids of the prompts that the model continues for sample texts, ``[prompts][tokens]``."""
@@ -80,7 +80,7 @@ class ShardStoreFacts:
 
     @property
     def first_step(self) -> int:
-        """Number of the first step of the attempt."""
+        """Number of the step after `state`, with which the attempt begins unless it takes over members."""
         return self.state.step + 1
 
 
@@ -136,7 +136,7 @@ class ShardStore:
     @ray.method(concurrency_group="control")
     @answers(PROGRESS)
     def progress(self) -> tuple[str, float]:
-        """Return a description of the data that is being prepared, and the fraction of it that is done, 0 to 1."""
+        """Return what `prepare` is working on, for display, and the fraction of this work that is done, 0 to 1."""
         return self._progress
 
     @answers(FACTS)
@@ -284,7 +284,7 @@ class ShardStore:
 
     @ray.method(concurrency_group="weights")
     def optimizer_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Return the shapes of the optimizer's tensors in the checkpoint, by name; empty if it has none."""
+        """Return the shapes of the optimizer's tensors in the checkpoint, by name; empty without such tensors."""
         return self._optimizer.shapes() if self._optimizer is not None else {}
 
     @ray.method(concurrency_group="weights")
@@ -305,7 +305,7 @@ class ShardStore:
 
     @ray.method(concurrency_group="weights")
     def loss_scale(self) -> LossScale:
-        """Return the loss scale before the first step of the attempt."""
+        """Return the loss scale in the checkpoint, or at the start of the job."""
         return self._state.loss_scale
 
     @ray.method(concurrency_group="serve")
@@ -356,7 +356,7 @@ class ShardStore:
         return Saved(size_bytes)
 
     def _describe(self, writer: FolderWriter, kind: FolderKind, state: TrainingState) -> None:
-        """Write the files that make a folder usable: configuration, tokenizer, state."""
+        """Write the files of a folder that accompany the weights: configuration, tokenizer and training state."""
         assert self._prepared is not None
         facts = {
             **asdict(state),
@@ -376,7 +376,7 @@ class ShardStore:
             writer.write_json("layers.json", [layer.model_dump() for layer in self._spec.model.layers or ()])
 
     def _describe_model(self, writer: FolderWriter, config: dict[str, Any], kind: FolderKind) -> None:
-        """Write the configuration of a language model's weights: of a whole model, or of adapters."""
+        """Write the configuration of a language model, or of its LoRA adapters if the folder has only these."""
         lora, base = self._spec.training.lora, self._spec.model.path
         if kind == "artifact" and lora is not None and not lora.merge:
             writer.write_json("adapter_config.json", adapter_description(config, self._spec))

@@ -22,7 +22,8 @@ FILE = "steps.sqlite3"
 _SHAPE = 5
 """Version of the tables. Tables of another version are replaced, and their job continues from its checkpoint."""
 _STEPS_KEPT = 10_000
-"""Number of committed steps that are kept. No reader that reports or replays steps is ever this far behind."""
+"""Number of the latest committed steps that the log keeps. Steps are reported and replayed long before they are
+deleted."""
 _TABLES = """
     CREATE TABLE standing (
         one INTEGER PRIMARY KEY CHECK (one = 1), attempt INTEGER NOT NULL, epoch INTEGER NOT NULL,
@@ -60,7 +61,7 @@ class GroupFacts:
     membership: Membership
     """Membership of the last epoch that was formed."""
     plan: Plan
-    """The plan, as the last epoch carries it out."""
+    """Plan that the members of this epoch carry out."""
     runs: tuple[int, ...]
     """The runs of the job's `SummationTree`."""
     attempt: int
@@ -215,7 +216,8 @@ class StepLog:
             step: number of the step.
             what: description of the wrong numbers, for the user.
             is_grave: whether the machine is quarantined at the first offence.
-            accuser: the member whose report is the only evidence; None if the coordinator or the machine found them.
+            accuser: the member whose report is the only evidence; None if the coordinator or the machine itself found
+                the wrong numbers.
 
         Raises:
             StaleEpoch: a later attempt has claimed the step log.
@@ -236,7 +238,9 @@ class StepLog:
         return frozenset(worker for (worker,) in rows)
 
     def rewind(self, step: int) -> None:
-        """Go back to the step of a checkpoint, when all members that had the later committed state are lost.
+        """Go back to the step of a checkpoint, or to 0 without one, for an attempt that takes over no members.
+
+        This begins a new epoch, and deletes the membership and the later steps and validations.
 
         Raises:
             StaleEpoch: a later attempt has claimed the step log.

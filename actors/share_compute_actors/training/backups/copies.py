@@ -176,7 +176,7 @@ class Copies:
             epoch: number of the epoch that is about to begin.
             committed: last committed step; a copy that cannot be brought to this step is replaced by a new one.
             followed: primaries of the copies, by stage.
-            outlines: outlines of shards whose copies start from local data.
+            outlines: outlines of shards whose copies start from local data, if there is space for all of these copies.
         """
         wanted = {one.shard: one.owner for one in followed.values()}
         owners = {one.shard: one.owner for one in self._followed.values()}
@@ -211,7 +211,7 @@ class Copies:
             kept[one.shard].follow((one.owner, one.actor), partial(self._reach, one.actor, self._backup))
 
     def _has_space(self, outlines: Iterable[ShardOutline]) -> bool:
-        """Whether there is space for copies with these outlines, beside the existing copies."""
+        """Return whether there is space for copies with these outlines, beside the existing copies."""
         state_tensors = self._training.optimizer.name.state_tensors
         try:
             self._quota.require(sum(outline.copy_bytes(state_tensors) for outline in outlines))
@@ -220,7 +220,7 @@ class Copies:
         return True
 
     def of(self, shard: ShardRange) -> Follower | None:
-        """Return the copy of a shard; None if this member keeps none."""
+        """Return the copy of a shard; None if this member keeps no copy of it."""
         return self._followers.get(shard)
 
     def catch_up(self) -> bool:
@@ -233,7 +233,7 @@ class Copies:
         return all(one.is_whole for one in self._followers.values())
 
     def misfit(self, label: WireLabel, tensor: Tensor) -> str | None:
-        """Return the defect of a part of a gradient, for display; None if it has none."""
+        """Return the defect of one message of a primary's gradient, for display; None if it has none."""
         followed = self._followed.get(label.stage)
         if followed is None or followed.shard not in self._followers:
             return "nobody keeps a copy of the gradient that it sent"
@@ -241,10 +241,10 @@ class Copies:
         return None if what is None else f"the gradient that it sent to its backup: {what}"
 
     def take(self, label: WireLabel, tensor: Tensor) -> Followed | None:
-        """Store a part of a gradient.
+        """Store one message of a primary's gradient.
 
-        Return the gradient's primary once all parts are here; the caller must then acknowledge the gradient. Return
-        None until then.
+        Return the primary if all messages of the gradient have arrived, so that the caller acknowledges the gradient;
+        otherwise None.
         """
         followed, key = self._followed[label.stage], (label.stage, label.step)
         follower = self._followers[followed.shard]

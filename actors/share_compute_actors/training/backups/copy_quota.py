@@ -88,7 +88,7 @@ class CopyQuota:
 
 
 def is_out_of_space(failure: Exception) -> bool:
-    """Whether a failure means that a copy could not be stored, because the disk or the memory could not take it."""
+    """Return whether a failure means that a copy does not fit on the disk or into memory, or cannot be written."""
     return isinstance(failure, Unavailable) or is_out_of_memory(failure)
 
 

@@ -37,9 +37,9 @@ class ShardOutline:
     sizes: Mapping[str, int]
     """Size of each parameter and persistent buffer, in bytes."""
     buckets: tuple[tuple[tuple[str, tuple[int, ...]], ...], ...]
-    """Names and shapes of the trained parameters in each gradient bucket, in the order in which it holds them."""
+    """Name and shape of each trained parameter, by gradient bucket, in the order of their gradients in the bucket."""
     undecayed: frozenset[str]
-    """Names of biases and norm parameters, which have no weight decay unless the job decays all parameters."""
+    """Names of biases and normalization parameters, which get no weight decay unless the job decays all parameters."""
 
     def copy_bytes(self, state_tensors: int) -> int:
         """Return the minimum size of a copy in bytes: a snapshot, and the gradient of one step.
@@ -135,7 +135,7 @@ class Copier:
     """Copies a runner's shard for backup members; implements `Primary`.
 
     Args:
-        run: runs a function on the compute thread, between two of its actions, and returns its result.
+        run: runs a function on the compute thread, between two pieces of that thread's work, and returns its result.
         here: returns the runner (None before weights are loaded), and the last step whose update its weights include;
             called on the compute thread.
     """
@@ -155,7 +155,7 @@ class Copier:
         """torch's version counter of each buffer when it was first cloned."""
 
     def forget(self) -> None:
-        """Drop all clones, because the runner was replaced. Backup members that still fetch them get an error."""
+        """Drop all clones, because the runner was replaced. Backup members that still fetch them get `StaleEpoch`."""
         self._staged.clear()
         self._versions.clear()
 

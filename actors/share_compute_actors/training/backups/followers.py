@@ -2,7 +2,8 @@
 
 A copy consists of a snapshot on disk and the reduced gradients of the steps since. The snapshot is fetched from the
 primary, parameter by parameter, while the primary continues to train. Parameters may therefore be in the states of
-different steps, and each is updated separately. Updates use the job's optimizer, so they match the primary's bits.
+different steps, and each is updated separately. Updates use the job's optimizer, so on a device of the same kind the
+result is bit-identical to the primary's.
 """
 
 from __future__ import annotations
@@ -46,12 +47,12 @@ from share_compute_actors.training.backups.tensor_file import TensorFile
 from share_compute_actors.transport.pieces import TRIES, whole
 
 _BATCH_BYTES = 64 * 2**20
-"""Size of the weights that the primary clones at a time, in bytes; their optimizer state is not counted."""
+"""Size of the weights that the primary clones in one call, in bytes, without their optimizer state."""
 _PIECE_BYTES = 2 * 2**20
 _MOST_STEPS = 16
 _MOST_SNAPSHOTS = 2
-"""Limits for pending gradients: number of steps, and size as a multiple of the snapshot's. Beyond either limit, they
-are applied to the snapshot."""
+"""Limits for pending gradients: number of steps, and size as a multiple of the snapshot's size. Beyond either limit,
+the gradients are applied to the snapshot."""
 _TRAINED = frozenset({torch.float32})
 """Allowed dtypes of gradients."""
 _AGAIN_S = 0.5
@@ -107,7 +108,7 @@ class Follower:
         self._scales: dict[int, float] = {}
         """Update factors of committed steps, by step, as far as the primary has reported them."""
         self._loss_scales: dict[int, LossScale] = {}
-        """Loss scale after some steps, by step."""
+        """Loss scale after a step, by step; only steps at which parts were fetched or to which the copy was brought."""
         self._lock = threading.Lock()
         self._stopping = threading.Event()
         """Set to end the running fetch."""
@@ -127,9 +128,10 @@ class Follower:
         return self._is_fetched and not self.is_spoilt
 
     def catch_up(self) -> bool:
-        """If the snapshot is complete, start to apply the pending gradients; return whether they are applied.
+        """Apply the pending gradients once, in the background; return whether this is done.
 
-        At a later pause, only gradients that arrive after this call remain to be applied.
+        The first call with a complete snapshot starts it. At a later pause, only gradients that arrive after that call
+        remain to be applied.
         """
         if not self.is_whole:
             return False
@@ -239,14 +241,14 @@ class Follower:
         )
 
     def is_at(self, step: int) -> bool:
-        """Return whether the snapshot is complete and includes all updates up to a step, or more."""
+        """Return whether the snapshot is complete and includes at least all updates up to a step."""
         return self.is_whole and self._floor >= step
 
     def bring_to(self, step: int, scales: Mapping[int, float]) -> bool:
-        """Stop fetching, and bring the copy to a committed step, which `rows` then reads; return whether it succeeded.
+        """Stop fetching, and apply gradients so that `rows` returns the state after a step; return whether it does.
 
         Args:
-            step: number of the step.
+            step: number of a committed step.
             scales: update factor of each committed step, by step.
         """
         self._stopping.set()
@@ -276,7 +278,7 @@ class Follower:
         return [name for name in self._snapshot.names if parameter_of(name) == name]
 
     def optimizer_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Return the shapes of the optimizer's tensors, by name."""
+        """Return the shapes of the optimizer's state tensors, by name."""
         return {
             name: self._snapshot.shape(name) for name in self._snapshot.names if parameter_of(name) != name
         }
@@ -370,7 +372,7 @@ class Follower:
         return tensor
 
     def _is_long(self) -> bool:
-        """Whether the pending gradients should be applied to the snapshot."""
+        """Return whether so many gradients are pending that they should be applied to the snapshot."""
         with self._lock:
             logs = list(self._logs.values())
         return len(logs) > _MOST_STEPS or sum(log.nbytes for log in logs) > _MOST_SNAPSHOTS * max(

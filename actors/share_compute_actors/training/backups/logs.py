@@ -1,4 +1,4 @@
-"""Reduced gradients for backup copies: the messages that carry them, and their storage at the backup member."""
+"""Encodes a step's reduced gradient as messages to backup members, and stores it on their disks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from share_compute_actors.training.backups.copy_quota import CopyQuota
 from share_compute_actors.training.backups.tensor_file import TensorFile
 
 HEAD = -1
-"""Index of the message that carries a `GradientLogHeader`. The message of a bucket has the bucket's number as index."""
+"""Index of the message that carries a `GradientLogHeader`. All other messages have the index of their bucket."""
 HEAD_SHAPE = Expected((5,), frozenset({torch.float64}), is_finite=False)
 """Shape and dtype of the tensor that `GradientLogHeader.pack` returns."""
 
@@ -26,7 +26,7 @@ class GradientLogHeader(NamedTuple):
     buckets: int
     """Number of buckets of the gradient."""
     loss_scale: LossScale
-    """Loss scale by which the gradient is multiplied."""
+    """Loss scale of the step, by which the gradient is still multiplied."""
     scale_before: float | None
     """Update factor (see `update_factor`) with which the previous step was applied; None if unknown."""
 

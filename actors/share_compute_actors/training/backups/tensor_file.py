@@ -34,7 +34,7 @@ class TensorFile:
     Methods may be called from any thread. A caller that replaces a tensor must ensure that no other thread reads it.
 
     Args:
-        quota: folder and size limit of the file.
+        quota: folder of the file, and the size limit that it shares with the member's other copies.
     """
 
     def __init__(self, quota: CopyQuota) -> None:
