@@ -143,7 +143,7 @@ class TrainingAttempt:
         return solve(spec, topology, profile, self._assignment.epoch, timings)
 
     def _timings(self, spec: TrainJob) -> Timings:
-        """Return the timings of earlier attempts that are still valid; empty if the microbatch size is not settled."""
+        """Return layer timings of earlier attempts that are still valid; empty if the microbatch size is unknown."""
         if spec.training.microbatches is None:
             return {}
         kept, size = self._assignment.timings, spec.training.microbatch_size
@@ -171,7 +171,7 @@ class TrainingAttempt:
 
 
 def _without(topology: Topology, quarantined: Collection[Worker]) -> Topology:
-    """Return the machines that are not quarantined; all machines if every machine is quarantined."""
+    """Return the topology without quarantined machines; the whole topology if all its machines are quarantined."""
     rest = tuple(machine for machine in topology.contributors if machine.id not in quarantined)
     return Topology(rest, topology.links) if rest else topology
 

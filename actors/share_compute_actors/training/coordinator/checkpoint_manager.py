@@ -81,9 +81,9 @@ class CheckpointManager:
         self._report = report
         self._under_way: _Saving | None = None
         self._whole: str | None = None
-        """Last folder that was reported as saved.
+        """Last folder that was reported as saved. The same folder is not saved again.
 
-        It prevents a second save of a folder that is due for two reasons, or due again after members were lost."""
+        A folder may be due for two reasons at one step, or due again after members were lost."""
         self._has_reported_memory = False
         every_s = assignment.timed_checkpoints_s
         self._pace = None if every_s is None else CheckpointPace(every_s, time.monotonic())
@@ -149,7 +149,10 @@ class CheckpointManager:
 
     @contextmanager
     def salvaging(self) -> Iterator[None]:
-        """Wait for a folder in progress if training ends with an error: the next attempt may begin from it."""
+        """If an error leaves the context, wait for a folder in progress, because the next attempt may begin from it.
+
+        Do not wait after `StaleEpoch` and `Unavailable`.
+        """
         try:
             yield
         except (StaleEpoch, Unavailable):
@@ -179,7 +182,7 @@ class CheckpointManager:
                 return
 
     def _begin(self, folder: str, kind: FolderKind, state: TrainingState, *, copies: bool) -> bool:
-        """Have snapshots taken, and start to save them; return whether all are copies, so training may continue."""
+        """Have snapshots taken, and start to save them; return whether training may continue, since all are copies."""
         first = {stage[0]: place for place, stage in enumerate(self._conductor.membership.stages)}
         are_copies = self._group.gather(
             FLAG,
@@ -240,5 +243,9 @@ class CheckpointManager:
 
 
 def suspended(when: str) -> ContributorLost:
-    """Return the error that ends an attempt, so that another attempt continues."""
+    """Return the error that ends an attempt whose suspension was requested; another attempt continues the job.
+
+    Args:
+        when: point of the attempt at which it ends, such as "after step 7".
+    """
     return ContributorLost(f"suspended {when}", hint="it continues by itself")

@@ -74,7 +74,7 @@ An unanswered message is sent again after two ticks, then ever less often."""
 _CUT_TICKS = 3
 """Members first test their links after this many ticks in a row without a new answer from any member."""
 _QUIET_S = 120.0
-"""Initial limit for the time without a new answer from a member, in seconds.
+"""Initial limit for the time in which no member sends a new answer, in seconds.
 
 Beyond the limit, members begin a new epoch at the same step. The limit grows with the duration of steps, and doubles
 with each such epoch: five of them in a row take an hour."""
@@ -83,11 +83,11 @@ _EPOCHS_IN_VAIN = 5
 
 Result = TypeVar("Result")
 InboxItem = tuple[Any, Any, Any]
-"""An unchecked message: id of the member that claims to send it, that member's key, content."""
+"""An unchecked message: id of the member that claims to be its sender, the key that came with it, and its content."""
 
 
 class Conductor:
-    """Drives one job's steps.
+    """Leads the members of one job through its steps and epochs, as the protocol's state machine decides.
 
     Args:
         group: members of the job.
@@ -96,7 +96,7 @@ class Conductor:
         listener: receives the progress.
         inbox: messages of members.
         training: training section of the job's specification.
-        changes: changes for the next pause.
+        changes: changes of members and plan, which wait for the next pause.
         report: receives events.
     """
 
@@ -144,7 +144,7 @@ class Conductor:
         self._ticked_s = time.monotonic()
         self._committed_s = time.monotonic()
         self._quiet_s = _QUIET_S
-        """Limit for the time without a new answer, in seconds, without the doublings by `_count_epochs`."""
+        """Limit for the time without a new answer, in seconds, before `_count_epochs` doubles it."""
         self._epochs_in_vain = 0
         """Number of epochs begun since a step was committed, a member was lost or suspected, or the step was ordered to
         start over."""
@@ -197,7 +197,9 @@ class Conductor:
             self._run()
 
     def change(self) -> None:
-        """Carry out the changes that are due, unless an epoch that began meanwhile did so; call this only at a pause.
+        """Form an epoch with the changes that are due, and pause it; do nothing if none is due any more.
+
+        Call this only at a pause.
 
         Raises:
             ContributorLost: no other member can hold the shard of a member that leaves.
@@ -286,7 +288,7 @@ class Conductor:
             self.pause_early()
 
     def _open(self, worker: Any, key: Any, data: Any) -> None:
-        """Check a message's key and read it; drop it if the key is wrong."""
+        """Read a message if its key is the sender's key; otherwise drop it."""
         if self._group.is_from(worker, key):
             self._unpack(worker, data)
 
@@ -380,9 +382,9 @@ class Conductor:
             self._report_reformed()
 
     def _report_reformed(self) -> None:
-        """End members that are not used any more, and report the new epoch, unless it is the first."""
+        """Remove members that the new epoch does not use, and report the epoch, unless it is the first."""
         before, self._formed = self._formed, self._membership
-        # End these members before the report, because other jobs may use their machines after it.
+        # Remove these members before the report, because other jobs may use their machines after it.
         self._changes.end_others(self.membership)
         if before is not None:
             stopped_s = time.monotonic() - (self._stopped_s or time.monotonic())
@@ -493,7 +495,7 @@ class Conductor:
         self._epochs_in_vain = 0
 
     def _diverged(self, effect: Diverged) -> NotFinite:
-        """Return the error for non-finite numbers for which no machine is to blame."""
+        """Return the error for non-finite numbers that no single machine is known to have caused."""
         failure = self._not_finite or not_finite("gradient", effect.step)
         if effect.is_alone:
             failure.witnesses = (
@@ -574,7 +576,7 @@ class Conductor:
     def _count_epochs(self) -> None:
         """Count a new epoch. From the second epoch without a commit on, double the allowed time without a new answer.
 
-        Without a failure, answers may be late because the step takes long. Then a longer wait suffices.
+        If nothing has failed, answers are late because the step takes long, so a longer wait suffices.
 
         Raises:
             Unavailable: too many epochs began without a committed step or a lost member.
@@ -590,7 +592,7 @@ class Conductor:
             )
 
     def _expect_the_next(self) -> None:
-        """Set the allowed time without a new answer in the next step, from the duration of the committed step."""
+        """Set the limit for the time without a new answer from the duration of the step that was committed last."""
         now = time.monotonic()
         self._quiet_s = max(self._quiet_s, _QUIET_STEPS * (now - self._committed_s))
         self._machine.patience = math.ceil(self._quiet_s / _TICK_S)

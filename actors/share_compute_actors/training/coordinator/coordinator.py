@@ -46,7 +46,7 @@ class Coordinator:
 
     @ray.method(concurrency_group="run")
     def run(self) -> None:
-        """Make the attempt; the last event reports how it ended."""
+        """Make the attempt, and report its progress as events; the last event reports how the attempt ended."""
         try:
             from share_compute_actors.training.coordinator.attempt import TrainingAttempt  # noqa: PLC0415 - loads torch
 
@@ -72,7 +72,8 @@ class Coordinator:
         """Return the events after the first ``after`` ones, as JSON; if there is none, wait for the next.
 
         Args:
-            after: number of events that the only caller has received. It never decreases.
+            after: number of events that the caller has received. These events are deleted, so there must be only one
+                caller, and the number must never decrease.
             timeout_s: longest wait for an event, in seconds.
         """
         return attempt_events.dump_json(self._feed.pull(after, timeout_s)).decode()

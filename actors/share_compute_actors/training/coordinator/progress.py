@@ -1,4 +1,4 @@
-"""The progress of one attempt: its training state, the facts about each step, and the time that members computed.
+"""Tracks the progress of one attempt: its training state, facts about each step, and how long members computed.
 
 The conductor reports progress to a `Listener`.
 """
@@ -27,7 +27,7 @@ _SMOOTHED_STEPS = 10
 
 
 class Listener(ABC):
-    """Receives the progress of a conductor."""
+    """Receives the conductor's reports about steps and membership changes."""
 
     @abstractmethod
     def account(self, step: int, verdict: Verdict, figures: Mapping[Worker, StepFigures]) -> StepFacts:
@@ -35,7 +35,7 @@ class Listener(ABC):
 
     @abstractmethod
     def committed(self, facts: StepFacts, figures: Mapping[Worker, StepFigures]) -> None:
-        """Receive a committed step, and the figures of its members."""
+        """Receive the facts about a step that was committed, and the figures that members reported in it."""
 
     @abstractmethod
     def reformed(
@@ -47,12 +47,15 @@ class Listener(ABC):
             before: membership of the epoch before.
             after: membership of the new epoch.
             lost: members that were lost.
-            seconds: time in which nothing was computed.
+            seconds: time between the two epochs in which no step was computed.
         """
 
     @abstractmethod
     def ticked(self) -> None:
-        """Do periodic work. The conductor calls this about every 0.5 s, except at a pause."""
+        """Do work that recurs while steps are computed, such as polling a save in progress.
+
+        The conductor calls this about every 0.5 s, except at a pause.
+        """
 
 
 class TrainingProgress:
@@ -98,7 +101,7 @@ class TrainingProgress:
         self._last_end = time.monotonic()
 
     def account(self, step: int, verdict: Verdict, figures: Mapping[Worker, StepFigures]) -> StepFacts:
-        """Stop the clock of a step that all members have prepared; return the facts to report once it is committed.
+        """Stop the clock of a step that all members have prepared; return the facts to write with its commit.
 
         Raises:
             UserError: no loss scale makes the gradients finite.
@@ -146,5 +149,5 @@ class TrainingProgress:
         self._stopping = self._stopping and self._stopping.after(step, loss)
 
     def busy_fractions(self) -> dict[Worker, float]:
-        """Return the fraction of all steps' time in which each member computed."""
+        """Return, by member, the fraction of the duration of this attempt's steps in which the member computed."""
         return {worker: busy_s / max(self._trained_s, 1e-9) for worker, busy_s in self._busy_s.items()}

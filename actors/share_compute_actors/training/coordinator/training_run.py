@@ -1,8 +1,8 @@
 """The training of one attempt, from members that hold the model to the saved result.
 
-This is the place to start reading. A `TrainingRun` owns all parts of the coordinator, and builds each part from parts
-that exist already. `run` is the whole training in order. The `Conductor` drives the steps between two pauses, and
-reports to the run through the methods of `Listener`.
+Start reading the coordinator's code here. A `TrainingRun` builds and owns the parts of the coordinator that train.
+`TrainingRun.run` shows the whole training in order. The `Conductor` drives the steps between two pauses, and reports to
+the `TrainingRun` through the methods of `Listener`.
 """
 
 from __future__ import annotations
@@ -115,7 +115,10 @@ class TrainingRun(Listener):
         return self._progress.reason
 
     def _begin(self) -> None:
-        """Report the plan of members taken over, the committed steps not reported so far, and the start of training."""
+        """Report the start of training, and before it the committed steps that the control plane does not know.
+
+        If members were taken over, report their plan first.
+        """
         self._balancer.reform(self._conductor.membership)
         if self._start.takeover is not None:
             self._monitor.reform(self._planner.solution, are_lost=True)
@@ -156,7 +159,7 @@ class TrainingRun(Listener):
             self._evaluation.mean_loss("test", progress.state.step)
 
     def _steps(self, until: int) -> None:
-        """Run the steps up to `until`, and carry out the changes that are due in between."""
+        """Run the steps up to `until`, and pause for changes when they are due."""
         try:
             while self._conductor.steps(until) < until:
                 self._save_before_change()
@@ -228,7 +231,7 @@ class TrainingRun(Listener):
     def reformed(
         self, before: Membership, after: Membership, lost: frozenset[Worker], seconds: float
     ) -> None:
-        """Report a new epoch, with its causes."""
+        """Report a new epoch with its causes, and restart the measurements of step times and members' speeds."""
         self._monitor.reform(self._planner.solution, are_lost=bool(lost))
         self._balancer.reform(after)
         joined = frozenset(after.workers) - frozenset(before.workers)
