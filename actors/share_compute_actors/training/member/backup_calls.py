@@ -33,7 +33,7 @@ class BackupCalls:
 
     @ray.method(concurrency_group="copies")
     def stage_copy(self, backup: Worker, shard: ShardRange, names: Sequence[str]) -> Copied:
-        """Clone some parameters, so that they can be fetched while training continues. See `Copier`."""
+        """Clone some parameters or buffers, so that they can be fetched while training continues. See `Copier`."""
         return self._engine.copier.copy(shard, names, backup)
 
     @ray.method(concurrency_group="copies")
@@ -68,7 +68,7 @@ class BackupCalls:
     @ray.method(concurrency_group="copies")
     @answers(FLAG)
     def bring_to(self, shard: ShardRange, step: int, scales: Mapping[int, float]) -> bool:
-        """Bring a copy to a committed step; return whether that was possible.
+        """Bring the copy of a shard to the state after a committed step; return whether that was possible.
 
         Args:
             shard: layers [start, stop) of the copy.
@@ -81,7 +81,7 @@ class BackupCalls:
     @ray.method(concurrency_group="copies")
     @answers(FLAG)
     def is_up_to_date(self) -> bool:
-        """Have the copies apply pending gradients; return whether all usable copies are complete and caught up."""
+        """Have complete copies apply pending gradients; return whether all usable copies have done so."""
         return self._engine.copies.catch_up()
 
     @ray.method(concurrency_group="copies")

@@ -1,7 +1,7 @@
 """A member's single compute thread: it executes the effects of the protocol machine, and calls from other threads.
 
 While steps are computed, only this thread uses weights, gradients and the channel. Other threads only queue messages
-and calls here, and end waits that have become pointless.
+and calls for it, and end its waits for an epoch that is over.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ from share_compute_actors.transport.collective.backend import EpochGroup, abort_
 from share_compute_actors.transport.envelope import WireLabel
 
 _TICK_S = 5.0
-"""Time without messages after which the protocol machine may repeat a message, in seconds."""
+"""Minimum time between two `RetransmissionTimeout` events, at which unanswered messages are repeated, in seconds."""
 
 
 class Forming(NamedTuple):
@@ -71,7 +71,7 @@ NotifyCoordinator = Callable[[ToCoordinator | ShareComputeError, StepFigures | N
 
 
 class TrainingEngine(ComputeThread):
-    """Runs one member's compute thread.
+    """Runs one member's compute thread, on which all steps, and calls from other threads, are executed.
 
     Args:
         machine: the member's protocol machine.
@@ -97,7 +97,7 @@ class TrainingEngine(ComputeThread):
         self.runner: Runner | None = None
         self.group: EpochGroup | None = None
         self.forming: Forming | None = None
-        """The group that this member is about to join, if any."""
+        """The process group that this member is joining; None if there is none."""
         self._group_epoch = 0
         self._samples: ShardSamples | None = None
         self._arrived: dict[tuple[str, int, int], Tensor] = {}
@@ -134,7 +134,7 @@ class TrainingEngine(ComputeThread):
             channel.wake()
 
     def wait_while_cut(self) -> None:
-        """Wait until the coordinator can be reached; returns at once, unless a cut is injected."""
+        """Return at once; `FaultyEngine` waits here while the injected cut of the coordinator's link lasts."""
 
     def use_shard_store(self, shard_store: Any) -> None:
         """Request samples from another shard store from now on; this also ends a wait for the previous one."""
@@ -156,7 +156,7 @@ class TrainingEngine(ComputeThread):
         Args:
             runner: runner with the weights.
             inputs: fetches the inputs of samples; used only at the first stage.
-            targets: fetches their targets; used only at the last stage.
+            targets: fetches the targets of samples; used only at the last stage.
             loaded: the epoch that is about to begin, and the last step whose update the weights include.
         """
         if self.runner is not None and self._machine.applied == loaded.applied:
@@ -167,7 +167,7 @@ class TrainingEngine(ComputeThread):
         self._handle(loaded)
 
     def join(self, group: EpochGroup | None, rank: int, epoch: int) -> None:
-        """Sum gradients with this group from now on; call this through `order`.
+        """Reduce gradients in this process group from now on; call this through `order`.
 
         Args:
             group: process group of the stage; None if the stage has no other members.
@@ -221,7 +221,10 @@ class TrainingEngine(ComputeThread):
             self._take(POLL_S if due_s is None else min(due_s, POLL_S))
 
     def _due_s(self) -> float | None:
-        """Return the longest time in seconds for which the thread may wait; None if nothing is due."""
+        """Return the seconds until the thread must call this again; None if there is no limit.
+
+        `FaultyEngine` sends its delayed messages here.
+        """
         return None
 
     def _take_event(self, event: Event) -> None:
@@ -292,7 +295,7 @@ class TrainingEngine(ComputeThread):
         self._outbox.acknowledge(channel, followed, label)
 
     def _handle(self, event: Event) -> None:
-        """Pass an event to the protocol machine, and queue its effects, so that a halt is noticed between them."""
+        """Pass an event to the protocol machine, and queue its effects, so that a halt can interrupt them."""
         self._effects.extend(self._machine.handle(event))
 
     def _carry_out(self, effect: Effect) -> Event | None:
@@ -378,7 +381,7 @@ class TrainingEngine(ComputeThread):
         channel.send(send.target, WireLabel("train", *send.label), tensor)
 
     def _reduce(self, effect: Reduce) -> Reduced | ReduceFailed:
-        """Sum the gradients of this member's stage, or copy the sum from the member that has it."""
+        """Sum the gradients of this member's stage, or copy the sum from a member that has it."""
         membership, worker, runner = self._machine.membership, self._machine.worker, self._runner
         if self.group is None:  # the stage has no other members
             runner.reduce([])
@@ -405,7 +408,7 @@ class TrainingEngine(ComputeThread):
         return Reduced()
 
     def _sums_held(self, membership: Membership, step: int) -> list[tuple[Node, ...]]:
-        """Return the sums that each member of this stage holds at the end of a step, by rank."""
+        """Return the partial sums of gradients that each member of this stage holds at the end of a step, by rank."""
         stage = membership.stage_of(self._machine.worker)
         return [self._tree.cover(ids) for ids in holders(membership, step, stage)]
 

@@ -1,6 +1,7 @@
-"""A member's compute thread with injected faults, in subclasses of `TrainingEngine` and `Outbox`.
+"""Injects faults into a member's compute thread, in subclasses of `TrainingEngine` and `Outbox`.
 
-`TrainingEngine` and `Outbox` themselves inject no faults. A member uses this engine if its job has a failure script.
+`TrainingEngine` and `Outbox` themselves inject no faults. A member uses these subclasses if its job has a failure
+script.
 """
 
 from __future__ import annotations

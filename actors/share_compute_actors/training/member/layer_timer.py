@@ -32,7 +32,7 @@ class _Pass(NamedTuple):
 
 
 class LayerTimer:
-    """Times all passes that run inside `timing`, until `finish`.
+    """Measures the mean times of each layer over all passes that run inside `timing`, until `finish`.
 
     Args:
         layers: layers of the shard, by their index in the whole model. The first layer's time includes the modules

@@ -1,4 +1,4 @@
-"""Builds a shard, and fills it from the actors that have its weights."""
+"""Builds a shard, and loads its weights and optimizer state from the actors that have them."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def build_runner(setup: MemberSetup, tree: SummationTree, shard: Shard) -> Runne
 
 
 def fill_runner(runner: Runner, setup: MemberSetup, client: SourceClient | None) -> None:
-    """Load weights and optimizer state from their sources into a runner.
+    """Load weights, loss scale and optimizer state from their sources into a runner.
 
     Args:
         runner: newly built runner.
@@ -78,7 +78,8 @@ def fill_runner(runner: Runner, setup: MemberSetup, client: SourceClient | None)
 def _stored(stage: Stage, client: SourceClient, seed: int) -> dict[str, Tensor]:
     """Return the tensors to load.
 
-    The job may add tensors to the model (LoRA adapters). Those that no source has are initialized here, from the seed.
+    The job may add tensors to the model (LoRA adapters). Added tensors that no source has are initialized here from the
+    seed, and left out of the result.
     """
     tensors = stage.persistent()
     if not stage.added:

@@ -57,7 +57,7 @@ from share_compute_actors.wire import COUNT, FLAG, NAMES, NOTHING
 
 @ray.remote(num_cpus=0, concurrency_groups={"orders": 1, "control": 2, "mail": 2, "pieces": 2, "copies": 2})
 class Member(GivesState, BackupCalls, LinkedMember):
-    """Does one machine's work for one job, over all its epochs.
+    """Does one machine's work for one job, in all epochs in which the job uses the machine.
 
     Methods of the concurrency group ``orders`` run on the compute thread, one after the other. Methods of other
     concurrency groups run on threads of their own, so they may be called at any time.
@@ -257,7 +257,15 @@ class Member(GivesState, BackupCalls, LinkedMember):
     @ray.method(concurrency_group="orders")
     @answers(FINDING)
     def find_nonfinite(self, step: int, place: int, microbatches: Sequence[int]) -> NonFiniteValue | None:
-        """Compute some microbatches of the open step again; return where numbers stop being finite, None if nowhere."""
+        """Compute some microbatches of the open step again, and return where numbers stop being finite.
+
+        Return None if all numbers are finite.
+
+        Args:
+            step: number of the open step.
+            place: index of this member's stage.
+            microbatches: ids of the microbatches. Microbatches whose input has not arrived are skipped.
+        """
         return self._engine.order(partial(self._find_nonfinite, step, place, microbatches))
 
     def _find_nonfinite(self, step: int, place: int, microbatches: Sequence[int]) -> NonFiniteValue | None:
@@ -277,7 +285,9 @@ class Member(GivesState, BackupCalls, LinkedMember):
     @ray.method(concurrency_group="orders")
     @answers(FLAG)
     def snapshot(self, place: int, kind: FolderKind, *, copies: bool) -> bool:
-        """Offer this shard to the shard store, piece by piece; the first member of a stage represents the stage.
+        """Take a snapshot of this shard, which the shard store then fetches with `piece`.
+
+        Only the first member of each stage is asked for a snapshot.
 
         Args:
             place: index of the stage.

@@ -1,4 +1,4 @@
-"""Sends a member's gradients to its backups, and reports how many tensors were sent, so that none is lost unnoticed."""
+"""Sends a member's gradients to its backups, and reports to receivers how many tensors were sent to them."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from share_compute_actors.transport.channel import Channel, EncodedTensor
 from share_compute_actors.transport.envelope import WireLabel
 
 POLL_S = 0.5
-"""Longest wait for a tensor before the thread does other work, in seconds. Messages and calls of `order` end the wait.
-At the same interval, a waiting member reports how many tensors it sent, and whether a tensor is missing."""
+"""Longest wait of the compute thread for a tensor, in seconds. Messages and calls of `order` end the wait.
+
+It is also the minimum interval at which a waiting member reports how many tensors it sent, and that one is missing."""
 _AGAIN_S = 30.0
 _SLOWEST_BYTES_PER_S = 1e6
 """A gradient is sent to a backup member again after `_AGAIN_S` plus its transfer time at this rate, at the earliest.

@@ -21,17 +21,17 @@ from share_compute_actors.transport.channel import Channel
 from share_compute_actors.transport.envelope import WireLabel
 
 Held = Literal["validation", "test"]
-"""A split that is not trained on."""
+"""A held-out split, on which the model is not trained."""
 
 
 @dataclass(frozen=True, slots=True)
 class Passing:
-    """Passes samples forward through the stages.
+    """Runs this member's part of forward passes through all stages, for evaluation and sampling.
 
     Args:
         runner: runner of this member's shard.
         channel: channel of the epoch.
-        names: names of the members' machines.
+        names: name of each member's machine, by member.
         shard_store: the shard store, which has the samples.
         deadline_s: longest wait for another member, in seconds.
     """

@@ -22,7 +22,7 @@ from share_compute_actors.wire import NAMES
 
 
 class GivesState:
-    """The methods of a member that other members call to load its state, while no step is computed.
+    """The methods of a member that read its state, for other members and the coordinator, while no step is computed.
 
     The argument `shard` names the layers of the backup copy to read; None reads the member's own shard.
     """

@@ -91,7 +91,7 @@ class Runner:
         self._kept: dict[tuple[str, int], Tensor] = {}
         self._losses: dict[int, Tensor] = {}
         self.targets_per_microbatch = 0
-        """Targets of one microbatch; 0 except at the last stage."""
+        """Number of targets of one microbatch; 0 before the first backward, and except at the last stage."""
         self._group: EpochGroup | None = None
         self._rank = 0
         self._reductions: deque[Callable[[], None]] = deque()
@@ -141,8 +141,8 @@ class Runner:
             incoming: targets at the last stage, otherwise the gradient of the output of `forward`.
             adds: whether the backward adds to the gradient; if not, it only computes the gradient for the previous
                 stage.
-            holders: sums that each member of the stage will hold; given only if nothing is added afterwards. Reductions
-                then begin during the backward, bucket by bucket.
+            holders: sums that each member of the stage will hold, by rank; given only in the last backward of the step
+                that adds to the gradient. Reductions then begin during the backward, bucket by bucket.
         """
         graph = self._graphs.pop(microbatch)
         if adds:
@@ -198,7 +198,7 @@ class Runner:
                 return None
 
     def is_cell_finite(self, kind: Literal["F", "B"], microbatch: int) -> bool:
-        """Return whether a cell's result is finite; true with a dynamic loss scale, which handles overflow itself."""
+        """Return whether a cell's result is finite; always true with a dynamic loss scale, which handles overflow."""
         if self.loss_scale.is_dynamic:
             return True
         if kind == "F":
@@ -209,7 +209,7 @@ class Runner:
         return all(is_finite(each) for each in made if each is not None) and self.gradients.is_finite
 
     def spoil_cell(self, kind: Literal["F", "B"], microbatch: int, value: float) -> None:
-        """Overwrite the result of a cell; for tests."""
+        """Overwrite the result of a cell with a value; for tests."""
         made = [self.kept("activation" if kind == "F" else "gradient", microbatch)]
         if kind == "F":
             graph = self._graphs.get(microbatch)
@@ -243,7 +243,7 @@ class Runner:
         return bool(self._reductions)
 
     def reduce(self, holders: Sequence[Sequence[Node]]) -> None:
-        """Complete the stage's gradient, and share all losses among its members.
+        """Sum the gradients of the stage's members; at the last stage, also share the losses among them.
 
         Args:
             holders: sums that each member of the stage holds, by rank.
@@ -335,7 +335,7 @@ class Runner:
         return {name: square / factor**2 for name, square in self.gradients.squared_norms().items()}
 
     def losses(self) -> dict[int, float]:
-        """Return the summed loss of each microbatch; only the last stage knows them."""
+        """Return the summed loss of each microbatch; empty except at the last stage."""
         return {microbatch: float(loss) for microbatch, loss in self._losses.items()}
 
     def apply(self, step: int, scale: float) -> None:
@@ -356,7 +356,7 @@ class Runner:
         self.discard()
 
     def scale_of(self, step: int) -> float | None:
-        """Return the update factor of the last applied step; None if that step is not ``step``."""
+        """Return the update factor with which ``step`` was applied; None unless it is the last applied step."""
         return self._last_applied[1] if self._last_applied and self._last_applied[0] == step else None
 
     def discard(self) -> None:
@@ -378,7 +378,7 @@ class Runner:
     # -- timing ------------------------------------------------------------------------------------------------------
 
     def start_timing(self, step: int) -> None:
-        """Time the layers for a few steps, starting with this one."""
+        """Time the layers from this step on, until `layer_timings` returns the times."""
         if self._timer is not None:
             self._timer.finish()
         self._timed_from, self._timer = step, LayerTimer(self.stage.layers, self._device)

@@ -1,6 +1,6 @@
-"""A member's samples, fetched from the shard store: inputs at the first stage, targets at the last one.
+"""Fetches a member's samples from the shard store: inputs at the first stage, targets at the last one.
 
-Samples are requested by step and microbatch; those of the next step are prefetched.
+Samples are requested by step and microbatch; samples of the next step are prefetched.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Rows:
             self._changed.notify_all()
 
     def expect(self, step: int, microbatches: Collection[int]) -> None:
-        """Request samples before they are needed, so that they are transferred during other work."""
+        """Request the samples that were not requested yet, without waiting for them."""
         missing = [microbatch for microbatch in microbatches if (step, microbatch) not in self._calls]
         if missing:
             shard_store = self._shard_store
@@ -59,7 +59,7 @@ class Rows:
             self._calls.update({(step, microbatch): (shard_store, call) for microbatch in missing})
 
     def take(self, step: int, microbatch: int) -> Tensor:
-        """Return the samples of one microbatch, ``[batch, ...]``.
+        """Return the inputs or the targets of one microbatch's samples, ``[samples, ...]``.
 
         Raises:
             ShardStoreLost: the shard store died, and no `report_lost` was given.
@@ -90,12 +90,12 @@ class Rows:
 
 
 class ShardSamples:
-    """Provides the samples that one shard needs.
+    """Provides the inputs and targets that one shard needs: none in a stage between the first and the last.
 
     Args:
         shard: layers of this member.
         inputs: fetches the inputs of samples; used only at the first stage.
-        targets: fetches their targets; used only at the last stage.
+        targets: fetches the targets of samples; used only at the last stage.
     """
 
     def __init__(self, shard: Shard, inputs: Rows, targets: Rows) -> None:

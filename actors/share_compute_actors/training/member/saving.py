@@ -1,4 +1,4 @@
-"""Select the tensors of a shard that go into a folder, and copy them."""
+"""Selects the tensors of a shard that a checkpoint or an artifact stores, and copies them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from share_compute_actors.training.member.runner import Runner
 
 
 def folder_tensors(runner: Runner, lora: LoraSpec | None, kind: FolderKind) -> dict[str, dict[str, Tensor]]:
-    """Return a shard's tensors, by the stem of their file's name, then by stored name.
+    """Return the tensors of a shard that a folder stores, by the stem of their file's name, then by stored name.
+
+    Only the first stage stores a tied parameter.
 
     Args:
         runner: runner with the shard and the optimizer.

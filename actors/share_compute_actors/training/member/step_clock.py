@@ -1,4 +1,4 @@
-"""Measures how long one member computes and waits in a step."""
+"""Measures how long a step takes at one member, and how long the member computes in it."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ class Spent(NamedTuple):
 
     seconds: float
     waited_s: float
-    """The part of ``seconds`` in which the member did not compute, but waited for other members."""
+    """The part of ``seconds`` in which the member ran no cell: waits for other members, transfers, reductions."""
 
 
 class StepClock:
-    """A clock that runs from the first cell of a step."""
+    """Measures the time since the first cell of a step, and the part of it in which cells ran."""
 
     def __init__(self) -> None:
         self._began_s: float | None = None

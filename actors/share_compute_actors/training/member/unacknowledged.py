@@ -1,4 +1,4 @@
-"""Messages of a member that its coordinator has not acknowledged yet."""
+"""Keeps a member's messages until its coordinator has acknowledged them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from ray.exceptions import RayError
 _LATE_S = 0.7
 """Time in seconds after which an unacknowledged message is repeated. An idle machine acknowledges in 1 to 2 ms."""
 _MOST = 64
-"""Maximum number of messages that are kept. The coordinator asks again for the content of older messages."""
+"""Maximum number of messages that are kept. Older messages are dropped: the coordinator repeats requests that they
+answer."""
 
 
 class _Sent(NamedTuple):
