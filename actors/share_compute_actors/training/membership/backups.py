@@ -29,7 +29,7 @@ def backups_of(
         stages: members of each stage.
         topology: machines of the members; links that were not measured count as slow as the slowest measured one.
         cramped: members that lacked the memory for a copy; they are used only if there is no other member.
-        present: present backup members, by primary; only of primaries whose shards stay the same.
+        present: backup members of the epoch before, by primary; only of primaries that keep their shards.
     """
     present = present or {}
     dead = {frozenset(pair) for pair in topology.cut_off}

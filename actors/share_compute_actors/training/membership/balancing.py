@@ -22,7 +22,7 @@ _EPOCH_S = 1.0
 
 
 class Balancer:
-    """Measures how long the members of each stage compute, and proposes shares of microbatches."""
+    """Measures the time per microbatch of each member, and proposes shares of microbatches that balance each stage."""
 
     def __init__(self) -> None:
         self._membership: Membership | None = None
@@ -30,7 +30,7 @@ class Balancer:
         self._cell_s: dict[Worker, deque[float]] = {}
 
     def reform(self, membership: Membership) -> None:
-        """Restart the measurement, because the members or their shares of microbatches have changed."""
+        """Restart the measurement for a new epoch, whose members or shares of microbatches may have changed."""
         before, self._membership = self._membership, membership
         if before is not None and before.stages != membership.stages:
             self._steps = _STEPS

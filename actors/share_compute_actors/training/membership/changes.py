@@ -46,12 +46,12 @@ class Recopying:
         self._due_s: float | None = None
 
     def lost(self, worker: Worker, *, lacks_space: bool, is_restarted: bool = False) -> None:
-        """Record that a member lost its backup copy.
+        """Record that a member lost a backup copy that it kept, and begin the backoff unless it has begun.
 
         Args:
             worker: the member.
             lacks_space: whether it lacks the memory for a copy.
-            is_restarted: whether the member has begun another copy since then.
+            is_restarted: whether the member has begun another copy since then, so that no backoff is needed.
         """
         if lacks_space:
             self._cramped.add(worker)
@@ -148,7 +148,7 @@ class Changes:
 
     @property
     def _live_joining(self) -> Joining | None:
-        """The pending plan, or None. If one of its machines is asked to leave, the plan is given up here."""
+        """The pending plan; None if there is none. If one of its machines is asked to leave, it is given up here."""
         with self._lock:
             joining, leaving = self._joining, self.requests.leaving
             if joining is not None and not joining.machines.isdisjoint(leaving):
@@ -156,7 +156,7 @@ class Changes:
             return self._joining
 
     def lost(self, worker: Worker) -> None:
-        """Begin the backoff of a lost member's machine, and give up a pending plan that needs the machine."""
+        """Begin the backoff of a lost member's machine, and give up the pending plan if it needs the machine."""
         self.backoff.lost(worker)
         joining = self._live_joining
         if joining is not None and worker in joining.machines:
@@ -217,7 +217,12 @@ class Changes:
         self._quarantined.add(worker)
 
     def shrink(self, worker: Worker, taken_bytes: int) -> None:
-        """Limit the memory that the job uses on a machine from now on."""
+        """Limit the memory that the job uses on a machine from now on, because a member ran out of memory there.
+
+        Args:
+            worker: id of the machine.
+            taken_bytes: memory that the member had taken, in bytes.
+        """
         self._memory_limits[worker] = min(taken_bytes, self._memory_limits.get(worker, taken_bytes))
 
     def _as_it_is(self, machine: Contributor) -> Contributor:
@@ -231,7 +236,7 @@ class Changes:
         return replace(machine, devices=tuple(devices))
 
     def are_due(self, membership: Membership) -> bool:
-        """Whether changes are due that need a pause; also advances the preparation of a pending plan.
+        """Advance the preparation of a pending plan; return whether changes are due that need a pause.
 
         Args:
             membership: membership of the epoch.
@@ -306,7 +311,7 @@ class Changes:
     def take_solution(self, able: Collection[Worker]) -> Solution | None:
         """Return and clear the pending plan, if it is ready and all its machines are in `able`; otherwise None."""
         joining = self._live_joining
-        # If the epoch began for another reason, joining machines sent no report: the next epoch carries out the plan.
+        # If this epoch began before the members that join could report, a later epoch carries out the plan.
         if joining is None or not joining.is_ready or not joining.machines <= set(able):
             return None
         self._drop(joining)
@@ -328,7 +333,7 @@ class Changes:
         return self._backups(membership.shards, membership.stages, before)
 
     def heirs(self, solution: Solution, before: Membership) -> dict[Worker, tuple[tuple[int, int], ...]]:
-        """Return the shards of which each member will keep a backup copy once a plan is carried out, by member.
+        """Return, by member, the shards of which it will keep a backup copy once a plan is carried out.
 
         Args:
             solution: the plan.

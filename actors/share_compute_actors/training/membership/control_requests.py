@@ -1,4 +1,4 @@
-"""Control requests of the control plane to a running attempt."""
+"""Holds the requests of the control plane to a running attempt until the attempt reads them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from share_compute.lifecycle.attempt_events import Offer
 
 
 class ControlRequests:
-    """Control requests of the control plane to a running attempt; any thread may write or read them."""
+    """Requests to a running attempt: to cancel, to suspend, to leave machines, to use other ones. Thread-safe."""
 
     def __init__(self) -> None:
         self.cancelled = threading.Event()

@@ -108,7 +108,7 @@ def recovered(
     *,
     is_tied: bool,
 ) -> Form:
-    """Return an epoch that continues the open step from the work that is finished."""
+    """Return an epoch that continues the open step, and keeps the work on it that members have reported."""
     step = request.committed + 1
     recovery = recover(stages, owners, reports, step)
     return Form(
@@ -128,7 +128,7 @@ def recovered(
 
 
 def machines_lost(topology: Topology, workers: Iterable[Worker]) -> ContributorLost:
-    """Return the error for lost machines that were the only holders of some state."""
+    """Return the error for lost machines without which the attempt cannot continue."""
     known = {machine.id: machine.name for machine in topology.contributors}
     names = listed(sorted(known.get(worker, worker) for worker in workers))
     return ContributorLost(
@@ -192,7 +192,10 @@ def shared(stage: Sequence[Worker], shard: tuple[int, int], cost: TrainingCost) 
 
 
 def plan_of(membership: Membership, plan: Plan) -> Plan:
-    """Return, for the user, the part of a plan that an epoch carries out: remaining members and their microbatches."""
+    """Return a plan as an epoch carries it out, for the user: with the remaining members and their microbatches.
+
+    The prediction is left out if members or microbatches differ from the plan.
+    """
     stages = []
     for stage, workers, owners in zip(plan.stages, membership.stages, membership.owners, strict=True):
         known = {member.contributor_id: member for member in stage.members}

@@ -8,7 +8,7 @@ layers. A replica shadows one member of each stage that has some of these layers
 that member's shard piece by piece, and the gradients of the steps that are computed meanwhile.
 
 Training pauses for the new plan only when all replicas have caught up, so that little is left to transfer. New backup
-copies start from data that their machines already hold, so that the loss of any one machine costs no step.
+copies start from data that their machines already hold, so they are complete soon after the plan is carried out.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Heirs = Mapping[Worker, Sequence[tuple[int, int]]]
 
 
 class Joining:
-    """One plan, from its proposal until members on all its machines are ready.
+    """Prepares one plan, from its proposal until members on all its machines are ready for it.
 
     Args:
         group: the members.
@@ -141,9 +141,9 @@ def replicas_of(
 ) -> dict[Worker, tuple[Worker, ...]]:
     """Return the catch-up replicas of each member, for the time before a plan is carried out.
 
-    Replicas are the members that are to hold layers of another stage, or to keep a backup copy of such layers.
+    A member becomes a replica if the plan gives it layers of another stage, or a backup copy of such layers.
 
-    They are spread over the members of that stage that compute on a device of the same kind, because only such devices
+    The replicas of a stage are spread over its members with a device of the replica's kind, because only such devices
     compute updates with the same bits. If there is no such member, the layers are loaded while training pauses.
 
     Args:
@@ -177,7 +177,7 @@ def replicas_of(
 
 
 def _is_copy_holder(membership: Membership, worker: Worker, shard: tuple[int, int]) -> bool:
-    """Whether a member keeps a backup copy of this shard."""
+    """Return whether a member keeps a backup copy of this shard."""
     primaries = (primary for primary, backup in membership.backups.items() if backup == worker)
     return any(membership.shard_of(primary) == shard for primary in primaries)
 

@@ -15,7 +15,7 @@ from share_compute_actors.wire import NOTHING
 
 
 class MemberLinks:
-    """All links between the members of one job, set up again for each epoch.
+    """Sets up the links between the members of one job, again for each epoch.
 
     Args:
         group: the members.

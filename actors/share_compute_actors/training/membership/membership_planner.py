@@ -67,7 +67,8 @@ class MembershipPlanner:
         self._membership = start.takeover.facts.membership if start.takeover is not None else None
         self._before = self._membership, self.solution
         self.recomputed = 0
-        """Number of microbatches that the last epoch computes again, because members were lost or layers moved."""
+        """Number of microbatches of its first step that the last epoch computes again, because members were lost or
+        layers moved."""
 
     def form(self, request: PlanMembership) -> Form:
         """Plan the next epoch for the members that reported, have them load its shards, and write it to the step log.
@@ -129,7 +130,7 @@ class MembershipPlanner:
         return replace(form, membership=replace(membership, backups=backups, followers=replicas))
 
     def can_do_without(self, leaving: frozenset[Worker]) -> bool:
-        """Whether the other members could hold the shards of the leaving ones."""
+        """Return whether the other members could hold the shards of the leaving members."""
         assert self._membership is not None
         if all(not leaving.issuperset(stage) for stage in self._membership.stages):
             return True
@@ -162,7 +163,11 @@ class MembershipPlanner:
         leaving: frozenset[Worker],
         shares: Shares | None,
     ) -> Form:
-        """Continue with the members in `able`; keep the same shards if each stage has a member left."""
+        """Return an epoch of the members in `able`.
+
+        Members keep their shards if each stage has a member left, unless `Resharder.is_torn`. Otherwise the job is
+        planned again, and members load their new shards.
+        """
         is_whole = all(not able.isdisjoint(stage) for stage in before.stages)
         if is_whole and not self._resharder.is_torn:
             return next_form(before, request, self.solution.cost, leaving, shares)

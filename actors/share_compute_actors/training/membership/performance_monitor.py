@@ -32,7 +32,7 @@ from share_compute_actors.training.membership.changes import Changes
 _STEPS = 10
 """Number of steps in a median of step times, so that a single slow step does not count as drift."""
 _PAUSE_S = 10.0
-"""Shortest time between two reports, in seconds."""
+"""Minimum time between two reports of measured times, in seconds, except before the report of the last step."""
 _NOISE_STEPS = 50
 """Number of recent steps from which the natural variation of step times is estimated."""
 _SIGMA = 1.4826
@@ -40,7 +40,7 @@ _SIGMA = 1.4826
 
 
 class PerformanceMonitor:
-    """Performance monitor of one attempt.
+    """Compares measured with predicted step times of one attempt, and proposes better plans.
 
     Args:
         assignment: the attempt, with its number of microbatches settled.
@@ -101,7 +101,7 @@ class PerformanceMonitor:
             self._over = True  # a search that still runs must not propose a plan any more
 
     def reform(self, solution: Solution, *, are_lost: bool = False) -> None:
-        """Restart the measurement when the job continues with other members, because old step times are not valid.
+        """Restart the measurement for a new epoch, because older step times are not comparable.
 
         Args:
             solution: the solution that the members carry out.

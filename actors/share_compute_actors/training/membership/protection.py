@@ -29,7 +29,7 @@ class ProtectionWatch:
         """Whether each layer is on two machines."""
 
     def reform(self, membership: Membership) -> None:
-        """Start to watch an epoch; the event that reports the epoch marks the job as not protected yet."""
+        """Start to watch the copies of an epoch. The event that reports the epoch implies that protection is lost."""
         is_alone = (stage[0] not in membership.backups for stage in membership.stages if len(stage) == 1)
         self._membership, self.is_protected = None if any(is_alone) else membership, False
         self._poll = Poll(self._group)

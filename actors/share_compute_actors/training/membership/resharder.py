@@ -21,8 +21,8 @@ class Resharder:
 
     Args:
         group: the members.
-        first_step: first step of the attempt. Until it is committed, all shards can be loaded from the sources that the
-            attempt began with.
+        first_step: step after the checkpoint, or after the start of the job (`ShardStoreFacts.first_step`). Until this
+            step is committed, all shards can be loaded from the shard store or initialized from the seed.
     """
 
     def __init__(self, group: TrainingGroup, first_step: int) -> None:
@@ -161,8 +161,11 @@ class Resharder:
         """Return the source of each parameter in the state after the last committed step.
 
         The source of a layer is a living member that holds it, otherwise a member that keeps a copy of it. If a layer
-        has neither, and the attempt has committed no step, all layers come from the attempt's first sources. None means
-        that weights are initialized from the seed.
+        has neither, and the first step is not committed, all layers come from the shard store; None means that they are
+        initialized from the seed.
+
+        Raises:
+            ContributorLost: a layer has no source.
         """
         found: list[Source] = []
         covered: set[int] = set()

@@ -32,13 +32,14 @@ from share_compute_actors.training.step_log import GroupFacts, StepLog
 from share_compute_actors.wire import NOTHING, unpack_answer
 
 _ANSWER_S = 5.0
-"""Time limit in seconds for a member to report the shard that it holds. A member that exceeds it is killed."""
+"""Time limit in seconds for a member to report its status, and to switch to its loaded shard. A member that exceeds
+it is killed."""
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Takeover:
-    """Members of an earlier attempt that continue the open step."""
+    """Living members of an earlier attempt, which continue the open step, and the facts that it left about them."""
 
     facts: GroupFacts
     actors: Mapping[Worker, Any]
@@ -91,13 +92,13 @@ def find_takeover(job_id: str, topology: Topology, step_log: StepLog) -> Takeove
 
 
 def fits(membership: Membership, committed: int, status: MemberStatus) -> bool:
-    """Whether a member holds its shard of the membership in the state after the last committed step."""
+    """Return whether a member has its shard in the state after the last committed step, or can reach it at once."""
     shard = _shard_of(membership, status.worker)
     return shard is not None and status.holds == shard and status.step <= committed <= status.reaches
 
 
 def has_loaded(membership: Membership, committed: int, status: MemberStatus) -> bool:
-    """Whether a member has loaded its shard of the membership, but has not switched to it yet."""
+    """Return whether a member has loaded its shard after the last committed step, but not switched to it yet."""
     shard = _shard_of(membership, status.worker)
     return shard is not None and (status.loaded, status.loaded_step) == (shard, committed)
 
@@ -108,7 +109,7 @@ def _shard_of(membership: Membership, worker: Worker) -> tuple[int, int] | None:
 
 
 def is_whole(membership: Membership, usable: Mapping[Worker, object]) -> bool:
-    """Whether each stage has a usable member, or a usable backup of one of its members."""
+    """Return whether each stage has a usable member, or a usable backup of one of its members."""
     return all(
         any(worker in usable or membership.backups.get(worker) in usable for worker in stage)
         for stage in membership.stages
@@ -118,7 +119,10 @@ def is_whole(membership: Membership, usable: Mapping[Worker, object]) -> bool:
 def solution_of(
     takeover: Takeover, spec: TrainJob, topology: Topology, profile: ModelProfile, timings: Timings
 ) -> Solution:
-    """Return the solution that the remaining members carry out, costed with the present machines and links."""
+    """Return the solution that the remaining members carry out, with costs of the present machines and links.
+
+    It has a simulated step if each stage has a member left, and if some machine's speed was measured.
+    """
     facts, usable = takeover.facts, with_nominal_speeds(topology)
     cost = TrainingCost(profile, usable, complete(usable), workload(spec, facts.plan.microbatches), timings)
     membership = facts.membership

@@ -201,7 +201,7 @@ class TrainingGroup(WorkerGroup):
 
     @property
     def beginning(self) -> Sources | None:
-        """Sources of the weights that the attempt began with; None if they come from the seed."""
+        """Sources of the weights in the checkpoint or the pretrained model; None if weights come from the seed."""
         return Sources((server_source(self._shard_store),)) if self._facts.has_weights else None
 
     def source(self, worker: Worker, copy: tuple[int, int] | None = None) -> Source:
@@ -243,7 +243,7 @@ class TrainingGroup(WorkerGroup):
             ray.kill(actor)
 
     def has_refused(self, machine: Contributor) -> bool:
-        """Whether a member failed to start on this machine and Ray node."""
+        """Return whether a member failed to start on this machine with its present Ray node."""
         return (machine.id, machine.node_id) in self._refused
 
     def query_caught_up(self, followers: Collection[Worker]) -> dict[Any, Worker]:
@@ -255,7 +255,7 @@ class TrainingGroup(WorkerGroup):
         return {self._actors[worker].has_whole_copies.remote(): worker for worker in holders}
 
     def is_affirmed(self, worker: Worker, ref: Any) -> bool:
-        """Whether a member answered yes to `query_caught_up` or `query_whole_copies`."""
+        """Return whether a member answered yes to `query_caught_up` or `query_whole_copies`."""
         try:
             return answered(FLAG, ref, self.name(worker))
         except (Undeclared, RayError) as failure:
@@ -264,7 +264,7 @@ class TrainingGroup(WorkerGroup):
             return False  # a dead member is noticed by the failure detector
 
     def inventory(self, holders: Sequence[Source]) -> Sources:
-        """Return which holder has each tensor; when several have the same tensor, the first one counts.
+        """Return the holders as sources, in which the source of each tensor is the first holder that has it.
 
         Raises:
             MembersLost: members died meanwhile.
