@@ -23,7 +23,7 @@ from share_compute import errors
 from share_compute.errors import ShareComputeError, VerificationFailed
 
 Natural: TypeAlias = Annotated[int, Field(ge=0, lt=2**53)]
-"""Non-negative integer, such as a count or a size in bytes; below 2**53, where every JSON parser is exact."""
+"""Non-negative integer, such as a count or a size in bytes. JSON parsers keep integers below 2**53 exact."""
 StepNumber: TypeAlias = Annotated[int, Field(ge=-1, lt=2**53)]
 """Number of a step; -1 stands for no step yet."""
 Seconds: TypeAlias = Annotated[float, Field(ge=0, allow_inf_nan=False)]

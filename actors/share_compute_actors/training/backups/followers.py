@@ -245,7 +245,7 @@ class Follower:
         return self.is_whole and self._floor >= step
 
     def bring_to(self, step: int, scales: Mapping[int, float]) -> bool:
-        """Stop fetching, and apply gradients so that `rows` returns the state after a step; return whether it does.
+        """Stop fetching, and apply gradients up to a committed step, for `rows` to read; return whether this succeeded.
 
         Args:
             step: number of a committed step.

@@ -148,7 +148,7 @@ class Changes:
 
     @property
     def _live_joining(self) -> Joining | None:
-        """The pending plan; None if there is none. If one of its machines is asked to leave, it is given up here."""
+        """The pending plan; None if there is none. If one of its machines must leave, the plan is given up here."""
         with self._lock:
             joining, leaving = self._joining, self.requests.leaving
             if joining is not None and not joining.machines.isdisjoint(leaving):
