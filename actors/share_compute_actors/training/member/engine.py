@@ -348,12 +348,15 @@ class TrainingEngine(ComputeThread):
         if not self._clock.is_running:
             self._begin(step)
         if effect.action.kind == "F":
-            entering = self._given.input(step, microbatch)
+            with self._clock.waiting():
+                entering = self._given.input(step, microbatch)
             if entering is None:
                 entering = self._arrived["activation", step, microbatch]
             runner.forward(step, microbatch, entering, keeps_graph=effect.has_backward)
             return
-        membership, incoming = self._machine.membership, self._given.target(step, microbatch)
+        membership = self._machine.membership
+        with self._clock.waiting():
+            incoming = self._given.target(step, microbatch)
         if incoming is None:
             incoming = self._arrived["gradient", step, microbatch]
         held = None  # without a membership (halted), no member would join a reduction inside the backward

@@ -43,6 +43,13 @@ class StepClock:
         yield
         self._computed_s += time.perf_counter() - start_s
 
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Do not count the time inside the context as work, although it is inside a context of `computing`."""
+        start_s = time.perf_counter()
+        yield
+        self._computed_s -= time.perf_counter() - start_s
+
     def read(self) -> Spent:
         """Stop the clock at the end of a step, and return the step's durations."""
         computed_s = self._computed_s
