@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 
 _MOST_DOUBLINGS = 30
-"""Maximum exponent; without it ``2.0**failures`` would raise OverflowError from 1024 failures."""
+"""Maximum exponent; without it, ``2.0**failures`` would raise OverflowError for 1024 failures or more."""
 
 
 def backoff_s(first_s: float, failures: int, longest_s: float = math.inf) -> float:
-    """Return the delay before the next attempt, in seconds: ``first_s * 2**failures``, up to ``longest_s``.
+    """Return the delay before the next attempt, in seconds: ``first_s * 2**failures``, at most ``longest_s``.
+
+    The exponent is clamped to `_MOST_DOUBLINGS`.
 
     Args:
         first_s: the first delay, in seconds.

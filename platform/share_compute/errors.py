@@ -20,10 +20,10 @@
     │       ├── WrongFingerprint    the server's key does not have the expected fingerprint
     │       └── UntrustedCertificate   no authority that this machine trusts signed the server's certificate
     ├── PlanInfeasible         the machines cannot hold the job; the error may have the missing bytes
-    │   └── OutOfMemory        a machine had less memory than it lends; the error has the bytes that its process took
-    ├── NoCopy                 a machine has no backup of another machine's shard; training continues without the backup
+    │   └── OutOfMemory        a member of a job ran out of memory; the error has the bytes that its process had taken
+    ├── NoCopy                 a machine cannot keep a backup of another machine's shard; training goes on without it
     ├── ContributorLost        a machine died or is unresponsive; retry or resume
-    ├── StaleEpoch             a message or operation of an earlier epoch; drop it
+    ├── StaleEpoch             a message or an operation that a later one or a later epoch supersedes; drop it
     ├── VerificationFailed     a result or stored data is missing, incomplete or wrong
     │   └── WrongTensor        a machine sent a tensor that the model cannot produce; one machine is excluded
     └── Unavailable            a needed service does not answer (control plane, head, disk); try again
@@ -82,7 +82,7 @@ class ShareComputeError(Exception):
         self.details = details or {}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Return a function that rebuilds the error and its arguments; pickle then keeps every field."""
+        """Return (function, arguments) from which pickle rebuilds the error with all its fields."""
         return _rebuild, (type(self), self.message, self.facts())
 
     def facts(self) -> dict[str, Any]:
@@ -235,13 +235,13 @@ class PlanInfeasible(ShareComputeError):
 
 
 class OutOfMemory(PlanInfeasible):
-    """A machine had less memory than it lends; ``details`` has the memory that its process took (``taken_bytes``)."""
+    """A member of a job ran out of memory; ``details`` has the memory that its process had taken (``taken_bytes``)."""
 
     code = "out-of-memory"
 
     @property
     def taken_bytes(self) -> int:
-        """Return the memory that the process had taken, in bytes."""
+        """Return the bytes that the process had taken: reserved GPU memory if the GPU ran out, else resident memory."""
         return int(self.details["taken_bytes"])
 
 
@@ -262,7 +262,7 @@ class NoCopy(ShareComputeError):
 
     @property
     def epoch(self) -> int:
-        """Return the epoch in which the backup was lost; 0 if unknown."""
+        """Return the epoch in which the backup failed; 0 if unknown."""
         return int(self.details.get("epoch", 0))
 
 
@@ -275,7 +275,10 @@ class ContributorLost(ShareComputeError):
 
 
 class StaleEpoch(ShareComputeError):
-    """A message or operation belongs to an earlier epoch of a job or deployment; it is dropped."""
+    """A message or an operation is superseded, and is dropped.
+
+    For example, it belongs to an earlier epoch of a job or deployment, or another coordinator has taken over the job.
+    """
 
     code = "stale-epoch"
     status = 409

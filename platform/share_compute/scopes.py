@@ -1,4 +1,4 @@
-"""Scopes: the rights of an API key, and which scope includes which."""
+"""Scopes: the rights of API keys. Some scopes include others."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ class Scope(StrEnum):
     read = "read"
     """Read jobs, machines, plans, deployments, events and metrics."""
     submit = "submit"
-    """Upload; submit, cancel, resume and delete one's own jobs and deployments. Includes ``read`` and ``chat``."""
+    """Upload files, and manage one's own jobs and deployments. Includes ``read`` and ``chat``."""
     contribute = "contribute"
-    """Act for one machine. Only the key that a machine gets when it joins has this scope."""
+    """Make the requests of one machine's agent. Only the key that a machine gets when it joins has this scope."""
     admin = "admin"
     """Manage invites, keys, machines, and the jobs and deployments of all keys. Includes ``submit``."""
 

@@ -1,4 +1,4 @@
-"""All settings, typed; read from environment variables ``SHARE_COMPUTE_*`` or the command line."""
+"""Settings of the server and of clients, read from environment variables ``SHARE_COMPUTE_*`` or the command line."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ class Settings(BaseSettings):
     port_range: str = Field(default="24000-25999", pattern=r"^\d{1,5}-\d{1,5}$")
     """TCP ports of the Ray head and its processes. Open them in the firewall, beside ``port`` and ``ray_port``."""
     head_user: str | None = None
-    """User that runs the Ray head if the server runs as root; default: the user share-compute if it exists, else
-    nobody."""
+    """User that runs the Ray head if the server runs as root; default: the user ``share-compute`` if it exists, else
+    the user ``nobody``."""
     replan_drift: float = Field(default=0.25, gt=0)
     """Fraction by which measured step times may differ from predicted ones before a running job is replanned."""
     checkpoint_every_s: float = Field(default=180.0, ge=0)
@@ -71,8 +71,8 @@ class Settings(BaseSettings):
     keep_metrics_days: float | None = Field(default=None, ge=0)
     """Days after the end of a job for which the metrics of its steps are kept."""
     keep_events_days: float | None = Field(default=None, ge=0)
-    """Days for which events are kept. Events of unfinished jobs and live deployments, and the last event about each
-    machine's work, are kept longer."""
+    """Days for which events are kept. Events of unfinished jobs and live deployments are kept longer. So is each
+    machine's last event that changed its work."""
     prune_every_s: float = Field(default=3600.0, gt=0)
     """Seconds between two removals of data that is older than the ``keep`` settings allow."""
     invite_life_s: float = Field(default=3600.0, gt=0)
@@ -96,9 +96,9 @@ class Settings(BaseSettings):
     request_head_s: float = Field(default=10.0, gt=0)
     """Time limit for the TLS handshake and the head of a request, in seconds."""
     stall_s: float = Field(default=60.0, gt=0)
-    """Seconds for which a body or an answer may be slower than ``least_bytes_per_s``; then its connection is closed."""
+    """Seconds for which a request body or a response may be slower than ``least_bytes_per_s`` before it is cut off."""
     least_bytes_per_s: int = Field(default=256, ge=1)
-    """Minimum rate of bodies and answers, in bytes/s; see ``stall_s``."""
+    """Minimum rate of request bodies and responses, in bytes/s; see ``stall_s``."""
     keep_alive_s: int = Field(default=30, ge=1)
     """Seconds for which an idle connection stays open for the next request."""
     proxy_addresses: str = ""

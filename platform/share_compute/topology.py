@@ -11,7 +11,7 @@ from typing import Literal, Self
 DeviceKind = Literal["cpu", "cuda"]
 
 BASE_DTYPE = "float32"
-"""Name of the dtype whose measured speeds plans are computed from."""
+"""Name of the default dtype. Plans use its measured speed for dtypes whose speed was not measured."""
 DTYPES = (BASE_DTYPE, "bfloat16", "float16")
 """Names of the dtypes whose speed a probe measures."""
 HEAD = "head"
@@ -22,7 +22,7 @@ MOST_PER_S = 1e18
 MOST_BYTES = 2**60
 """Maximum plausible memory of one device, in bytes."""
 MOST_OVERHEAD_S = 0.1
-"""Maximum plausible time of one small operation."""
+"""Maximum plausible time of one small operation, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Device:
     memory_bytes_per_s: float = 0.0
     """Memory bandwidth of a copy, read plus write; 0.0 if it was not measured."""
     overhead_s: float = 0.0
-    """Time of one small operation of a model, however little it computes; 0.0 if it was not measured."""
+    """Fixed cost of one operation in seconds, for example of a kernel launch; 0.0 if it was not measured."""
     uuid: str = ""
     """UUID of a GPU, as torch reports it; empty for a CPU."""
 
@@ -82,7 +82,7 @@ class Contributor:
     host: str = ""
     """Label of the computer. Contributors with the same label share its cores; empty if its cores are not shared."""
     host_threads: int = 0
-    """Number of CPU threads of that computer; 0 if it has enough for all its contributors."""
+    """Number of CPU threads of the computer ``host``; 0 if it has enough for all its contributors."""
 
     @property
     def device(self) -> Device:
@@ -104,11 +104,11 @@ class Contributor:
 
     @property
     def overhead_s(self) -> float:
-        """Return the measured seconds of a small operation on the device that a member computes on; 0.0 if unknown."""
+        """Return `Device.overhead_s` of the device that a member computes on; 0.0 if it was not measured."""
         return self.device.overhead_s if self.devices else 0.0
 
     def flops_per_s(self, dtype: str = BASE_DTYPE) -> float:
-        """Return the measured speed of the device that a member computes on, in FLOP/s; 0.0 if not measured."""
+        """Return the speed of the device that a member computes on, in FLOP/s; 0.0 if not measured with this dtype."""
         return self.device.flops_per_s.get(dtype, 0.0) if self.devices else 0.0
 
 

@@ -1,4 +1,4 @@
-"""The samples of each step: a pure function of seed, size, batch size and step."""
+"""Selects the samples of each training step by a pure function of seed, data size, batch size and step."""
 
 from __future__ import annotations
 

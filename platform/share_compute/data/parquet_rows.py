@@ -24,7 +24,7 @@ MOST_BATCH_BYTES = 32 << 20
 MOST_ROW_BYTES = 64 << 20
 _MOST_ROWS = 1_000
 _MOST_VALUES = 1 << 25
-"""Largest number of values of one column in one row group. Published files have at most a tenth of this."""
+"""Maximum number of values of one column in one row group. Published files have at most a tenth of this."""
 _VALUE_BYTES = 8
 
 
@@ -110,7 +110,7 @@ def _cut(file: Path, batch: Any) -> Iterator[Any]:
 
 
 def _size(array: Any) -> int:
-    """Return the decoded size of an array in bytes, without dictionary encoding."""
+    """Return the size in bytes that an array has when its dictionary encoding is decoded."""
     kind = array.type
     if pa.types.is_dictionary(kind):
         if not _is_text(kind.value_type):

@@ -1,4 +1,7 @@
-"""Makes the `Samples` of a job: reads, tokenizes and splits text. A resumed job reuses the file of tokens."""
+"""Makes the `Samples` of a job: loads digits, or reads, tokenizes and splits text.
+
+A resumed job reuses its token file.
+"""
 
 from __future__ import annotations
 
@@ -48,11 +51,11 @@ class Counts:
     """Numbers of samples, tokens and documents."""
 
     train: int
-    """Training samples."""
+    """Number of training samples."""
     validation: int
     test: int
     tokens: int | None = None
-    """Tokens of the whole corpus; None if the data is not text."""
+    """Number of tokens of the whole corpus; None if the data is not text."""
     documents: int | None = None
     """Number of files (.txt) or of rows with text (.jsonl, .parquet); None if the data is not text."""
 

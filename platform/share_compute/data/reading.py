@@ -22,7 +22,8 @@ PIECE_CHARACTERS = 1 << 16
 _ROWS = 1_000
 _MOST_LINE_BYTES = 64 << 20
 _MOST_TEXT_LINE_BYTES = 512 << 20
-"""Limit on a line of a .txt file: text8 and other corpora for compression are one line of 100 MB and more."""
+"""Maximum bytes of a line of a .txt file. It is high because text8 and other compression corpora are a single line of
+100 MB or more."""
 _SCANNED_BYTES = 4 << 20
 
 
@@ -33,7 +34,7 @@ class TextPiece:
     text: str
     ends_document: bool
     read: float
-    """Share of all files that has been read up to here, 0 to 1; an estimate."""
+    """Estimated share of all text that has been read up to the end of this piece, 0 to 1."""
 
 
 def check_files(files: Sequence[Path]) -> None:
@@ -77,7 +78,7 @@ def read_pieces(files: Sequence[Path], column: str, scratch: Path) -> Iterator[T
     A .txt file is one document. Each row of a .jsonl or .parquet file is one document. Rows without text are left out.
 
     Args:
-        files: files of one kind, checked by `check_files`.
+        files: files with the same suffix, checked by `check_files`.
         column: column with the text, in .jsonl and .parquet files.
         scratch: folder for temporary files of ``datasets``.
 
@@ -144,7 +145,7 @@ def _read_column(file: Path, column: str) -> Iterator[list[str]]:
 
 
 def _require_short_lines(file: Path) -> None:
-    """Refuse a file with a line that would fill the memory, since files are read line by line.
+    """Refuse a file with a line that is too long to hold in memory, since files are read line by line.
 
     Raises:
         UserError: a line is too long, or the file cannot be read.
@@ -168,7 +169,7 @@ def _require_short_lines(file: Path) -> None:
 def _load(
     kind: Literal["text"], file: Path, column: str, scratch: Path, **options: Any
 ) -> Iterator[list[Any]]:
-    """Yield the values of one column, `_ROWS` rows at a time, as ``datasets`` streams them."""
+    """Stream one column of a file with ``datasets``; yield lists of up to `_ROWS` values."""
     import datasets  # noqa: PLC0415 - heavy
 
     try:

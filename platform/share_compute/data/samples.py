@@ -17,7 +17,10 @@ SPLITS: tuple[Split, ...] = get_args(Split)
 Array: TypeAlias = NDArray[Any]
 
 _DIGITS_KEY = 0x64696769
-"""Part of the key of the permutation before the digits are split; it differs from the keys of training passes."""
+"""Part of the key of the permutation that orders the digits before they are split.
+
+With it, the permutation differs from those that `share_compute.data.order.StepOrder` uses in training.
+"""
 
 
 class Samples(Protocol):
@@ -47,7 +50,7 @@ class SplitSizes:
 
     @classmethod
     def of(cls, total: int, validation_fraction: float, test_fraction: float) -> SplitSizes:
-        """Divide ``total`` samples; fractions are rounded down, and training gets the rest."""
+        """Divide ``total`` samples. Validation and test sizes are rounded down, and training gets the rest."""
         validation, test = int(total * validation_fraction), int(total * test_fraction)
         return cls(total - validation - test, validation, test)
 
@@ -87,7 +90,7 @@ class TextSamples:
 
     @staticmethod
     def count(num_tokens: int, sequence_length: int) -> int:
-        """Return the number of samples that ``num_tokens`` tokens make. Remaining tokens are not used."""
+        """Return the number of whole samples in ``num_tokens`` tokens. Remaining tokens are not used."""
         return max(0, (num_tokens - 1) // sequence_length)
 
     def size(self, split: Split) -> int:

@@ -19,15 +19,18 @@ MIN_VOCAB_SIZE = 257
 """Minimum vocabulary size: a token for each byte, and one for the end of a document."""
 END_OF_DOCUMENT = "<|endoftext|>"
 LEARN_CHARACTERS = 1 << 28
-"""Number of characters, from the start of the data, after which a tokenizer's training text ends; it bounds memory."""
+"""Number of characters at the start of the data that a tokenizer is trained on, rounded up to whole pieces.
+
+The limit bounds memory.
+"""
 _MOST_SETTINGS_BYTES = 4 << 20
 _FILES = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt")
-"""Files of tokenizers: a folder with none of these files has no tokenizer."""
+"""Names of tokenizer files: a folder with none of these files has no tokenizer."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenizerSource:
-    """Source of a job's tokenizer."""
+    """Source of a job's tokenizer: an existing folder, or training on the job's text."""
 
     kind: Literal["folder", "trained"]
     path: Path | None

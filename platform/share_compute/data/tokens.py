@@ -1,4 +1,4 @@
-"""The token file: all tokens of a corpus in one array on disk, with a record of its sources."""
+"""Writes and reads token files: all tokens of a corpus in one array on disk, with a record of its metadata."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def read_record(folder: Path, fingerprint: str) -> TokenRecord | None:
         record = TokenRecord(**{**raw, "notes": tuple(raw["notes"])})
         size_bytes = (folder / TOKENS).stat().st_size
     except (OSError, ValueError, TypeError, KeyError):
-        return None  # Absent, or of another version: the token file is made again.
+        return None  # Absent, damaged or of another version: the token file is made again.
     whole = size_bytes == record.num_tokens * np.dtype(record.dtype).itemsize
     return record if whole and record.fingerprint == fingerprint else None
 
@@ -62,8 +62,8 @@ def write_tokens(folder: Path, pieces: Iterable[TextPiece], tokenizer: Any, dtyp
     """Encode all pieces into ``folder``'s token file, each document followed by the end-of-document token.
 
     Args:
-        folder: folder that exists.
-        pieces: pieces of text, read once, about a million characters at a time.
+        folder: existing folder.
+        pieces: pieces of text in order; iterated once, and tokenized about a million characters at a time.
         tokenizer: tokenizer of ``transformers``; without an eos token nothing separates documents.
         dtype: dtype that `token_dtype` chose.
 

@@ -30,7 +30,7 @@ def field_errors(failure: ValidationError) -> list[dict[str, str]]:
 
 
 def fields_text(fields: Sequence[dict[str, str]], total: int) -> str:
-    """Return the message about wrong fields; ``total`` also counts fields that are not listed."""
+    """Return the message about wrong fields; ``total`` is the number of all problems, listed in ``fields`` or not."""
     texts = [": ".join(filter(None, (item["field"], item["problem"]))) for item in fields]
     if total > len(fields):
         texts.append(f"and {total - len(fields)} more")

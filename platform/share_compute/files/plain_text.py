@@ -1,4 +1,4 @@
-"""Safe printing of untrusted text: control characters in it would control the reader's terminal."""
+"""Safe printing of untrusted text: escape control characters, which would act on the reader's terminal."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def is_plain(text: str) -> bool:
 
 
 def plain(text: str, *, but: str = "") -> str:
-    r"""Return text with control characters escaped, e.g. ``\x1b``.
+    r"""Return text with control characters and line breaks escaped, e.g. ``\x1b``.
 
     Args:
         text: any text.

@@ -54,7 +54,7 @@ def _refused(problem: str, event: Any) -> ComposerError:
 
 
 class _PlainDumper(yaml.SafeDumper):
-    """Dumper that quotes strings which the loader would read as numbers."""
+    """Dumper that quotes strings which `_PlainLoader` would read as numbers, such as ``1e-5``."""
 
 
 # YAML 1.1 reads 1e-5 as text because it has no dot. Other formats, and people, read it as a number.
@@ -93,7 +93,7 @@ def read_yaml(text: str, what: str, most_bytes: int = MOST_BYTES) -> Any:
     # PyYAML also raises ValueError, for impossible dates, and RecursionError, for deep nesting.
     except (yaml.YAMLError, ValueError, RecursionError) as failure:
         where = getattr(failure, "problem_mark", None)
-        # If the end of the text is missing, PyYAML reports the line after the last one.
+        # For text that ends too early, PyYAML reports the line after the last one.
         last = len(text.splitlines())
         line = f" at line {min(where.line + 1, last)}, column {where.column + 1}" if where else ""
         problem = getattr(failure, "problem", None) or str(failure).partition("\n")[0]

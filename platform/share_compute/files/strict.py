@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, ModelWrapValidatorHandler, Validatio
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 MOST_UNKNOWN = 49
-"""Number of unknown keys that an error names if there are very many; its fiftieth message counts the other keys."""
+"""Number of unknown keys that an error names if there are very many; one more message counts the remaining keys."""
 _UNKNOWN: LiteralString = "unknown_key"
 _SHOWN_CHARACTERS = 100
 

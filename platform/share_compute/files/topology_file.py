@@ -96,7 +96,7 @@ class ContributorEntry(_Entry):
     id: PlainText | None = Field(default=None, min_length=1, max_length=200)
     """Id that links refer to; default: its name."""
     address: PlainText = Field(default="", max_length=255)
-    """IP address or other label of its host; machines with the same one are on one host."""
+    """IP address or other label of its host. Machines with the same address run on the same host."""
     cpu_threads: int = Field(default=1, ge=1, le=65536)
     """Threads that its owner lends."""
     host: PlainText = Field(default="", max_length=255)
@@ -282,7 +282,7 @@ def describe_topology(topology: Topology) -> TopologyDocument:
     """Return the document of a topology.
 
     Devices without a measured float32 speed are left out, since nothing can be predicted for them. Machines without any
-    other device are left out with their links.
+    such speed are left out with their links.
     """
     measured = [machine for machine in topology.contributors if any(map(_is_measured, machine.devices))]
     known = {machine.id for machine in measured} | {HEAD}

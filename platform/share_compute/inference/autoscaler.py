@@ -31,7 +31,7 @@ class Demand:
     waiting: int = 0
     """Number of sequences that no replica has taken."""
     idle_s: float | None = None
-    """Seconds without a sequence; None if there are sequences, or if no replica could take one."""
+    """Seconds without a sequence; None while there are sequences, or while no replica is ready."""
 
     @property
     def sequences(self) -> int:
@@ -50,9 +50,9 @@ class Decision:
 
 
 class _Lasting:
-    """The smallest change that was needed at any moment since scaling in one direction became necessary.
+    """The smallest change needed throughout the time since scaling in one direction became necessary.
 
-    When scaling up, it is the minimum of the numbers of replicas needed; when scaling down, the maximum.
+    The change is a number of replicas: the minimum of the numbers needed for scaling up, the maximum for scaling down.
     """
 
     def __init__(self, mildest: Callable[[int, int], int]) -> None:

@@ -1,4 +1,4 @@
-"""Placement of a deployment: the plan for the requested load, or for as much of it as fits."""
+"""Place a deployment on machines for the requested load, or as much of it as fits, and set its scheduler's limits."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from share_compute.specification.workload import ServingWorkload, serving_worklo
 from share_compute.topology import Topology
 
 _MOST_STEP_TOKENS = 512
-"""Target number of positions in the engine steps of all stages together: more would delay the sequences that decode."""
+"""Target total of positions in the engine steps that all stages compute at one time; more would delay decoding."""
 _LEAST_STEP_TOKENS = 16
 _CHUNK_TOKENS = 128
 """Smallest chunk of a prompt that uses a machine efficiently. Long prompts are split into chunks, so that several
@@ -37,7 +37,7 @@ _MOST_QUEUED_TEXTS = 8192
 
 @dataclass(frozen=True, slots=True)
 class MemoryBudget:
-    """Memory of one machine, in bytes."""
+    """Planned use of one machine's memory, in bytes."""
 
     usable_bytes: int
     """Memory that a plan may fill."""
@@ -46,7 +46,7 @@ class MemoryBudget:
     cache_bytes: int
     """Memory predicted to be left for the caches of sequences."""
     holds_weights_twice: bool
-    """Whether weights fit both plain and packed (reordered for the CPU), beside the process and all planned caches."""
+    """Whether there is space for plain and packed (reordered for the CPU) weights beside process and planned caches."""
 
     def beside(self, resident_bytes: int | None) -> int:
         """Return the bytes left for caches; negative if the process has already taken too much.
@@ -71,13 +71,13 @@ class Holding:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """A pipeline of machines, each with its shard, and the memory left on them."""
+    """A pipeline of machines, each with its shard and its memory budget."""
 
     prediction: ServingPrediction
     concurrent: int
     """Number of sequences of the planned length that fit at one time; fewer than requested if memory is short."""
     memory_budgets: Mapping[Worker, MemoryBudget]
-    """Memory of each machine, and the part left for caches."""
+    """Memory budget of each machine."""
 
     @property
     def plan(self) -> Plan:
@@ -110,7 +110,10 @@ class Placement:
 
 
 def window_of(spec: ServeJob, model_window_tokens: int | None) -> int:
-    """Return the maximum length of a deployment's sequences in tokens, prompt and answer together."""
+    """Return the maximum length of a deployment's sequences in tokens, prompt and answer together.
+
+    It is the smaller of ``max_seq`` and the model's window; if neither is known, the length of the planned load.
+    """
     known = [window for window in (spec.max_seq, model_window_tokens) if window is not None]
     return min(known, default=spec.prompt_tokens + spec.new_tokens)
 
@@ -125,7 +128,9 @@ def place(
     stages: int | None,
     embeds: bool = False,
 ) -> Placement:
-    """Place a deployment for the requested number of concurrent sequences, or for a half, a quarter, ... that fits.
+    """Place a deployment for the requested number of concurrent sequences.
+
+    If the machines cannot hold so many, half as many are tried, then a quarter, and so on down to one.
 
     Args:
         spec: specification of the deployment.

@@ -1,1 +1,1 @@
-"""Computation in a member of a deployment: stages, KV slots, packed weights, sampling."""
+"""Computation in a member of a deployment: it runs a shard, keeps KV slots, and samples tokens."""

@@ -68,7 +68,7 @@ def _grammar(schema: str) -> str:
 
 
 class Grammar:
-    """The constraint on one sequence's text; `accept` advances it by tokens.
+    """State of the constraint on one sequence's text; `accept` advances it by the tokens that follow.
 
     Args:
         matcher: matcher of the schema, used by this sequence alone.

@@ -28,7 +28,7 @@ class EngineStage(ABC):
     shard: Shard
     device: torch.device
     dtype: torch.dtype
-    """Type of weights and hidden states."""
+    """Type of hidden states, and of weights that are not quantized."""
     hidden_size: int
     """Size of the hidden state of one token."""
     draws: bool
@@ -40,7 +40,10 @@ class EngineStage(ABC):
 
     @abstractmethod
     def tensors(self) -> dict[str, Tensor]:
-        """Return the tensors to fill before `seal`, by stored name (int8 values and scales have names of their own)."""
+        """Return the tensors to fill before `seal`, by stored name.
+
+        A quantized weight is two tensors, its int8 values and its scales, each with a name of its own.
+        """
 
     @abstractmethod
     def take_over(self, other: EngineStage) -> dict[str, Tensor]:

@@ -1,4 +1,4 @@
-"""KV slots: the keys and values of each sequence at one stage, each slot in one piece of memory."""
+"""KV slots hold the keys and values of sequences at one stage, each slot in one contiguous block of memory."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class LayerCache:
 
 
 class KVSlot:
-    """A KV slot: the keys and values of one sequence, in one piece of memory.
+    """A KV slot: the keys and values of one sequence, in one contiguous block of memory.
 
     The keys (and values) of one head are contiguous, because attention reads this layout several times faster than one
     with all heads of a token together.
@@ -106,7 +106,7 @@ class KVSlots:
     def open(
         self, sequence: int, capacity_tokens: int, copy_from: int | None = None, copy_tokens: int = 0
     ) -> None:
-        """Open a slot; optionally copy its first positions from another one."""
+        """Open a slot for a sequence; if ``copy_from`` is a sequence, copy the first positions of its slot."""
         assert sequence not in self._held
         slot = KVSlot(self._layers, capacity_tokens, self._dtype, self._device)
         if copy_from is not None and copy_tokens:

@@ -1,4 +1,4 @@
-"""Weight packing: reorder weights for a CPU's kernels, for products with few rows.
+"""Weight packing: reorder weights in memory so that a CPU multiplies them with few rows faster.
 
 Decoding multiplies one token of each sequence with every matrix. With weights as models store them, a product of eight
 rows costs a CPU three times one of a single row, though both read the same weights. After packing once with oneDNN,
@@ -47,7 +47,7 @@ class PackedLinear(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """Weights as in `nn.Linear`, ``[out, in]``; some models read its dtype."""
+        """Weights as in `nn.Linear`, ``[out, in]``; some models read the dtype of this attribute."""
         plain, packed, _ = self._weights
         return packed.to_dense() if plain is None else plain
 

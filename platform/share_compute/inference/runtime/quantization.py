@@ -1,4 +1,4 @@
-"""Weight-only int8 quantization: each row of a linear layer as integers with one scale.
+"""Weight-only int8 quantization: each row of a linear layer's weights becomes int8 values with one scale.
 
 Quantization is symmetric, scaled by a row's largest absolute value, as in torchao's weight-only int8. Each row is
 quantized by itself while it is read, so the weights of a shard are never all in memory as floats.
@@ -25,8 +25,8 @@ _LARGEST = 127
 _FEW_ROWS = 16
 """Maximum number of input rows for which torch's kernel for few rows is faster."""
 _KERNEL_STEP = 16
-"""Number of inputs that torch's kernel reads at one time. It reads beyond the end of rows of other lengths than
-multiples of this number."""
+"""Number of inputs that torch's kernel reads at one time. It would read beyond the end of a row whose length is not a
+multiple of this number."""
 _BLOCK = 2**22
 """Number of weights that are converted to floats at one time."""
 _LEAST_SHARE = 0.9

@@ -30,7 +30,7 @@ _KINDS = frozenset({"full_attention", "sliding_attention"})
 
 
 class AttentionChunk:
-    """A chunk as attention sees it: positions [start, start + count) of a KV slot.
+    """A chunk of an engine step with its KV slot, of which it computes positions [start, start + count).
 
     Args:
         slot: KV slot of the sequence.
@@ -48,7 +48,7 @@ class AttentionChunk:
         self.stop = start + count
 
     def first_seen(self, window: int | None) -> int:
-        """Return the first position that any token of the chunk attends to."""
+        """Return the first position that any token of the chunk attends to; ``window`` as in `Attention.attend`."""
         return 0 if window is None else max(0, self.start + 1 - window)
 
     def is_triangle(self, window: int | None) -> bool:
@@ -156,7 +156,7 @@ class Attention:
         return found[0] if len(found) == 1 else torch.cat(found, 1)
 
     def _mask(self, index: int, window: int | None, like: Tensor) -> Tensor | None:
-        """Return a chunk's additive mask ``[count, seen]``, cached by window; None if the chunk is a single token."""
+        """Return a chunk's additive mask ``[tokens, attended positions]``, cached; None for a single token."""
         piece = self._pieces[index]
         if piece.count == 1:
             return None

@@ -23,7 +23,7 @@ from share_compute.inference.scheduler.engine_steps import Chunk, Opening, Sampl
 from share_compute.inference.scheduler.options import SamplingOptions
 
 _LIKELIEST = 1024
-"""Number of most probable tokens that ``top_p`` tries first: sorting a whole vocabulary takes long."""
+"""Number of most probable tokens that are sorted first for ``top_p``: sorting a whole vocabulary takes long."""
 
 
 class _Sequence:
@@ -119,11 +119,11 @@ class Sampler:
         self._sequences: dict[int, _Sequence] = {}
 
     def open(self, opening: Opening) -> None:
-        """Begin to sample a sequence that is new, or that continues after a membership change or preemption.
+        """Create the sampling state of a sequence that starts, or continues after a membership change or preemption.
 
         Raises:
-            UserError: the sequence's JSON schema is invalid, or there is no tokenizer that can be constrained to it.
-                Callers should have checked the schema. ``details`` names the sequence.
+            UserError: the sequence has a JSON schema that is invalid or not supported, or the model has no tokenizer
+                that supports constrained decoding. ``details`` names the sequence.
         """
         schema = opening.options.json_schema
         try:
@@ -142,7 +142,7 @@ class Sampler:
         return self._grammars.start(schema)
 
     def warm_up(self) -> None:
-        """Load the tokenizer for constrained text in advance, if it can be used for that."""
+        """Load the tokenizer for constrained text in advance; do nothing if there is none that can be used for that."""
         if self._grammars is not None:
             with suppress(UserError):  # the first request for constrained text reports the error
                 self._grammars.warm_up()

@@ -17,7 +17,7 @@ from share_compute.inference.scheduler.slot_ledger import Prefix, SlotLedger
 _MOST_PASSES = 16
 """Maximum number of sequences that may overtake a sequence of another owner that lacks KV capacity."""
 _MOST_EXAMINED = 64
-"""Maximum number of waiting sequences of one owner that are searched for one that can start."""
+"""Maximum number of waiting sequences of one owner that are examined to find one that can start."""
 
 
 class Admission:
@@ -38,7 +38,7 @@ class Admission:
         limits: limits of this epoch.
         queue: all sequences that have not ended.
         ledger: all KV slots of this epoch.
-        totals: counters of prefix copies and preemptions.
+        totals: counters; prefix copies and preemptions are counted here.
     """
 
     def __init__(self, limits: SchedulerLimits, queue: FairQueue, ledger: SlotLedger, totals: Totals) -> None:
@@ -65,7 +65,7 @@ class Admission:
     def next(self, opens: list[Opening], budget: int) -> LiveSequence | None:
         """Return the next sequence to prefill, and start it if it has not started.
 
-        Return None if there is none, or if the next sequences do not fit yet.
+        Return None if no sequence is to be prefilled, or if none of the next sequences fits yet.
 
         Args:
             opens: openings of the engine step; the sequence's opening is appended if this call starts it.

@@ -69,7 +69,7 @@ class Chunk:
     tokens: tuple[int, ...] | None
     """Inputs, ``[count]``; None stands for the one token sampled last, fed back by the last stage."""
     samples: bool
-    """Whether the token at position ``start + count`` is sampled, or the text embedded into a vector."""
+    """Whether the last stage samples the token at position ``start + count``, or computes the vector of the text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +117,7 @@ class Pooled:
 
     sequence: int
     position: int
-    """Length of the text in tokens."""
+    """Length of the text in tokens: ``start + count`` of its chunk."""
     vector: bytes
     """32-bit floats, little-endian."""
 

@@ -34,7 +34,7 @@ Base64 = Annotated[
 ErrorDocument = Annotated[ShareComputeError, PlainValidator(_read_error), PlainSerializer(_error_document)]
 """A `ShareComputeError` that JSON holds as its code, message and facts."""
 FinishReason = Literal["stop", "length", "cancelled"]
-"""stop: a stop token or the end of the grammar. length: the maximum length. cancelled: by `Scheduler.cancel`."""
+"""Cause of a sequence's end: a stop token or a complete grammar, the maximum length, or `Scheduler.cancel`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ _KINDS: Mapping[str, TypeAdapter[Any]] = {
 
 
 def write_events(events: Sequence[SequenceEvent]) -> str:
-    """Return events as JSON: a list of pairs of kind and fields."""
+    """Return events as JSON: a list of [kind, fields] pairs."""
     kinds = [type(event).__name__.lower() for event in events]
     fields = [_KINDS[kind].dump_python(event, mode="json") for kind, event in zip(kinds, events, strict=True)]
     return json.dumps(list(zip(kinds, fields, strict=True)))

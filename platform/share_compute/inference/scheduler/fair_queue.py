@@ -52,7 +52,7 @@ class FairQueue:
         self.num_waiting += 1
 
     def interrupt(self, sequences: Iterable[LiveSequence]) -> None:
-        """Let running sequences wait, before sequences that never started and in order of arrival.
+        """Put running sequences back into the queue, ahead of sequences that never started, in order of arrival.
 
         The caller must call `LiveSequence.close` for each of them afterwards.
         """
@@ -134,7 +134,7 @@ class FairQueue:
             there = [one.served_tokens for one in self._owners.values() if one.num_live]
             least = min(there, default=0)
             owner.served_tokens = max(owner.served_tokens, least)
-            # Forget absent owners whose counter is not above the lowest: they would restart at the lowest anyway.
+            # Forget owners without sequences unless their counter is above the lowest: they would restart there anyway.
             self._owners = {
                 key: one
                 for key, one in self._owners.items()

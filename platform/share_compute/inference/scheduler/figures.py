@@ -28,7 +28,7 @@ class Latency:
 
 @dataclass(frozen=True, slots=True)
 class RecentFigures:
-    """Recent measurements."""
+    """Recent latency, throughput and batch size of a replica."""
 
     tokens_per_s: float
     """Rate of generated tokens, or of tokens of embedded texts; see `LatencyMeter.tokens_per_s`."""

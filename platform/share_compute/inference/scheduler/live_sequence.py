@@ -16,7 +16,7 @@ class LiveSequence:
     Args:
         generation: the request.
         order: arrival number.
-        new_tokens: maximum number of tokens to generate: as requested, or as fits after the prompt.
+        new_tokens: maximum number of tokens to generate: the requested number, or fewer if not all fit after the prompt.
         answer_tokens: length of a typical answer. The KV slot begins with capacity for the prompt and this number of
             tokens. The capacity for the answer is doubled each time the slot is full.
     """
@@ -121,7 +121,7 @@ class LiveSequence:
 
     @property
     def work_tokens(self) -> int:
-        """Maximum number of positions to compute if it starts now."""
+        """Maximum number of positions to compute if it starts now: for its known tokens and those left to generate."""
         return len(self.tokens) + self.new_tokens - self.num_emitted
 
     def open(self, copy_from: int | None, copy_tokens: int) -> Opening:
@@ -190,7 +190,7 @@ class LiveSequence:
         return Chunk(self.id, self.sent - 1, 1, None, samples=True)
 
     def charge(self) -> int:
-        """Mark the positions sent since the last call as charged; return their number, without recomputed positions."""
+        """Return the number of positions to charge: those sent and not charged before. Record them as charged."""
         new = max(0, self.sent - self.charged)
         self.charged += new
         return new

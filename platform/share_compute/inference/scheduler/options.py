@@ -1,4 +1,4 @@
-"""Generation requests: the prompt tokens, the sampling options, and when to stop."""
+"""Requests to a replica's scheduler: the prompt, rules for sampling its continuation, and conditions to stop."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class SamplingOptions(StrictModel):
     min_p: float = Field(default=0.0, ge=0, le=1)
     """Keep tokens with at least this fraction of the highest probability; 0 keeps all."""
     repetition_penalty: float = Field(default=1.0, gt=0, allow_inf_nan=False)
-    """Divides positive and multiplies negative logits of tokens in prompt and text; 1 does nothing."""
+    """Divides positive and multiplies negative logits of tokens in the prompt or the generated text; 1 does nothing."""
     frequency_penalty: float = Field(default=0.0, ge=-2, le=2)
     """Subtracted from the logit of a token once for each time that it was generated."""
     presence_penalty: float = Field(default=0.0, ge=-2, le=2)
-    """Subtracted once from the logits of all tokens that were generated."""
+    """Subtracted from the logit of each token that was generated, once however often."""
     seed: int = Field(ge=-(2**63), lt=2**63)
     """Seed of the random numbers. Those of a draw depend only on the seed and the token's position, not the machine."""
     max_tokens: int = Field(ge=0)

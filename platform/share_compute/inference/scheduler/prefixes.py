@@ -40,9 +40,9 @@ class PrefixIndex:
                 del self._holders[key]
 
     def deepest(self, keys: Sequence[int], most: int) -> tuple[int, list[int]]:
-        """Return the length of the longest match in blocks, and the sequences that have it, latest first.
+        """Return the length of the longest match in blocks, and sequences that have it, the last added first.
 
-        (0, []) if no sequence has the first block.
+        Return (0, []) if no sequence has the first block.
 
         Args:
             keys: keys of the blocks to look for, in order.
@@ -57,7 +57,7 @@ class PrefixIndex:
 
 
 def common_tokens(one: Sequence[int], other: Sequence[int], known: int) -> int:
-    """Return the length of the common prefix of two sequences, 0 if they differ in the first ``known`` tokens."""
+    """Return the length of the common prefix of two sequences, or 0 if it is shorter than ``known`` tokens."""
     if one[:known] != other[:known]:
         return 0
     length = known

@@ -9,8 +9,9 @@ last stage. It then sends the steps that `Scheduler.next_steps` returns, in that
 stage computes for one batch, the other stages compute for the other batches. The next step of a batch already waits at
 the first stage before the tokens of its previous step are back. In a step, first its batch decodes, one token per
 sequence. The rest of the budget goes to prompts, in chunks, the least served owner first. Chunks of one prompt may be
-in steps of different batches, so a long prompt keeps all stages busy. If decodes would take the whole budget, prompts
-get a quarter, and the sequences of the batch decode in turn.
+in steps of different batches, so a long prompt keeps all stages busy. While there are prompts to compute, a quarter of
+the budget is reserved for them. Sequences of the batch that then do not fit decode in a later step, those that waited
+longest first.
 
 **Ends.** The server knows in advance when the token limit is reached, and sends no step beyond it. It does not know a
 stop token or a cancellation in advance. Steps in flight (at most ``1 + run_ahead``) then compute one wasted position
@@ -83,7 +84,7 @@ _UNKNOWN_RETRY_S = 5
 
 
 class Scheduler:
-    """All sequences of one replica of a deployment.
+    """Scheduler of the sequences of one replica; see the module docstring.
 
     Args:
         limits: limits of the present stages.
@@ -126,7 +127,7 @@ class Scheduler:
         Raises:
             UserError: a prompt is empty, or there are more sequences than may ever wait.
             TooLong: a prompt leaves no space for a token, or a text to embed is too long.
-            Conflict: a sequence with this number exists.
+            Conflict: a live sequence has the number of a new one, or two new ones have the same number.
             Busy: too many sequences wait already; the error has the retry delay.
         """
         sequences = [
@@ -351,7 +352,7 @@ class Scheduler:
         return chunk
 
     def _prompts(self, batch: int, budget: int, opens: list[Opening]) -> Iterator[Chunk]:
-        """Start sequences, and yield chunks of the prompts of these and of sequences that started before."""
+        """Yield chunks of the prompts of sequences that have started, and of sequences that this call starts."""
         while budget and (live := self._admission.next(opens, budget)):
             chunk = live.prefill(budget)
             budget -= chunk.count
@@ -407,7 +408,7 @@ class Scheduler:
 
 
 def _ended_before(live: LiveSequence) -> FinishReason | None:
-    """Return why a new sequence has nothing to generate after `Generation.emitted`; None if there is something."""
+    """Return the finish reason of a new sequence if `Generation.emitted` leaves nothing to generate, else None."""
     emitted, options = live.generation.emitted, live.generation.options
     if emitted and emitted[-1] in options.stop_token_ids:
         return "stop"

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    """Outstanding work and speed of one replica."""
+    """Outstanding work of one replica, and its speed."""
 
     sequences: int
     """Number of sequences, running and queued."""
     tokens_per_s: float | None = None
-    """Predicted rate with all sequences in flight; None where it is unknown."""
+    """Predicted rate of tokens of the whole replica at full load; None if unknown."""
 
 
 def in_turn(backlogs: Sequence[Backlog], new: int = 1) -> list[int]:

@@ -29,7 +29,7 @@ class _Entry:
     indexed: int = 0
     """Number of these keys that are in the prefix index."""
     written: int = 0
-    """Number of positions that are written before the engine step being built."""
+    """Number of positions, from the first, that engine steps built earlier write."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class Prefix:
 
 
 class SlotLedger:
-    """All KV slots of one epoch.
+    """Assigns KV capacity to the slots of one epoch, and finds prefixes that can be copied.
 
     Args:
         kv_tokens: KV capacity for all slots together.
@@ -75,9 +75,9 @@ class SlotLedger:
         return self.used_tokens + kept + capacity_tokens <= self.kv_tokens
 
     def find(self, live: LiveSequence) -> Prefix | None:
-        """Return a prefix of a sequence that another slot has or will have; None if none shares a full block.
+        """Return a prefix of a sequence that another slot has or will have; None if no slot shares a full block.
 
-        If several slots share the prefix, the slot with the most written positions of it is chosen.
+        If several slots share the same blocks, the slot with the most written positions of the prefix is chosen.
         """
         tokens = live.tokens[:-1]  # the last one must be computed: the next token is sampled from it
         blocks, holders = self._index.deepest(live.keys[: len(tokens) // BLOCK], _MOST_COMPARED)
@@ -91,7 +91,7 @@ class SlotLedger:
         return best
 
     def open(self, live: LiveSequence, prefix: Prefix | None) -> tuple[int | None, int]:
-        """Open a slot for a sequence that fits.
+        """Open a slot for a sequence for which `fits` is true; close slots of ended sequences if space is lacking.
 
         Args:
             live: the sequence.
@@ -172,11 +172,11 @@ class SlotLedger:
 
     @property
     def has_closes(self) -> bool:
-        """Whether there are slots to be closed."""
+        """Whether the next engine step has slots to close."""
         return bool(self._closing)
 
     def take_closes(self) -> tuple[int, ...]:
-        """Return the sequences whose slots the engine step closes, and clear the list; call this last for each step."""
+        """Return the sequences whose slots the step being built must close; call this last for each step."""
         self._copied.clear()
         closes, self._closing = tuple(self._closing), []
         return closes

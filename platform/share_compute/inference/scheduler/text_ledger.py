@@ -1,4 +1,4 @@
-"""The ledger for encoders, whose stages keep nothing of texts between engine steps."""
+"""Slot ledger of an encoder: it opens no KV slots, since the stages keep nothing between engine steps."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class TextLedger(SlotLedger):
         return None
 
     def open(self, live: LiveSequence, prefix: Prefix | None) -> tuple[int | None, int]:
-        """Open no slot, and copy nothing."""
+        """Return (None, 0): no slot is opened, and nothing is copied."""
         del live, prefix
         return None, 0
 
