@@ -18,7 +18,7 @@
     │       ├── OtherSite      a page of another site made a browser send the request with its session cookie
     │       ├── InsecureTransport   a secret would travel over plain HTTP between machines
     │       ├── WrongFingerprint    the server's key does not have the expected fingerprint
-    │       └── UntrustedCertificate   no authority that this machine trusts signed the server's certificate
+    │       └── UntrustedCertificate   this machine does not trust the server's certificate
     ├── PlanInfeasible         the machines cannot hold the job; the error may have the missing bytes
     │   └── OutOfMemory        a member of a job ran out of memory; the error has the bytes that its process had taken
     ├── NoCopy                 a machine cannot keep a backup of another machine's shard; training goes on without it

@@ -1,1 +1,1 @@
-"""Inference: placement and autoscaling of deployments, their scheduler, and the computation in their members."""
+"""Serve models: place and scale deployments, schedule their sequences, and compute tokens in their members."""

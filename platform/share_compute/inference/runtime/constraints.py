@@ -1,4 +1,4 @@
-"""Constrained decoding: the tokens that a JSON schema allows next, computed by llguidance."""
+"""Constrained decoding: compute with llguidance which tokens a JSON schema allows next."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ class LayerCache:
 
     @property
     def numbers(self) -> int:
-        """Count of all numbers that the layer keeps for one token."""
+        """Number of scalars that the layer keeps for one token, in keys and values together."""
         return self.heads * (self.key_size + self.value_size)
 
 
@@ -106,7 +106,7 @@ class KVSlots:
     def open(
         self, sequence: int, capacity_tokens: int, copy_from: int | None = None, copy_tokens: int = 0
     ) -> None:
-        """Open a slot for a sequence; if ``copy_from`` is a sequence, copy the first positions of its slot."""
+        """Open a slot; if ``copy_from`` is given, copy the first ``copy_tokens`` positions of that sequence's slot."""
         assert sequence not in self._held
         slot = KVSlot(self._layers, capacity_tokens, self._dtype, self._device)
         if copy_from is not None and copy_tokens:

@@ -75,7 +75,7 @@ class PackedLinear(nn.Module):
 
 
 def can_pack(dtype: torch.dtype, device: torch.device) -> bool:
-    """Return whether packing helps: it does on CPUs for which oneDNN has kernels of this type."""
+    """Return whether weights of a dtype can be packed on a device: a CPU for which oneDNN has kernels of this dtype."""
     operators = torch.ops.mkldnn
     if device.type != "cpu" or not torch._C._has_mkldnn:  # noqa: SLF001
         return False

@@ -30,7 +30,7 @@ _KINDS = frozenset({"full_attention", "sliding_attention"})
 
 
 class AttentionChunk:
-    """A chunk of an engine step with its KV slot, of which it computes positions [start, start + count).
+    """A chunk of an engine step: positions [start, start + count) of a KV slot.
 
     Args:
         slot: KV slot of the sequence.
@@ -174,7 +174,7 @@ class Attention:
 
 
 class TextAttention(Attention):
-    """Attention of an encoder's engine step: each token attends to its whole text, and nothing is kept.
+    """Attention of an encoder's engine step: tokens also attend to later tokens of their text, and nothing is cached.
 
     Args:
         counts: number of tokens of each text, in the order of the texts.

@@ -1,4 +1,4 @@
-"""Reduce the overhead around matrix products without changing a bit of the results.
+"""Reduce the overhead around matrix products; results are bit-identical.
 
 This overhead dominates a small model's time per token.
 """

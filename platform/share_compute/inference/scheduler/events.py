@@ -1,4 +1,4 @@
-"""Events of sequences that the scheduler reports, and statistics of the scheduler."""
+"""Events that a scheduler reports about its sequences, and statistics of the scheduler."""
 
 from __future__ import annotations
 

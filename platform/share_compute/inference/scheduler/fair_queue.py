@@ -23,7 +23,7 @@ class OwnerQueue:
 
     served_tokens: int = 0
     """Positions computed for the owner. When the owner returns, the counter is raised to the lowest counter of owners
-    that have sequences, if that is higher."""
+    that have sequences, unless it is higher already."""
     waiting: deque[LiveSequence] = field(default_factory=deque)
     """Sequences that have not started."""
     interrupted: deque[LiveSequence] = field(default_factory=deque)
@@ -134,7 +134,7 @@ class FairQueue:
             there = [one.served_tokens for one in self._owners.values() if one.num_live]
             least = min(there, default=0)
             owner.served_tokens = max(owner.served_tokens, least)
-            # Forget owners without sequences unless their counter is above the lowest: they would restart there anyway.
+            # Forget owners without sequences whose counter is not above the lowest: they would restart at it anyway.
             self._owners = {
                 key: one
                 for key, one in self._owners.items()

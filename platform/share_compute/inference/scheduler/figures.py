@@ -1,4 +1,4 @@
-"""Performance measurements of a replica: latency and throughput of tokens."""
+"""Measures the latency, throughput and batch size of a replica."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ class LiveSequence:
     Args:
         generation: the request.
         order: arrival number.
-        new_tokens: maximum number of tokens to generate: the requested number, or fewer if not all fit after the prompt.
+        new_tokens: maximum number of tokens to generate: as requested, or fewer if not all fit after the prompt.
         answer_tokens: length of a typical answer. The KV slot begins with capacity for the prompt and this number of
             tokens. The capacity for the answer is doubled each time the slot is full.
     """
@@ -32,8 +32,8 @@ class LiveSequence:
     is_open: bool = False
     """Whether it has a KV slot."""
     prefill_tokens: int = 0
-    """Number of tokens known when its KV slot was opened. The server sends these tokens to the first stage; the last
-    stage sends later tokens."""
+    """Number of tokens known when its KV slot was opened. The first stage gets these tokens from the server, and later
+    tokens from the last stage."""
     slot_tokens: int = 0
     """Capacity of its KV slot, in positions."""
     first_step: int = 0

@@ -1,11 +1,11 @@
-"""The scheduler of one replica: which sequences run, what each engine step computes, and the events that result.
+"""The scheduler of one replica decides which sequences run and what each engine step computes, and reports events.
 
 It is a state machine without clock or randomness: the same calls in the same order give the same steps. The server of
 the replica calls `Scheduler.submit` and `Scheduler.cancel` for clients, and `Scheduler.completed` for results of the
 last stage. It then sends the steps that `Scheduler.next_steps` returns, in that order, to all stages. The module
 `share_compute.inference.scheduler.engine_steps` describes how stages execute them.
 
-**Engine steps.** There are as many batches as stages. Each batch may have ``1 + run_ahead`` steps in flight. While one
+**Engine steps.** There are as many batches as stages. Each batch has up to ``1 + run_ahead`` steps in flight. While one
 stage computes for one batch, the other stages compute for the other batches. The next step of a batch already waits at
 the first stage before the tokens of its previous step are back. In a step, first its batch decodes, one token per
 sequence. The rest of the budget goes to prompts, in chunks, the least served owner first. Chunks of one prompt may be

@@ -1,4 +1,4 @@
-"""The server's view of the KV slots that the stages hold: their capacity, and prefixes that can be copied.
+"""The server's record of the KV slots that the stages hold: their capacity, and prefixes that can be copied.
 
 A KV slot takes its whole capacity from the engine step that opens or enlarges it until the step that closes it. When
 its sequence ends, the slot is kept for prefix copies until its capacity is needed; the least recently used slot is
