@@ -14,7 +14,7 @@ class Scope(StrEnum):
     read = "read"
     """Read jobs, machines, plans, deployments, events and metrics."""
     submit = "submit"
-    """Upload files, and manage one's own jobs and deployments. Includes ``read`` and ``chat``."""
+    """Upload files; submit, cancel, resume and delete own jobs and deployments. Includes ``read`` and ``chat``."""
     contribute = "contribute"
     """Make the requests of one machine's agent. Only the key that a machine gets when it joins has this scope."""
     admin = "admin"

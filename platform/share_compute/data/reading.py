@@ -102,7 +102,7 @@ def read_pieces(files: Sequence[Path], column: str, scratch: Path) -> Iterator[T
 
 
 def _text_bytes(file: Path) -> int:
-    """Return the estimated size of a file's text in bytes; for a .parquet file, the uncompressed size in its metadata."""
+    """Return the estimated size of a file's text in bytes; for a .parquet file, its uncompressed size as declared."""
     try:
         if file.suffix != ".parquet":
             return file.stat().st_size
