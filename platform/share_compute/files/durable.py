@@ -26,3 +26,4 @@ def write_private(file: Path, text: str) -> None:
         output.flush()
         os.fsync(output.fileno())
     partial.replace(file)
+    sync(file.parent)
