@@ -1992,7 +1992,7 @@ export interface components {
         ContributorEntry: {
             /**
              * Address
-             * @description IP address or other label of its host; machines with the same one are on one host.
+             * @description IP address or other label of its host. Machines with the same address run on the same host.
              * @default
              */
             address: string;
@@ -2037,7 +2037,7 @@ export interface components {
         ContributorEntryRequest: {
             /**
              * Address
-             * @description IP address or other label of its host; machines with the same one are on one host.
+             * @description IP address or other label of its host. Machines with the same address run on the same host.
              * @default
              */
             address: string;
@@ -2642,7 +2642,7 @@ export interface components {
             name: string;
             /**
              * Overhead S
-             * @description Time of one small operation of a model, however little it computes; 0.0 if it was not measured.
+             * @description Fixed cost of one operation in seconds, for example of a kernel launch; 0.0 if it was not measured.
              * @default 0
              */
             overhead_s: number;
