@@ -1,4 +1,4 @@
-"""Summaries of all machines, read in a few queries: only the fields that a map or a table shows."""
+"""Reads summaries of machines in a few queries. A summary has only the fields that a map or a table shows."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _COLUMNS = (
 
 
 class ClusterRows:
-    """Read summaries of machines for the dashboard.
+    """Reader of machine summaries and of measured links.
 
     Args:
         database: the database with the machines.
@@ -49,7 +49,10 @@ class ClusterRows:
         self._clock = clock
 
     def summaries(self, contributor_ids: Collection[str] | None = None) -> list[MachineSummaryRecord]:
-        """Return the given machines, or all except those gone for more than a day, in the order they joined."""
+        """Return summaries of the given machines, in the order they joined.
+
+        Without ids, return those of all machines that are present or that left or were lost at most a day ago.
+        """
         query = select(*_COLUMNS).order_by(ContributorRow.joined_at, ContributorRow.id)
         if contributor_ids is not None:
             query = query.where(ContributorRow.id.in_(contributor_ids))
@@ -73,7 +76,10 @@ class ClusterRows:
 
 
 def _owners(session: Session, contributor_ids: Collection[str] | None) -> dict[str, str]:
-    """Return {contributor id: label of its invite}, without contributors whose invite has no label."""
+    """Return {contributor id: label of its invite}, only for contributors whose invite has a label.
+
+    A device that joined as a sibling has the invite of its host's first contributor.
+    """
     first = aliased(ContributorRow)
     query = select(ContributorRow.id, InviteRow.label)
     query = query.join(first, first.id == func.coalesce(ContributorRow.sibling_of, ContributorRow.id))

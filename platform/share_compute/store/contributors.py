@@ -31,9 +31,9 @@ _ARRIVING = (
 )
 _MEASURED = (ContributorState.probing, ContributorState.ready, ContributorState.quarantined)
 MOST_DEVICES = 16
-"""Maximum number of contributors of one host (one for each lent device) that can join with one invite."""
+"""Maximum number of contributors (one for each lent device) that one host can add with one use of an invite."""
 REMEMBERED = timedelta(days=1)
-"""Time for which machines that are gone are still listed."""
+"""Time for which a machine that left or was lost is still listed."""
 
 
 class Contributors:
@@ -67,7 +67,7 @@ class Contributors:
     def join_sibling(
         self, contributor_id: str, *, name: str, host: str, versions: dict[str, str], limits: dict[str, Any]
     ) -> tuple[ContributorRecord, str]:
-        """Add another device of a contributor's host; return the device's record and its new key.
+        """Add another device of a contributor's host as a separate contributor; return its record and its new key.
 
         Raises:
             NotAuthorized: the operator sent the host away, or one of its devices is quarantined.
@@ -189,7 +189,7 @@ class Contributors:
             rows = session.execute(
                 select(ContributorRow.id, ContributorRow.name).where(ContributorRow.id.in_(ids))
             )
-            return {contributor_id: name for contributor_id, name in rows}  # noqa: C416 - rows are no pairs to mypy
+            return {contributor_id: name for contributor_id, name in rows}  # noqa: C416 - mypy does not see pairs
 
     def authorize(self, contributor_id: str, key: str) -> ContributorRecord:
         """Return the contributor if the key is its own; otherwise raise NotAuthorized.
@@ -285,7 +285,7 @@ class Contributors:
 
         Args:
             contributor_id: id of the machine that measured.
-            links: new links from it.
+            links: measured links that begin at this machine.
         """
         newer = {link.target: asdict(link) for link in links}
         with self._database.write() as session:
@@ -296,9 +296,10 @@ class Contributors:
     def set_state(
         self, seen: ContributorRecord, state: ContributorState, reason: str
     ) -> ContributorRecord | None:
-        """Change a contributor's state unless it changed since it was read; return the new record, or None if it did.
+        """Change a contributor's state and return the new record.
 
-        If the new state is the current one, only the reason changes and no event is written.
+        If the state or the Ray node changed after ``seen`` was read, change nothing and return None. If the new state
+        is the current one, only the reason changes and no event is written.
 
         Args:
             seen: record that the decision was based on; its state and its Ray node are compared.
@@ -329,7 +330,7 @@ class Contributors:
             return ContributorRecord.model_validate(row)
 
     def send_away(self, contributor_id: str) -> ContributorRecord:
-        """Begin to drain all contributors of a host that the operator sends away; their keys do not let them rejoin."""
+        """Begin to drain all contributors of a host that the operator sends away; only a new invite lets them back."""
         now = self._clock()
         with self._database.write() as session:
             for row in _family(session, contributor_id):
@@ -406,7 +407,9 @@ def _end_probing(session: Session, row: ContributorRow, now: datetime) -> None:
 def note_offence(
     session: Session, contributor_id: str, now: datetime, *, job_id: str, offence: Offended
 ) -> None:
-    """Record that a machine computed wrong results; quarantine it if the report or `quarantines` says so.
+    """Record that a machine computed wrong results, and quarantine it if necessary.
+
+    The quarantine begins if the report demands it, or if earlier offences do (`quarantines`).
 
     Args:
         session: session of the transaction that records the report.

@@ -1,4 +1,4 @@
-"""Cursors: the end of a page of rows, as text that callers pass to get the next page."""
+"""Encodes pagination cursors: the position of a page's last row, as text with which callers request the next page."""
 
 from __future__ import annotations
 

@@ -118,9 +118,9 @@ class Deletions:
             return list(session.scalars(select(JobRow.id).where(is_requested, JobRow.state.in_(FINAL_JOBS))))
 
     def folders(self) -> list[Path]:
-        """Return the folders to remove, except those of artifacts that were written again.
+        """Return the folders to remove, except folders in which an artifact was written again.
 
-        The folder of an export contains only the artifact, under the name `model`.
+        An artifact is either the folder itself or, for an export, its subfolder `model`.
         """
         used = select(ArtifactRow.path)
         whole, export = RemovalRow.path, RemovalRow.path + "/model"

@@ -128,7 +128,7 @@ class Deployments:
         plans: Sequence[Plan] | None = None,
         error: dict[str, Any] | None = None,
     ) -> DeploymentRecord:
-        """Change the state, or only the reason or the plans. A call that changes nothing writes no event.
+        """Change a deployment's state, or only its reason or plans. A call that changes nothing writes no event.
 
         Args:
             deployment_id: id of the deployment.
@@ -194,7 +194,7 @@ class Deployments:
             _record_event(session, row, row.state, self._clock(), reason=reason, replicas=replicas)
 
     def interrupted(self, deployment_id: str, replica: int, interruption: Interruption) -> None:
-        """Write an event that says that a replica lost a part of its model, so that its requests wait.
+        """Write an event that says that a replica lost a part of its model, and that its requests wait until it resumes.
 
         Args:
             deployment_id: id of the deployment.

@@ -41,13 +41,14 @@ class Events:
     ) -> list[EventRecord]:
         """Return at most ``limit`` events after number ``seq``, oldest first.
 
-        Only events of the given job, deployment or contributor are returned, and none of the kinds ``without``.
+        Each id that is given restricts the result to events of that job, deployment or contributor. Events of the kinds
+        in ``without`` are left out.
         """
         query = select(EventRow).where(EventRow.seq > seq).order_by(EventRow.seq).limit(limit)
         if job_id is not None:
             query = query.where(EventRow.job_id == job_id)
         if deployment_id is not None:
-            # Deployment events have no job. With this condition the index skips events of jobs, which are most rows.
+            # Deployment events have no job. This condition lets the index skip events of jobs, which are most rows.
             of_it = EventRow.data["id"].as_string() == deployment_id
             query = query.where(EventRow.job_id.is_(None), EventRow.kind == DEPLOYMENT, of_it)
         if contributor_id is not None:

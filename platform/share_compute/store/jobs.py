@@ -184,7 +184,7 @@ class Jobs:
     ) -> JobRecord:
         """Lease contributors to a queued job and set its state to ``planning``.
 
-        A batch job needs no contributors of its own.
+        A batch job leases no contributors: it sends its rows to a deployment.
 
         Raises:
             Conflict: the job is not queued any more, or one of the contributors is not ready or was leased
@@ -224,7 +224,7 @@ class Jobs:
         attempt: int,
         error: dict[str, Any] | None = None,
     ) -> JobRecord:
-        """End an attempt or cancel the job, and release its contributors.
+        """Change a job to a state in which its attempt is over, such as failed, and release its contributors.
 
         Raises:
             Conflict: the job is at another attempt, or the state machine forbids the change.
@@ -286,11 +286,11 @@ class Jobs:
 
         Args:
             job_id: id of the job.
-            why: cause of the end of the attempt, or of the wait. This method appends where the job continues.
+            why: reason why the attempt ended. This method appends where the job continues.
             attempt: number of the attempt that is over.
             fruitless_attempts: number of consecutive attempts that ended before they committed a step.
             error: code and facts of the cause, for the event.
-            leaves_members: whether the job's members may still run, so that the next attempt takes them over.
+            leaves_members: whether the job's members may still run; the next attempt then tries to take them over.
 
         Raises:
             Conflict: the job is at another attempt, or not active.
@@ -332,7 +332,7 @@ class Jobs:
 def _attempt_began() -> ScalarSelect[datetime]:
     """Return a subquery for the time at which a job's current attempt was queued.
 
-    Event numbers ascend with attempts, so both SELECTs in the query use the index.
+    Later attempts have higher event numbers, so both SELECTs can use the index on (job_id, seq).
     """
     earlier = (
         select(EventRow.seq)

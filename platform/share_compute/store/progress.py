@@ -1,4 +1,4 @@
-"""Write the reports of attempts as rows: progress, metrics, checkpoints, artifacts and the end."""
+"""Updates job rows, metrics, artifacts, leases and events with what attempts report; reads metrics and artifacts."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class Progress:
             return JobRecord.model_validate(row)
 
     def timings(self, job_id: str) -> dict[str, MachineTimings]:
-        """Return the layer times of all attempts at a job by contributor id; raise NotFound if there is no such job."""
+        """Return {contributor id: layer times of all attempts at a job}; raise NotFound if the job is unknown."""
         with self._database.read() as session:
             return _timings(job_row(session, job_id))
 

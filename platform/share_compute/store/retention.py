@@ -47,7 +47,7 @@ class Keep:
 
 @dataclass(frozen=True, slots=True)
 class Prunable:
-    """A deletable item: its retention time is over."""
+    """An item that `Retention.prune` deletes, because its retention time is over."""
 
     kind: PrunedKind
     job_id: str | None = None
@@ -60,7 +60,7 @@ class Prunable:
 
 
 class Retention:
-    """Find and delete items whose retention time is over.
+    """Search and deletion of items whose retention time is over.
 
     Args:
         database: the database with the rows.

@@ -66,7 +66,7 @@ def record_free(session: Session, now: datetime, *held: Any) -> None:
 
 @dataclass(slots=True)
 class _Period:
-    """Period of work of a machine, from one event to the next."""
+    """Period of a machine's work, from the event ``begun`` to the event ``ended``, which is None while it lasts."""
 
     data: dict[str, Any]
     begun: EventRow
@@ -74,7 +74,7 @@ class _Period:
 
 
 class WorkHistory:
-    """Read the history of the machines' work from events.
+    """History of the machines' work, read from events.
 
     Args:
         database: the database with the events.
@@ -107,7 +107,7 @@ class WorkHistory:
     def busy(self, contributor_id: str, *, since: datetime, points: int = 240) -> list[BusyRecord]:
         """Return the measured utilization of a machine by training jobs, oldest first.
 
-        If there are more than ``points`` measurements, the means of neighbouring ones are returned.
+        If there are more than ``points`` measurements, the means of consecutive ones are returned.
 
         Args:
             contributor_id: id of the machine.
@@ -181,7 +181,7 @@ def _periods(session: Session, contributor_id: str) -> Iterator[_Period]:
 def _busy_s(data: Mapping[str, Any], contributor_id: str, stage: int | None) -> float | None:
     """Return the time that a machine computed in a step, in seconds; None if it is unknown.
 
-    Old events have times by stage only: then the time of the stage's busiest machine is returned.
+    Old events have one time for each stage, that of its busiest machine. For them this time is returned.
     """
     machines: dict[str, float] = data.get("machines") or {}
     if machines or stage is None:
@@ -228,7 +228,7 @@ def lease_changes(
 
 
 def record_deployment_work(session: Session, row: DeploymentRow, now: datetime) -> None:
-    """Write ``work`` events for the machines of a deployment whose part of the model changed."""
+    """Write ``work`` events for a deployment's machines that are newly leased or hold another part of the model."""
     leased = session.scalars(select(ContributorRow.id).where(ContributorRow.deployment_id == row.id)).all()
     holder = {"deployment": row.id, "name": row.name}
     record_work(session, now, lease_changes(session, holder, leased, parts(*row.plans)))

@@ -1,1 +1,1 @@
-"""The database itself: connections, tables, fencing and backups."""
+"""Access to the database: transactions, tables, a lock and a fencing token against other servers, and backups."""

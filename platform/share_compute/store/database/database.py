@@ -100,7 +100,7 @@ class Database:
         higher number, and readers that continue from the highest number seen would miss it.
 
         Raises:
-            Fenced: another server claimed the database after this one; nothing is written.
+            Fenced: another server claimed the database after this one, or the row of the claim is gone.
         """
         with translated(), Session(self._writing_engine, expire_on_commit=False) as session, session.begin():
             valid = take_turn(session.connection())

@@ -26,7 +26,7 @@ class Claim:
     """A server's claim to the database."""
 
     epoch: int
-    """Number of server starts so far; only the server with the newest epoch may write."""
+    """Number of claims so far, one for each start of a server; only the server with the newest epoch may write."""
     holder: str
     """Unique name of the server. It is needed because an epoch can repeat after an older database is restored."""
 
@@ -37,7 +37,7 @@ def server_name(host: str, pid: int) -> str:
 
 
 def take_turn(connection: Connection) -> Claim:
-    """Lock the row of the claim, after earlier write transactions have ended; return the valid claim.
+    """Wait until earlier write transactions have ended, then lock the claim's row; return the claim that is valid now.
 
     PostgreSQL reads the newest version of the row when it grants the lock (READ COMMITTED).
 

@@ -33,7 +33,7 @@ class Lock(Protocol):
     """Lock that keeps other servers from a database."""
 
     def check(self) -> Claim | None:
-        """Take the lock again if it was lost; return the claim that is valid now, None if its row does not exist.
+        """Take the lock again if it was lost; return the claim that is valid now, or None if its row is missing.
 
         Raises:
             Conflict: another server has the lock.
@@ -168,7 +168,7 @@ class Watchdog:
     Args:
         lock: lock of the database.
         claim: claim of this server.
-        lost: callback, called once in the thread, when another server has taken the database.
+        lost: called in the thread, at most once, when another server has the database or the claim's row is missing.
         check_s: seconds between two checks.
     """
 

@@ -210,7 +210,7 @@ class EventRow(Base):
 
 
 class MetricRow(Base):
-    """Metrics of one step. A resumed attempt overwrites the steps that it repeats."""
+    """Metrics of one step of a job on one split of its data. An attempt overwrites the steps that it repeats."""
 
     __tablename__ = "metrics"
     job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id"), primary_key=True)

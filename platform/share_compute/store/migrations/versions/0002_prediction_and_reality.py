@@ -1,4 +1,4 @@
-"""Add idle reasons and the number of microbatches to plans; add measurements and proposed plans to jobs."""
+"""Add to plans the number of microbatches and why machines are idle; add to jobs measurements and proposed plans."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Add the number of completed rows to batch jobs."""
+"""Add to jobs the progress of batches, in rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Add scopes to API keys, and owners to jobs and deployments: the key that made them.
+"""Add scopes to API keys, and owners to jobs and deployments. An owner is the API key that made the job or deployment.
 
 Existing keys could do everything, so they get the scope ``admin``. Existing rows get no owner: only admins may change
 them.

@@ -1,4 +1,4 @@
-"""Add to contributors how often they computed wrong results, and the cause of their quarantine."""
+"""Add to contributors the number of times that they computed wrong results, and the cause of their quarantine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Let several devices of one host join with one invite."""
+"""Add to contributors the first contributor of their host, so that a host's devices can join with one invite."""
 
 from __future__ import annotations
 
