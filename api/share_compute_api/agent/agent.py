@@ -49,7 +49,7 @@ from share_compute_api.terminal.children import Interrupts
 
 _HEARTBEAT_S = 2.0
 _WRITE_BEATS = 5
-"""Heartbeats between two updates of the list of child processes, because Ray starts more processes while it runs."""
+"""Number of heartbeats after which the recorded child processes are updated; Ray starts more of them as it runs."""
 _PATIENCE_S = 600.0
 """Time without an answer from the server after which the agent gives up, in seconds."""
 _PAUSES_S = (0.5, 30.0)
@@ -152,7 +152,7 @@ class Agent:
             beside: identity of another device of this host; this device then joins as new with that device's key.
 
         Raises:
-            ShareComputeError: as `check_machine`, and errors from the server.
+            ShareComputeError: `check_machine` or the server refused, or there is neither an invite nor a stored key.
         """
         if beside is not None:
             return self._join_beside(beside, limits)
@@ -365,7 +365,10 @@ class Agent:
             self._ports = None
 
     def _leave(self, client: AgentClient) -> None:
-        """Ask the server to release this machine; wait at most `leave_within_s` until no job holds it."""
+        """Ask the server to release this machine, wait at most `leave_within_s` for that, and stop the Ray node.
+
+        If the server does not answer, the node is not stopped here.
+        """
         self._show("leaving")
         deadline = time.monotonic() + self._options.leave_within_s
         try:

@@ -32,7 +32,7 @@ _POLL_S = 0.5
 def enroll(
     devices: Sequence[JoinOptions], report: Callable[[AgentStatus], None], identities: Identities, host: str
 ) -> None:
-    """Join with the devices of a host, before an agent is started for each.
+    """Let the devices of a host join the cluster, before an agent process is started for each device.
 
     With an invite, the first device joins with it, or rejoins if it joined with this invite before. The other devices
     then join as new with the first one's key. Without an invite, devices that have no stored key join with the key of
@@ -72,7 +72,7 @@ class _Device:
 
 
 class Host:
-    """Lends several devices until Ctrl-C, SIGTERM, or until all agents ended.
+    """A host that lends several devices until Ctrl-C, SIGTERM, or until all agents have ended.
 
     Args:
         devices: options of each device.
@@ -121,7 +121,7 @@ class Host:
         return next((device.status for device in self._devices if device.status), 0)
 
     def _follow(self, children: ChildProcesses, deadline: float = float("inf")) -> None:
-        """Report the agents' output, and restart agents that are due, until all have ended or the deadline passed."""
+        """Report the agents' output, and start agents at their ``starts_at``, until all have ended or the deadline."""
         while time.monotonic() < deadline and any(device.status is None for device in self._devices):
             for device in self._devices:
                 if device.child is None and device.status is None and time.monotonic() >= device.starts_at:
@@ -146,7 +146,7 @@ class Host:
         longest_s = max(device.options.leave_within_s for device in self._devices)
         self._follow(children, time.monotonic() + longest_s + _GRACE_S)
         for device in self._devices:
-            if device.status is None:  # its agent has not ended in time, and is killed with this process
+            if device.status is None:  # its agent did not end in time; `close_run_folder` ends it
                 device.status = 1
 
     def _start(self, children: ChildProcesses, device: _Device) -> None:

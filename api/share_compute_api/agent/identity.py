@@ -1,8 +1,8 @@
-"""Persistent identity of a machine: its key to a server is stored, so that it can rejoin without an invite.
+"""Persistent identity of a machine: the stored key with which it can rejoin a server without an invite.
 
 Each pair of server and machine name has one file in the folder `machines` of the data folder, readable by its owner
-only. A running agent locks another file beside it, because two agents with one identity would take the Ray node from
-each other.
+only. A running agent locks another file beside it: the server knows one Ray node for each identity, so a second agent
+with the same identity would replace the node of the first.
 """
 
 from __future__ import annotations
@@ -69,7 +69,9 @@ class Identities:
             ) from failure
 
     def of_host(self, url: str, name: str) -> AgentIdentity | None:
-        """Return an identity for a server that is stored under the host's name, else under a device's name; else None.
+        """Return an identity of this host for a server: one stored under the host's name, else under a device's name.
+
+        Return None if neither is stored.
 
         Raises:
             Unavailable: a file cannot be read.

@@ -118,8 +118,8 @@ def check_machine(
     Args:
         options: options of the machine's owner.
         limits: resources that are lent.
-        find_head: returns host:port of the Ray head, and may join for that; called after the checks of this machine's
-            memory, disk and clock.
+        find_head: returns host:port of the Ray head, and may let the machine join to get it; called after the checks of
+            this machine's memory, disk and clock.
 
     Returns:
         Warnings for the owner.

@@ -28,7 +28,9 @@ class Reachability:
 
 
 def judge(report: DialReport, address: str) -> Reachability:
-    """Decide whether a machine can be used: not if the server, or every other machine, cannot reach some of its ports.
+    """Decide whether a machine can be used.
+
+    It cannot if some of its ports are unreachable from the server, or from every other machine that tried.
 
     Args:
         report: ports that the server and other machines could not reach, as the server reports.
@@ -56,7 +58,7 @@ def require_reachable(
     port_range: PortRange,
     report: Callable[[str], None],
 ) -> tuple[str, ...]:
-    """Listen on the node's ports, have other machines connect to them, and connect to other machines' nodes.
+    """Listen on the node's ports, have the server and other machines connect to them, and connect to their nodes.
 
     Args:
         dial: sends the dial request to the server.
@@ -69,7 +71,7 @@ def require_reachable(
         Warnings for the owner.
 
     Raises:
-        UserError: three times in a row, the server or all other machines did not reach some port.
+        UserError: in each of `TRIES` tries, the server or all other machines could not reach some port.
         ContributorLost: another program took a port meanwhile.
     """
     problem = ""

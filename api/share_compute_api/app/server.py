@@ -37,8 +37,7 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
 
 _WRITE_TICKS = 100
-"""Period of updates of the list of child processes, in ticks of 0.1 s, because Ray starts more processes while it runs.
-"""
+"""Ticks of 0.1 s after which the recorded child processes are updated; Ray starts more of them as it runs."""
 _log = logging.getLogger(__name__)
 
 

@@ -39,7 +39,7 @@ _SOUND_S = 60.0
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 30.0
 _NOTICE_S = 2.0
-"""Time in seconds within which the end of the head is noticed, if it was the cause of a gateway's end."""
+"""Time after the end of a gateway, in seconds, in which the end of the head is noticed if that was the cause."""
 _PATIENCE_S = 120.0
 """Time that the start of an actor waits for a gateway, in seconds."""
 _ANSWER_S = 30.0
@@ -49,7 +49,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ClusterInfo:
-    """The Ray cluster that this process is connected to."""
+    """Facts that a machine needs to connect its Ray node to the cluster."""
 
     ray_address: str
     """host:port of the head, as other machines reach it."""
@@ -113,7 +113,7 @@ class Cluster:
 
     @property
     def info(self) -> ClusterInfo:
-        """Facts that contributors need to join, such as the head's address and Ray's authentication token."""
+        """Facts about the current Ray head, such as its address and authentication token."""
         return ClusterInfo(
             ray_address=self._head.ray_address,
             token=self._head.token,
@@ -170,12 +170,12 @@ class Cluster:
 
         Args:
             assignment: an `Assignment` as JSON.
-            reads: files and folders of the control plane that the job needs.
-            writes: the job's folder.
+            reads: files and folders that the coordinator reads.
+            writes: the job's folder, to which the coordinator writes.
 
         Raises:
             CallFailed: Ray did not start the actor.
-            Unavailable: there is no gateway.
+            Unavailable: no gateway was connected within `_PATIENCE_S`.
         """
         await asyncio.to_thread(self._hand_over, [*reads, writes])
         return await self._start("start_coordinator", self._head.node.node_id, assignment)

@@ -76,7 +76,7 @@ class GatewayOperations:
         return True
 
     async def ping_head(self, node_id: str) -> bool:
-        """Return whether the GCS answers and lists the head's node as alive."""
+        """Return whether Ray's global control service (GCS) answers and lists the head's node as alive."""
         rows = await asyncio.get_running_loop().run_in_executor(self._pings, ray.nodes)
         return any(row["NodeID"] == node_id and row["Alive"] for row in rows)
 
@@ -96,7 +96,7 @@ class GatewayOperations:
     async def call(self, number: int, method: str, arguments: list[Any]) -> Any:
         """Call a method of an actor. Retry while the actor is unreachable but not known to be dead.
 
-        Calls of actors that measure contributors are not retried.
+        Calls to actors that measure contributors are not retried.
 
         Raises:
             ActorUnavailableError: the actor of a contributor is unreachable.

@@ -51,8 +51,9 @@ class ConnectionTable:
     client holds as many connections as allowed.
 
     Args:
-        limits: limits for each kind of connection.
-        is_trusted: returns whether an address is this machine's or a reverse proxy's, which serves many clients.
+        limits: the limits to enforce.
+        is_trusted: returns whether an address is this machine's or a reverse proxy's. Many clients may share such an
+            address, so it may have more half-open connections.
     """
 
     def __init__(self, limits: ConnectionLimits, is_trusted: Callable[[str], bool]) -> None:

@@ -27,7 +27,7 @@ from share_compute_api.connection.connections import ConnectionLimits, Connectio
 _BACKLOG: Final = 256
 """Longest queue of connections not accepted yet. The event loop accepts them all, even beyond the connection limit."""
 _MOST_FILES: Final = 1 << 16
-"""Largest limit of open files to set, because some child processes loop over all possible descriptors."""
+"""Largest limit of open files to set. A larger one would slow child processes that loop over all descriptors."""
 _FILES_FOR_OTHERS: Final = 512
 """File descriptors reserved for the database, files, Ray and connections that were just accepted."""
 _SHUTDOWN_S: Final = 5.0
@@ -37,7 +37,7 @@ _log = logging.getLogger(__name__)
 
 
 def raise_file_limit() -> int:
-    """Raise this process's limit of open files as far as allowed, at most to `_MOST_FILES`; return the new limit."""
+    """Raise this process's limit of open files as far as allowed, at most to `_MOST_FILES`; return the limit then."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
     if soft != resource.RLIM_INFINITY and soft >= wanted:

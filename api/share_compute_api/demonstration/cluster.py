@@ -47,7 +47,7 @@ class LocalCluster:
         self.url = ""
 
     def start(self) -> Client:
-        """Start the server and wait until it answers.
+        """Start the server and wait until it answers; return a client for it.
 
         Raises:
             Unavailable: the server did not start; the error has the reason.

@@ -24,7 +24,7 @@ def deployment_of(job: JobRecord, model: ServedModelSpec) -> ServeJob:
 
 
 def check_batch(spec: BatchJob, store: Store, engines: Engines, processes: IsolatedProcesses) -> None:
-    """Raise UserError, naming the field, if the batch could not run on any machines.
+    """Raise UserError, naming the field, if the batch could not run, whatever machines are in the cluster.
 
     Args:
         spec: the batch.

@@ -43,7 +43,7 @@ def model_folder(model: ServedModelSpec, store: Store) -> Path:
 
 
 def check_deployment(spec: ServeJob, store: Store, processes: IsolatedProcesses) -> None:
-    """Raise UserError, naming the field, when the model cannot be served on any machines.
+    """Raise UserError, naming the field, if the model cannot be served, whatever machines are in the cluster.
 
     Args:
         spec: the deployment.

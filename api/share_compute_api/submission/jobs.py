@@ -24,7 +24,7 @@ from share_compute_api.workers.isolated.pool import IsolatedProcesses
 
 
 def check_job(spec: TrainJob, processes: IsolatedProcesses) -> None:
-    """Raise UserError, naming each field, if the job cannot run on this server with any machines.
+    """Raise UserError, naming each field, if the job cannot run, whatever machines are in the cluster.
 
     Args:
         spec: the job.

@@ -153,7 +153,7 @@ def whole_number(config: Mapping[str, Any], *keys: str) -> int | None:
 
 
 def model_window(folder: Path, config: Mapping[str, Any], *, is_stretched: bool = False) -> int | None:
-    """Return a model's longest sequence, in tokens; None if its folder does not name it.
+    """Return a model's longest sequence, in tokens; None if its folder does not specify it.
 
     Args:
         folder: folder of the model.

@@ -1,1 +1,1 @@
-"""Output of commands: tables, progress, diagrams, and shell completion."""
+"""Helpers of the commands: output for people and scripts, shell completion, shared options, signals."""

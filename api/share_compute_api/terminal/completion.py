@@ -5,7 +5,7 @@ from __future__ import annotations
 from share_compute.errors import ShareComputeError
 
 _TIMEOUT_S = 2.0
-"""Longest wait of the user after pressing the tab key, in seconds."""
+"""Time limit of the request for completions, in seconds; the user waits for it after pressing the tab key."""
 
 
 def complete_job(incomplete: str) -> list[tuple[str, str]]:

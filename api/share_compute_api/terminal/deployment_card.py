@@ -14,7 +14,7 @@ _NOTHING = "[dim]-[/dim]"
 
 
 def replicas_text(view: DeploymentView) -> str:
-    """Return the number of ready replicas and the range of replicas, such as ``1/0..4``."""
+    """Return the number of ready replicas and the requested number or range, such as ``1/2`` or ``1/0..4``."""
     ready = view.replicas.ready if view.replicas is not None else 0
     return f"{ready}/{view.spec.replicas}"
 

@@ -69,7 +69,7 @@ def progress(job: JobRecord) -> str:
 
 
 def rows_text(job: JobRecord) -> str | None:
-    """Return the number of finished rows of a batch job and the remaining time; None before the batch began."""
+    """Return the finished rows of a batch job, and the remaining time if known; None before the batch began."""
     if job.rows is None:
         return None
     rows = job.rows
@@ -211,7 +211,7 @@ def bound_text(prediction: Bounded, what: str = "plan takes") -> str:
 
     Args:
         prediction: prediction of the plan.
-        what: subject and verb of the sentence about the lower bound.
+        what: subject and verb of the sentence "no ... less than" about the lower bound.
     """
     proof = "proven best by the formula" if prediction.exact else "the best that was found"
     if prediction.gap is None:
@@ -223,7 +223,7 @@ def bound_text(prediction: Bounded, what: str = "plan takes") -> str:
 def idle_lines(idle: Sequence[IdleMachine]) -> list[tuple[str, str]]:
     """Return pairs (names of idle machines, reason), one for each reason.
 
-    If there are too many, the last pair has no names, and its text counts the reasons that were left out.
+    If there are more than `_MOST_LINES` reasons, the last pair has no names, and its text counts the reasons left out.
     """
     by_reason: dict[str, list[str]] = {}
     for machine in idle:

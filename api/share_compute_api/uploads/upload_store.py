@@ -1,4 +1,4 @@
-"""All uploads of a server: folders in its data folder, and a record of each."""
+"""Stores the uploads of a server. Each is a folder in the data folder, with a file that describes it."""
 
 from __future__ import annotations
 
@@ -279,7 +279,7 @@ class UploadStore:
         """Yield an upload, and prevent its removal until the block ends.
 
         Raises:
-            NotFound: there is no such upload, or it belongs to another key.
+            NotFound: there is no such upload, it is being removed, or it belongs to another key.
             Conflict: the upload is not complete.
         """
         with self._lock:

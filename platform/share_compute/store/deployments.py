@@ -194,7 +194,7 @@ class Deployments:
             _record_event(session, row, row.state, self._clock(), reason=reason, replicas=replicas)
 
     def interrupted(self, deployment_id: str, replica: int, interruption: Interruption) -> None:
-        """Write an event that says that a replica lost a part of its model, and that its requests wait until it resumes.
+        """Write an event that says that a replica lost a part of its model, and that its requests wait.
 
         Args:
             deployment_id: id of the deployment.
