@@ -119,7 +119,7 @@ class Agent:
         """Join and work until Ctrl-C, SIGTERM or removal by the server; end all child processes.
 
         Raises:
-            ShareComputeError: the machine could not join, the server refused it, or did not answer for `_PATIENCE_S`.
+            ShareComputeError: the machine could not join, or the server refused it or did not answer for `_PATIENCE_S`.
         """
         with Interrupts() as interrupts, ExitStack() as stack:
             stack.callback(interrupts.begin_stopping)

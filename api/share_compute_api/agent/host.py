@@ -101,7 +101,7 @@ class Host:
         self._is_leaving = False
 
     def run(self) -> int:
-        """Join with all devices and lend them; return the first exit code of an agent that failed, else 0.
+        """Join with all devices and lend them; return the exit code of the first device whose agent failed, else 0.
 
         Raises:
             ShareComputeError: a device could not join.
@@ -121,7 +121,7 @@ class Host:
         return next((device.status for device in self._devices if device.status), 0)
 
     def _follow(self, children: ChildProcesses, deadline: float = float("inf")) -> None:
-        """Report the agents' output, and start agents at their ``starts_at``, until all have ended or the deadline."""
+        """Report the agents' output and start agents when due, until all have ended or the deadline has passed."""
         while time.monotonic() < deadline and any(device.status is None for device in self._devices):
             for device in self._devices:
                 if device.child is None and device.status is None and time.monotonic() >= device.starts_at:

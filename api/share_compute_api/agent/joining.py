@@ -89,7 +89,7 @@ def resolve_limits(options: JoinOptions) -> MachineLimits:
 def split(options: JoinOptions, devices: Sequence[LentDevice]) -> tuple[JoinOptions, ...]:
     """Return the options of each device: memory and threads are divided evenly, and each device gets its own name.
 
-    A host with one device keeps its name.
+    With one device, name, memory and threads stay as they are.
 
     Raises:
         UserError: the options lend more threads or more memory than the machine has.

@@ -145,7 +145,7 @@ def _accepts(header: str, coding: str) -> bool:
 
 
 def _page_headers(sources: str) -> dict[str, str]:
-    """Return the security headers of a page that may load scripts and styles only from ``sources``."""
+    """Return the security and cache headers of a page that may load scripts and styles only from ``sources``."""
     policy = {
         "default-src": "'none'",
         "script-src": sources,

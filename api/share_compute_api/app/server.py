@@ -100,8 +100,8 @@ def serve(
         announce: called once, when the port is open, just before the first request is answered.
 
     Raises:
-        Conflict: a port is taken, another server uses the data folder or the database, or the database is of a newer
-            version.
+        Conflict: a port is taken, another server uses the data folder or the database, the database is of a newer
+            version, or a data root contains the data folder.
         Unavailable: Ray, the database or the data folder cannot be used.
         UserError: a setting is invalid, for example a data root that is not a folder.
         Fenced: another server took over the database.

@@ -83,7 +83,7 @@ class Cluster:
         children: starts, records and ends the child processes.
 
     Raises:
-        Conflict: the head's port is taken.
+        Conflict: the head's port is taken, too few ports are free, or a data root contains the data folder.
         Unavailable: the head did not start.
     """
 

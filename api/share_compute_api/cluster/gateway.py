@@ -20,7 +20,7 @@ from share_compute_api.cluster.calls import MOST_BYTES, Call, CallFailure, CallR
 _CONNECT_S = 60.0
 """Time limit for the gateway to import Ray and to connect to the head, in seconds."""
 ANSWER_S = 60.0
-"""Time limit for an answer, in seconds. An actor may still be starting on a busy machine."""
+"""Time limit for an answer, in seconds. It is long because an actor may still be starting on a busy machine."""
 _ENDED_S = 60.0
 """Longest time that one call waits for the end of an actor's main task, in seconds."""
 _log = logging.getLogger(__name__)
@@ -190,7 +190,7 @@ def translated(who: str, *, mistake_hint: str, loss_hint: str, job: str | None =
     Args:
         who: name of the actor for messages.
         mistake_hint: hint for a failure of the actor.
-        loss_hint: hint for an actor whose process died or cannot be reached.
+        loss_hint: hint for an actor whose process died or cannot be reached, and for Ray that does not answer.
         job: id of the job that the actor works for; None if there is none.
 
     Raises:

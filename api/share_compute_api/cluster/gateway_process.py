@@ -210,7 +210,7 @@ async def _awaited(reference: Any) -> Any:
 
 
 def _retrieve(run: asyncio.Future[Any]) -> None:
-    """Retrieve the task's error and ignore it: asyncio warns about unretrieved errors."""
+    """Retrieve the task's error and ignore it; otherwise asyncio would warn that it was never retrieved."""
     if not run.cancelled():
         run.exception()
 
@@ -314,7 +314,7 @@ def main(arguments: Sequence[str]) -> None:
     wanted = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO)
     connection = socket.socket(fileno=wanted.socket)
-    os.set_inheritable(wanted.socket, False)  # noqa: FBT003 - the standard library's
+    os.set_inheritable(wanted.socket, False)  # noqa: FBT003 - a function of the standard library
     ray.init(
         address=wanted.address,
         namespace=NAMESPACE,

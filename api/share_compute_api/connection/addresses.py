@@ -68,7 +68,7 @@ def _resolved(host: str) -> str:
 
 
 def _own_addresses(version: int) -> list[str]:
-    """Return the addresses of active interfaces, without those of containers, loopback and link-local addresses."""
+    """Return addresses of this machine's active interfaces, but no loopback, link-local or container addresses."""
     states = psutil.net_if_stats()
     found = [
         ip_address(each.address.partition("%")[0])

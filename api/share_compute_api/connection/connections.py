@@ -9,7 +9,7 @@ from ipaddress import IPv6Address, ip_address, ip_network
 from typing import Final, Protocol
 
 _SPARE: Final = 64
-"""Connections beyond the limit that are accepted so that uvicorn can answer them with 503."""
+"""Number of connections beyond the limit that are accepted, so that uvicorn can answer them with status 503."""
 _SHARE_OF_TRUSTED: Final = 2
 _LOG_PERIOD_S: Final = 60.0
 _log = logging.getLogger(__name__)

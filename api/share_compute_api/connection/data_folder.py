@@ -63,7 +63,10 @@ def write_server_file(folder: Path, url: str, fingerprint: str | None = None) ->
 
 
 def first_api_key(folder: Path, store: Store) -> str:
-    """Return the operator's API key from the folder; create and write a new one unless it is a valid admin key."""
+    """Return the operator's API key from the folder.
+
+    If the key is missing or not a valid admin key, create a new one and write it to the folder.
+    """
     key = written_api_key(folder)
     record = None if key is None else store.keys.verify(key)
     if key is not None and record is not None and record.may(Scope.admin):

@@ -25,7 +25,7 @@ from share_compute.settings import Settings
 from share_compute_api.connection.connections import ConnectionLimits, ConnectionTable, is_loopback, is_within
 
 _BACKLOG: Final = 256
-"""Longest queue of connections not accepted yet. The event loop accepts them all, even beyond the connection limit."""
+"""Longest queue of connections that the event loop has not accepted yet. It accepts all, even beyond the limit."""
 _MOST_FILES: Final = 1 << 16
 """Largest limit of open files to set. A larger one would slow child processes that loop over all descriptors."""
 _FILES_FOR_OTHERS: Final = 512
@@ -37,7 +37,7 @@ _log = logging.getLogger(__name__)
 
 
 def raise_file_limit() -> int:
-    """Raise this process's limit of open files as far as allowed, at most to `_MOST_FILES`; return the limit then."""
+    """Raise this process's limit of open files as far as allowed, at most to `_MOST_FILES`; return the final limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
     if soft != resource.RLIM_INFINITY and soft >= wanted:

@@ -14,7 +14,7 @@ from share_compute.specification import Named, with_paths
 from share_compute_api.submission.model_folders import refused
 
 _PROCESSES: Final = (Path("/proc"), Path("/sys"))
-"""Folders of kernel files; no data root includes them."""
+"""Folders of kernel files. Jobs may never name files in them, even if a data root contains them."""
 _DEVICES: Final = Path("/dev")
 """Folder of devices. Jobs may name files in it only if a data root lies below it, for example ``/dev/shm``."""
 _MOST_ENTRIES: Final = 10_000

@@ -158,7 +158,7 @@ def model_window(folder: Path, config: Mapping[str, Any], *, is_stretched: bool 
     Args:
         folder: folder of the model.
         config: contents of its config.json.
-        is_stretched: whether an encoder may get longer texts than it was trained on.
+        is_stretched: whether to ignore the length at which sentence-transformers truncates texts for an encoder.
     """
     if not is_encoder(config):
         return whole_number(config, *WINDOW_KEYS)

@@ -162,7 +162,7 @@ _DESCRIPTIONS: dict[str, Callable[[dict[str, Any]], str]] = {
 
 
 def placement(plan: Plan) -> str:
-    """Return the layers and machines of each stage, in one line; a long list of stages is cut."""
+    """Return the layers and machines of each stage, and the idle machines, in one line; long lists are cut."""
     stages = []
     for stage in plan.stages[:_MOST_STAGES]:
         names = [member.name for member in stage.members[:_MOST_NAMES]]

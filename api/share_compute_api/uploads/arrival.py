@@ -14,7 +14,7 @@ from share_compute_api.schemas.bodies import UploadFile
 
 
 class Arrival:
-    """A file that is being received. Call `close` at the end in any case.
+    """A file that is being received. Call `close` at the end, also after an error.
 
     Args:
         partial: path of the file until it is complete.

@@ -33,7 +33,7 @@ _FILES = "files"
 _PARTIAL = "partial"
 _GONE = ".gone-"
 _KEPT_FREE_BYTES = 256 << 20
-"""Free disk space in bytes that uploads must leave: on a full disk the server could not record what jobs do."""
+"""Free disk space in bytes that uploads must leave: on a full disk the server could not record the jobs' progress."""
 _SPACE_HINT = "remove uploads that nobody needs (share-compute uploads list)"
 _LEFT_AFTER = timedelta(days=1)
 _LIST = "share-compute uploads list shows what there is"
@@ -95,7 +95,7 @@ class UploadStore:
     _partials: int = 0
 
     def __post_init__(self) -> None:
-        """Find the uploads of earlier runs of the server, and delete files that those runs received only in part."""
+        """Load the uploads of earlier runs of the server, and delete files that those runs received only in part."""
         self.folder = self.folder.resolve()
         for folder in sorted(self.folder.glob(f"{_GONE}*")):
             shutil.rmtree(folder, ignore_errors=True)

@@ -307,7 +307,7 @@ class Contributors:
             reason: cause of the change.
 
         Raises:
-            Conflict: the contributor left or is lost; it can come back only by joining.
+            Conflict: the contributor left or is lost; from there it can only become ``joining``, ``left`` or ``lost``.
         """
         with self._database.write() as session:
             row = _row(session, seen.id)

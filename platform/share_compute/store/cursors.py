@@ -1,4 +1,4 @@
-"""Encodes pagination cursors: the position of a page's last row, as text with which callers request the next page."""
+"""Encodes and decodes pagination cursors: the position of a page's last row, as text that requests the next page."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ class Deployments:
             owner: id of the API key that owns the deployment; None if only admins may change it.
 
         Raises:
-            Conflict: a deployment of this name is up.
+            Conflict: a live deployment has this name.
         """
         now = self._clock()
         with self._database.write() as session:

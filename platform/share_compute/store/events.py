@@ -18,14 +18,14 @@ DEPLOYMENT = "deployment"
 
 
 class Events:
-    """The table of events. Rows are written with the change that they report, or by `record`."""
+    """The table of events. Each row is written in the transaction of the change that it reports, or by `record`."""
 
     def __init__(self, database: Database, clock: Callable[[], datetime]) -> None:
         self._database = database
         self._clock = clock
 
     def record(self, kind: str, data: dict[str, Any]) -> None:
-        """Write an event of the server itself, without a change of another row."""
+        """Write an event about the server itself. Unlike other events, it reports no change of another row."""
         with self._database.write() as session:
             add_event(session, kind, self._clock(), data)
 

@@ -37,10 +37,10 @@ class Jobs:
         Args:
             spec: the requested job.
             owner: id of the API key that owns the job; None if only admins may change it.
-            idempotency_key: key chosen by the owner; keys of other owners are ignored.
+            idempotency_key: text chosen by the owner; two owners may choose the same text for different jobs.
 
         Raises:
-            Conflict: the key was used for another job.
+            Conflict: the owner used ``idempotency_key`` for another job.
         """
         data = spec.model_dump(mode="json")
         now = self._clock()
@@ -254,8 +254,8 @@ class Jobs:
     def resume(self, job_id: str) -> JobRecord:
         """Queue a failed or cancelled job again.
 
-        A training job continues from its last checkpoint, a batch job after its finished rows. A job that has none
-        starts over.
+        A training job continues from its last checkpoint, a batch job after its finished rows. A job without a
+        checkpoint or finished rows starts over.
 
         Raises:
             Conflict: the job is neither failed nor cancelled.
@@ -286,14 +286,14 @@ class Jobs:
 
         Args:
             job_id: id of the job.
-            why: reason why the attempt ended. This method appends where the job continues.
+            why: reason for which the job is queued again. This method appends where the job continues.
             attempt: number of the attempt that is over.
             fruitless_attempts: number of consecutive attempts that ended before they committed a step.
             error: code and facts of the cause, for the event.
             leaves_members: whether the job's members may still run; the next attempt then tries to take them over.
 
         Raises:
-            Conflict: the job is at another attempt, or not active.
+            Conflict: the job is at another attempt, or has succeeded or is queued.
         """
         with self._database.write() as session:
             row = job_row(session, job_id)
@@ -307,7 +307,7 @@ class Jobs:
     ) -> list[JobRecord]:
         """Requeue active jobs whose attempts were interrupted; cancel the ones that were asked to stop.
 
-        Members keep running without the server, so the next attempts take them over.
+        Members of training jobs keep running without the server, so the next attempts can take them over.
 
         Args:
             why: cause of the end of the attempts, e.g. ``the server was restarted``.

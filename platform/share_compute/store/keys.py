@@ -1,4 +1,4 @@
-"""API keys of the REST API."""
+"""Creates, verifies and revokes API keys of the REST API."""
 
 from __future__ import annotations
 

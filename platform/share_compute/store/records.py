@@ -61,7 +61,7 @@ class InviteRecord(Record):
     uses: int
     """Number of machines that may join with it."""
     memory_bytes: int | None
-    """Maximum memory that each of them may lend; null for no limit."""
+    """Maximum memory, in bytes, that each machine may lend with this invite; null for no limit."""
     created_at: datetime
     expires_at: datetime
     used_at: datetime | None
@@ -373,7 +373,7 @@ class WorkRecord(Record):
     """The work that a machine did."""
 
     periods: tuple[WorkPeriodRecord, ...]
-    """Newest first."""
+    """The machine's periods of work, newest first."""
     is_complete: bool
     """Whether ``periods`` has all periods of the machine; the sums below cover only the listed ones."""
     seconds: float

@@ -191,7 +191,7 @@ def _busy_s(data: Mapping[str, Any], contributor_id: str, stage: int | None) -> 
 
 
 def changes_work() -> ColumnElement[bool]:
-    """Return the condition for events that change a machine's work: ``work`` events, and leaving or being lost."""
+    """Return the condition for events that change a machine's work: ``work`` events, and its leave or loss."""
     goes = and_(EventRow.kind == "contributor", EventRow.data["state"].as_string().in_(GONE))
     return or_(EventRow.kind == KIND, goes)
 
@@ -212,7 +212,7 @@ def lease_changes(
     Args:
         session: session of the transaction.
         holder: id of the holder under the key ``job`` or ``deployment``, and its name under ``name``.
-        leased: ids of the machines.
+        leased: ids of the machines leased to the holder.
         plan: part of each machine, as `parts` returns it; None before the plan is made.
     """
     held = plan or {}

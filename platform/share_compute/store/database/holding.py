@@ -117,7 +117,7 @@ class _PostgresLock:
     def close(self) -> None:
         if self._connection is not None:
             # Unlock explicitly: PostgreSQL notices a closed connection late, and the next server may start before that.
-            with suppress(DBAPIError):  # the connection is broken, so the lock is released
+            with suppress(DBAPIError):  # a broken connection no longer holds the lock
                 self._connection.execute(text("SELECT pg_advisory_unlock(:lock)"), {"lock": _SERVERS_LOCK})
             self._drop()
         self._engine.dispose()
