@@ -84,7 +84,7 @@ class AgentStatus:
 
 
 class Agent:
-    """Runs one contributor: it joins, works, rejoins after failures, and leaves.
+    """Agent of one contributor: joins the cluster, keeps a Ray node in it, rejoins after failures, and leaves.
 
     Args:
         options: the server to join, and the resources that are lent to it.

@@ -43,7 +43,7 @@ def digest_of(invite: str) -> str:
 
 
 class Identities:
-    """The identities of this machine.
+    """Stored identities of this machine, one for each server and machine name.
 
     Args:
         folder: the data folder.

@@ -23,8 +23,8 @@ from starlette.types import Receive, Scope, Send
 STATIC_FOLDER: Final = Path(__file__).parents[1] / "static"
 
 _NONCE_PLACEHOLDER: Final = "__CSP_NONCE__"
-"""Placeholder that Vite writes (``html.cspNonce`` in vite.config.ts). It is replaced by a new nonce in each response.
-"""
+"""Placeholder for the CSP nonce, which Vite writes into the page (``html.cspNonce`` in vite.config.ts). Each response
+has a new nonce in its place."""
 
 _APIS: Final = ("/api/", "/v1/")
 _ASSETS: Final = "assets/"

@@ -34,7 +34,7 @@ class CredentialsFile(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A control plane and the API key for it."""
+    """URL of a control plane, and the API key for it if one is known."""
 
     url: str
     api_key: str | None = field(repr=False)

@@ -21,7 +21,7 @@ _MOST_ENTRIES: Final = 10_000
 
 
 def offered(settings: Settings, working_folder: Path) -> Settings:
-    """Return the settings; if no data root is set and the server is on loopback, the working folder becomes one.
+    """Return the settings; if no data root is set and the server listens on loopback, add the working folder as one.
 
     Args:
         settings: the settings as given.

@@ -53,7 +53,7 @@ class Terminal(Console):
         super().__init__(stderr=stderr, soft_wrap=soft_wrap, highlight=False)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """Render an object with the control characters in its text escaped; live displays are rendered here too."""
+        """Render an object, also a live display, with the control characters in its text escaped."""
         for segment in super().render(renderable, options):
             # Colours are styles and not text, so control characters in text never come from this program.
             yield segment if segment.control else Segment(plain(segment.text, but="\n"), segment.style)

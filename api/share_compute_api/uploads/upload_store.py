@@ -42,7 +42,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _Entry:
-    """An upload, and the requests that use it now."""
+    """An upload, and the numbers of files and requests that use it now."""
 
     view: UploadView
     files: dict[str, UploadFile]
@@ -165,9 +165,9 @@ class UploadStore:
         A completely received file replaces an earlier one with the same path.
 
         Args:
-            upload_id: the upload.
+            upload_id: id of the upload.
             path: path of the file in the upload, with forward slashes.
-            caller: the key that sends it.
+            caller: API key of the sender.
             announced_bytes: size of the file, if known; else 0.
 
         Raises:
@@ -238,9 +238,9 @@ class UploadStore:
         """Remove an upload; files that are being received into it are discarded.
 
         Args:
-            upload_id: the upload.
+            upload_id: id of the upload.
             users: returns the jobs and deployments that use a folder now.
-            caller: the key that removes it.
+            caller: API key with which the removal is requested.
 
         Raises:
             NotFound: there is no such upload, or it belongs to another key.

@@ -39,7 +39,7 @@ FINAL_JOBS = [state.value for state in JobState if state.is_final]
 
 
 class Deletions:
-    """Delete jobs, artifacts and deployments that are over."""
+    """Deletion of jobs, artifacts and deployments that are over, each in one transaction."""
 
     def __init__(self, database: Database, clock: Callable[[], datetime]) -> None:
         self._database = database

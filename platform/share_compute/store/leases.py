@@ -15,7 +15,7 @@ from share_compute.store.work import record_deployment_work, record_free
 
 
 class Leases:
-    """The machines leased to deployments. Each lease and each release writes an event."""
+    """Leases of machines to deployments. Each lease and each release writes an event."""
 
     def __init__(self, database: Database, clock: Callable[[], datetime]) -> None:
         self._database = database

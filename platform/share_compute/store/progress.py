@@ -46,7 +46,7 @@ _USABLE = (ContributorState.ready, ContributorState.draining)
 
 
 class Progress:
-    """Read and write metrics and artifacts, and update all rows that an attempt's reports change."""
+    """Reader and writer of metrics and artifacts; it also updates all other rows that an attempt's reports change."""
 
     def __init__(self, database: Database, clock: Callable[[], datetime]) -> None:
         self._database = database
