@@ -39,7 +39,7 @@ _SOUND_S = 60.0
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 30.0
 _NOTICE_S = 2.0
-"""Time after the end of a gateway, in seconds, in which the end of the head is noticed if that was the cause."""
+"""Wait after the end of a gateway, in seconds: if the head's end was the cause, it is noticed within this time."""
 _PATIENCE_S = 120.0
 """Time that the start of an actor waits for a gateway, in seconds."""
 _ANSWER_S = 30.0

@@ -25,7 +25,8 @@ from share_compute.settings import Settings
 from share_compute_api.connection.connections import ConnectionLimits, ConnectionTable, is_loopback, is_within
 
 _BACKLOG: Final = 256
-"""Longest queue of connections that the event loop has not accepted yet. It accepts all, even beyond the limit."""
+"""Longest queue of connections that the event loop has not accepted yet. The loop accepts all of them, even beyond the
+limit of connections."""
 _MOST_FILES: Final = 1 << 16
 """Largest limit of open files to set. A larger one would slow child processes that loop over all descriptors."""
 _FILES_FOR_OTHERS: Final = 512

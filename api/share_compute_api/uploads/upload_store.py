@@ -42,7 +42,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _Entry:
-    """An upload, and the numbers of files and requests that use it now."""
+    """An upload, with counts of the files that are being received and of the requests that read it."""
 
     view: UploadView
     files: dict[str, UploadFile]

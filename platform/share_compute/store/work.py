@@ -191,7 +191,7 @@ def _busy_s(data: Mapping[str, Any], contributor_id: str, stage: int | None) -> 
 
 
 def changes_work() -> ColumnElement[bool]:
-    """Return the condition for events that change a machine's work: ``work`` events, and its leave or loss."""
+    """Return the condition for events that change a machine's work: ``work`` events, and that it left or was lost."""
     goes = and_(EventRow.kind == "contributor", EventRow.data["state"].as_string().in_(GONE))
     return or_(EventRow.kind == KIND, goes)
 
