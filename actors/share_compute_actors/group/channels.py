@@ -1,4 +1,4 @@
-"""Opens an epoch's channels between members: direct links, and Ray calls where direct links do not work."""
+"""Opens the channels of an epoch between members: direct links, or Ray calls where direct links do not work."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Wanted = Literal["auto", "direct", "ray"]
 def open_channels(
     group: WorkerGroup, epoch: int, workers: Collection[Worker], wanted: Wanted, note: Callable[[str], None]
 ) -> bool:
-    """Have members connect to each other with new keys for this epoch; return whether all links are direct.
+    """Make members connect to each other with new keys for this epoch; return whether all links are direct.
 
     Args:
         group: the group that the members belong to.

@@ -1,4 +1,4 @@
-"""Events of an actor's work, kept until the control plane has received them."""
+"""Queues the events of an actor until the control plane has received them."""
 
 from __future__ import annotations
 

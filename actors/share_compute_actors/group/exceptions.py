@@ -1,4 +1,4 @@
-"""Exceptions that end the waits of an actor that leads members."""
+"""Exceptions that interrupt a job's coordinator or a deployment's server while it waits for its members."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ meanwhile, because a step may take longer."""
 _LOADING_LIMIT_S = 30.0
 """Time limit for a heartbeat while members load shards, in seconds: loading may hold the global interpreter lock."""
 _RETURN_LIMIT_S = 8.0
-"""Time limit for a heartbeat after a network cut, in seconds: TCP retransmits lost data with growing delays."""
+"""Time limit for a heartbeat after a network cut, in seconds: TCP retransmits lost data with exponential backoff."""
 _LATE_S = 0.5
 """Time between two calls of `poll`, in seconds, beyond which this process counts as delayed itself.
 
@@ -78,9 +78,10 @@ class FailureDetector:
         self._are_loading = are_loading
 
     def shorten_limit(self) -> None:
-        """Make the next `poll` request heartbeats, with a shorter limit for 5 s or until `reset_limit`.
+        """Apply a shorter limit for 5 s or until `reset_limit`, and let `poll` request the next heartbeats at once.
 
-        Call this method after an error that a lost member may have caused.
+        Call this method after an error that a lost member may have caused. While the shorter limit applies, further
+        calls do nothing.
         """
         now_s = time.monotonic()
         if now_s > self._shortened_until_s:
@@ -165,7 +166,7 @@ class FailureDetector:
         return self.accepts_heartbeat(self._owed[ref], ref)
 
     def accepts_heartbeat(self, worker: Worker, ref: Any) -> bool:
-        """Read and store a member's heartbeat; if the answer is an error or invalid, record that and return False.
+        """Store a member's heartbeat and return True; return False if the answer is an error or invalid.
 
         Args:
             worker: the member.

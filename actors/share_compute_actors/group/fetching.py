@@ -34,12 +34,12 @@ Ray sends it inside the reply, in one transfer."""
 
 
 class SourceClient:
-    """Calls the sources of a member's tensors. If the member is its own source, its methods are called without Ray.
+    """Calls the actors from which a member loads tensors. If the member has them itself, no Ray call is made.
 
     Args:
         sources: the actors that have the tensors.
-        me: the member that loads the tensors; None if no source can be this member.
-        own: object with the member's own methods; None to call all sources by Ray.
+        me: the member that loads the tensors; None if it is none of the sources.
+        own: object whose methods replace calls to the member itself; None to call all sources by Ray.
     """
 
     def __init__(self, sources: Sources, me: Worker | None = None, own: object | None = None) -> None:
@@ -76,7 +76,7 @@ def fill(
     Args:
         tensors: tensors to fill, by stored name.
         client: the sources of the tensors.
-        method: method of the sources that returns rows.
+        method: name of the sources' method that returns rows.
         dtype: dtype of the rows that the sources return.
         numbers: names of the tensors that must be finite if their source is a member.
 

@@ -19,7 +19,7 @@ from share_compute_actors.wire import NOTHING
 
 
 class LinkSetup(Protocol):
-    """The parameters of a member that its links need."""
+    """The parameters of a member that `LinkedMember` reads."""
 
     @property
     def worker(self) -> Worker:
@@ -77,7 +77,7 @@ class LinkedMember:
         """Send to these members by Ray calls instead of direct links.
 
         Args:
-            members: each receiver's actor, and the key that calls to it must show.
+            members: each receiver's actor, and the key that this member must pass with each call to it.
         """
         for member, (handle, key) in members.items():
             deliver = partial(handle.deliver.remote, self._setup.worker, key)

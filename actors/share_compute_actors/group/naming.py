@@ -1,4 +1,4 @@
-"""The names of a job's members in the cluster, by which a later attempt finds the members of an earlier one.
+"""Names the actors of a job's members, so that a later attempt at the job finds the members of an earlier one.
 
 Members are detached actors, so they outlive the coordinator that started them. Each job has its own namespace.
 """

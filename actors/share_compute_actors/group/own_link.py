@@ -22,7 +22,7 @@ _RECENT_S = 10.0
 
 
 class OwnLink:
-    """The network between this host and the other hosts of the cluster.
+    """Detects whether this host itself is cut off from the other hosts, and waits until it is connected again.
 
     Args:
         cancelled: event that is set when the job is cancelled or the replica is stopped.

@@ -1,7 +1,4 @@
-"""Actor group: calls members in parallel, watches their heartbeats, and translates Ray's errors into the project's own.
-
-Ray's errors are translated only here.
-"""
+"""Actor group: calls members in parallel, watches their heartbeats, and translates Ray's errors into this project's."""
 
 from __future__ import annotations
 
@@ -32,7 +29,7 @@ Answer = TypeVar("Answer")
 
 
 class WorkerGroup(ABC):
-    """The members that one actor leads: a job's coordinator or a deployment's server. Lost members are removed.
+    """The members that a job's coordinator or a deployment's server leads. Lost members are removed from the group.
 
     Args:
         topology: the machines on which members may run.

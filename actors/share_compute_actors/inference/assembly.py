@@ -73,7 +73,7 @@ class Assembly:
         self._target: Placement | None = None
         """The placement that replaces `placement` as soon as its own members are ready; None if none is planned."""
         self._tried: frozenset[Worker] = frozenset()
-        """Set of members with which `_form_again` was tried last; it is not repeated with the same set."""
+        """Members with which `_form_again` tried last to form stages; it does not try again with the same members."""
         self._memory_fractions: dict[Worker, float] = {}
         self._backoff = Backoff(_PAUSE_S, _LONGEST_PAUSE_S, _LASTING_S)
         self._paused: frozenset[Worker] = frozenset()
@@ -133,11 +133,11 @@ class Assembly:
 
     @property
     def is_idle(self) -> bool:
-        """Whether no member computes, by their last heartbeats."""
+        """Whether no member computes, according to the last heartbeats."""
         return not any(heartbeat.is_computing for heartbeat in self._group.detector.heartbeats.values())
 
     def break_up(self, why: str, lost: tuple[str, ...] = ()) -> None:
-        """Stop the current stages, if there are any; their pending engine steps are lost.
+        """Stop serving with the current stages, if there are any; their pending engine steps are lost.
 
         Args:
             why: reason, for users.

@@ -30,7 +30,7 @@ def begin(
     inbox: queue.SimpleQueue[InboxItem],
     stopped: threading.Event,
 ) -> ReplicaRunner:
-    """Start the `ServedWeights` actor and profile the model; return the main loop of a replica, which is not started.
+    """Start the `ServedWeights` actor, profile the model, and return the replica's main loop for the caller to run.
 
     Call this function in the server's actor.
 

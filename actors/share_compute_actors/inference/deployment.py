@@ -33,7 +33,7 @@ from share_compute_actors.wire import Undeclared, undeclared
 _POLL_S = 0.05
 """Longest wait for a message before the next check of the members, in seconds."""
 _WATCH_S = 0.02
-"""Shortest time between two checks of the members while messages arrive, in seconds."""
+"""Shortest time between two checks of the members while stages serve, in seconds."""
 _STANDSTILL_S = 10.0
 """Time in seconds after which the stages are given up if results are due, none arrives and no member computes."""
 _MOST_TROUBLES = 3

@@ -1,4 +1,4 @@
-"""Builds a serving shard and fills it; parts that the machine already holds are reused unchanged."""
+"""Builds a member's serving shard and loads its weights; tensors that the member already has are reused."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def _served_as(name: str, tensor: Tensor, dtype: torch.dtype) -> tuple[str, torc
 def _tokenizer(weights: Any) -> Path | None:
     """Copy the tokenizer's files to a folder on this machine, and return the folder; None if the model has none.
 
-    The folder is named by a digest of its contents, so that the members of all deployments share it.
+    The folder is named by a digest of its contents, so that all members on this machine with this tokenizer share it.
     """
     files: dict[str, bytes] = ray.get(weights.tokenizer_files.remote())
     if not files:

@@ -1,4 +1,4 @@
-"""Messages between the members and the server of a deployment, except for engine steps, as immutable types."""
+"""Defines the messages between the members and the server of a deployment, except for engine steps."""
 
 from __future__ import annotations
 

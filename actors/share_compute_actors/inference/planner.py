@@ -57,7 +57,7 @@ class Planner:
     def at_once(self, topology: Topology, epoch: int) -> Placement:
         """Return the best placement on these machines.
 
-        It has the requested number of stages or, if the model does not fit so, the next smaller number with which it
+        It has the requested number of stages or, if the model does not fit, the largest smaller number with which it
         fits. Without a requested number, `place` chooses one.
 
         Raises:
@@ -77,7 +77,8 @@ class Planner:
         Args:
             topology: the machines.
             epoch: number of the epoch that the placement would begin.
-            is_first: whether these are the first stages of the replica, which must have the requested number.
+            is_first: whether the replica has not served yet. Its first placement must have the requested number of
+                stages, if one is requested.
         """
         assert self._answer is None
         if is_first:
@@ -86,7 +87,7 @@ class Planner:
             self._answer = self._executor.submit(self.at_once, topology, epoch)
 
     def answer(self) -> Placement | None:
-        """Return the result of the plan that `begin` started, and forget it; None if there is no finished plan.
+        """Return and forget the placement that the background search found; None if no search is finished.
 
         Raises:
             PlanInfeasible: the machines cannot hold the model.
@@ -98,6 +99,8 @@ class Planner:
 
     def is_better(self, wanted: Placement, now: Placement | None, usable: Collection[Worker]) -> bool:
         """Return whether another placement is worth the pause of a membership change.
+
+        It always is if there is no current placement, or if one of its machines may no longer be used.
 
         Args:
             wanted: the other placement.

@@ -17,7 +17,7 @@ from share_compute_actors.group.event_feed import EventFeed
 
 
 class SchedulerService:
-    """All sequences of one replica of a deployment. Sequences are accepted even before there are stages.
+    """Schedules the sequences of one replica. It accepts sequences even before there are stages.
 
     Args:
         limits: limits of the scheduler until there are stages.
@@ -96,7 +96,7 @@ class SchedulerService:
             self._scheduler.drop_cached()
 
     def fail(self, sequences: Iterable[int], error: ShareComputeError) -> None:
-        """Fail sequences with an error; tokens that were emitted stay valid."""
+        """Fail those of the sequences that have not ended; tokens that were emitted stay valid."""
         with self._lock:
             for sequence in sequences:
                 if self._scheduler.cancel(sequence):

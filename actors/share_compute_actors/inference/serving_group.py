@@ -1,4 +1,4 @@
-"""Actor group of one replica: the replica's server starts, calls and removes its members through this group."""
+"""Actor group of one replica, through which the replica's server starts, calls and removes members."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class _Newcomer:
 
 
 class ServingGroup(WorkerGroup):
-    """The members of a replica, and the machines on which members are starting.
+    """Starts, calls and removes the members of one replica.
 
     Args:
         assignment: the deployment, and the machines on which members may run.
@@ -123,7 +123,7 @@ class ServingGroup(WorkerGroup):
         return frozenset(self._newcomers)
 
     def take_in(self) -> dict[Worker, ShareComputeError]:
-        """Add starting members that are ready to the group; kill those that failed, and return their errors."""
+        """Add members that have loaded their shards to the group; kill those that failed, and return their errors."""
         refused: dict[Worker, ShareComputeError] = {}
         calls = {newcomer.loaded: worker for worker, newcomer in self._newcomers.items()}
         for call in ray.wait(list(calls), num_returns=len(calls), timeout=0)[0] if calls else ():
@@ -172,7 +172,7 @@ class ServingGroup(WorkerGroup):
             actor.halt.remote(epoch)
 
     def load(self, placement: Placement) -> None:
-        """Have members load their shards; they keep the parts that they already have.
+        """Make members load their shards of a placement; they keep the parts that they already have.
 
         Raises:
             MembersLost: members died meanwhile.
@@ -189,7 +189,7 @@ class ServingGroup(WorkerGroup):
             self.detector.are_loading = False
 
     def begin(self, row: Row) -> None:
-        """Have members start to execute the engine steps of an epoch.
+        """Make members start to execute the engine steps of an epoch.
 
         Raises:
             MembersLost: members died meanwhile.

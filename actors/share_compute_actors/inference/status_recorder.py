@@ -1,4 +1,4 @@
-"""Status of a deployment, as its server reports it to the control plane."""
+"""Collects the status of a replica, which the replica's server reports to the control plane."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from share_compute_actors.inference.messages import Heartbeat  # that module imports torch
 
 _HEARTBEATS = 20
-"""Number of heartbeats over which the busy share of a member is measured."""
+"""Number of heartbeats over which the fraction of time that a member computes is measured."""
 _INTERRUPTIONS = 8
 """Number of interruptions that are kept; the oldest are dropped."""
 
@@ -66,7 +66,7 @@ class StatusRecorder:
         self._expected: frozenset[Worker] = frozenset()
         self._recoveries = 0
         self._lost_s: float | None = None
-        """Time of the first loss after which no token was sampled yet; None if there is none."""
+        """Time of the first loss since the last token was sampled; None if there was no loss since."""
         self._last_gap_s: float | None = None
         self._interruptions: deque[_Interruption] = deque(maxlen=_INTERRUPTIONS)
 
@@ -87,7 +87,7 @@ class StatusRecorder:
             self._heartbeats = {worker: deque(maxlen=_HEARTBEATS) for worker in placement.workers}
 
     def lost(self, reason: str, machines: tuple[str, ...] = ()) -> None:
-        """Record that the stages became unusable, because members or their results were lost.
+        """Record that the stages became unusable, for example because a member was lost.
 
         Args:
             reason: description of the event.
@@ -100,7 +100,7 @@ class StatusRecorder:
             self._interruptions.append(_Interruption(self._recoveries, reason, machines, now_s))
 
     def sampled(self) -> None:
-        """Record that a token was sampled."""
+        """Record that tokens were sampled, which ends the gap after a loss."""
         if self._lost_s is not None:
             with self._lock:
                 self._last_gap_s, self._lost_s = time.monotonic() - self._lost_s, None

@@ -83,7 +83,7 @@ class StepEngine(ComputeThread):
 
     @property
     def epoch(self) -> int:
-        """The epoch whose engine steps are executed."""
+        """The epoch whose engine steps are executed; 0 before the first epoch and after a failed engine step."""
         row = self._row
         return 0 if row is None else row.epoch
 
@@ -199,7 +199,7 @@ class StepEngine(ComputeThread):
             )
 
     def _expect(self, step: EngineStep) -> None:
-        """Record that the last stage will send the tokens of an engine step; read older tokens if many are unread."""
+        """Record that the last stage will send the tokens that a step samples; read older tokens if many are unread."""
         assert self._row is not None
         sampling = tuple(chunk.sequence for chunk in step.chunks if chunk.samples)
         if sampling:
