@@ -48,11 +48,11 @@ _CAPABILITY_VERSION = 0x20080522
 _READ = 1 << 0 | 1 << 2 | 1 << 3
 """Rights to execute a file, read a file, and list a folder."""
 _RESOLVE_UNIX = 1 << 16
-"""Right to connect to Unix sockets in the file system that processes outside the domain made (version 9, Linux 7.1)."""
+"""Right to connect to Unix socket files of processes outside the Landlock domain (ABI 9, Linux 7.1)."""
 _OF_FILES = 1 << 0 | 1 << 1 | 1 << 2 | 1 << 14 | 1 << 15 | _RESOLVE_UNIX
 """Rights that exist for a file: execute, write, read, truncate, device ioctl, Unix socket."""
 _REFER = 1 << 13
-"""Right to link and rename files across folders (version 2). Every domain with rules for files denies both unless
+"""Right to link and rename files across folders (ABI 2). Every Landlock domain with rules for files denies both unless
 it grants this right."""
 _RIGHTS_BY_VERSION = ((9, _RESOLVE_UNIX), (5, 1 << 15), (3, 1 << 14), (2, _REFER))
 _FIRST_RIGHTS = (1 << 13) - 1
@@ -114,7 +114,7 @@ class User:
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """Files and rights of a confined program, in addition to the system's programs and this Python installation."""
+    """Files that a confined program may use in addition to the system's and Python's, and the user that it runs as."""
 
     read: tuple[str, ...] = ()
     """Files and folders that the program may read."""
@@ -127,7 +127,7 @@ class Policy:
 
 
 def confined(command: Sequence[str], policy: Policy) -> list[str]:
-    """Return the command that runs ``command`` under a policy; the same command on systems other than Linux."""
+    """Return the command that runs ``command`` under a policy; ``command`` itself on systems other than Linux."""
     if sys.platform != "linux":
         return list(command)
     # -P: Python must not import modules from the present working folder.
@@ -135,7 +135,7 @@ def confined(command: Sequence[str], policy: Policy) -> list[str]:
 
 
 def clean_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that a confined program inherits: an allow list, which has no keys, passwords or URLs."""
+    """Return the variables that a confined program inherits: those on an allow list, so no keys or passwords."""
     return {
         name: value
         for name, value in environment.items()
@@ -292,7 +292,7 @@ def _devices() -> list[str]:
 
 
 def _keep_signals() -> bool:
-    """Enter a Landlock domain whose processes cannot signal others outside; return whether the kernel enforces this."""
+    """Enter a Landlock domain from which no signal reaches processes outside; return whether the kernel enforces it."""
     if landlock_version() < _SCOPES_SINCE:
         return False
     _enter_domain(_REFER, _SCOPE_SIGNALS, [("/", _REFER)])
@@ -316,7 +316,10 @@ def _kill_descendants(is_kept: bool) -> None:
 
 
 def _guard(program: int, is_kept: bool) -> int:
-    """Pass SIGTERM on, and `END_NOW` as SIGKILL; return the program's wait status once all descendants have ended."""
+    """Pass SIGTERM on to the program, and `END_NOW` as SIGKILL.
+
+    Return the program's wait status once all descendants have ended.
+    """
     status: int | None = None
     while True:
         received = signal.sigwait({signal.SIGTERM, signal.SIGCHLD, END_NOW})
@@ -345,7 +348,7 @@ def _end_like(status: int) -> None:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Start the program in confinement, and guard it until it ends: ``POLICY PROGRAM ARGUMENT...``."""
+    """Start a program in confinement, and guard it until it ends; the arguments are ``POLICY PROGRAM ARGUMENT...``."""
     fields = json.loads(arguments[0])
     user = User(**fields.pop("user")) if fields["user"] else fields.pop("user")
     policy = Policy(read=tuple(fields["read"]), write=tuple(fields["write"]), home=fields["home"], user=user)

@@ -1,4 +1,4 @@
-"""The actor of a contributor in the cluster: measures its device and its links to other machines."""
+"""Measures a contributor's device and its links to other machines, in an actor on the contributor's node."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _ECHO_S = 20.0
 
 @ray.remote(num_cpus=0, max_restarts=0, concurrency_groups={"echo": 2, "measure": 1})
 class ContributorActor:
-    """Actor pinned to one node; it measures its node, and at the same time answers measurements of other nodes.
+    """Actor pinned to one node: it measures this node and, at the same time, answers when other nodes measure links.
 
     Args:
         contributor_id: id of the contributor; ``head`` for the head itself.
@@ -47,7 +47,7 @@ class ContributorActor:
             memory_bytes: memory that is lent.
             cpu_threads: number of threads to compute with.
             device: cpu or cuda.
-            beside: number of threads that other machines use on the same processors.
+            beside: number of threads that the other machines of this host compute with at the same time.
 
         Raises:
             UserError: the device could not be measured.

@@ -1,4 +1,4 @@
-"""The Ray head: a supervised child process with token authentication, whose tables survive a restart.
+"""Starts the Ray head: a confined child process with token authentication, whose tables survive a restart.
 
 Coordinators and shard stores of jobs, and servers of deployments, run in it. Any holder of the cluster's token may run
 code in it, too. So it is confined (`confine`): it can read the data roots, and change jobs' folders and Ray's own
@@ -80,7 +80,7 @@ def start_head(settings: Settings, children: ChildProcesses, advertise_address: 
 
     Args:
         settings: settings of the server; the token and Ray's tables are kept in its data folder.
-        children: list of child processes that records the child; its folder must have a short path.
+        children: starts the head as a child process; its folder must have a short path.
         advertise_address: IP address at which contributors reach this machine.
 
     Raises:

@@ -101,13 +101,13 @@ def launch(
     """Run ``ray start --block`` with ``arguments``, confined, and wait until its node is registered.
 
     Args:
-        children: list of child processes that records the child.
+        children: starts the node as a child process.
         name: name of the child.
         arguments: arguments of ``ray start``.
         environment: variables to set, in addition to those that `clean_environment` lets the node inherit.
         policy: files that the node may use, and the user that it runs as.
         deadline_s: time limit for the start, in seconds.
-        program: module of Ray's command line, and arguments before the name of the command.
+        program: module to run with ``python -m``, and arguments before ``start``.
 
     Raises:
         Unavailable: the node was not ready after ``deadline_s``, or ended; the message says why.

@@ -1,4 +1,4 @@
-"""The Ray node of a contributor: a supervised child process with the contributor's label."""
+"""Starts the Ray node of a contributor as a confined child process."""
 
 from __future__ import annotations
 
@@ -50,8 +50,7 @@ def start_node(
     """Start this machine's node, confined to its own folders, and wait until it is registered.
 
     Args:
-        children: child processes, which record the node. Their folder must have a short path, and no other node may use
-            it.
+        children: starts the node as a child process. Its folder must have a short path, and no other node may use it.
         access: address of the head, the cluster's token, and settings of the node.
         limits: resources that are lent.
         ports: ports that the node may listen on.

@@ -1,7 +1,7 @@
 """Measure the performance of a device of this machine.
 
-Run as ``python -m share_compute_actors.machine.probe --json``. It is a separate program so that the actor that needs
-the result never holds torch in its memory.
+Run as ``python -m share_compute_actors.machine.probe --json``. It is a separate program, so that the actor that needs
+the result does not import torch.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Lent:
     device: str = "cpu"
     """cpu or cuda."""
     beside: int = 0
-    """Number of threads that other machines use on the same processors.
+    """Number of threads that the other machines of this host compute with at the same time.
 
     While the CPU is measured, as many processors are kept busy."""
 
@@ -59,7 +59,8 @@ def probe(lent: Lent) -> Device:
     """Measure the lent device: the CPU, or the one GPU that this process sees.
 
     Raises:
-        RuntimeError: this process does not see exactly one GPU, or the machine has less memory than it lends.
+        RuntimeError: a GPU is lent, but this process does not see exactly one; or the machine has less memory than it
+            lends.
     """
     has_bytes = psutil.virtual_memory().total
     if lent.memory_bytes > has_bytes:
@@ -95,7 +96,7 @@ def _busy(processors: int) -> Iterator[None]:
 
 
 def _fork_busy() -> int:
-    """Fork a process that multiplies matrices until this process ends; return the child's pid in this process.
+    """Fork a process that multiplies matrices until this process ends, and return its pid.
 
     The fork is safe because torch has not started threads yet.
     """

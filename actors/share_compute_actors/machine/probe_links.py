@@ -1,4 +1,4 @@
-"""Measure the link to another contributor, with the kind of calls that will use it later."""
+"""Measures latency and bandwidth of the link to another contributor, by calls with empty and with large payloads."""
 
 from __future__ import annotations
 

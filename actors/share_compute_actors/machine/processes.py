@@ -1,4 +1,4 @@
-"""Child processes that cannot outlive this process, each ended together with exactly its own descendants.
+"""Starts child processes that cannot outlive this process, and ends each of them together with its descendants.
 
 Three mechanisms back each other up:
 
@@ -215,12 +215,11 @@ def is_alive(process: psutil.Process) -> bool:
 
 
 class ChildProcesses:
-    """The children of this process, listed in a file of a folder that one process uses at a time.
+    """Starts and ends children of this process, and lists them in a file, so that a later run can end leftovers.
 
     Args:
-        folder: folder for the list and for the output of the children.
-        lock: open file whose lock reserves the folder for this process, as long as this object exists. None if the
-            folder is not locked.
+        folder: folder for the list and for the output of the children; only one process may use it at a time.
+        lock: open file whose lock reserves the folder for this process; None if the folder is not locked.
     """
 
     def __init__(self, folder: Path, lock: TextIO | None = None) -> None:

@@ -53,14 +53,14 @@ def root_folder() -> Path:
 
 
 def run_folder(key: str) -> Path:
-    """Return the path of the run folder for ``key``, which need not exist."""
+    """Return the path of the run folder for ``key``; the folder need not exist."""
     return root_folder() / hashlib.sha256(key.encode()).hexdigest()[:8]
 
 
 def open_run_folder(key: str) -> ChildProcesses:
-    """Lock the run folder for ``key``, and return its list of child processes.
+    """Lock the run folder for ``key``, and return an object that starts child processes in it.
 
-    Processes that a killed run with the same key left there are ended.
+    Processes that a killed run with the same key left behind are ended first.
 
     Raises:
         Conflict: a running process uses the folder.
@@ -77,7 +77,7 @@ def open_run_folder(key: str) -> ChildProcesses:
 
 
 def abandoned() -> Iterator[ChildProcesses]:
-    """Yield the child processes of each run folder whose owner died; a folder is locked until the next is requested.
+    """Yield the `ChildProcesses` of each run folder whose owner died; a folder is locked until the next is requested.
 
     Raises:
         Unavailable: a folder cannot be written.
