@@ -1,13 +1,13 @@
-"""Tracks the arrivals from one sender, so that a lost tensor is noticed soon."""
+"""Tracks the tensors that arrive from one sender, to detect lost ones."""
 
 from __future__ import annotations
 
 _OVERTAKEN_S = 0.5
-"""Time in seconds after which a tensor that was sent but has not arrived counts as lost."""
+"""Time in seconds for which a gap in the arrivals must last before the missing tensor counts as lost."""
 
 
 class Arrivals:
-    """The tensors that arrived over one link in one epoch; tensors are numbered from 1."""
+    """Records which tensors arrived over one link in one epoch; the sender numbers them from 1."""
 
     def __init__(self) -> None:
         self._whole = 0
@@ -19,13 +19,13 @@ class Arrivals:
         self._missed_since_s: float | None = None
 
     def came(self, number: int, now_s: float) -> None:
-        """Record that a tensor arrived."""
+        """Record that the tensor with this number arrived."""
         if number > self._whole:
             self._ahead.add(number)
         self.expect(number, now_s)
 
     def expect(self, sent: int, now_s: float) -> None:
-        """Record that tensors up to this number were sent."""
+        """Record that all tensors up to this number were sent."""
         self._sent = max(self._sent, sent)
         before = self._whole
         while self._whole + 1 in self._ahead:
@@ -37,5 +37,5 @@ class Arrivals:
             self._missed_since_s = now_s
 
     def lack(self, now_s: float) -> bool:
-        """Return whether a tensor that was sent counts as lost, because it is overdue."""
+        """Return whether a tensor counts as lost: it was sent, but is overdue."""
         return self._missed_since_s is not None and now_s - self._missed_since_s > _OVERTAKEN_S

@@ -77,7 +77,7 @@ _DTYPES: Mapping[str, torch.dtype] = {
         *(torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool),
     )
 }
-"""Dtypes that received tensors may have, by name. torch cannot read other dtypes from bytes: quantized ones crash."""
+"""Dtypes that received tensors may have, by name. torch cannot read others from bytes, and crashes on quantized ones."""
 
 
 class RejectedTensor(NamedTuple):
@@ -179,7 +179,7 @@ class Channel:
         self.is_cut: Callable[[Worker], bool] = lambda _: False
         """In fault injection: returns whether the link between this member and another is cut."""
         self.damaged = 0
-        """Number of messages that arrived damaged and were dropped."""
+        """Number of messages that were dropped because they arrived damaged."""
         self._inside_lock = threading.Lock()
         self._inside_socket: zmq.Socket[bytes] | None = None
         self._is_closed = False
@@ -212,7 +212,10 @@ class Channel:
         self.post(worker, self.write(worker, label, tensor))
 
     def write(self, worker: Worker, label: WireLabel, tensor: Tensor) -> EncodedTensor:
-        """Return a tensor in the form in which it is sent to ``worker``; count it if the link is direct."""
+        """Return a tensor in the form in which it is sent to ``worker``; count it if the link is direct.
+
+        Handshakes are not counted.
+        """
         ready = tensor.detach().to("cpu").contiguous()
         if worker in self._direct and label.cargo != "hello":
             self._sent[worker] += 1
@@ -252,14 +255,14 @@ class Channel:
             self.send(worker, HANDSHAKE, torch.zeros(1))
 
     def lacks(self) -> bool:
-        """Return whether a tensor that was sent here in this epoch was lost or damaged in transit."""
+        """Return whether a tensor that was sent to this member in this epoch was lost or damaged in transit."""
         now_s = time.monotonic()
         return bool(self.damaged) or any(arrivals.lack(now_s) for arrivals in self._came.values())
 
     def deliver(self, source: Worker, key: bytes, envelope: bytes, content: np.ndarray) -> None:
         """Receive a message that ``source`` sent by a Ray call; may be called from any thread.
 
-        A call that does not show the key of its source in this epoch is dropped, because its sender is unknown.
+        The message is dropped if ``key`` is not the key of this source in this epoch, because its sender is unknown.
         """
         if secrets.compare_digest(self._keys.call_key(source), key):
             self._put_inside([envelope, content.tobytes(), source.encode()])
@@ -284,9 +287,10 @@ class Channel:
             self._inside_socket.send_multipart(frames)
 
     def take(self, timeout_s: float) -> tuple[WireLabel, Worker, Tensor] | None:
-        """Remove and return the next tensor of a training step, as (label, sender, tensor); `receive` returns others.
+        """Remove and return the next tensor of a training step, as (label, sender, tensor).
 
-        Return None if none arrives in time, if another message arrived, or if `wake` was called.
+        Return None if none arrives in time, if another message arrived, or if `wake` was called. Tensors that do not
+        belong to a training step are kept for `receive`.
         """
         label = next((label for label in self._arrived if label.is_of_step), None)
         if label is None:
@@ -342,7 +346,10 @@ class Channel:
         return self._arrived.pop(label)
 
     def _take_in(self, timeout_s: float) -> WireLabel | None:
-        """Wait for one message. If its tensor is valid, new and of this epoch, keep it; return its label, else None."""
+        """Wait for one message; keep its tensor and return the label if the tensor is valid, new and of this epoch.
+
+        Otherwise return None.
+        """
         if not self._inbound.poll(max(0, round(timeout_s * 1000))):
             return None
         frames = self._inbound.recv_multipart(copy=False)
@@ -399,7 +406,7 @@ class Channel:
             came.came(message.number, now_s)
 
     def forget(self, before: int, phase: Phase = "train") -> None:
-        """Forget which tensors were taken, to bound memory; keep those of this phase from step ``before`` on."""
+        """Forget which tensors were taken, to bound memory, except for those of this phase from step ``before`` on."""
         self._taken = {label for label in self._taken if label.phase == phase and label.step >= before}
 
     def forget_evaluations(self) -> None:

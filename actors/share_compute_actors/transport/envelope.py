@@ -50,7 +50,7 @@ class WireLabel(NamedTuple):
 
     @property
     def is_of_step(self) -> bool:
-        """Whether the step protocol waits for this tensor; false for handshakes and evaluations."""
+        """Whether the tensor belongs to a training step; false for handshakes, evaluations and serving."""
         return self.phase == "train" and self.cargo != "hello"
 
 

@@ -1,4 +1,4 @@
-"""Handshakes between members over their direct links, which reveal unreachable members before work begins."""
+"""Exchanges handshakes over the direct links between members, to find links that do not work before an epoch begins."""
 
 from __future__ import annotations
 

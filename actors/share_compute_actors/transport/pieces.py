@@ -47,7 +47,7 @@ class Piece(NamedTuple):
 
 
 class PieceSchema:
-    """Encodes pieces for receivers that do not unpickle other actors' data; None marks the end after the last piece."""
+    """Encodes pieces as bytes, so that receivers unpickle nothing; None stands for the end after the last piece."""
 
     _frame = WithContent(Schema(tuple[str, int] | None))
 

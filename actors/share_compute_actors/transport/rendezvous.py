@@ -34,13 +34,13 @@ class Rendezvous:
     members: tuple[Worker, ...]
     timeout_s: float
     address: str = ""
-    """This member's own address."""
+    """IP address at which the other members reach this member."""
     algorithm: Literal["auto", "ring", "tree", "sharded"] = "auto"
     """All-reduce algorithm: chosen by tensor size ("auto"), or always this one. On GPUs NCCL chooses."""
 
 
 class ChannelStore(dist.Store):  # type: ignore[misc]
-    """A store for one group, in which each key is set once, by one member.
+    """A torch ``Store`` for one group, in which each key is set once, by one member.
 
     Only the thread that created the store and the channel may call `get` and `wait`. NCCL's own threads set values when
     an operation fails. Such values stay local, because members learn of a loss from the coordinator.

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional
 
 PIECE_BYTES = 4 * 2**20
-"""Size in bytes of the pieces in which tensors are sent, chosen so that received data is combined in the cache."""
+"""Size in bytes of the pieces in which tensors are sent, chosen so that received pieces fit into the CPU's cache."""
 PIECES_UNDER_WAY = 4
 
 Combine = Callable[[list[Tensor], Tensor], None]
@@ -34,7 +34,7 @@ class GlooLinks:
     All members must begin their operations in the same order, because message tags are counted in that order.
 
     Args:
-        group: ``torch.distributed.ProcessGroupGloo``.
+        group: the ``torch.distributed.ProcessGroupGloo`` of these members.
         rank: rank of this member.
         size: number of members.
     """
@@ -82,7 +82,7 @@ class GlooLinks:
 
 
 def _nothing() -> None:
-    """Return at once: an empty message is never sent."""
+    """Do nothing; stands for the wait for an empty message, which is never sent."""
 
 
 def fold(operator: Operator) -> Combine:
@@ -113,8 +113,8 @@ def start_sharded(
 
     Args:
         links: links to the other members.
-        parts: this member's tensors, flat and all as long as ``out``; they are overwritten.
-        counts: number of parts of each rank.
+        parts: this member's tensors, flat and of the same length as ``out``; they are overwritten.
+        counts: number of parts that each rank has.
         combine: combines one slice of all parts; each member combines its own slice.
         out: receives the result at every member, flat. May be one of ``parts``.
     """

@@ -68,18 +68,18 @@ _meetings: dict[str, tuple[Rendezvous, Any, torch.device, GroupSockets]] = {}
 _endings: dict[str, Callable[[], None]] = {}
 """For each group that this process forms or belongs to, by name: a function that ends its waiting operations."""
 _forming = threading.Lock()
-"""Lock for the time in which a new group finds its own listening ports: no other group may open ports meanwhile."""
+"""Held while a new group finds out which ports it listens on: no other group may open ports meanwhile."""
 _POLL_S = 0.1
 """Longest wait for an operation, in seconds, between two checks of the group's connections."""
 _LEAVE_S = 0.25
-"""Time for which `EpochGroup.destroy_group` waits until ended operations have returned, in seconds."""
+"""Longest time that `EpochGroup.destroy_group` waits for ended operations to return, in seconds."""
 
 
 class EpochGroup(BaseGroup):  # type: ignore[misc]
     """Communication group of one stage in one epoch.
 
-    Every operation ends within the deadline of the group's `Rendezvous`. When a member is lost, the operation and all
-    later ones end with `ContributorLost`. The content of their tensors is then undefined.
+    Every operation ends within the deadline of the group's `Rendezvous`. When a member is lost, operations in progress
+    and all later ones raise `ContributorLost`. The content of their tensors is then undefined.
     """
 
     def __init__(self, world_size: int, rank: int, group_name: str) -> None:
@@ -308,7 +308,7 @@ def _keep(group: Any, is_idle: Callable[[], bool]) -> None:  # noqa: ARG001 - th
 
 
 def _nothing() -> None:
-    """Return at once: the GPU executes later operations after the sum, in stream order."""
+    """Do nothing; no wait is needed, because the GPU executes later operations after the sum, in stream order."""
 
 
 def _reduction(operation: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Duplicated descriptors of the TCP connections of one gloo group, with which blocked operations can be ended.
+"""Ends blocked operations of a gloo group by shutting down its TCP connections through duplicated descriptors.
 
 Gloo cannot end a blocked operation by itself, and other members may be alive but unresponsive for ever. When its
 connections are shut down, gloo closes them within milliseconds, in this process and in those of the other members. Gloo
