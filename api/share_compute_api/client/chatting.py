@@ -33,7 +33,7 @@ _KINDS: dict[int, type[ShareComputeError]] = {
 
 
 def require_model(transport: Transport, name: str) -> dict[str, Any]:
-    """Return the entry of a model at ``/v1/models``; raise an error with the reason if the model is not available."""
+    """Return the entry of a model at ``/v1/models``; raise an error that says why if the model is not available."""
     with transport.translated():
         answer = transport.http.get(f"{transport.target.url}/v1/models/{quote(name, safe='')}")
     _raise_for_error(answer)

@@ -74,13 +74,15 @@ _ROTATION_S = 600.0
 
 
 class Client:
-    """Client of a control plane. Every method raises the `ShareComputeError` in the server's response.
+    """Client of a control plane.
+
+    Its methods raise the `ShareComputeError` that the server sent, or `Unavailable` if the server does not answer.
 
     Args:
-        url: URL of the server; default: settings, else the server of this machine.
-        api_key: API key; default: settings, else the key that the server of this machine wrote to its data folder.
-        fingerprint: fingerprint of the server's key; default: settings, else that of the server of this machine, else
-            the certificate is verified with public authorities.
+        url: URL of the server; default: from the settings, else the server of this machine.
+        api_key: API key; default: from the settings, else the key that this machine's server wrote to its data folder.
+        fingerprint: fingerprint of the server's key; default: from the settings, else that of this machine's server. If
+            there is none, the certificate is verified against public certificate authorities.
         data_folder: data folder of the server of this machine, if it is not the default one.
         timeout_s: longest wait for a response, in seconds.
     """
@@ -325,7 +327,7 @@ class Client:
         return self._transport.read(DeploymentView, "DELETE", f"/deployments/{quote(key, safe='')}")
 
     def require_model(self, name: str) -> dict[str, Any]:
-        """Return the entry of a model at ``/v1/models``; raise an error with the reason if there is none."""
+        """Return the entry of a model at ``/v1/models``; raise an error that says why if the model is not available."""
         return chatting.require_model(self._transport, name)
 
     def chat(self, model: str, messages: Sequence[dict[str, str]], **options: Any) -> Iterator[str]:
@@ -399,7 +401,7 @@ class Client:
         return self._transport.read(CheckpointList, "GET", f"/jobs/{job_id}/checkpoints").checkpoints
 
     def export(self, job_id: str, step: int) -> ArtifactRecord:
-        """Export a checkpoint as an artifact of the job: a Hugging Face folder, or adapters. Waits until it is done.
+        """Export a checkpoint as an artifact of the job (a Hugging Face folder or adapters); return when it is written.
 
         Raises:
             NotFound: the job has no such checkpoint, or no longer has it.
@@ -417,7 +419,7 @@ class Client:
         called: str | None = None,
         progress: Callable[[int], None] = lambda _: None,
     ) -> Path:
-        """Download an artifact to ``folder/name``, which appears only when it is complete.
+        """Download an artifact to the folder ``folder/called``, which appears only when it is complete.
 
         An interrupted download continues where it stopped.
 
@@ -457,7 +459,7 @@ class Client:
         kind: UploadKind | None = None,
         progress: Callable[[int], None] = lambda _: None,
     ) -> UploadView:
-        """Upload a file or a folder as a whole; if the upload fails, no job can use it. Jobs name it as ``upload:ID``.
+        """Upload a file or a folder, which jobs then name as ``upload:ID``. Jobs cannot use an incomplete upload.
 
         Args:
             path: file or folder. In a folder, links to files are followed, and hidden files are left out.

@@ -1,4 +1,4 @@
-"""Reads job files; relative paths in a job file are relative to the file's folder."""
+"""Reads job files and resolves their relative paths against the file's folder (standard input: the working folder)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def read_job(path: Path) -> TrainJob:
 
 
 def read_job_file(path: Path) -> TrainJob:
-    """Read a training job from a YAML or JSON file; its relative paths are resolved from the file's folder.
+    """Read a training job from a YAML or JSON file, and resolve its relative paths against the file's folder.
 
     Raises:
         UserError: the file cannot be read, or is not a training job.
@@ -31,7 +31,7 @@ def read_job_file(path: Path) -> TrainJob:
 
 
 def read_submission(path: Path) -> Named:
-    """Read a job or a deployment, by its kind, from a file, or from standard input if the path is ``-``.
+    """Read a job or a deployment from a file, or from standard input if the path is ``-``; its ``kind`` says which.
 
     Raises:
         UserError: the input cannot be read, or is neither a job nor a deployment.

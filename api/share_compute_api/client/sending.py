@@ -1,4 +1,4 @@
-"""Client side of uploads: sends a local file or folder, file by file."""
+"""Uploads a local file or folder to the server, file by file."""
 
 from __future__ import annotations
 

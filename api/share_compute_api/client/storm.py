@@ -1,4 +1,4 @@
-"""Fault injection against a running job: a random schedule of failures (a storm), and the job's reaction to each."""
+"""Draws a random schedule of failures to inject into a job (a storm), and evaluates how the job reacted to each."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ and removed."""
 STORM_KINDS: tuple[StormKind, ...] = get_args(StormKind)
 
 _STOP_S = (0.2, 6.0)
-"""Shortest and longest suspension of a member, in seconds: the job waits for short ones, and drops the member in long
-ones."""
+"""Shortest and longest suspension of a member, in seconds. The job waits for members that are suspended briefly, and
+continues without members that are suspended longer."""
 _NOTICED_STEPS = 3
-"""Number of commits after a failure within which a job must react; otherwise the member counts as not lost."""
+"""If a job commits this many steps after a failure without a reaction, it counts as having waited for the member."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +105,7 @@ class HitReport(Hit):
 
 
 class Restart(_FrozenModel):
-    """A new attempt at the job."""
+    """A new attempt of the job, begun during the storm."""
 
     attempt: int
     step: int
@@ -155,7 +155,7 @@ class StormReport(_FrozenModel):
 
 
 def assess(hits: Sequence[Hit], events: Sequence[EventRecord], before_step: int = 0) -> tuple[HitReport, ...]:
-    """Return a report for each failure.
+    """Return a report for each failure that was injected.
 
     Args:
         hits: failures, in order.

@@ -1,4 +1,4 @@
-"""``share-compute join``: lend this machine to a cluster."""
+"""``share-compute join``: lends this machine to a cluster."""
 
 from __future__ import annotations
 

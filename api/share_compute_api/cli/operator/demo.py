@@ -1,4 +1,4 @@
-"""``share-compute demo``: a server, its machines and a training job, all on this machine."""
+"""``share-compute demo``: runs a server, its machines and a training job, all on this machine."""
 
 from __future__ import annotations
 

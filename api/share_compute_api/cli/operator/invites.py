@@ -1,4 +1,4 @@
-"""Commands for invites: ``invite`` makes one; ``invite list``, ``invite revoke``."""
+"""Commands that make, list and revoke invites: ``invite``, ``invite list``, ``invite revoke``."""
 
 from __future__ import annotations
 

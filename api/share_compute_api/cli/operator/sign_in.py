@@ -1,4 +1,4 @@
-"""``share-compute sign-in``: a link that signs a browser in to the dashboard."""
+"""``share-compute sign-in``: makes a link that signs a browser in to the dashboard."""
 
 from __future__ import annotations
 

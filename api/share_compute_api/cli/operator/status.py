@@ -1,4 +1,4 @@
-"""``share-compute status``: an overview of the server, its machines and its jobs."""
+"""``share-compute status``: shows an overview of the server, its machines and its jobs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``share-compute topology``: the measured machines and links, as a file for ``plan`` and ``simulate``."""
+"""``share-compute topology``: writes the measured machines and links as a file for ``plan`` and ``simulate``."""
 
 from __future__ import annotations
 

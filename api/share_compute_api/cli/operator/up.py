@@ -1,4 +1,4 @@
-"""``share-compute up``: run a server on this machine."""
+"""``share-compute up``: runs a server on this machine."""
 
 from __future__ import annotations
 

@@ -97,7 +97,9 @@ class _Storm:
         """Last step that was committed before the storm began."""
 
     def rage(self, coming: Sequence[Gust], seconds: float) -> None:
-        """Wait until the job runs, and inject the failures as scheduled; stop when the job ends, or at Ctrl-C.
+        """Wait until the job runs, and inject the failures as scheduled.
+
+        Stop after ``seconds``, when the job ends, or at Ctrl-C.
 
         Raises:
             Conflict: the job is finished already, or does not begin to run in time.
@@ -189,7 +191,10 @@ class _Storm:
     def report(
         self, seed: int, mtbf_s: float, against: tuple[str, Mapping[int, float]] | None
     ) -> StormReport:
-        """Wait until the job has recovered or is finished, at most `_RECOVERY_S` seconds; return the report."""
+        """Wait until the job has recovered from all failures or is finished, and return the report.
+
+        The wait ends after `_RECOVERY_S` seconds at most.
+        """
         from share_compute_api.client.storm import StormReport, assess, compare, pace, restarts
 
         deadline_s = time.monotonic() + _RECOVERY_S
@@ -303,7 +308,7 @@ def _show(report: StormReport, console: Terminal) -> None:
 
 
 def _conclude(report: StormReport) -> None:
-    """Exit with an error if the job failed, or did not recover from every failure.
+    """Exit with an error if the job failed, did not recover, or has other losses than the job of ``--against``.
 
     Raises:
         typer.Exit: the job failed.

@@ -38,7 +38,7 @@ def submit(
 ) -> None:
     """Submit a job (kind: train, generate or embed), or serve a model (kind: serve).
 
-    Relative paths in the file are resolved from the file's folder.
+    Relative paths in the file are resolved against the file's folder.
     """
     from share_compute.specification import ServeJob
     from share_compute_api.client.client import Client
@@ -222,7 +222,7 @@ def _follow(client: Any, job: JobRecord, *, as_json: bool) -> None:
 
 
 def _beginning(client: Any, job: JobRecord) -> int:
-    """Return the number of the last event before the job's newest attempt; 0 if the job has one attempt."""
+    """Return the number of the last event before the job's newest attempt; 0 if there was only one attempt."""
     if job.attempt == 1:
         return 0
     after = 0

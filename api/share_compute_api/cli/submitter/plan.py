@@ -1,4 +1,4 @@
-"""``share-compute plan``: the plan that a job would get, and why, without running it."""
+"""``share-compute plan``: shows the plan that a job would get, and why, without running the job."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def plan(
 
 
 def _require_meaning(context: typer.Context, objective: _Purpose) -> None:
-    """Reject options that have no effect for this purpose of a plan."""
+    """Raise `UserError` if the user gave an option that has no effect for this purpose of a plan."""
     from share_compute.errors import UserError
 
     for name, objectives in _ABOUT.items():
