@@ -59,7 +59,7 @@ def peak_resident_bytes() -> int:
 
 
 def is_out_of_memory(failure: Exception) -> bool:
-    """Whether a failure means lack of memory; torch's CPU allocator has no exception class for that."""
+    """Whether a failure means lack of memory; failures of torch's CPU allocator are recognized by their message."""
     is_of_cpu = isinstance(failure, RuntimeError) and "DefaultCPUAllocator" in str(failure)
     return is_of_cpu or isinstance(failure, (MemoryError, torch.OutOfMemoryError))
 

@@ -34,7 +34,7 @@ Ray sends it inside the reply, in one transfer."""
 
 
 class SourceClient:
-    """Calls the actors from which a member loads tensors. If the member has them itself, no Ray call is made.
+    """Calls the actors from which a member loads tensors. For tensors that the member itself has, Ray is not used.
 
     Args:
         sources: the actors that have the tensors.

@@ -47,7 +47,7 @@ class LinkedMember:
     _setup: LinkSetup
     _engine: ComputeThread
     _names: dict[Worker, str]
-    """Names of the machines of all members of the epoch."""
+    """Name of each member's machine in this epoch, by member."""
 
     @ray.method(concurrency_group="orders")
     @answers(PEER)

@@ -97,7 +97,7 @@ class WorkerGroup(ABC):
     def is_from(self, worker: Any, key: Any) -> bool:
         """Whether a key is the one issued to this member.
 
-        The key is needed because all members know this actor and each other, so a sender could name another member.
+        The key is needed because every member can call this actor, and could claim to be another member.
         """
         known = self._keys.get(worker) if isinstance(worker, str) else None
         return known is not None and isinstance(key, bytes) and secrets.compare_digest(known, key)

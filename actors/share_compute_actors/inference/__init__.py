@@ -1,1 +1,1 @@
-"""Deployments inside Ray: the server with its scheduler, members with shards and KV caches, and `ServedWeights`."""
+"""Serves deployments with Ray actors: a server with the scheduler, members with shards, and `ServedWeights`."""

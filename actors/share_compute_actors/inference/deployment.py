@@ -134,7 +134,10 @@ class ReplicaRunner:
             self._open(*item)
 
     def _open(self, worker: Any, key: Any, messages: Any) -> None:
-        """Process messages that claim to come from a member; after an invalid message the member counts as lost."""
+        """Process messages that claim to come from a member.
+
+        Messages with a wrong key are dropped. After an invalid message with the right key the member counts as lost.
+        """
         if not self._assembly.is_from(worker, key) or not isinstance(messages, list):
             return
         name = self._assembly.name(worker)
@@ -182,7 +185,7 @@ class ReplicaRunner:
         self._again(failure)
 
     def _give_up(self, step_id: int | None, failure: ShareComputeError) -> None:
-        """Fail the sequence that the error names, else those that the step opened, else all sequences of the step."""
+        """Fail the sequence that the error names, else those that get a KV slot in the step, else all in the step."""
         step = self._sent.get(-1 if step_id is None else step_id)
         if step is not None:
             named = [failure.details["sequence"]] if "sequence" in failure.details else []

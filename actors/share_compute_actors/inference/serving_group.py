@@ -63,14 +63,14 @@ class ServingGroup(WorkerGroup):
         self._weights = weights
         self._server = server
         self._alive_calls: dict[Any, Worker] = {}
-        """A pending `live` call to each member. It ends only when the member dies."""
+        """Member that each pending `live` call was sent to; a call ends only when its member dies."""
         self._newcomers: dict[Worker, _Newcomer] = {}
         self.held: dict[Worker, Held] = {}
         """State of each member's shard, as the member reported it."""
         self.detector.are_loading = False
 
     def cut_off(self, workers: frozenset[Worker]) -> frozenset[Worker]:
-        """Count all these members as lost: the server still has their sequences, which continue on other members."""
+        """Count all these members as lost: the server has all sequences, so they can continue on other members."""
         return workers
 
     # -- joining and leaving -----------------------------------------------------------------------------------------
@@ -176,7 +176,7 @@ class ServingGroup(WorkerGroup):
 
         Raises:
             MembersLost: members died meanwhile.
-            PlanInfeasible: a shard does not fit after all.
+            PlanInfeasible: a shard does not fit into the memory of its machine.
         """
         self.detector.are_loading = True
         try:

@@ -106,7 +106,7 @@ class ContributorActor:
 def links_to(contributor_id: str, peers: Sequence[tuple[str, Place, Any]]) -> list[Link]:
     """Measure the links from this machine to its peers, one after the other.
 
-    A peer that does not answer is recorded with a dead link. A peer whose actor died is left out.
+    The link to a peer that does not answer is reported as dead. Peers whose actors died are left out.
 
     Args:
         contributor_id: contributor id of this machine.

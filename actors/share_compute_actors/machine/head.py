@@ -43,7 +43,7 @@ HEALTH_CHECKS = {
 """Variables that make Ray's health checks wait for nodes as long as nodes wait for the head.
 
 A node that learns that Ray counts it as dead ends itself with all its processes. Losses are detected much sooner
-without Ray: coordinators detect lost members, and agents report their machines."""
+without Ray: coordinators watch their members' heartbeats, and the control plane watches the agents' reports."""
 _PROGRAM = "share_compute_actors.machine.head_process"
 _TOKEN, _STALE, _TABLES = "ray-token", "ray-token-is-stale", "ray-tables"
 _log = logging.getLogger(__name__)
@@ -178,7 +178,7 @@ def show(policy: Policy, paths: Iterable[Path], below: Path) -> None:
     Args:
         policy: policy of the head.
         paths: files and folders to read.
-        below: a folder that contains all of ``paths``; it may be entered afterwards, too.
+        below: a folder that contains all of ``paths``; the user may enter it afterwards, too.
     """
     if policy.user is None:
         return

@@ -15,7 +15,7 @@ from ray._private import services
 from ray.scripts import scripts
 
 SOUND_S = 5
-"""Shortest run of a GCS that is started again, in seconds.
+"""Shortest time in seconds that a GCS must have run to be started again when it ends.
 
 A GCS that ends sooner has a lasting problem, such as damaged tables, so the head ends with it."""
 _SCRIPT = """\

@@ -33,7 +33,7 @@ class NodeAccess:
     """Address, secret and settings that a node needs to join the cluster."""
 
     ray_address: str
-    """host:port of the head."""
+    """Address of the head, as ``host:port``."""
     token: str
     labels: Mapping[str, str]
     environment: Mapping[str, str]

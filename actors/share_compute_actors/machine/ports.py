@@ -1,4 +1,4 @@
-"""The TCP ports of a Ray node, from one range, so that a firewall has to open no other ports.
+"""Assigns the TCP ports of Ray nodes from one range, so that a firewall has to open no other ports.
 
 This module imports neither Ray nor torch.
 
@@ -90,7 +90,7 @@ class NodePorts:
 
     @classmethod
     def take(cls, within: PortRange, threads: int) -> Self:
-        """Hold the first free units of a range, as many as a node with this number of threads needs.
+        """Reserve the first free units of a range, as many as a node with this number of threads needs.
 
         Args:
             within: the range.
@@ -167,7 +167,7 @@ def ports_text(ports: Collection[int]) -> str:
 
 
 def _guard(unit: range) -> socket.socket | None:
-    """Return a socket that holds the first port of a unit; None if any port of it is taken."""
+    """Return a socket that holds the first port of a unit; None if any port of the unit is taken."""
     guard = socket.socket()
     try:
         guard.bind(("", unit[0]))  # without SO_REUSEADDR, no other process can bind it; it never listens

@@ -1,4 +1,4 @@
-"""Private folders of running processes below the temporary folder, with short paths; removed after their owner died.
+"""Makes private folders with short paths for running processes, and removes folders whose owner died.
 
 Ray keeps sockets in these folders, and the path of a socket is limited to 107 bytes on Linux. The process that uses a
 folder holds a lock on a file in it. The system releases the lock when the process ends, for any reason.

@@ -15,7 +15,7 @@ _IN_MEMORY = frozenset({"tmpfs", "ramfs"})
 
 
 def temporary_folder() -> Path:
-    """Return the folder for temporary files: the one that the owner set, else one on a disk if there is any."""
+    """Return the folder that ``TMPDIR``, ``TEMP`` or ``TMP`` names, else a folder on a disk if there is one."""
     usual = Path(tempfile.gettempdir())
     if any(os.environ.get(name) for name in _NAMED_BY) or not is_memory(usual):
         return usual

@@ -77,7 +77,7 @@ _DTYPES: Mapping[str, torch.dtype] = {
         *(torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool),
     )
 }
-"""Dtypes that received tensors may have, by name. torch cannot read others from bytes, and crashes on quantized ones."""
+"""Dtypes that received tensors may have, by name. torch cannot read others from bytes; quantized ones make it crash."""
 
 
 class RejectedTensor(NamedTuple):
@@ -118,7 +118,7 @@ class Peer:
 
 
 class _Admission:
-    """Admits connections of this epoch's members only, by their public keys."""
+    """Admits only connections that authenticate with the public key of a member of this epoch."""
 
     def __init__(self, allowed: Collection[bytes]) -> None:
         self._allowed = allowed
@@ -185,7 +185,7 @@ class Channel:
         self._is_closed = False
         self._is_interrupted = False
         self.waited_s = 0.0
-        """Time spent in `receive` and `take`, in seconds; the owner reads and resets it."""
+        """Time spent waiting in `take` and in successful calls of `receive`, in seconds; the owner resets it."""
 
     def connect(self, peer: Peer) -> None:
         """Open a direct link to ``peer``, which need not answer yet."""

@@ -1,4 +1,4 @@
-"""Pieces of files and tensors that actors fetch from each other; damaged pieces are found and fetched again."""
+"""Sends files and tensors between actors in pieces with checksums; damaged pieces are fetched again."""
 
 from __future__ import annotations
 
@@ -135,13 +135,13 @@ def take_all(
 
     Args:
         machine: name of the machine that sends the pieces.
-        place: index of the stage that this machine computes.
+        place: index of the stage that the sending machine computes.
         ask: returns a piece by its number, None after the last one.
         write: receives the name of a file and the bytes to append.
 
     Raises:
         ContributorLost: a piece arrived damaged at each attempt.
-        Undeclared: a piece belongs to a file that this machine must not write.
+        Undeclared: a piece belongs to a file that a member of this stage must not send.
     """
     damaged = ContributorLost(
         f"a piece of the state of {machine} arrived damaged {TRIES} times",

@@ -36,7 +36,7 @@ class Rendezvous:
     address: str = ""
     """IP address at which the other members reach this member."""
     algorithm: Literal["auto", "ring", "tree", "sharded"] = "auto"
-    """All-reduce algorithm: chosen by tensor size ("auto"), or always this one. On GPUs NCCL chooses."""
+    """All-reduce algorithm on CPUs; "auto" chooses it by the size of the tensor. On GPUs, NCCL chooses its own."""
 
 
 class ChannelStore(dist.Store):  # type: ignore[misc]

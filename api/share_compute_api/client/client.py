@@ -463,7 +463,7 @@ class Client:
 
         Args:
             path: file or folder. In a folder, links to files are followed, and hidden files are left out.
-            name: name for people; default: the name of the path.
+            name: name to display; default: the name of the path.
             kind: kind of the upload; default: guessed from the files.
             progress: called with the number of bytes that were sent since the last call.
 

@@ -99,7 +99,7 @@ class HitReport(Hit):
     If the job did not react, the first commit after the failure counts.
     """
     recomputed: int
-    """Number of microbatches that were recomputed."""
+    """Number of microbatches that the job recomputed because of the failure."""
     restarted_from: int | None = None
     """Step to which the job was reset because of the failure; None if no committed step was lost."""
 

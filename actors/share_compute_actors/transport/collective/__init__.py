@@ -1,1 +1,1 @@
-"""Sums over the members of a stage, behind Ray's collective API."""
+"""Sums tensors over the members of a stage, as a backend of Ray's collective API."""

@@ -64,7 +64,7 @@ _OPERATORS: dict[Any, Operator] = {
     RayReduceOp.MAX: torch.maximum,
 }
 _meetings: dict[str, tuple[Rendezvous, Any, torch.device, GroupSockets]] = {}
-"""Further arguments of `EpochGroup`, by group name: Ray makes a group from its name, rank and size alone."""
+"""Further arguments of `EpochGroup`, by group name, because Ray passes it only name, rank and size."""
 _endings: dict[str, Callable[[], None]] = {}
 """For each group that this process forms or belongs to, by name: a function that ends its waiting operations."""
 _forming = threading.Lock()
@@ -356,7 +356,7 @@ def join_group(
         store: a ``torch.distributed.Store`` of this group alone, through which its members find each other.
 
     Raises:
-        ContributorLost: not all members came in time, or `abort_group` was called.
+        ContributorLost: not all members joined in time, or `abort_group` was called.
         StaleEpoch: a later epoch has begun, or the store's channel lost a message.
     """
     with suppress(ValueError):  # this process has already registered the backend

@@ -35,7 +35,7 @@ class BackgroundTasks:
         return future
 
     def end(self) -> None:
-        """Start no further task; waiting tasks are cancelled."""
+        """Cancel waiting tasks, and end the thread after the task that runs now."""
         self._is_over = True
         self._queue.put(None)
 

@@ -164,7 +164,7 @@ def scale(
     replicas: Annotated[str, typer.Argument(metavar="N|MIN..MAX", help="E.g. 3, or 0..4.")],
     as_json: Json = False,
 ) -> None:
-    """Change the number of replicas of a deployment, or the range in which it follows the load."""
+    """Change a deployment's number of replicas, or the range in which that number follows the load."""
     from share_compute_api.client.client import Client
 
     with Client() as client:
