@@ -71,7 +71,7 @@ class Assembly:
         self.placement: Placement | None = None
         """The placement that serves now; None if there is none."""
         self._target: Placement | None = None
-        """The placement that replaces `placement` as soon as its own members are ready; None if none is planned."""
+        """The placement that replaces `placement` as soon as all its members are ready; None if no other is planned."""
         self._tried: frozenset[Worker] = frozenset()
         """Members with which `_form_again` tried last to form stages; it does not try again with the same members."""
         self._memory_fractions: dict[Worker, float] = {}
@@ -300,7 +300,7 @@ class Assembly:
         self._status.set_state(DeploymentState.ready, placement.sentence)
 
     def _tidy(self) -> None:
-        """End members that are in neither the current nor the next placement."""
+        """End members that neither the current nor the next placement needs, as soon as both are known."""
         if self.placement is None or self._is_to_plan or self._planner.is_busy:
             return
         target = () if self._target is None else self._target.workers

@@ -35,7 +35,7 @@ NotifyServer = Callable[[ToServer], None]
 
 
 class StepEngine(ComputeThread):
-    """Executes engine steps.
+    """Executes a member's engine steps, one after the other, on the compute thread.
 
     Args:
         notify: sends a message to the server; called on the compute thread.

@@ -243,8 +243,8 @@ class Channel:
             self._direct[worker].send_multipart(frames, zmq.NOBLOCK, copy=False)
         except zmq.Again:
             # ZeroMQ gives up a connection when another program answers at its endpoint, for example one that took the
-            # port of a dead member. A blocking send would wait forever. So the link is opened again. Its receiver, if
-            # there is one, notices by `report_sent` what was lost.
+            # port of a dead member. A blocking send would wait forever. So the link is opened again. If the receiver
+            # still lives, the next count from `report_sent` shows it that tensors were lost.
             self._direct[worker].close()
             self.connect(self._peers[worker])
             self._direct[worker].send_multipart(frames, zmq.NOBLOCK, copy=False)

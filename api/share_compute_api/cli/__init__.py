@@ -37,7 +37,7 @@ _EPILOG = (
 
 
 _NAMES: dict[Callable[..., None], str] = {jobs.list_jobs: "jobs"}
-"""Function -> name of its command, for commands whose name differs from the function's."""
+"""Names of commands that differ from the names of their functions, by function."""
 
 
 def make_app() -> typer.Typer:

@@ -37,7 +37,7 @@ _ABOUT = {
     "first_token_limit": ("throughput",),
     "next_token_limit": ("throughput",),
 }
-"""Option -> purposes of a plan for which the option is allowed. Options that are not listed are always allowed."""
+"""Purposes of a plan for which an option is allowed, by option. Options that are not listed are always allowed."""
 
 
 def plan(
