@@ -22,7 +22,7 @@ class Blueprint(StrictModel):
     activation_checkpointing: bool = False
     """Whether only a layer's inputs are kept for its backward pass, which then computes the layer again."""
     freeze: tuple[str, ...] = ()
-    """Patterns of stored names, and ranges of layers, that are not trained."""
+    """Parameters that are not trained, as patterns of stored names or ranges of layers; see `frozen_names`."""
     lora: LoraSpec | None = None
     """Adapters that are trained instead of the model's own weights."""
 

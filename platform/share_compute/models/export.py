@@ -1,4 +1,4 @@
-"""Export of checkpoints as plain model folders: the job's result, as if it had ended at the checkpoint."""
+"""Export of a checkpoint as a plain model folder, equal to the result of the job if it had ended at this checkpoint."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ _OF_A_WHOLE_MODEL = (_CONFIG, "generation_config.json")
 def export_checkpoint(checkpoint: Path, spec: TrainJob, target: Path) -> int:
     """Write a checkpoint as a plain folder, without the optimizer's state; return the folder's size in bytes.
 
-    Files of a whole model are hard links where the file system supports them, so they take no extra disk space while
-    the checkpoint is kept. Adapters are written alone, or merged into the weights, depending on the job.
+    Files that stay unchanged (all files if the job trains no adapters) are hard links where the file system supports
+    them, so they take no extra disk space while the checkpoint is kept. Adapters are written alone, or merged into the
+    weights if the job sets ``training.lora.merge``.
 
     Args:
         checkpoint: finished folder of the checkpoint.

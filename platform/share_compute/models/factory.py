@@ -27,7 +27,7 @@ def build_stage(blueprint: Blueprint, shard: Shard, device: torch.device) -> Sta
 
 
 def dissect(blueprint: Blueprint) -> ModelProfile:
-    """Return the cost profile of a model, counted or estimated without memory for its large weights.
+    """Return the cost profile of a model, counted or estimated without allocating memory for its large weights.
 
     Raises:
         UserError: the architecture declares no pipeline plan, the model's options are wrong, or a frozen or adapted

@@ -37,7 +37,7 @@ class Places(NamedTuple):
 
 
 def frozen_names(names: Iterable[str], patterns: Sequence[str], places: Places) -> set[str]:
-    """Return the names that match a pattern: a glob of stored names, or a range of layers ``layers[:6]``."""
+    """Return the names that match at least one pattern: a glob of stored names, or a range of layers ``layers[:6]``."""
     found: set[str] = set()
     known = list(names)
     for pattern in patterns:

@@ -38,7 +38,7 @@ from share_compute.shard import Shard
 from share_compute.specification import LayerSpec
 
 _FEATURES = 64
-"""Features (8 x 8 pixels) of a sample in the data set ``digits``, the only one for declared layers."""
+"""Number of features of a sample (8 x 8 pixels) in ``digits``, the only data set for declared layers."""
 _DENSE_BACKWARD_OPERATIONS = 5
 """Kernel calls in a linear layer's backward: two products, the sum for the bias, and two gradient accumulations."""
 
@@ -69,7 +69,7 @@ def _make(index: int, spec: LayerSpec) -> nn.Module:
 
 
 class _Layers(nn.Module):
-    """Layers [start, stop), named by their index in the whole model: ``layers.3.weight``."""
+    """Module of layers [start, stop). Parameter names contain the index in the whole model: ``layers.3.weight``."""
 
     def __init__(self, specs: Sequence[LayerSpec], start: int, stop: int) -> None:
         super().__init__()
@@ -218,7 +218,7 @@ def _constant(module: nn.Module, counts: Count, kept_bytes: int) -> LayerProfile
 
 
 def _estimated(module: nn.Module) -> LayerProfile:
-    """Estimate a layer as a dense one: each parameter is used once, in one multiplication and one addition."""
+    """Estimate the cost profile of a layer as if it were dense: one multiply and one add per parameter and sample."""
     parameters = parameters_of(module)
     width = max((parameter.shape[0] for parameter in module.parameters()), default=_FEATURES)
     return LayerProfile(

@@ -71,10 +71,10 @@ class Stage(ABC):
         return frozenset()
 
     def prepare_cell(self, *key: int) -> None:
-        """Set the cell that the next forward computes; ``key`` and a layer's index seed the layer's dropout.
+        """Select the microbatch that the next forward computes; its key and a layer's index seed the layer's dropout.
 
         Args:
-            key: (seed, step, microbatch).
+            key: (seed, step, microbatch), see `share_compute.models.cells.Cell`.
         """
         self._cell = key
 

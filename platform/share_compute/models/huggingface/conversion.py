@@ -1,8 +1,8 @@
 """Folders of pretrained models, read by the names that the model's code uses.
 
 The tensors of many architectures are stored under other names than the model's code uses, or in other pieces, such as
-one tensor for each expert. transformers has a conversion for each architecture. Here each conversion runs
-on its own, when one of its tensors is read.
+one tensor for each expert. transformers lists the conversions of each architecture. Here a conversion runs only when
+one of its tensors is read.
 """
 
 from __future__ import annotations

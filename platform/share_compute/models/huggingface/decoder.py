@@ -245,7 +245,8 @@ class HuggingFaceStage(Stage):
         shard: part of the model that this stage holds.
         device: device of the shard.
         serves_in: dtype of the weights if the stage is for inference only; None for training.
-        change: function that is called with the model and the names of tied weights before memory is allocated.
+        change: function that modifies the sketched model before memory is allocated. It gets the model and the names of
+            its tied weights.
     """
 
     def __init__(

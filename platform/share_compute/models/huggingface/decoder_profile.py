@@ -235,9 +235,9 @@ class _GroupedProducts(TorchFunctionMode):
 
 
 def _tried(counting: Callable[..., _Found], *arguments: int) -> _Found:
-    """Count at `_LENGTHS`, or at `_LONGER` if the costs are not quadratic there.
+    """Count the costs of a part over `_LENGTHS`; if they are not quadratic there, over `_LONGER`.
 
-    Return {} if the code cannot run on fake tensors; `ShapeEstimate` then fills in.
+    Return {} if the code cannot run on fake tensors; the estimate of `ShapeEstimate` then applies.
     """
     try:
         try:
@@ -266,7 +266,7 @@ def _output(layer: nn.Module, *arguments: Any, **options: Any) -> Tensor:
 
 
 def _numbers(kept: Cache) -> int:
-    """Return the number of keys, values and states in a cache."""
+    """Return the number of scalars in the keys, values and states of a cache."""
     return sum(
         value.numel()
         for layer in kept.layers

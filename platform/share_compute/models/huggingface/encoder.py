@@ -1,7 +1,7 @@
 """One shard of a Hugging Face encoder, from the model's own code; the module `encoder_types` lists the encoders.
 
-A shard begins as a sketch of the whole base model. The layers of other shards are removed; then the remaining
-parameters get memory. Modules keep their names in the whole model.
+A shard begins as a sketch of the whole base model (large parameters on the meta device). The layers of other shards are
+removed; then the remaining parameters get memory. Modules keep their names in the whole model.
 """
 
 from __future__ import annotations

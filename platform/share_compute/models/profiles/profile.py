@@ -13,7 +13,7 @@ FLOAT_BYTES = 4
 
 
 class QuadraticGrowth(NamedTuple):
-    """A quantity of one sample, by its number of tokens s: ``constant + linear * s + quadratic * s * s``."""
+    """A cost of one sample as a function of its length s in tokens: ``constant + linear * s + quadratic * s * s``."""
 
     constant: float = 0.0
     linear: float = 0.0
@@ -58,7 +58,11 @@ class LayerProfile(StrictModel):
 
 
 def joined(layers: Sequence[LayerProfile]) -> LayerProfile:
-    """Return one profile for consecutive layers: sums, except for the maximum ``largest`` and the last boundary."""
+    """Return one profile for consecutive layers.
+
+    ``largest`` is the maximum over the layers, ``boundary_numbers`` is that of the last layer, and all other fields are
+    sums.
+    """
     added: dict[str, int | QuadraticGrowth] = {}
     for name in LayerProfile.model_fields:
         values = [getattr(layer, name) for layer in layers]
@@ -72,10 +76,11 @@ def joined(layers: Sequence[LayerProfile]) -> LayerProfile:
 
 
 def forward_only_before_training(pieces: Sequence[LayerProfile]) -> tuple[LayerProfile, ...]:
-    """Return the pieces of a model, without backward costs before the first piece that has trained parameters.
+    """Return the profiles of a model's pieces, without backward costs before the first piece with trained parameters.
 
-    The pieces before it keep no activations, except the input of this first trained piece. If nothing is frozen, or
-    nothing is trained, all pieces are unchanged, even leading ones without parameters.
+    The pieces are the embedding, the layers and the head, or the layers alone. The earlier pieces keep no activations,
+    except the input of the first trained piece. If nothing is frozen, or nothing is trained, all profiles stay
+    unchanged.
     """
     trained = [place for place, piece in enumerate(pieces) if piece.parameters > piece.frozen]
     first = trained[0] if trained and any(piece.frozen for piece in pieces) else 0

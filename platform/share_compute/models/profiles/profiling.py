@@ -84,7 +84,7 @@ def count(run: Callable[[], Tensor], inputs: Any, module: nn.Module) -> Count:
 
     Args:
         run: forward function; its output is the input of the next layer.
-        inputs: tensors that another layer keeps, nested in any way; they are not counted as kept.
+        inputs: input tensors, nested in any way. They count for the layer that computed them, so not as kept here.
         module: module whose parameters and buffers are not counted as kept. Its gradients are overwritten.
     """
     saved: dict[StorageWeakRef, torch.UntypedStorage] = {}

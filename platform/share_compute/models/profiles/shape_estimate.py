@@ -1,7 +1,7 @@
 """Cost estimates of a language model's parts from their shapes alone, for code that does not run without data.
 
 - A dense matrix takes one multiplication and one addition per parameter and token, and twice that backward.
-- Attention takes two products of all tokens with all tokens, and two and a half times that backward, as in fused
+- Attention takes two matrix products over all pairs of tokens, and two and a half times that backward, as in fused
   kernels.
 - In a mixture of experts, only the experts that process a token are counted.
 - A layer keeps for its backward as much as a decoder layer with fused attention: 10 x hidden + 4 x intermediate numbers
@@ -25,7 +25,7 @@ _EXPERTS_OF_A_TOKEN = (
     "top_k_experts",
 )
 _FORWARD_OPERATIONS, _BACKWARD_OPERATIONS = 5, 9
-"""Kernel calls per module with parameters, including the calls between modules.
+"""Kernel calls of a part per module with parameters; calls outside such modules are included in the average.
 
 Rounded up from a Llama layer, which has 9 modules with parameters, 41 calls in the forward and 78 in the backward.
 """
@@ -120,7 +120,7 @@ class ShapeEstimate:
         )
 
     def _active_parameters(self, module: nn.Module) -> float:
-        """Return the number of parameters that one token uses: of the experts, only those that process it count."""
+        """Return the number of parameters that process one token; experts that are not chosen do not count."""
         active = 0.0
         for name, part in module.named_modules():
             if name.rpartition(".")[2] != "experts":

@@ -20,18 +20,18 @@ class Chosen(NamedTuple):
     folder: Path | None
     """Folder of the checkpoint; None restarts the job from its first step."""
     notes: tuple[str, ...]
-    """Messages for people: the damage of each newer checkpoint, or that no checkpoint is left."""
+    """Messages for people: the damage of each checkpoint tried before ``folder``, or that no checkpoint is left."""
 
 
 def newest_whole(wanted: Path) -> Chosen:
-    """Return the checkpoint that a job continues from; rename damaged ones.
+    """Return the newest undamaged checkpoint that a job can continue from; rename the damaged ones that were tried.
 
     Args:
-        wanted: last checkpoint that the control plane knows. If it is damaged, the next older one is taken. If it
-            does not exist any more, it was pruned for newer ones, and the newest is taken.
+        wanted: last checkpoint that the control plane knows. Newer checkpoints are not tried if it exists. If it does
+            not exist any more, it was pruned for newer ones, and all checkpoints are tried.
 
     Raises:
-        UserError: all existing checkpoints are damaged.
+        UserError: all checkpoints that were tried are damaged.
     """
     there = finished_folders(wanted.parent)
     if wanted in there:

@@ -301,7 +301,7 @@ class FolderWriter:
             )
 
     def _join(self, stem: str) -> None:
-        """Join all pieces in one file, since ``peft`` does not read several."""
+        """Join the files ``<stem>-*.part`` in one safetensors file, since ``peft`` does not read several files."""
         pieces = sorted(self._staging.glob(f"{stem}-*.part"))
         tensors: dict[str, Tensor] = {}
         for piece in pieces:
@@ -327,7 +327,7 @@ def copy_into(
     content: NDArray[np.uint8],
     dtype: torch.dtype = torch.float32,
 ) -> None:
-    """Copy ``content``, numbers of ``dtype``, into rows [start, stop) of ``tensor``.
+    """Copy ``content``, the bytes of numbers of ``dtype``, into rows [start, stop) of ``tensor``.
 
     Raises:
         UserError: ``content`` and these rows differ in their number of scalars.
