@@ -1,4 +1,7 @@
-"""Cells (a microbatch's forward or backward in a stage) of one member: their order, inputs, and output receivers."""
+"""Derive from a membership the cells (a microbatch's forward or backward in a stage) that each member has to run.
+
+The functions return the order of a member's cells, and the tensor that each cell needs and sends.
+"""
 
 from __future__ import annotations
 

@@ -4,8 +4,9 @@
 an epoch is recorded before members are halted for it, and a step before they apply it. So a coordinator that takes over
 after a crash reads the step log, starts a later epoch, and continues with the open step.
 
-In a phase that waits for members, the coordinator has sent them one message (`Halt`, `Form`, `Commit` or `Proceed`).
-After ticks without an answer, it repeats the message to the members that have not answered.
+In a phase that waits for members, the coordinator has sent one message (`Halt`, `Form`, `Commit` or `Proceed`) to all
+of them. After some ticks without a new answer from any member, it repeats the message to the members that have not
+answered.
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ class MembershipPlanned:
 
 @dataclass(frozen=True, slots=True)
 class MembershipInfeasible:
-    """The answer to `PlanMembership`: its members cannot hold the job. They stay halted until the next `Assemble`."""
+    """The answer to `PlanMembership` if its members cannot hold the whole model. They stay halted until `Assemble`."""
 
     epoch: int
 
@@ -132,7 +133,7 @@ class PlanMembership:
     """Gradient factor of the committed step. A backup needs it to replay its log of gradients."""
     reports: Mapping[Worker, Report]
     without: frozenset[Worker] = frozenset()
-    """Present members that must be left out of the membership. Other members may load the state that they hold."""
+    """Members in ``reports`` that must be left out of the membership. The other members may load state from them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +204,7 @@ class Diverged:
 
     step: int
     by: frozenset[Worker] = frozenset()
-    """Machines that got a non-finite result of the same cell; empty if no member found such a cell in two tries."""
+    """Machines whose results are not finite; empty if only the loss or the gradient norm of the step is not finite."""
     is_alone: bool = False
     """Whether there was no other machine to compute the cell as a check."""
 
@@ -261,8 +262,8 @@ class CoordinatorMachine:
         committed: last committed step.
         decide: function from the `Prepared` of all members to the gradient factor; it returns None if their numbers
             are not finite.
-        patience: ticks without an answer after which an epoch counts as stuck, and the next begins. A coordinator that
-            was replaced ends then, since the step log refuses its epoch.
+        patience: maximum number of ticks without a new answer from any member. After more, the epoch counts as stuck,
+            and the next one begins. A coordinator that was replaced ends then, since the step log refuses its epoch.
     """
 
     def __init__(
@@ -304,7 +305,10 @@ class CoordinatorMachine:
 
     @property
     def quiet_ticks(self) -> int:
-        """Ticks since the last message to all members or the last answer to it; repeated messages do not count."""
+        """Ticks since the last message to all members, or since the last member answered it for the first time.
+
+        Neither a repeated message nor a repeated answer resets the count.
+        """
         return self._quiet_ticks
 
     @property
@@ -357,7 +361,10 @@ class CoordinatorMachine:
         return self._change()
 
     def _change(self) -> list[Effect]:
-        """Begin the next epoch. If a step is being recorded, the epoch begins when the record is stored."""
+        """Begin the next epoch, or become idle if no member is left.
+
+        If a step is being recorded, the epoch begins when the record is stored.
+        """
         if self._phase == "recording step":
             self._next = set(self.workers) if self._next is None else self._next
             return []

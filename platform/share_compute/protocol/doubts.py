@@ -1,4 +1,4 @@
-"""The coordinator's doubts about the open step: suspects, accusations and digests that disagree."""
+"""The coordinator's record of doubtful numbers in the open step: a suspect, accusations, and digests that disagree."""
 
 from __future__ import annotations
 
@@ -38,7 +38,10 @@ class Accusations:
         self._taken: set[Worker] = set()
 
     def loser(self, source: Worker, accuser: Worker) -> Worker:
-        """Record an accusation and return the member to exclude: at first ``source``, then ``accuser``."""
+        """Record an accusation and return the member to exclude.
+
+        This is ``source`` if the accuser accuses itself or another member for the first time; later it is ``accuser``.
+        """
         if accuser == source or accuser not in self._taken:
             self._taken |= {accuser} - {source}
             return source

@@ -1,6 +1,6 @@
-"""Fault-injection scripts: the kind of each failure, its protocol point, its step and its member.
+"""Fault injection: scripts that make processes fail at given points of the protocol, in given steps and members.
 
-The same script drives the simulated world and real processes.
+The same script drives simulated and real processes.
 """
 
 from __future__ import annotations
@@ -58,7 +58,10 @@ class FailureKind(Enum):
 
     @property
     def is_wrong_number(self) -> bool:
-        """Whether the failure changes the shape, dtype, size or value of a tensor or digest."""
+        """Whether a member makes or sends a tensor or digest of wrong shape, dtype, size or value.
+
+        False for `corrupt`, which damages a message on its way.
+        """
         return self in _MISFITS or self in _MADE
 
     @property
@@ -134,7 +137,7 @@ class InjectedFailure:
 
 
 class FailureScript:
-    """Failures that happen when a process passes their points. Each happens once.
+    """Selects the failures that are due when a process passes a point. Each failure happens once.
 
     Args:
         failures: failures in any order; several may be due at one passing.

@@ -93,7 +93,7 @@ class MemberMachine:
         """Tensors that arrived before this member began their epoch or step."""
         self._waiting: list[Action] = []
         self._logged: set[int] = set()
-        """Positions in `Membership.copy_holders` of the members that have received the gradient of the open step."""
+        """Positions in `Membership.copy_holders` of the members that acknowledged the gradient of the open step."""
         self._phase: Phase = "computing"
         self._running: Compute | Reduce | Apply | None = None
         self._halt: Halt | None = None
@@ -247,7 +247,7 @@ class MemberMachine:
         return self._begin()
 
     def _answer(self) -> list[Effect]:
-        """Repeat the answer that the coordinator waits for, if there is one."""
+        """Send the message that the coordinator waits for in this phase (`Prepared` or `Applied`), if there is one."""
         if self._phase == "prepared":
             return self._prepare()
         return (
@@ -381,7 +381,7 @@ class MemberMachine:
         return [Send(*sent)] if sent else []
 
     def _finish(self) -> list[Effect]:
-        """Sum the gradients over the stage, or copy the sum if some members of the stage already have it."""
+        """Sum the gradients over the stage; copy the sum if some members have it, and skip this if all have it."""
         membership, number = self.membership, self._step.number
         assert membership is not None
         holders = membership.reduced.get(self._stage, ()) if number == membership.step else ()

@@ -66,7 +66,7 @@ class ReduceFailed:
     """The reduction ended without a result."""
 
     is_spoilt: bool = True
-    """Whether this member's own sums are lost. False if no data had been exchanged yet."""
+    """Whether the sums of this member's own microbatches are lost. False if no data had been exchanged yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ class Updated:
 
 @dataclass(frozen=True, slots=True)
 class RetransmissionTimeout:
-    """No message has arrived for some seconds: send unacknowledged gradients and rejections again."""
+    """The time to repeat messages has come: send rejections and unacknowledged gradients again."""
 
 
 Event = (

@@ -2,8 +2,9 @@
 
 Only a `Halt` of a later epoch is not dropped. The open step is the first step that is not committed.
 
-The coordinator repeats messages, and a member that receives one twice answers again. On their own, members repeat only
-`Rejected`. In a step without failures, a member sends the coordinator only `Prepared`, and receives only `Commit`.
+The coordinator repeats messages, and a member that receives one twice answers again. `Rejected` is the only message
+that members repeat without being asked. In a step without failures, a member sends the coordinator only `Prepared`, and
+receives only `Commit`.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ class Form:
 
     membership: Membership
     keeps_step: bool = True
-    """Whether completed work of the open step still counts. False after shards have changed."""
+    """Whether results of the open step that members hold still count. False after shards have changed."""
     pauses: bool = False
     """Whether the open step waits for `Proceed`."""
     generation: int = 0

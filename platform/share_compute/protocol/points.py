@@ -23,16 +23,16 @@ from share_compute.protocol.messages import (
 
 
 class Point(StrEnum):
-    """A point of the protocol that a process passes in a step.
+    """A point of the protocol that a member or the coordinator passes.
 
     Points whose name ends in ``sending`` are passed once for each message, before it is sent. If the process is killed
     there, no process receives the message.
     """
 
     halt_received = "member halt received"
-    """A member was notified of a new epoch, and has not stopped yet."""
+    """A member was notified of a new epoch, and has not halted yet."""
     report_sending = "member report sending"
-    """A member has stopped; the coordinator does not know what it holds."""
+    """A member has halted; the coordinator does not know the member's results."""
     weights_loaded = "member weights loaded"
     """Weights were loaded into a member; it has not begun an epoch with them."""
     form_received = "member form received"
@@ -52,13 +52,13 @@ class Point(StrEnum):
     reduce_done = "member reduce done"
     """A member has the reduced gradient; its peers may not."""
     reduce_failed = "member reduce failed"
-    """A reduction ended without a result. A member that did not have the result already has lost its own sums."""
+    """A reduction ended without a result. The member has lost its own sums, unless it held the result before."""
     broken_sending = "member broken sending"
     """The coordinator does not know that a reduction failed, or that a tensor was lost or rejected."""
     log_sending = "member log sending"
     """A member has the reduced gradient; its backup or catch-up replica does not."""
     log_received = "member log received"
-    """The backup or catch-up replica has the reduced gradient; the member that sent it does not know it."""
+    """The backup or catch-up replica has the reduced gradient; the sender has no acknowledgement yet."""
     prepared_sending = "member prepared sending"
     """A member is prepared; the coordinator does not know it."""
     commit_received = "member commit received"

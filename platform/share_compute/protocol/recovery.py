@@ -37,7 +37,7 @@ def recover(
     Args:
         stages: remaining members of each stage; no stage is empty.
         owners: member that should compute each microbatch, ``[stages][microbatches]``.
-        reports: results that each member holds, without members that received another shard after their report.
+        reports: report of each member; members that received another shard after their report are left out.
         step: the open step; reports of another step are ignored.
     """
     held = _Held(stages, reports, step)
@@ -53,7 +53,7 @@ def recover(
 
 
 class _Held:
-    """Results of the step that the remaining members hold."""
+    """Lookup of the step's results that the remaining members hold."""
 
     def __init__(
         self, stages: Sequence[Sequence[Worker]], reports: Mapping[Worker, Report], step: int

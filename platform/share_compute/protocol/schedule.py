@@ -2,8 +2,8 @@
 
 All members take the microbatches in one global order. The rank of a microbatch is its position in this order. A member
 of stage ``p`` runs the backward of the microbatch of rank ``r`` once it has run its forwards up to rank
-``r + window(p)``. Windows shrink towards the last stage. So an earlier stage runs the forward that a later stage waits
-for before any backward that depends on it, and waits form no cycle.
+``r + window(p)``. Windows shrink towards the last stage. So before its backwards of rank ``r`` or higher, a member has
+run each of its forwards that later stages need for their backwards of rank ``r``. Waits therefore form no cycle.
 
 With one member per stage this is the usual one-forward-one-backward schedule (PipeDream-Flush, Narayanan et al. 2021),
 in which the window is the number of stages after the member's own.

@@ -90,7 +90,7 @@ class SummationTree:
         return left if right == single else None
 
     def merges(self, held: Collection[Node], new: Node) -> Iterator[tuple[Node, Node, Node]]:
-        """Yield (left, right, sum) for each addition of held sums that ``new`` makes possible, innermost first."""
+        """Yield (left, right, sum) for each addition that is possible once ``new`` is held, too; innermost first."""
         nodes = set(held) | {new}
         while (parent := self.parent(new)) is not None:
             left, right = self._children[parent]
@@ -102,7 +102,7 @@ class SummationTree:
             new = parent
 
     def cover(self, ids: Iterable[int]) -> tuple[Node, ...]:
-        """Return the largest subexpressions over these microbatches, in order. A member holds one buffer for each."""
+        """Return the largest nodes that contain only these microbatches, in order; a member has one buffer for each."""
         held = set(ids)
         return tuple(self._cover(self.root, held))
 
