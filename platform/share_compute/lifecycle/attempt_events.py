@@ -165,7 +165,7 @@ class Measured(StrictModel):
     stages: tuple[StageTiming, ...]
     """Times of the stages, in pipeline order."""
     machines: dict[str, float] = Field(default_factory=dict)
-    """Seconds that each machine computes in a step, by contributor id; empty in events of older releases."""
+    """Median seconds that each machine computes in a step, by contributor id; empty in events of older releases."""
 
 
 class LayersTimed(StrictModel):
@@ -179,7 +179,10 @@ class LayersTimed(StrictModel):
 
 
 class ReplanProposed(StrictModel):
-    """Proposal of a plan that saves more time than moving to it costs. It is applied once its machines have joined."""
+    """Proposal of a plan that saves more time than moving to it costs, or that restores the requested machines.
+
+    It is applied once its machines have joined.
+    """
 
     type: Literal["replan-proposed"] = "replan-proposed"
     step: int
@@ -203,7 +206,7 @@ class ReplanAbandoned(StrictModel):
 
 
 class Offended(StrictModel):
-    """Report that a machine computed wrong numbers. The numbers were not used."""
+    """Report that a machine computed wrong numbers, or wrongly rejected a tensor. Wrong numbers were not used."""
 
     type: Literal["offended"] = "offended"
     machine: str
@@ -231,7 +234,7 @@ class LinkCut(StrictModel):
 class Protection(StrictModel):
     """Report whether the job can lose any one machine without losing a step.
 
-    A job is not protected from the start of each epoch until such a report.
+    At the start of each epoch a job counts as not protected, until a report says that it is.
     """
 
     type: Literal["protection"] = "protection"

@@ -10,7 +10,7 @@ from share_compute.planning.report import ServingPrediction
 
 
 class StageStatus(StrictModel):
-    """One stage of a deployment, and the state of its machine."""
+    """One stage of a replica, and the state of the member and the machine that hold it."""
 
     contributor_id: str
     name: str
@@ -39,15 +39,17 @@ class LatencyStatus(StrictModel):
     p50_s: float | None = None
     p95_s: float | None = None
     predicted_s: float | None = None
-    """Predicted latency of a request alone; for the next token with objective throughput, with all sequences in
-    flight."""
+    """Predicted latency of a request that runs alone.
+
+    With objective throughput, the latency of the next token is predicted for all sequences in flight.
+    """
 
 
 class QueueStatus(StrictModel):
     """Sequences of the scheduler, and its use of KV capacity."""
 
     queued: int = 0
-    """Waiting sequences, including those that were interrupted by a loss or a lack of memory."""
+    """Waiting sequences, including sequences that were interrupted by a membership change or a lack of KV capacity."""
     running: int = 0
     batch_size: float | None = None
     """Mean number of sequences in the last engine steps; None before there were any."""
@@ -59,7 +61,7 @@ class QueueStatus(StrictModel):
     kv_tokens_cached: int = 0
     """Part of the KV capacity in slots of ended sequences, kept for later sequences with the same first tokens."""
     prefix_hits: int = 0
-    """Number of sequences that started with a copy of another sequence's first tokens."""
+    """Number of KV slots that started with a copy of another slot's first tokens."""
     emitted_tokens: int = 0
     wasted_tokens: int = 0
     """Tokens sampled after the end of their sequence, in engine steps sent before the end was known."""
@@ -106,7 +108,7 @@ class ServingStatus(StrictModel):
     recoveries: int = 0
     """Number of times that members or their results were lost, so that the stages had to be formed again."""
     last_gap_s: float | None = None
-    """Seconds from noticing the last loss until the next token was sampled; None before the first recovery."""
+    """Duration of the last gap, in seconds: from noticing a loss until the next token was sampled; None before it."""
     interruptions: tuple[Interruption, ...] = ()
     """The last interruptions, in order."""
     holds: tuple[str, ...] = ()

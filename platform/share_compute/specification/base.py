@@ -1,4 +1,7 @@
-"""Common base of all parts of a job: models without unknown fields or infinite numbers, and hints for wrong names."""
+"""Base class of all parts of a specification, and checks of their values.
+
+Parts have no unknown fields and no infinite or NaN numbers. Errors for unknown names contain the nearest known name.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ def known(value: Any, names: Sequence[str], what: str) -> Any:
     """Return ``value``, but refuse text that is not among ``names``.
 
     Raises:
-        ValueError: the value is unknown; the message has the nearest name, or all of them.
+        ValueError: the value is unknown; the message has the nearest known name, or all names if none is near.
     """
     if isinstance(value, str) and value not in names:
         guess = nearest(value, list(names))

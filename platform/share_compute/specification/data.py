@@ -1,4 +1,4 @@
-"""The data and tokenizer parts of a job."""
+"""The fields ``data`` and ``tokenizer`` of a training job."""
 
 from __future__ import annotations
 

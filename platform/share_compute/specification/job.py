@@ -1,4 +1,4 @@
-"""The whole job, and its parsers."""
+"""Specification of a training job, and parsers for jobs of all kinds and for deployments."""
 
 from __future__ import annotations
 

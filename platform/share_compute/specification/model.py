@@ -1,4 +1,4 @@
-"""The model part of a job."""
+"""The field ``model`` of a training job."""
 
 from __future__ import annotations
 

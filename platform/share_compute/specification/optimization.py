@@ -22,7 +22,7 @@ SCHEDULE_OPTIONS: dict[str, tuple[str, ...]] = {
     "inverse_sqrt": ("timescale",),
     "warmup_stable_decay": ("num_decay_steps", "warmup_type", "decay_type", "min_lr_ratio", "num_cycles"),
 }
-"""Schedules of ``transformers`` that depend on the step alone, with their options."""
+"""Options of each supported schedule of ``transformers``; its learning rate must depend on the step alone."""
 SCHEDULES = tuple(SCHEDULE_OPTIONS)
 _WHOLE = ("timescale", "num_decay_steps")
 

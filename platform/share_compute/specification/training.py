@@ -1,4 +1,4 @@
-"""The training part of a job."""
+"""The field ``training`` of a training job: steps, precision, frozen parameters, adapters, and intervals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Workloads that plans are made for: training steps or requests, independent of the machines."""
+"""Workloads of the planner: the size of a training step or of typical requests, independent of the machines."""
 
 from __future__ import annotations
 

@@ -1,24 +1,24 @@
-"""Decide when a job without an interval in steps writes its next checkpoint: by time, at a bounded cost."""
+"""Decide when a job without ``checkpoint_every`` writes its next checkpoint: by time, at a bounded cost."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
 _MOST_PAUSED = 0.05
-"""Largest share of the time for which training may be paused for checkpoints."""
+"""Maximum fraction of the time for which training may be paused for checkpoints."""
 _MOST_WRITING = 0.25
-"""Largest share of the time for which a checkpoint may be written over the members' links while training continues."""
+"""Maximum fraction of the time in which members may send a checkpoint while training continues."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointPace:
-    """Start and cost of the last checkpoint. Times are of one monotonic clock, in seconds.
+    """Time of the next checkpoint, from start and cost of the last one. Times are of one monotonic clock, in seconds.
 
     Args:
         every_s: shortest time between the starts of two checkpoints; expensive checkpoints are further apart.
         begun_s: start of the last checkpoint, or of training.
         paused_s: time for which training paused for the last checkpoint.
-        writing_s: time until the last checkpoint was complete.
+        writing_s: time from the start of the last checkpoint until it was complete or given up.
     """
 
     every_s: float
@@ -28,7 +28,7 @@ class CheckpointPace:
 
     @property
     def period_s(self) -> float:
-        """Time from the start of the last checkpoint to the start of the next, in seconds."""
+        """Minimum time from the start of the last checkpoint to the start of the next, in seconds."""
         return max(self.every_s, self.paused_s / _MOST_PAUSED, self.writing_s / _MOST_WRITING)
 
     def is_due(self, now_s: float) -> bool:

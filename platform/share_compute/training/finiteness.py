@@ -22,7 +22,7 @@ from share_compute.models.stage import Stage
 
 @dataclass(frozen=True, slots=True)
 class NonFiniteValue:
-    """Where a stage first produced a NaN or infinity for one microbatch."""
+    """The first NaN or infinity that one microbatch produced in one stage."""
 
     way: Literal["forward", "backward"]
     stage: int

@@ -25,7 +25,10 @@ _AUTO_BUCKETS = 8
 _AUTO_BYTES = 64 * 2**20
 _WORD_BYTES = 4
 _ROW = 4096
-"""Number of elements whose squares are summed in float32; float64 adds these sums, with an error of about 1e-8."""
+"""Number of elements in a row. Squares are summed in float32 in each row, and the sums of rows in float64.
+
+The relative error is about 1e-8.
+"""
 
 
 class _Buffers:
@@ -49,8 +52,8 @@ class _Buffers:
 class GradientBuckets:
     """Makes every ``parameter.grad`` a view into flat buckets, with as many sets of buckets as the tree needs.
 
-    For each microbatch call `begin`, run the backward, and call `finish`. Before the last backward call also `watch`.
-    Then each bucket's `parts` are summed over the members of the stage into its `result`, and `settle` ends the sum.
+    For each microbatch, call `begin`, run the backward, and call `finish`. Before the last backward, also call `watch`.
+    Then sum the `parts` of each bucket over the members of the stage into its `result`, and call `settle`.
 
     Buckets follow the reverse order of the parameters, which is about the order in which a backward finishes them.
 
@@ -201,7 +204,7 @@ class GradientBuckets:
     def settle(self) -> None:
         """Mark the `result` buffers as the complete sum, after they were written, and release all other buffers.
 
-        Each ``parameter.grad`` becomes a view of them.
+        Each ``parameter.grad`` becomes a view of a `result` buffer.
         """
         if self._held:
             result = self._held.pop(min(self._held))

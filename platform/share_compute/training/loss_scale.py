@@ -18,7 +18,7 @@ SKIPPED = 0.0
 """Update factor of a skipped step: weights and optimizer stay as they are."""
 _FIRST = 2.0**16
 _GROWTH_STEPS = 2000
-"""Clean steps in a row after which the scale is doubled, as in torch's GradScaler."""
+"""Steps in a row without a skipped one after which the scale is doubled, as in torch's GradScaler."""
 _LEAST = 2.0**-14
 """Smallest scale. If gradients are not finite with it, then the cause is not the scale."""
 
@@ -32,7 +32,7 @@ class LossScale:
     clean_steps: int = 0
     """Steps in a row that were not skipped."""
     is_dynamic: bool = False
-    """Whether the scale ever changes."""
+    """Whether `after` adapts the scale; False unless layers compute in float16."""
 
     def after(self, update_factor: float, step: int) -> LossScale:
         """Return the loss scale after a committed step.
@@ -42,7 +42,7 @@ class LossScale:
             step: number of the step.
 
         Raises:
-            UserError: no scale makes the gradients finite.
+            UserError: the gradients are not finite even with the smallest scale.
         """
         if not self.is_dynamic:
             return self

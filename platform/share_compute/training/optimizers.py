@@ -1,4 +1,4 @@
-"""Optimizers and learning-rate schedules by name, and their state as named tensors."""
+"""Build optimizers and learning-rate schedules by name, and save and restore an optimizer's state as named tensors."""
 
 from __future__ import annotations
 

@@ -23,8 +23,8 @@ def continue_greedily(
     Args:
         forward: function from ids ``[1, seq]`` to the logits of the last position ``[vocabulary]``; in `eval` mode.
         ids: ids of the prompt; at least one.
-        max_tokens: largest number of ids that are added.
-        window: largest number of tokens that the model reads; older ones are left out; None if all fit.
+        max_tokens: maximum number of ids to add.
+        window: maximum number of tokens that the model reads; earlier tokens are left out. None for no limit.
         ends: ids that end a text.
     """
     row, made = list(ids), list[int]()
