@@ -80,7 +80,7 @@ class Reformed(StrictModel):
     plan: Plan
     """Placement of the layers on the members in the new epoch."""
     lost: tuple[str, ...] = ()
-    """Ids of contributors that died or were unresponsive."""
+    """Ids of contributors that died, were unresponsive or were expelled."""
     joined: tuple[str, ...] = ()
     """Ids of contributors that hold a part of the model from now on."""
     left: tuple[str, ...] = ()

@@ -108,7 +108,7 @@ class ServingStatus(StrictModel):
     recoveries: int = 0
     """Number of times that members or their results were lost, so that the stages had to be formed again."""
     last_gap_s: float | None = None
-    """Duration of the last gap, in seconds: from noticing a loss until the next token was sampled; None before it."""
+    """Duration of the last gap: seconds from noticing a loss until the next token was sampled; None without a gap."""
     interruptions: tuple[Interruption, ...] = ()
     """The last interruptions, in order."""
     holds: tuple[str, ...] = ()

@@ -52,7 +52,7 @@ class Expected:
 
 
 def numbers_in(precision: Precision) -> frozenset[torch.dtype]:
-    """Return the types that outputs of layers computing in ``precision`` may have."""
+    """Return the dtypes that are allowed for outputs of layers computing in ``precision``: this dtype and float32."""
     return frozenset({torch.float32, getattr(torch, precision)})
 
 

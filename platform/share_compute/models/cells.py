@@ -33,7 +33,7 @@ def run_by_cell(
     Args:
         layer: layer of the stage.
         place: index of the layer in the whole model.
-        cell: returns the cell that is computed now.
+        cell: function that returns the key of the cell that is being computed.
         draws: whether the layer draws random numbers.
         recomputes: whether the backward pass recomputes the layer from its inputs, so that only these are kept.
     """

@@ -40,7 +40,7 @@ from share_compute.specification import LayerSpec
 _FEATURES = 64
 """Number of features of a sample (8 x 8 pixels) in ``digits``, the only data set for declared layers."""
 _DENSE_BACKWARD_OPERATIONS = 5
-"""Kernel calls in a linear layer's backward: two products, the sum for the bias, and two gradient accumulations."""
+"""Kernel calls in a linear layer's backward: two matrix products, the bias sum and two gradient accumulations."""
 
 _MODULES: dict[str, Callable[..., nn.Module]] = {
     "avg_pool2d": nn.AvgPool2d,

@@ -23,7 +23,7 @@ class FailureKind(Enum):
     stop = "stop"
     """The process stalls for a while, with its sockets open. Then it continues as if nothing had happened."""
     partition = "partition"
-    """The process and ``peers`` cannot reach each other for a while."""
+    """The process and the failure's ``peers`` cannot reach each other for a while."""
     delay = "delay"
     """The message that is sent at the point arrives later."""
     duplicate = "duplicate"
@@ -88,12 +88,12 @@ class InjectedFailure:
     Args:
         kind: kind of the failure.
         point: point of the protocol; its ``role`` says whether members or the coordinator pass it.
-        worker: member at which it happens; None: any member. None for points of the coordinator.
+        worker: member at which it happens; None for any member, and for points of the coordinator.
         step: open step in which it happens; None: any step.
-        occurrence: number of the passing at which the failure happens, from 1; only passings that match ``worker`` and
-            ``step`` count.
+        occurrence: number of the pass through the point that triggers the failure, from 1. Only passes that match
+            ``worker`` and ``step`` count.
         duration_s: duration in seconds, for a kind that has one.
-        peers: members that a partition cuts off; empty: all other processes.
+        peers: members that a partition separates from the process; empty for all other processes.
 
     Raises:
         UserError: the arguments do not fit together.

@@ -21,7 +21,7 @@ class Arrived:
 
 @dataclass(frozen=True, slots=True)
 class Misfit:
-    """A complete tensor from another member does not match the blueprint or is not finite; it was dropped."""
+    """A tensor that arrived intact does not match the blueprint or is not finite; it was dropped."""
 
     epoch: int
     source: Worker

@@ -21,7 +21,7 @@ parameter that two stages share (tied), or a reduced gradient for a backup or ca
 
 
 class TensorLabel(NamedTuple):
-    """Name of a tensor that one member sends to another. Tensors with the same name have the same values."""
+    """Name of a tensor that one member sends to another. A tensor that is sent again keeps its name and values."""
 
     step: int
     cargo: Cargo

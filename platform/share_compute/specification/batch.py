@@ -1,4 +1,4 @@
-"""Batches: a served model answers every row of some files."""
+"""Specifications of batch jobs, in which a served model answers every row of some files."""
 
 from __future__ import annotations
 

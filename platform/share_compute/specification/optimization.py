@@ -22,7 +22,10 @@ SCHEDULE_OPTIONS: dict[str, tuple[str, ...]] = {
     "inverse_sqrt": ("timescale",),
     "warmup_stable_decay": ("num_decay_steps", "warmup_type", "decay_type", "min_lr_ratio", "num_cycles"),
 }
-"""Options of each supported schedule of ``transformers``; its learning rate must depend on the step alone."""
+"""Option names of each supported schedule.
+
+Supported are the schedules of ``transformers`` whose learning rate depends on the step alone.
+"""
 SCHEDULES = tuple(SCHEDULE_OPTIONS)
 _WHOLE = ("timescale", "num_decay_steps")
 

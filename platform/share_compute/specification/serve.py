@@ -1,4 +1,4 @@
-"""Specification of a deployment: its model, the length of its sequences, and their number at one time."""
+"""Specification of a deployment: a served model, its limits, the number of its replicas and their placement."""
 
 from __future__ import annotations
 

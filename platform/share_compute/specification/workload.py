@@ -12,12 +12,12 @@ BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 4}
 WEIGHT_BYTES = {**BYTES, "int8": 1}
 """Bytes of one weight of a layer or head, by dtype."""
 AUTOCAST_KEPT = 0.7
-"""Activation bytes of a layer that computes in bfloat16 or float16, as a share of those in float32.
+"""Activation bytes of a layer that computes in bfloat16 or float16, as a fraction of its bytes in float32.
 
-Norms, sums and the residual stream stay float32. The share was measured on Llama.
+Norms, sums and the residual stream stay float32. The fraction was measured on Llama.
 """
 GRADIENT_BUCKET_BYTES = 8 * 2**20
-"""Least size limit of gradient buckets that fusion mode auto chooses; the cost model assumes buckets of this size.
+"""Smallest bucket size that gradient fusion chooses in mode auto; the cost model assumes buckets of this size.
 
 With this size most of the reduction overlaps with the backward pass, and latency is negligible.
 """

@@ -11,7 +11,7 @@ from share_compute.specification import EarlyStoppingSpec
 
 @dataclass(frozen=True, slots=True)
 class EarlyStopping:
-    """State after the validations so far. A resumed job computes it again from the recorded validation losses.
+    """Early-stopping state after the validations so far. A resumed job computes it again from recorded losses.
 
     Args:
         spec: settings of the job.

@@ -171,10 +171,7 @@ class GradientBuckets:
             self._on_bucket(number)
 
     def finish(self) -> None:
-        """Carry out the pending additions after a backward, also for parameters without gradient.
-
-        Unregister the callback of `watch`.
-        """
+        """Carry out the additions that are still pending after a backward, and unregister the callback of `watch`."""
         if self._on_bucket is None:
             self._next = 0
         while self._next < len(self):

@@ -73,7 +73,7 @@ class PretrainedWeights:
             recipe.add_tensor(name, stored, pattern or stored, partial(self._folder.read, stored))
         for name, recipe in collected.items():
             for target in recipe.target_patterns:
-                # A recipe with several targets is keyed by the name of its first one.
+                # A conversion with several target tensors is keyed by the name of the first target.
                 self._recipes[name.replace(recipe.target_patterns[0], target)] = (name, recipe)
 
     def names(self) -> list[str]:

@@ -40,7 +40,8 @@ from share_compute.models.stage import summed_cross_entropy
 _LENGTHS = (256, 512, 1024, 768)
 """Lengths of the counted samples, in tokens: multiples of linear attention's chunk size. The last checks the fit."""
 _LONGER = (1280, 2048, 3072, 2560)
-"""Lengths used if costs are not quadratic over `_LENGTHS`: only samples longer than an attention window need a mask."""
+"""Lengths used if costs are not quadratic over `_LENGTHS`, for example since longer samples exceed an attention window
+and need a mask."""
 _Call = tuple[tuple[Any, ...], dict[str, Any]]
 """Positional and keyword arguments of a call of a layer."""
 _Lengths = tuple[int, ...]
@@ -49,7 +50,7 @@ _Found = dict[str, QuadraticGrowth | int]
 
 
 def profile_config(blueprint: Blueprint) -> ModelProfile:
-    """Count the cost of a causal language model, layer by layer; tied parameters count once, in the embedding.
+    """Return the cost profile of a causal language model; tied parameters count once, in the embedding.
 
     Raises:
         UserError: the configuration does not describe a causal language model that can be split, or a frozen or adapted
@@ -123,18 +124,18 @@ class _Parts:
         self._tours: dict[tuple[int, bool], dict[int, _Call]] = {}
 
     def layers(self) -> list[_Found]:
-        """Count all layers, in their order."""
+        """Return the counted costs of all layers, in order."""
         found = {
             first: _tried(self._train, first) | _tried(self._generate, first) for first in set(self._firsts)
         }
         return [found[first] for first in self._firsts]
 
     def embedding(self) -> _Found:
-        """Count the embedding."""
+        """Return the counted costs of the embedding."""
         return _tried(self._embed)
 
     def head(self) -> _Found:
-        """Count the modules after the last layer, the loss, and the computations shared by all layers."""
+        """Return the counted costs of the modules after the last layer, the loss, and the code outside the layers."""
         return _tried(self._lose)
 
     def _embed(self, lengths: _Lengths) -> _Found:
@@ -276,7 +277,7 @@ def _numbers(kept: Cache) -> int:
 
 
 def _first_alike(layers: Sequence[nn.Module], kinds: Sequence[str] | None) -> list[int]:
-    """Return, for each layer, the index of the first layer that equals it except in its index and its weights."""
+    """Return, for each layer, the index of the first layer that is equal apart from layer index and weights."""
     seen: dict[Hashable, int] = {}
     kinds = kinds if kinds is not None and len(kinds) == len(layers) else [""] * len(layers)
     return [

@@ -13,7 +13,7 @@ FLOAT_BYTES = 4
 
 
 class QuadraticGrowth(NamedTuple):
-    """A cost of one sample as a function of its length s in tokens: ``constant + linear * s + quadratic * s * s``."""
+    """A quantity, such as FLOPs, of one sample of s tokens: ``constant + linear * s + quadratic * s * s``."""
 
     constant: float = 0.0
     linear: float = 0.0

@@ -143,7 +143,7 @@ def storage_of(tensor: Tensor) -> StorageWeakRef:
 
 
 def fit(lengths: Sequence[int], values: Sequence[int]) -> QuadraticGrowth:
-    """Return the parabola through the first three points (length, value).
+    """Return the parabola through the first three points (length, value), after checking it at the other points.
 
     Raises:
         NotQuadratic: a further point is more than 1 % off the parabola.

@@ -4,8 +4,8 @@
 - Attention takes two matrix products over all pairs of tokens, and two and a half times that backward, as in fused
   kernels.
 - In a mixture of experts, only the experts that process a token are counted.
-- A layer keeps for its backward as much as a decoder layer with fused attention: 10 x hidden + 4 x intermediate numbers
-  a token (measured on Llama; gemma2 keeps a fifth more).
+- A layer keeps 10 x hidden + 4 x intermediate scalars per token for its backward, as a decoder layer with fused
+  attention does (measured on Llama; gemma2 keeps a fifth more).
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ _EXPERTS_OF_A_TOKEN = (
     "top_k_experts",
 )
 _FORWARD_OPERATIONS, _BACKWARD_OPERATIONS = 5, 9
-"""Kernel calls of a part per module with parameters; calls outside such modules are included in the average.
+"""Estimated kernel calls per module that has parameters, with a share of the calls outside such modules.
 
 Rounded up from a Llama layer, which has 9 modules with parameters, 41 calls in the forward and 78 in the backward.
 """
 _HEAD_PARTS = 3
-"""Parts of the head: a norm, a matrix, the loss."""
+"""Number of parts of the head: a norm, a matrix and the loss."""
 _LOSS_NUMBERS = 4
-"""Numbers kept for each token and class: the logit, its log-softmax, and the gradients of both."""
+"""Number of scalars kept per token and class: the logit, its log-softmax, and the gradients of both."""
 
 
 def parameters_of(module: nn.Module) -> int:
@@ -54,7 +54,7 @@ class ShapeEstimate:
     """Estimates the cost of one model's parts.
 
     Args:
-        config: the text part of its Hugging Face configuration.
+        config: the model's Hugging Face configuration, or its text part.
     """
 
     def __init__(self, config: Any) -> None:

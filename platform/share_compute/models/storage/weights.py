@@ -152,7 +152,7 @@ def batches(sizes: Mapping[str, int], limit_bytes: int) -> Iterator[list[str]]:
 
 
 def files(tensors: Mapping[str, Tensor], limit_bytes: int = FILE_BYTES) -> Iterator[dict[str, Tensor]]:
-    """Yield named tensors in groups for files of at most ``limit_bytes``, as `batches` does."""
+    """Yield named tensors in groups of at most ``limit_bytes``, one per file; a larger tensor is alone in its group."""
     for names in batches({name: tensor.nbytes for name, tensor in tensors.items()}, limit_bytes):
         yield {name: tensors[name] for name in names}
 
@@ -215,7 +215,7 @@ class FolderWriter:
             raise self._failure from failure
 
     def write(self, name: str, content: bytes) -> None:
-        """Append to one file of the folder."""
+        """Append ``content`` to one file of the folder, which is created if needed."""
 
         def append() -> None:
             with (self._staging / name).open("ab") as file:
