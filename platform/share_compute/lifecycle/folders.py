@@ -9,7 +9,7 @@ from share_compute.specification.batch import BATCH_KINDS
 TRAINING = "jobs"
 """Subfolder of the data folder for checkpoints and results, written by coordinators on the Ray head."""
 BATCHES = "batches"
-"""Subfolder of the data folder for the answers of batches, which only the control plane may write, no Ray process."""
+"""Subfolder of the data folder for the answers of batches; only the control plane may write there, no Ray process."""
 
 
 def job_folder(data_folder: Path, kind: str, job_id: str) -> Path:

@@ -20,7 +20,7 @@ Cell: TypeAlias = tuple[int, ...]
 
 
 def derive_seed(*parts: int | str) -> int:
-    """Return a 63-bit seed that depends only on the parts."""
+    """Return a 63-bit seed, computed as a hash of ``parts``."""
     digest = hashlib.blake2b("/".join(map(str, parts)).encode(), digest_size=8).digest()
     return int.from_bytes(digest) >> 1
 

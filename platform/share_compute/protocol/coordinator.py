@@ -1,4 +1,4 @@
-"""The coordinator's side of the step protocol: commits, membership, and the start of the next epoch.
+"""The coordinator's side of the step protocol: a state machine that commits steps and begins epochs.
 
 `CoordinatorMachine.handle` takes one event and returns effects. The step log is written before any member is notified:
 an epoch is recorded before members are halted for it, and a step before they apply it. So a coordinator that takes over
@@ -305,9 +305,9 @@ class CoordinatorMachine:
 
     @property
     def quiet_ticks(self) -> int:
-        """Ticks since the last message to all members, or since the last member answered it for the first time.
+        """Ticks since the last message to all members, or since the last first answer of a member to this message.
 
-        Neither a repeated message nor a repeated answer resets the count.
+        Repeated messages and repeated answers do not reset the count.
         """
         return self._quiet_ticks
 

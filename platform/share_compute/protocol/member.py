@@ -73,7 +73,7 @@ class _Step:
 
 
 class MemberMachine:
-    """One member of one job, over all its epochs.
+    """State machine of one member of a job, over all epochs.
 
     Args:
         worker: name of the member.

@@ -88,7 +88,7 @@ class Updated:
 
 @dataclass(frozen=True, slots=True)
 class RetransmissionTimeout:
-    """The time to repeat messages has come: send rejections and unacknowledged gradients again."""
+    """Periodic event, upon which rejections and unacknowledged gradients are sent again."""
 
 
 Event = (

@@ -26,7 +26,7 @@ class Node(NamedTuple):
 
 @dataclass(frozen=True)
 class SummationTree:
-    """The summation expression of one job.
+    """Binary tree over the microbatches of a step: the order in which one job adds their gradients.
 
     Args:
         runs: number of consecutive ids in each run.

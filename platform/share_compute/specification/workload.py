@@ -17,7 +17,7 @@ AUTOCAST_KEPT = 0.7
 Norms, sums and the residual stream stay float32. The fraction was measured on Llama.
 """
 GRADIENT_BUCKET_BYTES = 8 * 2**20
-"""Smallest bucket size that gradient fusion chooses in mode auto; the cost model assumes buckets of this size.
+"""Lower bound of the maximum bucket size in gradient fusion mode auto; the cost model assumes buckets of this size.
 
 With this size most of the reduction overlaps with the backward pass, and latency is negligible.
 """

@@ -1,4 +1,4 @@
-"""Loss scaling, which keeps float16 gradients from underflowing, and the factor by which a step's update is scaled.
+"""Loss scaling, which keeps float16 gradients from underflowing, and the factor that clips a gradient or skips a step.
 
 The scale depends on the committed steps and nothing else. Every member changes it by the same rule when it applies a
 step. A member that joins later, or continues from a checkpoint, receives the current scale. In float16, a step whose

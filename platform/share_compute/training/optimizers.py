@@ -57,7 +57,7 @@ def _groups(
 
 
 def undecayed_parameters(module: nn.Module) -> list[nn.Parameter]:
-    """Return biases and the parameters of norms, found by names and modules as in Hugging Face's trainer."""
+    """Return the biases and the parameters of norms, which the trainer of Hugging Face excludes from weight decay."""
     from transformers.trainer_pt_utils import get_parameter_names  # noqa: PLC0415 - slow to import
 
     decayed = set(get_parameter_names(module, [nn.LayerNorm], list(_NO_DECAY)))

@@ -53,7 +53,7 @@ class Checksums:
 
 
 def damage(folder: Path, is_meant: Callable[[str], bool] = lambda _name: True) -> str | None:
-    """Return a message about the first damaged or missing file of a folder; None if all files are intact.
+    """Return a message about the first damaged or missing file of a folder; None if all checked files are intact.
 
     Each checked file is read whole. Folders of earlier versions have no `CHECKSUMS` and count as undamaged.
 
