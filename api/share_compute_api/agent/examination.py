@@ -121,7 +121,8 @@ def _port(check: str, host: str, port: int) -> CheckResult:
     if port == 0:
         return CheckResult(check, "ok", "a free one is picked")
     try:
-        socket.create_server((host, port)).close()
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        socket.create_server((host, port), family=family).close()
     except OSError as failure:
         hint = "end what uses it, or set another one"
         return CheckResult(check, "fail", f"cannot listen on {host} {port}: {failure.strerror}", hint=hint)

@@ -93,9 +93,7 @@ class Contributors:
                     f"this host joined with {len(family)} devices, the most for one invite", hint=hint
                 )
             first = next(row for row in family if row.sibling_of is None)
-            invite = session.get(InviteRow, first.invite_id) if first.invite_id is not None else None
-            if invite is not None:
-                check_limits(invite, limits)
+            _require_allowed(session, first, limits)
             row, key = _add(
                 session,
                 self._clock(),
@@ -381,11 +379,17 @@ class Contributors:
                 row.node_id, row.address = None, None
             row.versions = versions or row.versions
             row.limits = limits or row.limits
-            invite = session.get(InviteRow, row.invite_id) if row.invite_id else None
-            if invite is not None:
-                check_limits(invite, row.limits)
+            first = row if row.sibling_of is None else _row(session, row.sibling_of)
+            _require_allowed(session, first, row.limits)
             _move(session, row, ContributorState.joining, "it comes back", now)
             return ContributorRecord.model_validate(row)
+
+
+def _require_allowed(session: Session, first: ContributorRow, limits: dict[str, Any]) -> None:
+    """Raise UserError if a device lends more than the invite of its host's first device allows."""
+    invite = session.get(InviteRow, first.invite_id) if first.invite_id is not None else None
+    if invite is not None:
+        check_limits(invite, limits)
 
 
 def _require_measurable(row: ContributorRow) -> None:

@@ -209,6 +209,16 @@ def test_an_invite_limits_the_memory_that_is_lent(store: Store) -> None:
     assert store.contributors.rejoin(ada.id).limits == {"memory_bytes": 2**30}
 
 
+def test_a_device_that_comes_back_lends_no_more_than_the_invite_of_its_host_allows(store: Store) -> None:
+    _, code = store.invites.create(memory_bytes=2**30)
+    first, _ = join(store, code, "box.cuda0")
+    second, _ = sibling(store, first.id, "box.cuda1")
+    for device in (first, second):
+        with pytest.raises(UserError, match="its invite allows"):
+            store.contributors.rejoin(device.id, limits={**LIMITS, "memory_bytes": 2**30 + 1})
+        assert store.contributors.rejoin(device.id, limits=LIMITS).limits == LIMITS
+
+
 def test_a_name_is_taken_only_while_its_machine_is_here(store: Store) -> None:
     first, _ = joined(store)
     _, code = store.invites.create()
