@@ -5,5 +5,4 @@ from __future__ import annotations
 LABEL = "share-compute-contributor"
 """Key of the Ray node label whose value is the id of the contributor that runs the node."""
 AWAY = "the server was restarted; waiting for the machine to come back"
-"""Reason shown for a contributor that is lost because the server restarted; valid until the contributor's agent
-reconnects."""
+"""Reason shown for a contributor that counts as lost after a restart of the server, until its agent reconnects."""

@@ -1,4 +1,4 @@
-"""Time limits of job supervision."""
+"""Time limits of job supervision, and retries of store operations within a time limit."""
 
 from __future__ import annotations
 

@@ -39,8 +39,8 @@ _LONGEST_PAUSE_S = 10.0
 _MOST_MISTAKES = 3
 """Number of unexpected engine errors for one row after which the error becomes the row's answer."""
 _ROWS_AHEAD = 2
-"""Rows in flight, as a multiple of the sequences that the maximum number of replicas generates at a time. A value above
-1 keeps the deployment's queue filled."""
+"""Default limit of rows in flight, as a multiple of the sequences that the maximum number of replicas can generate at a
+time. A value above 1 keeps the deployment's queue filled."""
 _log = logging.getLogger(__name__)
 
 
@@ -228,7 +228,9 @@ class BatchAttempt:
         return RowAnswer({"error": row.problem})
 
     async def _found(self) -> ServingEngine:
-        """Wait for the deployment's engine and return it; check that a new engine serves the same deployment.
+        """Return the deployment's engine; wait while there is none.
+
+        Meanwhile, and when the engine is not the one of the last call, check that the batch's deployment still exists.
 
         Raises:
             DeploymentGone: the deployment was taken down, has failed, or was replaced.

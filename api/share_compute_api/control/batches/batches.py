@@ -1,4 +1,4 @@
-"""Runs queued batches: starts each when its deployment can answer, and retries it until it is finished."""
+"""Runs queued batches: starts each when its deployment can answer, and requeues it if its attempt is lost."""
 
 from __future__ import annotations
 

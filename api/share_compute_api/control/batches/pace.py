@@ -30,7 +30,7 @@ class Pace:
             self._seen.popleft()
 
     def rates(self, now_s: float) -> tuple[float, float] | None:
-        """Return rows and tokens per second; None until a row is answered and ``_LEAST_S`` seconds have passed."""
+        """Return (rows per second, tokens per second); None before the first answer and in the first ``_LEAST_S`` s."""
         (first_s, first_rows, first_tokens), (_, rows, tokens) = self._seen[0], self._seen[-1]
         if rows == first_rows or now_s - first_s < _LEAST_S:
             return None

@@ -1,4 +1,4 @@
-"""Tracks the interruptions of a replica: times in which the replica computed nothing. Callers pass the time."""
+"""Tracks the interruptions of a replica: periods in which the replica computed nothing."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ _DIED = "its server died; another one is started"
 class Interruptions:
     """Detects when interruptions of one replica begin and end, and numbers them from 1.
 
-    Each server process of the replica numbers its own interruptions from 1. The numbers of this class continue when the
-    process is restarted.
+    Each process of the replica's server counts its own interruptions from 1. The numbers that this class assigns go
+    on when that process is restarted.
     """
 
     def __init__(self) -> None:
         self._number = 0
         self._seen = 0
-        """Number of the last interruption that the present server process reported."""
+        """Last number that the present process of the replica's server gave to an interruption; 0 if none."""
         self._open: dict[int, tuple[int, float]] = {}
-        """Ongoing interruptions: number in the server process -> (number in the replica, start time in seconds)."""
+        """Ongoing interruptions: number given by the process -> (number given by this class, start time in seconds)."""
         self._orphans: dict[int, float] = {}
-        """Interruptions whose server process died: number in the replica -> start time in seconds. They last until the
+        """Interruptions whose process died: number given by this class -> start time in seconds. They last until the
         next process is ready."""
         self._was_ready = False
 
@@ -51,7 +51,7 @@ class Interruptions:
         return found
 
     def died(self, now_s: float) -> list[Interruption]:
-        """Record that the server process died.
+        """Record that the process of the replica's server died.
 
         Returns:
             The interruption that begins with the death; an empty list if the process was never ready.

@@ -1,4 +1,4 @@
-"""The replicas of a deployment: wanted ones, draining ones that finish their sequences, and ending ones."""
+"""Keeps the list of a deployment's replicas: adds, restores and drains replicas to reach a wanted number."""
 
 from __future__ import annotations
 
@@ -27,11 +27,12 @@ class ManagedReplica:
         self.offered = frozenset[tuple[str, str | None]]()
         """(id, Ray node) of each machine in the last offer to the replica."""
         self.interruptions = Interruptions()
-        """Times in which the replica computed nothing, numbered."""
+        """Numbers the periods in which the replica computed nothing."""
         self.failures = 0
         """Number of failures that the replica reported since it was last ready; deaths of its process do not count."""
         self.leaves_since_s: float | None = None
-        """Time in seconds at which the replica began to drain: it gets no new requests. None if it is wanted."""
+        """Time in seconds at which the replica began to drain; None if it is wanted. A draining replica gets no new
+        requests."""
         self.ending: asyncio.Task[None] | None = None
         """Task that ends the replica's processes; None until the replica is ended."""
 
@@ -41,7 +42,7 @@ class ManagedReplica:
         return self.leaves_since_s is None
 
     def end(self) -> None:
-        """Start to end the replica's processes; the task `ending` is done when they have ended."""
+        """Terminate the replica's processes in the background; the task `ending` is done when they have exited."""
         replica, self.replica = self.replica, None
         self.ending = asyncio.create_task(replica.close() if replica is not None else asyncio.sleep(0))
 
@@ -81,7 +82,7 @@ class ReplicaSet:
         Args:
             wanted: target number of replicas.
             now_s: the time in seconds.
-            ongoing: returns the number of sequences of a replica.
+            ongoing: returns the number of unfinished sequences of a replica.
 
         Returns:
             The replicas that started to drain or were restored in this call.
@@ -105,7 +106,7 @@ class ReplicaSet:
         return changed
 
     def done(self, now_s: float, ongoing: Callable[[Replica], int]) -> list[ManagedReplica]:
-        """Return the draining replicas to end now: they have no sequences left, or ``drain_s`` has passed."""
+        """Return the draining replicas to end now: no process or no sequences left, or more than ``drain_s`` passed."""
         return [
             managed
             for managed in self._replicas

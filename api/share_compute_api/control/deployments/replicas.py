@@ -1,7 +1,8 @@
 """Decides which machines each replica of a deployment may use: its own, and free ones while it needs more.
 
 Machines are leased before they are offered to a replica. When the replica has not changed for some seconds, the
-machines that it does not use are taken back. Other jobs may use a machine when no process of the replica is left on it.
+machines that it does not use are taken back. A machine that was taken back is released for other work when the replica
+has no process on it any more, or after `_LEAVING_S`.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class Slot:
     """Machines that were taken back and are not released yet: contributor id -> time when it was taken back, in s."""
     status: ServingStatus | None = None
     tried: Nodes = frozenset()
-    """Machines with which the replica could not form all requested stages."""
+    """Machines with which the replica did not become ready with all requested stages."""
     _changed_s: float = 0.0
 
     @property
@@ -82,7 +83,10 @@ class Slot:
             self.parting.pop(machine, None)
 
     def wants(self, free: Iterable[ContributorRecord]) -> bool:
-        """Return whether the replica is not ready or lacks stages, and ``free`` has a machine that it has not tried."""
+        """Return whether the replica needs more machines, and ``free`` has a machine that it has not tried.
+
+        The replica needs more machines if it is not ready, or has fewer stages than requested.
+        """
         return not self.is_content and not nodes(free) <= self.tried
 
     def settle(self, present: Mapping[str, ContributorRecord], now_s: float) -> frozenset[str]:

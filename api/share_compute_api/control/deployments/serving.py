@@ -127,7 +127,7 @@ class Serving:
 
     @property
     def replicas(self) -> ReplicaCounts:
-        """Numbers of ready, wanted and draining replicas, and of waiting sequences."""
+        """Numbers of ready, wanted and draining replicas and of waiting sequences; reason for the wanted number."""
         staying = self._replicas.staying
         return ReplicaCounts(
             ready=sum(managed.slot.is_ready for managed in staying),
@@ -353,7 +353,7 @@ class Serving:
             return
         is_new = self._recorded is None or self._recorded[0] is DeploymentState.pending
         if is_new and state not in (DeploymentState.pending, DeploymentState.loading):
-            # The replica finished loading between two polls, but the store needs the state in between.
+            # The replica finished loading between two polls, but the store allows this state only after `loading`.
             await self._move(DeploymentState.loading, _STARTS)
         await self._move(state, reason, plans=plans)
         self._recorded = state, reason, plans

@@ -79,7 +79,7 @@ def rechecked(launch: Launch, roots: DataRoots) -> Launch:
 
 
 class RayAttempt:
-    """An attempt made by a `Coordinator` actor.
+    """An attempt at a job that runs in a `Coordinator` actor.
 
     Args:
         job_id: id of the job.
@@ -168,7 +168,7 @@ class RayAttempt:
 
 
 def _retrieve(end: asyncio.Future[None]) -> None:
-    """Retrieve the actor's error and ignore it: `events` raises it, and asyncio warns about unretrieved errors."""
+    """Mark the actor's error as retrieved, so that asyncio does not log it; `events` raises the error."""
     if not end.cancelled():
         end.exception()
 

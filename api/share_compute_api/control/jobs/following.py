@@ -24,7 +24,7 @@ _log = logging.getLogger(__name__)
 
 
 class Following:
-    """Follows one attempt from its start to its end.
+    """Records an attempt's events, and forwards its machines and a cancellation request to it, until it ends.
 
     Args:
         store: the store of jobs.

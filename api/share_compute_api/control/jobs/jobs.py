@@ -1,4 +1,4 @@
-"""Runs queued training jobs on ready contributors that no other job holds, and retries each job until it is over."""
+"""Runs queued training jobs on ready contributors that are not leased, and requeues a job whose attempt was lost."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ class JobSupervisor:
                 supply.take(job)
             elif reason != job.reason:
                 await asyncio.to_thread(self._store.jobs.explain, job.id, reason)
-        if not next_time:  # otherwise it is known only in the next pass which machines are spare
+        if not next_time:  # otherwise the next pass decides which machines are spare
             self._allot(running, present, supply.spare(queued))
 
     async def _queued(self) -> list[JobRecord]:

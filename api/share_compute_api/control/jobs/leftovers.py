@@ -33,7 +33,7 @@ class Leftovers:
         self._end = end
 
     async def run(self) -> None:
-        """Call `poll` until cancelled; while the store or Ray does not answer, no member is ended."""
+        """Call `poll` every `_POLL_S` s until cancelled; while the store or Ray does not answer, no member is ended."""
         while True:
             try:
                 await self.poll()

@@ -59,7 +59,8 @@ class Again:
     """Whether the job waits for a set of machines that was not tried. If not, it may start on the same machines again.
     """
     pauses: bool = True
-    """Whether the job pauses before the attempt. The first retry has no pause if the job's members may still run."""
+    """Whether the job pauses before the attempt. If its members may still run, it pauses from the second fruitless
+    attempt in a row on."""
 
 
 def may_wait(job: JobRecord, *, others_run: bool) -> bool:

@@ -18,7 +18,8 @@ from share_compute_api.control.patience import Patience
 
 _ARRIVING = (ContributorState.joining, ContributorState.probing)
 _Nodes: TypeAlias = frozenset[tuple[str, str | None, frozenset[str]]]
-"""Contributor ids with their Ray nodes and the peers that they cannot reach; both may differ at the next try."""
+"""(Contributor id, Ray node, peers that the contributor cannot reach). The node and the peers may change between tries.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,7 @@ class Waiting:
         """Job id -> reason why the job was put off. Removed when the job starts again."""
 
     def tried(self, job: JobRecord, machines: Iterable[ContributorRecord]) -> None:
-        """Remember that the job does not fit on these machines, so that it is not tried on the same set again."""
+        """Remember that the job does not fit on these machines, so that no subset of them is tried again."""
         self._put_off[job.id] = _PutOff(job.attempt, tried=_nodes(machines))
 
     def pause(self, job: JobRecord) -> None:
@@ -150,7 +151,10 @@ class Supply:
         return taken
 
     def spare(self, queued: Iterable[JobRecord]) -> list[ContributorRecord]:
-        """Return the free machines without members; none if a queued job could start, now or after machines joined."""
+        """Return the free machines that hold no members.
+
+        Return none if a queued job could start on them now, or together with the machines that are about to join.
+        """
         if any(self._may_do_for(job) for job in queued):
             return []
         return [machine for machine in self.free if machine.id not in self.held]
@@ -191,7 +195,7 @@ class Supply:
         return None
 
     def _lacks_members(self, job: JobRecord) -> bool:
-        """Return whether the job has members on machines that are not free: their state may exist nowhere else."""
+        """Return whether the job has members on machines that are not free. Only these members may have their state."""
         here = sum(job.id in jobs for jobs in self.held.values())
         return here < self.living.get(job.id, 0)
 

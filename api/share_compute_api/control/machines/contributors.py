@@ -20,7 +20,7 @@ _JOINING_LIMIT = timedelta(seconds=180)
 _PROBING_LIMIT = timedelta(seconds=30)
 """Time limit for a contributor in state "probing" for which no measurement runs."""
 _CALLS_APART = timedelta(seconds=4)
-"""If an agent on another host sent a heartbeat within this time, this server is not cut off from the network."""
+"""Largest age of a heartbeat from another host that shows that this server is not cut off from the network."""
 _HEARTBEAT_LIMIT = timedelta(seconds=30)
 """Time without a heartbeat after which a contributor is lost although its Ray node answers. A shorter gap may mean
 that the agent is busy, or pauses before it retries."""
@@ -131,7 +131,7 @@ class ContributorSupervisor:
         self._measurements.measure_idle(records)
 
     async def _doubt_those_done(self, records: Sequence[ContributorRecord]) -> None:
-        """Schedule a new measurement of machines whose step time in a finished job differed from the prediction."""
+        """Schedule a new measurement of machines that a job released if its measured and predicted times disagree."""
         for record in records:
             job_id = self._jobs.get(record.id)
             if job_id is None or record.job_id == job_id:
@@ -148,7 +148,7 @@ class ContributorSupervisor:
     async def _unresponsive(
         self, records: Sequence[ContributorRecord], nodes: Mapping[str, NodeFacts], now: datetime
     ) -> frozenset[str]:
-        """Return the ids of the contributors that are unresponsive.
+        """Return the ids of the contributors that are unresponsive although Ray lists their nodes as alive.
 
         If this server itself is probably cut off, return no ids, and count missing heartbeats from now on.
         A contributor is unresponsive if its heartbeat is overdue and its Ray node accepts no connection, or if no

@@ -1,4 +1,4 @@
-"""Contributors as Ray actors that measure themselves. Ray's errors are translated to the project's own errors here."""
+"""Calls the Ray actors with which contributors measure themselves, and translates Ray's errors to the project's own."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Machine(Protocol):
         """Return whether the machine answers."""
 
     async def probe(self, limits: Mapping[str, Any], beside: int) -> tuple[Device, ...]:
-        """Measure the lent devices, while ``beside`` busy threads stand for the host's other machines."""
+        """Measure the lent devices while ``beside`` busy threads simulate the load of the host's other machines."""
 
     async def measure_links(self, peers: Sequence[tuple[str, Machine]]) -> tuple[Link, ...]:
         """Measure the links to these peers; leave out peers that are gone."""
@@ -74,7 +74,7 @@ class RayMachine:
         return await self._actor.is_alive()
 
     async def probe(self, limits: Mapping[str, Any], beside: int) -> tuple[Device, ...]:
-        """Measure the lent devices, while ``beside`` busy threads stand for the host's other machines."""
+        """Measure the lent devices while ``beside`` busy threads simulate the load of the host's other machines."""
         wanted = [limits["memory_bytes"], limits["cpu_threads"], limits["device"], beside]
         with _translated(self._id):
             return self._read(_devices, await self._actor.call("probe", *wanted, timeout_s=MEASURE_S))

@@ -139,11 +139,12 @@ class Measurements:
         return (record.threads or record.lent_threads) != share_of(record, machines).threads
 
     def begin(self, contributor_id: str, *, keeps_figures: bool = False) -> None:
-        """Start to measure a contributor whose node just came up, or that is idle; cancel a measurement that runs.
+        """Start to measure a contributor whose node just came up, or that is idle; cancel its earlier measurement.
 
         Args:
             contributor_id: id of the machine.
-            keeps_figures: whether the machine becomes ready with its last measurements, because its node is the same.
+            keeps_figures: whether to skip the measurement and make the machine ready with its last figures, because its
+                node is the same.
         """
         earlier = self._tasks.get(contributor_id)
         if earlier is not None:
@@ -217,7 +218,7 @@ class Measurements:
 
         Args:
             record: the machine.
-            address: its IP address.
+            address: the machine's IP address.
             ports: the ports that the machine listens on.
             handshake: bytes that the machine sends on each connection, in hexadecimal.
 

@@ -35,7 +35,8 @@ def check_node(
         Whether the head lists the node as alive. If not, the node may still be starting.
 
     Raises:
-        Conflict: the node is the head's or another contributor's, or its address or resources differ from the claim.
+        Conflict: the node is the head's or another contributor's, its address is not the claimed one, or it has fewer
+            resources than the contributor lends.
     """
     found = next((node for node in nodes if node.node_id == node_id), None)
     if node_id == head_node_id or (found is not None and found.labels.get(LABEL) != contributor.id):
