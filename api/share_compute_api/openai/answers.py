@@ -1,4 +1,4 @@
-"""Answers of the OpenAI API: pydantic models for whole answers, which appear in openapi.json, and chunks of streams."""
+"""Builds answers of the OpenAI API: pydantic models, which appear in openapi.json, and chunks of streams as dicts."""
 
 from __future__ import annotations
 
@@ -338,7 +338,7 @@ class TextShape(_Shape):
         return TextCompletion(**self._facts, choices=choices, usage=usage)
 
     def first(self, index: int) -> list[dict[str, Any]]:
-        """Return no chunk: a completion's stream begins with its text."""
+        """Return an empty list, because a completion's stream begins with its text."""
         del index
         return []
 

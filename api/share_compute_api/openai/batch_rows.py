@@ -38,7 +38,7 @@ async def ask(
     Args:
         spec: the batch.
         row: a row that was parsed without a problem.
-        engine: the model's engine, of the batch's kind.
+        engine: the model's engine; a `TextEngine` for a `GenerateJob`, else a `VectorEngine`.
         tokenizer: the model's tokenizer.
         owner: id of the batch, to which the engine attributes the request.
 

@@ -24,7 +24,7 @@ _log = logging.getLogger(__name__)
 
 
 class Completion:
-    """Generates the sequences of one request. They are numbered by prompt, then by answer to that prompt.
+    """Generates the sequences of one request. The answers to one prompt have consecutive indexes.
 
     Call `begin` once, then `pieces` or `collected`. After `begin`, call `close` in every case.
 

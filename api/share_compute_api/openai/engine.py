@@ -24,7 +24,7 @@ StreamEvent: TypeAlias = Emitted | Embedded | Finished
 
 
 class Stream(Protocol):
-    """Async iterator over the events of one request's sequences, in lists of the events since the last list.
+    """Async iterator over the events of one request's sequences; each item is a list of the events since the last item.
 
     The events of one sequence are its tokens in order, then its end. The iteration ends with the last sequence. It
     raises `ShareComputeError` when a sequence cannot continue.

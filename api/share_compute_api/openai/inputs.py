@@ -149,7 +149,7 @@ class ResponseFormat(StrictModel):
 
     @property
     def grammar(self) -> str | None:
-        """The JSON schema as engines read it: None is plain text, "" is any JSON object."""
+        """JSON schema that the answer must follow; "" for any JSON object, None for plain text."""
         if self.type == "text":
             return None
         return json.dumps(self.json_schema.schema_) if self.json_schema is not None else ""

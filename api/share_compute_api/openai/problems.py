@@ -22,7 +22,7 @@ from share_compute_api.openai.requests import UNSUPPORTED
 
 PREFIX = "/v1"
 _CLIENT_GONE = 499
-"""Status 499, with which nginx logs a connection that the client closed; no client reads it."""
+"""Status that nginx logs when the client closed the connection; no client receives this response."""
 _log = logging.getLogger(__name__)
 _CODES: dict[type[ShareComputeError], str] = {
     Busy: "rate_limit_exceeded",

@@ -129,7 +129,7 @@ class RayEngine:
     def see(self, replica: Replica, tokens_per_s: float | None, *, is_ready: bool) -> None:
         """Record the status of a replica, and submit waiting sequences.
 
-        If the replica was not ready for too long, its sequences move to other replicas.
+        If the replica has been unready for at least `routing._MOVES_AFTER_S`, its sequences move to other replicas.
 
         Args:
             replica: the replica.
@@ -140,7 +140,7 @@ class RayEngine:
             return
         time_s = now_s()
         if self._router.see(replica, tokens_per_s, is_ready=is_ready, now_s=time_s):
-            # The replica was started for requests, so the idle time starts only now.
+            # Count the idle time from now, so that the time in which the replica started does not count as idle.
             self._recovery.idle_since_s = time_s
         if self._router.is_overdue(replica, time_s):
             moved = [live for live in self._recovery.of(replica) if not live.is_placing]
@@ -198,7 +198,7 @@ class RayEngine:
     # -- waiting -----------------------------------------------------------------------------------------------------
 
     def _place_freed(self) -> None:
-        """Submit sequences without a replica to other replicas, and limit their waiting time."""
+        """Start to submit the sequences without a replica to replicas, and limit their waiting time."""
         self._watch_waiting()
         self._spawn_placing()
 

@@ -1,4 +1,4 @@
-"""Moves sequences to another replica when theirs is lost, and delivers every token to its reader exactly once.
+"""Moves sequences to another replica when theirs is lost, and delivers every token to the client exactly once.
 
 `SequenceRecovery` has the only table of a deployment's live sequences. For each sequence, the table has the request,
 the emitted tokens, the replica, and the stream of the reader. A token is accepted only if it comes from
@@ -110,7 +110,7 @@ class Resumable:
     waiting_since_s: float = 0.0
     """Time at which the sequence began to wait for a replica, in seconds of the event loop's clock.
 
-    If the wait times out while all ready replicas are full, this time is set to now and the sequence waits on.
+    If the wait times out while all ready replicas are full, this time is set to now, and the sequence keeps waiting.
     """
 
     @property
@@ -210,7 +210,7 @@ class SequenceRecovery:
     # -- events of replicas ------------------------------------------------------------------------------------------
 
     async def listen(self, replica: Replica) -> None:
-        """Process a replica's events until the replica is lost. Its sequences stay assigned to it until `free`."""
+        """Process a replica's events until the replica is lost; its sequences stay assigned to it until `free` runs."""
         received = 0
         while True:
             try:
@@ -260,7 +260,7 @@ class SequenceRecovery:
         live.last_token_s = time_s
 
     def free(self, sequences: Sequence[Resumable]) -> None:
-        """Remove sequences from their replica; they wait for another one."""
+        """Unassign sequences from their replica, so that they wait for another one."""
         time_s = now_s()
         for live in sequences:
             live.replica, live.waiting_since_s = None, time_s

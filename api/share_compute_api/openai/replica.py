@@ -1,4 +1,4 @@
-"""Replicas of deployments as Ray actors."""
+"""Starts replicas of deployments as Ray actors, and calls them."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def replica_launcher(cluster: Cluster) -> LaunchReplica:
 
 
 class RayReplica:
-    """A `DeploymentServer` actor.
+    """One replica of a deployment, which runs in a `DeploymentServer` actor.
 
     Args:
         name: name of the deployment.

@@ -178,7 +178,7 @@ class Message(StrictModel):
 
 
 _ANSWERED = frozenset({"annotations", "audio", "function_call", "refusal", "tool_calls"})
-"""Fields of an assistant's message that this server always leaves empty."""
+"""Optional fields of an assistant's message that have no content in the answers of this server."""
 
 
 class ChatRequest(TextRequest):
@@ -270,7 +270,7 @@ class EmbeddingRequest(ApiRequest):
     encoding_format: Literal["float", "base64"] | None = None
     """base64 encodes 32-bit floats, little-endian."""
     dimensions: int | None = Field(default=None, ge=1)
-    """Must be the number of dimensions that the model has anyway."""
+    """Must be equal to the number of dimensions of the model's vectors."""
 
     @field_validator("input")
     @classmethod

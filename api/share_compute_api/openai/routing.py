@@ -30,7 +30,7 @@ class _Status:
 
 
 class Router:
-    """The replicas of one deployment and their statuses. The caller provides the time and the numbers of sequences."""
+    """Tracks which replicas of one deployment are ready, and sorts them for new requests by expected delay."""
 
     def __init__(self) -> None:
         self._replicas: dict[Replica, _Status] = {}

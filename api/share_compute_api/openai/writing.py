@@ -17,8 +17,8 @@ _BROKEN = "\ufffd"
 _CONTEXT_TOKENS = 5
 """Number of prompt tokens kept as context: some tokenizers decode a token differently at the beginning of a text."""
 _MOST_BYTES = 3
-"""Most bytes of an incomplete UTF-8 character. Such a character has at most this many tokens, and decodes to at most
-this many U+FFFD."""
+"""Largest number of bytes of an incomplete UTF-8 character. Such a character has at most this many tokens, and decodes
+to at most this many U+FFFD."""
 _WINDOW_TOKENS = 16
 
 
@@ -215,7 +215,10 @@ class StopStrings:
         """Whether a stop string was found; the text ends before it."""
 
     def push(self, text: str) -> str:
-        """Add text, and return the text not returned yet that cannot belong to a stop string; hold back the rest."""
+        """Add text, and return all text so far that cannot belong to a stop string; hold back the rest.
+
+        Returned text is not returned again. If a stop string is found, the returned text ends before it.
+        """
         if not self._strings:
             return text
         text = self._held + text

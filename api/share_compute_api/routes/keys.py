@@ -1,4 +1,4 @@
-"""API keys: one for each person or program, so that each can be revoked separately."""
+"""Routes for API keys. Each person or program gets its own key, so that each can be revoked separately."""
 
 from __future__ import annotations
 

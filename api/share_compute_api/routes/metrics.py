@@ -1,4 +1,4 @@
-"""Metrics for Prometheus, at the path that Prometheus requests by default."""
+"""Route for metrics, at the path that Prometheus requests by default."""
 
 from __future__ import annotations
 

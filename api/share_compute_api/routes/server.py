@@ -1,4 +1,4 @@
-"""The server itself: health, status, alerts, the queue, and the JSON schemas of jobs."""
+"""Routes about the server itself: health, status, alerts, the queue, and the JSON schemas of jobs and deployments."""
 
 from __future__ import annotations
 

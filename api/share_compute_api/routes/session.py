@@ -1,4 +1,4 @@
-"""The session of a browser: sign in with an API key, show the session, sign out."""
+"""Routes for a browser's session: sign in with an API key or a one-time code, show the session, sign out."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _signed_in_by(wanted: SignInRequest, context: Context) -> ApiKeyRecord | Non
 
 def _begin(record: ApiKeyRecord, request: Request, response: Response, context: Context) -> SessionView:
     token, expires_at = context.sessions.issue(record.id, context.store.clock())
-    # Without a maximum age, so that the browser deletes the cookie when the browser is closed.
+    # No maximum age is set, so that the browser deletes the cookie when it is closed.
     response.set_cookie(
         context.sessions.cookie,
         token,

@@ -70,7 +70,7 @@ class SiblingRequest(StrictModel):
     """Name for people; unique among the machines that are present."""
     versions: Versions
     clock: AwareDatetime
-    """Time on the machine's clock; may differ from the server's by 30 s."""
+    """Time on the machine's clock; may differ from the server's by at most 30 s."""
     limits: MachineLimits
     host: PlainText = Field(max_length=255)
     """Host name of the machine."""
@@ -102,7 +102,7 @@ class RejoinRequest(StrictModel):
 
     versions: Versions
     clock: AwareDatetime
-    """Time on the machine's clock; may differ from the server's by 30 s."""
+    """Time on the machine's clock; may differ from the server's by at most 30 s."""
     limits: MachineLimits
 
 

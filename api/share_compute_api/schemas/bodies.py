@@ -96,7 +96,7 @@ class Versions(StrictModel):
 
 
 class Health(ResponseBody):
-    """Health and clock of the server. It contains no more, since anybody may ask."""
+    """Health and clock of the server; nothing else, because the route needs no key."""
 
     status: Literal["ok"] = "ok"
     time: datetime
@@ -449,7 +449,7 @@ class UploadFile(ResponseBody):
 
 
 class UploadView(ResponseBody):
-    """Uploaded data or model. A job names it as ``upload:ID``, and a file of it as ``upload:ID/PATH``."""
+    """Uploaded data, model or tokenizer. A job names it as ``upload:ID``, and a file of it as ``upload:ID/PATH``."""
 
     id: str
     owner: str | None = None

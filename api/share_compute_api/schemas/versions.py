@@ -1,4 +1,4 @@
-"""Versions of this installation, read without importing the packages, and the check that two machines' versions fit."""
+"""Reads the versions of this installation without importing the packages, and compares two machines' versions."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def local_versions() -> Versions:
 
 
 def check_versions(server: Versions, joining: Versions) -> None:
-    """Raise VersionMismatch, naming both versions, unless the two machines can work together."""
+    """Raise VersionMismatch if a joining machine's versions are incompatible with the server's."""
     for name, parts in _PARTS.items():
         wanted, given = getattr(server, name), getattr(joining, name)
         if wanted.split("+")[0].split(".")[:parts] != given.split("+")[0].split(".")[:parts]:

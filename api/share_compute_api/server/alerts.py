@@ -157,7 +157,7 @@ def _mismatch(server: Versions, machine: PresenceRecord) -> VersionMismatch | No
 def of_jobs(
     queue: Iterable[QueuedJob], failed: Iterable[JobRecord], now: datetime, longest_wait: timedelta
 ) -> Iterator[Alert]:
-    """Yield alerts for jobs that failed, wait long, or had several attempts without a committed step."""
+    """Yield alerts for jobs that failed, wait long, or lost several attempts in a row before a committed step."""
     for job in failed:
         yield Alert(
             id=f"job-failed {job.id} {job.attempt}",

@@ -47,9 +47,9 @@ def require_api_key(
     """Return the API key of a request, or of the session in its cookie, if the key has the needed scopes.
 
     Raises:
-        NotAuthorized: the request has no key, or an invalid one.
+        NotAuthorized: the request has neither a valid key nor a valid session.
         OtherSite: the cookie was sent by a page of another site.
-        MissingScope: the key lacks a scope.
+        MissingScope: the key lacks a scope, or is a contributor's key.
         TooManyAttempts: too many wrong keys came from the request's address.
     """
     if bearer is not None:
@@ -83,7 +83,7 @@ Chatter = Annotated[ApiKeyRecord, needs(Scope.chat)]
 Reader = Annotated[ApiKeyRecord, needs(Scope.read)]
 Submitter = Annotated[ApiKeyRecord, needs(Scope.submit)]
 Admin = Annotated[ApiKeyRecord, needs(Scope.admin)]
-"""API key of the request, after its scope was checked."""
+"""`Chatter`, `Reader`, `Submitter` and `Admin`: the request's API key, after a check that it has this scope."""
 
 
 def require_owner(caller: ApiKeyRecord, owner: str | None, what: str) -> None:

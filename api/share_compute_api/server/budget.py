@@ -1,4 +1,4 @@
-"""Concurrency limit for requests with expensive work: some run, some wait, and the rest get `Busy`."""
+"""Limits the concurrency of requests with expensive work: a few run, others wait, and the rest get `Busy`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Result = TypeVar("Result")
 
 
 class Budget:
-    """Runs functions in threads, first come, first served.
+    """Runs functions in threads, a limited number at a time, in order of arrival.
 
     Args:
         at_once: number of functions that may run at the same time.

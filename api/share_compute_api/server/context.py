@@ -102,7 +102,7 @@ class Context:
         )
 
     def spawn(self, work: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
-        """Run a background task until it ends or the server shuts down."""
+        """Start a background task and return it; the task is cancelled when the server shuts down."""
         task = asyncio.create_task(work)
         self.tasks.add(task)
         task.add_done_callback(self._ended)

@@ -1,4 +1,4 @@
-"""Rate limit for clients that guess keys and invites."""
+"""Limits the rate at which clients can guess keys, sign-in codes and invites."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class _Wrong:
 
 
 class Guesses:
-    """Counts wrong keys and invites per address, and rejects attempts of an address that must wait.
+    """Counts wrong keys, codes and invites per address, and rejects attempts of an address that must wait.
 
     After `_FREE` wrong attempts an address must wait; each further wrong attempt doubles the wait, up to `_LONGEST_S`.
     Attempts are counted for each address (for an IPv6 client, its /64 network). A second count covers all addresses

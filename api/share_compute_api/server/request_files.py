@@ -1,4 +1,4 @@
-"""Request bodies that contain a job file, as JSON or YAML."""
+"""Parses request bodies that contain the specification of a job or deployment, as JSON or YAML."""
 
 from __future__ import annotations
 

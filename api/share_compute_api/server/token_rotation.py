@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Rotated:
-    """Cost of a change of the token."""
+    """Outcome of a change of the token."""
 
     jobs: int
     """Number of jobs that were suspended; each continues from its last checkpoint."""

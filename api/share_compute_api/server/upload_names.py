@@ -1,4 +1,4 @@
-"""Files that jobs refer to: resolves uploads, results and paths, and finds the jobs that use an upload."""
+"""Resolves the files that jobs refer to (uploads, results, paths), and finds the jobs that use an upload."""
 
 from __future__ import annotations
 

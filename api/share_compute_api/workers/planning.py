@@ -1,4 +1,4 @@
-"""Dry runs of the planner, in this process: measures a model on torch's meta device, then places it on a topology.
+"""Dry runs of the planner, in this process: profiles a model on torch's meta device, then places it on a topology.
 
 ``python -m share_compute_api.workers.planning plan BYTES`` reads a `PlanRequest` as JSON from standard input and writes
 ``{"report": ...}`` or ``{"problem": ...}``. With ``timeline`` instead of ``plan`` it reads a `TimelineRequest`. The

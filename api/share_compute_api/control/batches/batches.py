@@ -53,7 +53,7 @@ class BatchSupervisor:
         """Reason recorded for attempts that are active in the store but unknown to this supervisor."""
 
     async def run(self) -> None:
-        """Run batches until cancelled; first requeue those whose attempts an earlier server left unfinished."""
+        """Run batches until cancelled; first requeue those whose attempts an earlier server process left unfinished."""
         try:
             await poll_forever(self._poll, "batches", self._notifier)
         finally:

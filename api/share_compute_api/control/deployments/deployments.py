@@ -66,7 +66,7 @@ class DeploymentSupervisor:
     async def _poll(self) -> None:
         living = {record.id: record for record in await asyncio.to_thread(self._store.deployments.list)}
         if not self._has_polled:
-            # An earlier server process left these leases; its replicas do not run any longer.
+            # Release the leases that an earlier server process left: its replicas no longer run.
             await asyncio.to_thread(self._store.leases.release_all)
             self._has_polled = True
         for deployment_id, each in self._serving.items():

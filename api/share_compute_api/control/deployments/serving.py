@@ -54,7 +54,7 @@ _log = logging.getLogger(__name__)
 
 
 class _Failed(Exception):
-    """Raised when a replica cannot serve however often it is restarted."""
+    """Raised when the deployment must fail, because further restarts of a replica would not help."""
 
     def __init__(self, reason: str, error: dict[str, Any]) -> None:
         super().__init__(reason)

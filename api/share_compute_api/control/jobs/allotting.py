@@ -20,14 +20,14 @@ from share_compute_api.control.patience import Patience
 
 @dataclass(frozen=True, slots=True)
 class Allotment:
-    """Machines that one attempt may use at one moment."""
+    """Machines that one attempt may use, and machines that it must release, at one moment."""
 
     machines: tuple[ContributorRecord, ...] = field(compare=False)
     """The machines that the attempt holds, and the machines that are offered to it."""
     nodes: frozenset[tuple[str, str | None]]
     """Id and Ray node of each machine. Comparisons use these pairs, not ``machines``: heartbeats change the records."""
     leaving: frozenset[str] = frozenset()
-    """Contributors in the attempt's plan or proposal that it must release."""
+    """Ids of contributors in the attempt's plan or proposal that the attempt must release."""
     answers: int | None = None
     """Step of the attempt's pending proposal; None without one. The proposal is granted if all its machines are in this
     allotment."""

@@ -119,7 +119,7 @@ class JobSupervisor:
             self._notifier.notify()
 
     async def run(self) -> None:
-        """Run jobs until cancelled; first requeue those whose attempts an earlier server left unfinished.
+        """Run jobs until cancelled; first requeue those whose attempts an earlier server process left unfinished.
 
         Running attempts continue while the store does not answer, but are ended after ``Patience.store_s``.
         """
@@ -138,7 +138,8 @@ class JobSupervisor:
         if not await self._queued() and not (running and self._is_time_to_allot()):
             return
         # Read the attempts before the machines. In the other order, a job that ends between the two reads would not
-        # count as running while its machines still look leased. A queued job that needs them would not wait.
+        # count as running while its machines still look leased. A queued job that needs them would then start without
+        # them.
         anything_runs = bool(self._attempts)
         present = await asyncio.to_thread(self._store.contributors.list, self._waiting.states())
         # Read the queue again after the machines: a job that returned to the queue meanwhile has freed machines.
@@ -171,7 +172,7 @@ class JobSupervisor:
         return await asyncio.to_thread(self._store.jobs.queued, _KINDS)
 
     async def _requeue_lost(self) -> list[JobRecord]:
-        """Requeue active jobs that have no attempt here; return the jobs that have one.
+        """Requeue active jobs that have no attempt here; return the active jobs that have one.
 
         A job without an attempt was left by a stopped server, or the end of its attempt could not be recorded.
         """

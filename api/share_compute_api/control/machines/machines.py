@@ -38,7 +38,7 @@ class Machine(Protocol):
         """Measure the links to these peers; leave out peers that are gone."""
 
     async def dial(self, address: str, ports: Sequence[int], handshake: str) -> frozenset[int]:
-        """Return the ports at ``address`` that cannot be reached from here; the machine there sends ``handshake``."""
+        """Return the ports at ``address`` that do not send ``handshake`` (hexadecimal) when this machine connects."""
 
     def kill(self) -> None:
         """End the measuring process; the machine stays in the cluster."""
@@ -88,7 +88,7 @@ class RayMachine:
         return tuple(link for link in links if link.source == self._id and link.target in targets)
 
     async def dial(self, address: str, ports: Sequence[int], handshake: str) -> frozenset[int]:
-        """Return the ports at ``address`` that cannot be reached from here; the machine there sends ``handshake``."""
+        """Return the ports at ``address`` that do not send ``handshake`` (hexadecimal) when this machine connects."""
         with _translated(self._id):
             answer = await self._actor.call("dial", address, list(ports), handshake, timeout_s=DIAL_S)
         found: tuple[int, ...] = self._read(_ports, answer)

@@ -1,4 +1,4 @@
-"""Contributors, as operators and users of the cluster see them."""
+"""Routes with which operators and users list, measure and remove contributors."""
 
 from __future__ import annotations
 

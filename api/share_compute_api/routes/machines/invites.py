@@ -1,4 +1,4 @@
-"""Invites: codes that let machines join."""
+"""Routes for invites: codes that let machines join."""
 
 from __future__ import annotations
 

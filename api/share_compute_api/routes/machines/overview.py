@@ -1,4 +1,4 @@
-"""Overview of all machines, for maps of the cluster."""
+"""Route for a summary of all machines, from which the dashboard draws a map of the cluster."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The topology of the ready machines, as a document that the planner accepts."""
+"""Route for the topology of the ready machines, as a document that the planner accepts."""
 
 from __future__ import annotations
 

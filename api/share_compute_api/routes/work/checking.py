@@ -42,7 +42,7 @@ def check_any_job(spec: Job, context: Context) -> None:
     """Check a job as its submission would.
 
     Raises:
-        UserError: a file or another thing that the job names is missing or invalid.
+        UserError: a file, model or deployment that the job names is missing or invalid.
     """
     if isinstance(spec, TrainJob):
         check_job(spec, context.isolated)

@@ -1,4 +1,4 @@
-"""Deployments (served models): deploy, list, show, scale, take down."""
+"""Routes that create, list, show, scale and take down deployments (served models)."""
 
 from __future__ import annotations
 

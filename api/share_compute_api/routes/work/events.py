@@ -1,4 +1,4 @@
-"""Events of a job and of the whole cluster: pages of past events, or a stream."""
+"""Routes that return the events of a job or of the whole cluster, as pages or as a stream."""
 
 from __future__ import annotations
 

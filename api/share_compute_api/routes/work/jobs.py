@@ -1,4 +1,4 @@
-"""Jobs: submit, list, show, cancel, resume, metrics."""
+"""Routes that submit, list, show, cancel and resume jobs, and return their metrics."""
 
 from __future__ import annotations
 

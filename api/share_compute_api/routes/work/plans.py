@@ -1,4 +1,4 @@
-"""Dry runs: the plan that a job would get, with reasons."""
+"""Route for dry runs, which return the plan that a job would get, with reasons."""
 
 from __future__ import annotations
 

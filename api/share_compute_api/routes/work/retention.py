@@ -1,4 +1,4 @@
-"""Deletion of finished jobs, artifacts and deployments, and pruning of old data."""
+"""Routes that delete finished jobs, artifacts and deployments, and prune old data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Uploads: data and models that jobs name as ``upload:ID``."""
+"""Routes for uploads: data, models and tokenizers that jobs name as ``upload:ID``."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Isolated processes for submitters' content: limited memory and time, no secrets, and restarted after a crash."""
+"""Processes submitters' content in isolated processes, which have limited memory and time, and no secrets."""

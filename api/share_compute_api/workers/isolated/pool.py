@@ -1,7 +1,7 @@
 """A small pool of isolated processes that all requests share, with fair scheduling between sources (`Question.source`).
 
 A chat template, a tokenizer file or a JSON schema may take unlimited time and memory, so each is evaluated in a process
-with limits of both. A process that reaches a limit is killed and replaced, and its request is rejected.
+with limits of both. A process that reaches a limit is killed and replaced, and its question fails.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ class IsolatedProcesses:
         return [pid for runner in list(self._runners) if (pid := runner.pid) is not None]
 
     def close(self) -> None:
-        """End all processes; waiting questions fail with `Unavailable`."""
+        """End all processes; waiting and running questions fail with `Unavailable`."""
         with self._lock:
             self._is_closed = True
             waiting, runners = self._turns.clear(), list(self._runners)

@@ -1,4 +1,4 @@
-"""The parent's end of one isolated process."""
+"""Starts an isolated process, sends it questions, and reads its answers."""
 
 from __future__ import annotations
 

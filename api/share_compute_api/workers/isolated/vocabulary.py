@@ -141,7 +141,7 @@ class Replace(_Declared):
 
     @property
     def growth(self) -> float:
-        """Largest number of characters that replace one character."""
+        """Largest factor by which the replacement may lengthen a text; at least 1."""
         return max(1.0, len(self.content) / len(self.pattern.String))
 
     def build(self) -> Any:
