@@ -102,7 +102,7 @@ class VectorEngine(ServingEngine, Protocol):
 
 
 class Engines:
-    """The engines of all served models, by name.
+    """Registry of the engines of all served models, by name; also loads their tokenizers.
 
     Args:
         processes: isolated processes that run tokenizers.

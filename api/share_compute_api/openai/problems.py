@@ -71,7 +71,7 @@ class OpenAiProblem:
     partial: list[str] | None = None
 
     def body(self) -> dict[str, Any]:
-        """Return the error object."""
+        """Return the JSON body of the response, or the data of a stream's error event."""
         kind = "invalid_request_error" if self.status < HTTPStatus.INTERNAL_SERVER_ERROR else "server_error"
         if self.status == HTTPStatus.TOO_MANY_REQUESTS:
             kind = "rate_limit_error"

@@ -1,4 +1,4 @@
-"""Alerts for the operator: lost machines, jobs that fail or wait, version mismatches, a full disk.
+"""Computes alerts for the operator: lost machines, jobs that fail or wait, version mismatches, a full disk.
 
 Alerts are not stored. They are computed from the current rows of the database, so that they are never out of date.
 `AlertWatch` polls them, because some alerts begin only because time passes, and emits an event when they change.

@@ -1,4 +1,4 @@
-"""Live statistics of deployments for the event stream; they are sent when they change, and are not stored."""
+"""Selects the live statistics of deployments to send to a client of the event stream; they are not stored."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class DeploymentFigures(ResponseBody):
 
 
 class SentFigures:
-    """Remembers the statistics that one client of the event stream has received."""
+    """Selects statistics for one client of the event stream: those that changed, and at intervals all of them."""
 
     def __init__(self) -> None:
         self._sent: dict[str, DeploymentFigures] = {}

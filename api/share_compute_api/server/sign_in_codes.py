@@ -13,7 +13,7 @@ _MOST: Final = 1000
 
 
 class SignInCodes:
-    """Stores unused codes: only their hashes, and only in memory."""
+    """Issues and redeems one-time codes; keeps only the hashes of unused codes, in memory."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -1,1 +1,1 @@
-"""Code that runs in separate processes: planning, export, chat templates and tokenizers."""
+"""Runs work in separate processes: planning, exports, tokenizers and checks of submitters' files."""

@@ -89,7 +89,7 @@ class BatchSupervisor:
         """Start a batch if its deployment can answer now; else record what the batch waits for.
 
         Raises:
-            Conflict: the batch was changed by another request.
+            Conflict: the batch is not queued any more.
             UserError: the batch's own deployment has ended, or the deployment serves another kind of model.
         """
         spec = _batch(job)

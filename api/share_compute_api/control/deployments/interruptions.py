@@ -11,8 +11,8 @@ _DIED = "its server died; another one is started"
 class Interruptions:
     """Detects when interruptions of one replica begin and end, and numbers them from 1.
 
-    Each process of the replica's server counts its own interruptions from 1. The numbers that this class assigns go
-    on when that process is restarted.
+    Each process of the replica's server counts its own interruptions from 1. This class numbers
+    them consecutively across restarts of that process.
     """
 
     def __init__(self) -> None:

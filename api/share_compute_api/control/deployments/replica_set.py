@@ -76,8 +76,8 @@ class ReplicaSet:
     def fit(self, wanted: int, now_s: float, ongoing: Callable[[Replica], int]) -> list[ManagedReplica]:
         """Add, restore or drain replicas until ``wanted`` replicas are not draining.
 
-        A draining replica can be restored until its processes are being ended. Replicas that are not ready drain
-        first, then those with the fewest sequences.
+        A draining replica whose processes are not being terminated yet is restored before a new one is added. Replicas
+        that are not ready drain first, then those with the fewest sequences.
 
         Args:
             wanted: target number of replicas.

@@ -29,7 +29,7 @@ class AttemptFailure:
     error: dict[str, Any]
     """Error code, and the facts of the error."""
     is_lost: bool
-    """Whether something that the attempt ran on was lost: machines, its coordinator or its shard store."""
+    """Whether something that the attempt needs was lost: a machine, a link, its coordinator or its shard store."""
     leaves_members: bool = False
     """Whether the job's members may still run, so that another attempt can continue with them."""
 

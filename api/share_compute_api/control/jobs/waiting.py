@@ -18,8 +18,7 @@ from share_compute_api.control.patience import Patience
 
 _ARRIVING = (ContributorState.joining, ContributorState.probing)
 _Nodes: TypeAlias = frozenset[tuple[str, str | None, frozenset[str]]]
-"""(Contributor id, Ray node, peers that the contributor cannot reach). The node and the peers may change between tries.
-"""
+"""Set of (contributor id, Ray node, peers that the contributor cannot reach)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +58,7 @@ class Waiting:
         self._put_off[job.id] = _PutOff(job.attempt, until=self._clock() + pause_s)
 
     def began(self, job: JobRecord) -> None:
-        """Forget why a job waited."""
+        """Forget that a job was put off, because it has started."""
         self._put_off.pop(job.id, None)
 
     def pauses(self, job: JobRecord) -> bool:
@@ -144,7 +143,7 @@ class Supply:
     """Job id -> number of machines on which the job has members."""
 
     def take(self, job: JobRecord) -> list[ContributorRecord]:
-        """Give one job all machines that are free for it. The job releases those that its plan does not use."""
+        """Remove and return all machines that are free for a job; the job later releases machines outside its plan."""
         taken = self._free_for(job)
         self.free = [machine for machine in self.free if self._is_kept(machine, job)]
         self.busy += len(taken)
@@ -153,7 +152,7 @@ class Supply:
     def spare(self, queued: Iterable[JobRecord]) -> list[ContributorRecord]:
         """Return the free machines that hold no members.
 
-        Return none if a queued job could start on them now, or together with the machines that are about to join.
+        Return an empty list if a queued job could start on them now, or when the arriving machines have joined.
         """
         if any(self._may_do_for(job) for job in queued):
             return []
@@ -195,7 +194,10 @@ class Supply:
         return None
 
     def _lacks_members(self, job: JobRecord) -> bool:
-        """Return whether the job has members on machines that are not free. Only these members may have their state."""
+        """Return whether the job has members on machines that are not free.
+
+        Such a member may have the only copy of its state, so the job waits a while for machines that are about to join.
+        """
         here = sum(job.id in jobs for jobs in self.held.values())
         return here < self.living.get(job.id, 0)
 

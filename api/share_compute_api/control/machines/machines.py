@@ -59,7 +59,7 @@ def starter(cluster: Cluster) -> Start:
 
 
 class RayMachine:
-    """A `ContributorActor`. Its results are validated, because a contributor's owner may have changed the code there.
+    """Calls a machine's `ContributorActor`. Validates its results, because the owner may have changed the code there.
 
     `probe`, `measure_links` and `dial` raise ContributorLost if the node is gone or does not answer. They raise the
     project's own errors as the actor raised them, and Unavailable for any other failure there.

@@ -69,7 +69,7 @@ def _uses_cpu(record: ContributorRecord) -> bool:
 
 
 class Measurements:
-    """Keeps the machines' measuring actors, and runs at most one measurement of each machine at a time.
+    """Measures machines, each at most once at a time, and keeps the actors that measure them.
 
     Args:
         store: the store of contributors.

@@ -198,7 +198,7 @@ def _longest(vocabulary: Iterable[str]) -> int:
 
 
 def _keeps_all(tokenizer: Any) -> bool:
-    """Return whether the tokenizer surely has no unknown token that replaces text.
+    """Return whether no unknown token can replace a part of a text; False if that is not certain.
 
     An unknown token can stand for text of any length, so text length then gives no bound on the number of tokens.
     """
