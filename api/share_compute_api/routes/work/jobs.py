@@ -152,7 +152,7 @@ def cancel_job(job_id: str, context: InContext, caller: Submitter) -> JobRecord:
 
 @router.post("/{job_id}/resume", operation_id="resumeJob", responses=documented(404, 409))
 def resume_job(job_id: str, context: InContext, caller: Submitter) -> JobRecord:
-    """Queue a failed or cancelled job again; its ``reason`` says from which step it continues."""
+    """Queue a failed or cancelled job again; its ``reason`` says where the job continues."""
     require_owner(caller, context.store.jobs.get(job_id).owner, f"job {job_id}")
     return context.store.jobs.resume(job_id)
 
