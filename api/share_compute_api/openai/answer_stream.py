@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 
 
 def failed(failure: Exception) -> bytes:
-    """Return the last events of a stream that ends with a failure."""
+    """Return the events that end a stream after a failure: the error, then ``[DONE]``."""
     return sse.json_event(problem_of(failure).body()) + _DONE
 
 

@@ -29,7 +29,7 @@ _CODES: dict[type[ShareComputeError], str] = {
     NotAuthorized: "invalid_api_key",
     TooLong: "context_length_exceeded",
 }
-"""Error type -> ``code`` of the OpenAI API."""
+"""Error type -> ``code`` of the OpenAI API, where it differs from the type's own code."""
 _VALIDATION = {
     "missing": "missing_required_parameter",
     UNSUPPORTED: "unsupported_parameter",

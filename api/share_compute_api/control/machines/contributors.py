@@ -18,7 +18,7 @@ from share_compute_api.control.polling import POLL_S
 
 _JOINING_LIMIT = timedelta(seconds=180)
 _PROBING_LIMIT = timedelta(seconds=30)
-"""Time limit for a contributor in state "probing" for which no measurement runs."""
+"""Time after which a contributor in state "probing" is lost if no measurement of it runs."""
 _CALLS_APART = timedelta(seconds=4)
 """Largest age of a heartbeat from another host that shows that this server is not cut off from the network."""
 _HEARTBEAT_LIMIT = timedelta(seconds=30)

@@ -26,7 +26,7 @@ _DIALLERS = 3
 AGAIN = timedelta(minutes=30)
 """Age of a machine's figures from which it is measured again when idle."""
 _RETRY = timedelta(seconds=30)
-"""Shortest time between two measurements of one machine."""
+"""Shortest time between two attempts to measure an idle machine again."""
 _MEASURABLE = (ContributorState.ready, ContributorState.quarantined)
 _log = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from share_compute.errors import TooLong, UserError
 
 MOST_TOKENS = 1 << 20
-"""Largest accepted number of token ids; the largest published vocabularies have about a quarter of it."""
+"""Largest accepted number of token ids, about four times as many as in the largest published vocabularies."""
 MOST_TOKEN_CHARACTERS = 1024
 _MOST_GROWTH = 16
 """Largest factor by which all replacements of a decoder together may lengthen a text."""
