@@ -1,4 +1,4 @@
-"""Request fields of the OpenAI API that accept several forms, normalized to one form. Errors name the wrong field."""
+"""Validates request fields of the OpenAI API that accept several forms, and normalizes them to one form."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Errors of the OpenAI API: the same errors as in all other routes, in the JSON shape of the OpenAI API."""
+"""Returns the errors of the routes under ``/v1`` in the JSON shape of the OpenAI API."""
 
 from __future__ import annotations
 

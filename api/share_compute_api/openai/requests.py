@@ -1,4 +1,4 @@
-"""Requests of the OpenAI API: which parameters are supported, ignored or rejected."""
+"""Models of OpenAI API requests; they define which parameters are supported, ignored or rejected."""
 
 from __future__ import annotations
 

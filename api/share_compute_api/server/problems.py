@@ -1,4 +1,4 @@
-"""Errors of the REST API as problem documents (RFC 9457)."""
+"""Returns errors of the REST API as problem documents (RFC 9457)."""
 
 from __future__ import annotations
 

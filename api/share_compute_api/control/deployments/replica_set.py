@@ -34,7 +34,7 @@ class ManagedReplica:
         """Time in seconds at which the replica began to drain; None if it is wanted. A draining replica gets no new
         requests."""
         self.ending: asyncio.Task[None] | None = None
-        """Task that ends the replica's processes; None until the replica is ended."""
+        """Task that terminates the replica's processes; None until `end` is called."""
 
     @property
     def stays(self) -> bool:

@@ -260,7 +260,7 @@ class Serving:
             await replica.close()
 
     async def _scale(self) -> None:
-        """Scale to the number of replicas wanted now; a replica that is removed finishes its sequences first."""
+        """Scale to the number of replicas wanted now; surplus replicas drain before they are removed."""
         assert self._engine is not None
         engine, now_s = self._engine, asyncio.get_running_loop().time()
         limits, before = self._spec.replicas, self._autoscaler.wanted

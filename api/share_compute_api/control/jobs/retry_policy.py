@@ -27,7 +27,7 @@ class AttemptFailure:
 
     reason: str
     error: dict[str, Any]
-    """Error code, and the facts of the error."""
+    """``code`` and facts of the error; empty if the attempt reported none."""
     is_lost: bool
     """Whether something that the attempt needs was lost: a machine, a link, its coordinator or its shard store."""
     leaves_members: bool = False

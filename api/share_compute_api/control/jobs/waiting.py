@@ -66,7 +66,7 @@ class Waiting:
         return self._clock() < self._of(job).until
 
     def cannot_hold(self, job: JobRecord, machines: Iterable[ContributorRecord], *, others_run: bool) -> bool:
-        """Return whether the job did not fit when it had all these machines, and may fit on other machines later."""
+        """Return whether the job did not fit on these machines when it was tried, and may fit on others later."""
         return may_wait(job, others_run=others_run) and _nodes(machines) <= self._of(job).tried
 
     def _of(self, job: JobRecord) -> _PutOff:

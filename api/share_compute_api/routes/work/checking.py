@@ -16,7 +16,7 @@ from share_compute_api.submission.model_folders import refused
 
 
 def checked(context: Context, caller: ApiKeyRecord, content_type: str, body: bytes) -> SpecCheck:
-    """Return the problems that a submission of this body would cause.
+    """Check a job or deployment as its submission would, and return the errors found.
 
     Raises:
         HTTPException: the content type is neither JSON nor YAML.
