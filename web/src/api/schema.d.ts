@@ -828,7 +828,7 @@ export interface paths {
         put?: never;
         /**
          * Resume Job
-         * @description Queue a failed or cancelled job again; its ``reason`` says from which step it continues.
+         * @description Queue a failed or cancelled job again; its ``reason`` says where the job continues.
          */
         post: operations["resumeJob"];
         delete?: never;
@@ -2991,7 +2991,7 @@ export interface components {
         EmbeddingRequest: {
             /**
              * Dimensions
-             * @description Must be the number of dimensions that the model has anyway.
+             * @description Must be equal to the number of dimensions of the model's vectors.
              */
             dimensions?: number | null;
             /**
@@ -3357,7 +3357,7 @@ export interface components {
         };
         /**
          * Health
-         * @description Health and clock of the server. It contains no more, since anybody may ask.
+         * @description Health and clock of the server; nothing else, because the route needs no key.
          */
         Health: {
             /**
@@ -3582,7 +3582,7 @@ export interface components {
             machines: string[];
             /**
              * Memory Bytes
-             * @description Maximum memory that each of them may lend; null for no limit.
+             * @description Maximum memory, in bytes, that each machine may lend with this invite; null for no limit.
              */
             memory_bytes: number | null;
             /** Revoked At */
@@ -3932,7 +3932,7 @@ export interface components {
             /**
              * Clock
              * Format: date-time
-             * @description Time on the machine's clock; may differ from the server's by 30 s.
+             * @description Time on the machine's clock; may differ from the server's by at most 30 s.
              */
             clock: string;
             /**
@@ -4057,8 +4057,9 @@ export interface components {
             p95_s?: number | null;
             /**
              * Predicted S
-             * @description Predicted latency of a request alone; for the next token with objective throughput, with all sequences in
-             *     flight.
+             * @description Predicted latency of a request that runs alone.
+             *
+             *     With objective throughput, the latency of the next token is predicted for all sequences in flight.
              */
             predicted_s?: number | null;
         };
@@ -4351,7 +4352,7 @@ export interface components {
         Measured: {
             /**
              * Machines
-             * @description Seconds that each machine computes in a step, by contributor id; empty in events of older releases.
+             * @description Median seconds that each machine computes in a step, by contributor id; empty in events of older releases.
              */
             machines?: {
                 [key: string]: number;
@@ -5135,13 +5136,13 @@ export interface components {
             preempted: number;
             /**
              * Prefix Hits
-             * @description Number of sequences that started with a copy of another sequence's first tokens.
+             * @description Number of KV slots that started with a copy of another slot's first tokens.
              * @default 0
              */
             prefix_hits: number;
             /**
              * Queued
-             * @description Waiting sequences, including those that were interrupted by a loss or a lack of memory.
+             * @description Waiting sequences, including sequences that were interrupted by a membership change or a lack of KV capacity.
              * @default 0
              */
             queued: number;
@@ -5230,7 +5231,7 @@ export interface components {
             /**
              * Clock
              * Format: date-time
-             * @description Time on the machine's clock; may differ from the server's by 30 s.
+             * @description Time on the machine's clock; may differ from the server's by at most 30 s.
              */
             clock: string;
             limits: components["schemas"]["MachineLimits"];
@@ -5238,7 +5239,9 @@ export interface components {
         };
         /**
          * ReplanProposed
-         * @description Proposal of a plan that saves more time than moving to it costs. It is applied once its machines have joined.
+         * @description Proposal of a plan that saves more time than moving to it costs, or that restores the requested machines.
+         *
+         *     It is applied once its machines have joined.
          */
         ReplanProposed: {
             /**
@@ -5873,7 +5876,7 @@ export interface components {
             is_reading_model: boolean;
             /**
              * Last Gap S
-             * @description Seconds from noticing the last loss until the next token was sampled; None before the first recovery.
+             * @description Duration of the last gap: seconds from noticing a loss until the next token was sampled; None without a gap.
              */
             last_gap_s?: number | null;
             /** @default {} */
@@ -5973,7 +5976,7 @@ export interface components {
             /**
              * Clock
              * Format: date-time
-             * @description Time on the machine's clock; may differ from the server's by 30 s.
+             * @description Time on the machine's clock; may differ from the server's by at most 30 s.
              */
             clock: string;
             /**
@@ -6074,7 +6077,7 @@ export interface components {
         };
         /**
          * StageStatus
-         * @description One stage of a deployment, and the state of its machine.
+         * @description One stage of a replica, and the state of the member and the machine that hold it.
          */
         StageStatus: {
             /**
@@ -6920,7 +6923,7 @@ export interface components {
         };
         /**
          * UploadView
-         * @description Uploaded data or model. A job names it as ``upload:ID``, and a file of it as ``upload:ID/PATH``.
+         * @description Uploaded data, model or tokenizer. A job names it as ``upload:ID``, and a file of it as ``upload:ID/PATH``.
          */
         UploadView: {
             /** Completed At */
@@ -7102,7 +7105,7 @@ export interface components {
             microbatches: number;
             /**
              * Periods
-             * @description Newest first.
+             * @description The machine's periods of work, newest first.
              */
             periods: components["schemas"]["WorkPeriodRecord"][];
             /**
