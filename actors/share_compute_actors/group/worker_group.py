@@ -197,7 +197,12 @@ class WorkerGroup(ABC):
         return lost
 
     def _explain(self, worker: Worker, failure: RayError | ShareComputeError) -> set[Worker]:
-        """Remove and return the members that a failed call proves lost, or raise the error that the failure means."""
+        """Remove the members that a failed call shows to be lost, and return them; raise an error for other causes.
+
+        Raises:
+            ShareComputeError: the call failed with this error.
+            ContributorLost: Ray reports another failure of the call.
+        """
         if isinstance(failure, Undeclared) or is_refusal(failure):
             self.detector.accuse(worker, failure)
             return set()  # the next `check_members` reports the member as lost

@@ -38,7 +38,7 @@ _LARGE = frozenset({".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".h
 """File name extensions of files with weights, which are not sent with the tokenizer."""
 _MOST_FILE_BYTES = 64 * 2**20
 _ROWS = 1024
-"""Most rows of a matrix that are read at a time to compute their scales."""
+"""Maximum number of rows of a matrix that are read at a time to compute their scales."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -197,7 +197,7 @@ class StepLog:
             return self.read()
 
     def validated(self, step: int, loss: float) -> None:
-        """Write the loss of a validation, because early stopping depends on it.
+        """Write the validation loss after a step, because a later attempt needs it for early stopping.
 
         Raises:
             StaleEpoch: a later attempt has claimed the step log.

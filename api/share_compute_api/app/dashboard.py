@@ -92,7 +92,10 @@ class _Dashboard:
         self._files = StaticFiles(directory=folder, check_dir=False)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send a file or the page; 404 for an unknown asset. Without a build, send 503 at ``/`` and 404 elsewhere."""
+        """Send a built file, or ``index.html`` if there is no such file; send 404 for an unknown file in ``assets/``.
+
+        If the dashboard is not built, send 503 at ``/`` and 404 elsewhere.
+        """
         path: str = scope["path_params"]["path"]
         response = await self._answer(path, scope)
         response.headers.update(_HEADERS)

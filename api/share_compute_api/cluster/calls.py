@@ -15,7 +15,7 @@ FailureKind: TypeAlias = Literal["raised", "mistake", "died", "unreachable", "no
 """Kind of a failure:
 
 - raised: a `ShareComputeError`;
-- mistake: another exception of the actor or the gateway;
+- mistake: any other exception in the actor or the gateway;
 - died: the process of the actor or of the gateway ended;
 - unreachable: the actor cannot be reached now;
 - no_answer: Ray itself failed, or no answer came in time."""

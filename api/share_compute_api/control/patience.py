@@ -30,8 +30,8 @@ class Patience:
     arrival_s: float = 120.0
     """Time that a job waits for machines that are joining or being measured, before it starts without them."""
     retry_s: float = 4.0
-    """Pause after a lost attempt, in which Ray detects dead machines. It doubles with each further attempt that is lost
-    before it commits a step."""
+    """Pause between a lost attempt and the next one, so that Ray can detect dead machines. It doubles with each further
+    consecutive attempt that commits no step."""
     offer_s: float = 300.0
     """Time for a running job to accept an offered machine, before the machine is offered to another job."""
 

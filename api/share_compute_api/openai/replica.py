@@ -34,10 +34,10 @@ class Replica(Protocol):
     """
 
     async def submit(self, generations: Sequence[Generation]) -> None:
-        """Send the replica these sequences, of which it accepts all or none.
+        """Submit sequences to the replica, which accepts either all or none of them.
 
         Raises:
-            TooLong: a prompt leaves no space for a token.
+            TooLong: a prompt leaves no space for a generated token, or a text to embed is too long.
             Conflict: the replica has one of these sequences already.
             Busy: too many sequences are queued.
             UserError: the sequences cannot be served as they are.

@@ -158,7 +158,7 @@ class NodePlace(ResponseBody):
 
 
 class DialReport(ResponseBody):
-    """Ports of a machine that the server and some other machines cannot reach."""
+    """Result of a test of a machine's ports by the server and some other machines."""
 
     closed: tuple[ClosedPorts, ...]
     """One row for each machine that tried to connect; the first is the server's."""

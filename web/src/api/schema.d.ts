@@ -373,7 +373,7 @@ export interface paths {
          * List Deployments
          * @description List deployments, newest first, in pages. Without ``state``, only deployments that are up are listed.
          *
-         *     In deployments of other keys, the path in ``spec`` is ``hidden``.
+         *     Only the owner of a deployment and admins see ``spec.model.path``. Other API keys see ``hidden`` in its place.
          */
         get: operations["listDeployments"];
         put?: never;
@@ -2739,7 +2739,7 @@ export interface components {
         };
         /**
          * DialReport
-         * @description Ports of a machine that the server and some other machines cannot reach.
+         * @description Result of a test of a machine's ports by the server and some other machines.
          */
         DialReport: {
             /**

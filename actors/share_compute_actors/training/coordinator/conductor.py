@@ -461,7 +461,10 @@ class Conductor:
         self._epochs_in_vain = 0
 
     def _blame(self, blame: Blame) -> None:
-        """Write to the step log that a machine computed wrong numbers, and report it."""
+        """Write to the step log that a machine computed wrong numbers, and report this to the user.
+
+        The member is removed if it was kept as a suspect. The machine is quarantined if the step log requires it.
+        """
         worker, step, what, accuser = blame.worker, blame.step, blame.what, blame.accuser
         name = self._group.name(worker)
         is_over = self._step_log.offend(worker, step, what, is_grave=blame.is_grave, accuser=accuser)

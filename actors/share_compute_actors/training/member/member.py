@@ -326,7 +326,12 @@ class Member(GivesState, BackupCalls, LinkedMember):
     @ray.method(concurrency_group="pieces")
     @answers(PIECE)
     def piece(self, number: int) -> Piece | None:
-        """Return the next piece of the snapshot, or the previous piece again; None after the final piece."""
+        """Return a piece of the snapshot, or None after the last one.
+
+        Args:
+            number: index of the piece, from 0: either the next piece, or the last returned piece again if it arrived
+                damaged.
+        """
         assert self._pieces is not None
         return self._pieces.give(number)
 

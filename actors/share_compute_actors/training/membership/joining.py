@@ -77,7 +77,7 @@ class Joining:
         return listed(sorted(member.name for member in members if member.contributor_id in workers))
 
     def takes(self, solution: Solution, proposed: ReplanProposed) -> bool:
-        """Replace the plan by one that differs only in its shares of microbatches; return whether it was replaced."""
+        """Replace the plan if the new one differs at most in shares of microbatches; return whether it was replaced."""
         is_like = have_same_shards(self.solution.plan, solution.plan)
         if is_like:
             self.solution, self._proposed = solution, proposed

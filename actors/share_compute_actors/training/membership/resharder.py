@@ -41,7 +41,9 @@ class Resharder:
         scales: Mapping[int, float],
         heirs: Heirs | None = None,
     ) -> frozenset[Worker]:
-        """Have each member of a plan load its shard; return the members that will hold another shard than before.
+        """Have each member that lacks its shard of a plan load it; return the members that loaded one.
+
+        A member lacks its shard if it holds other layers, or if its state is not that after the last committed step.
 
         Members switch to the loaded shard at `adopt`. Between the two calls, the new membership is written to the step
         log. If the coordinator dies, its successor therefore finds each member's shard either in use or loaded.
@@ -56,7 +58,7 @@ class Resharder:
 
         Raises:
             ContributorLost: some part of the model is on no remaining member.
-            StaleEpoch: the holder of some part died meanwhile.
+            StaleEpoch: a member that others load from died meanwhile.
             MembersLost: members died meanwhile.
             PlanInfeasible: a shard does not fit into its machine's memory, contrary to the plan's estimate.
         """

@@ -24,7 +24,7 @@ _Connection = tuple[int, tuple[str, int], tuple[str, int] | None]
 _CLOSED_WITHIN_S = 0.25
 """Time limit for gloo to close connections after a shutdown, in seconds.
 
-It takes gloo about a millisecond if its next operation on the connection is a read."""
+If gloo reads from a connection next, it closes the connection in about a millisecond. Otherwise it may take longer."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,8 +18,8 @@ from share_compute.store import ContributorRecord
 _CALM_S = 3.0
 """Seconds without a change after which a ready replica with all requested stages loses its unused machines."""
 _THINKING_S = 30.0
-"""Seconds without a change after which a replica that is not ready or lacks stages loses its unused machines, because
-they did not help it."""
+"""Seconds without a change after which a replica that is not ready, or has fewer stages than requested, loses its
+unused machines. All machines of the replica are then added to `Slot.tried`."""
 _LEAVING_S = 30.0
 """Seconds after which a machine that was taken back is released, even if the replica still uses it."""
 

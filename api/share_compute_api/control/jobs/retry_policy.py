@@ -43,7 +43,7 @@ class AttemptFailure:
 
     @classmethod
     def noticed(cls, failure: ShareComputeError) -> AttemptFailure:
-        """Return the failure of an attempt that the supervisor could not start, or could not follow to its end."""
+        """Return a failure that the supervisor noticed: it could not start the attempt, or monitor it to its end."""
         error = {"code": failure.code, **failure.facts()}
         is_lost = isinstance(failure, ContributorLost | Unavailable)
         return cls(failure.message, error, is_lost, leaves_members=is_lost)

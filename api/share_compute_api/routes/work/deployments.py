@@ -66,7 +66,7 @@ async def list_deployments(
 ) -> DeploymentPage:
     """List deployments, newest first, in pages. Without ``state``, only deployments that are up are listed.
 
-    In deployments of other keys, the path in ``spec`` is ``hidden``.
+    Only the owner of a deployment and admins see ``spec.model.path``. Other API keys see ``hidden`` in its place.
     """
     found, next_cursor = await run_in_threadpool(
         context.store.deployments.page, states=state or LIVE, limit=limit, cursor=cursor

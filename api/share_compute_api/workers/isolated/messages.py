@@ -190,7 +190,7 @@ class CheckInputs(Question[Done]):
     taken: tuple[str, ...]
     """Names of the output columns that answers are written into, which the files must not contain."""
     is_united: bool
-    """Whether one output file will have the columns of all input files."""
+    """Whether the schemas of the .parquet files must be mergeable, because the output is a single .parquet file."""
 
     @property
     def answer(self) -> type[Done]:

@@ -194,7 +194,7 @@ class Sampler:
 
 
 def draw(scores: Tensor, options: SamplingOptions, position: int) -> Tensor:
-    """Return the token drawn for a position, as a tensor without dimensions.
+    """Return the id of the token drawn for a position, as a scalar tensor.
 
     Args:
         scores: logits ``[vocabulary]``.

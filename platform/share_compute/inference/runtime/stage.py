@@ -243,7 +243,7 @@ def _positions(step: EngineStep, device: torch.device) -> Tensor:
 
 
 def _sampled_rows(step: EngineStep) -> tuple[list[Chunk], list[int]]:
-    """Return the chunks that sample, and for each the row of its last token in the step's inputs."""
+    """Return the chunks with `samples` set, and the row of each chunk's last token in the step's inputs."""
     chunks, rows, stop = [], [], 0
     for chunk in step.chunks:
         stop += chunk.count

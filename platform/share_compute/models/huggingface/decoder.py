@@ -207,9 +207,9 @@ def tied_names(model: PreTrainedModel) -> dict[str, str]:
 def trained_sketch(
     blueprint: Blueprint, dtype: torch.dtype = torch.float32
 ) -> tuple[PreTrainedModel, PartNames]:
-    """Return the sketch of a whole model with its adapters, and the names of its parts.
+    """Return a whole model with its adapters, without memory for its large weights, and its `PartNames`; see `sketch`.
 
-    Frozen parameters get no gradient.
+    Frozen parameters do not require gradients.
 
     Args:
         blueprint: blueprint of the model.

@@ -46,7 +46,7 @@ _Call = tuple[tuple[Any, ...], dict[str, Any]]
 """Positional and keyword arguments of a call of a layer."""
 _Lengths = tuple[int, ...]
 _Found = dict[str, QuadraticGrowth | int]
-"""Fields of a `LayerProfile` that could be counted."""
+"""Counted costs by the name of their `LayerProfile` field; costs that could not be counted are missing."""
 
 
 def profile_config(blueprint: Blueprint) -> ModelProfile:

@@ -64,7 +64,7 @@ class TrainingMemory(CostTables):
 
     @cached_property
     def activation_bytes(self) -> Floats:
-        """Bytes that the first l layers keep of one microbatch for the backward ``[layers + 1]``."""
+        """Bytes of activations that the first l layers keep for the backward of one microbatch, ``[layers + 1]``."""
         layers = self.profile.layers
         kept = [self._inside_bytes(layer) for layer in layers]
         if self.workload.activation_checkpointing:

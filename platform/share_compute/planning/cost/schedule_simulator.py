@@ -216,7 +216,7 @@ class _Pipeline:
         assert all(member.next is None for members in self.members for member in members)
 
     def run_on(self, hosts: Sequence[_Host]) -> None:
-        """Simulate every cell as early as its input allows, and as fast as shared cores allow."""
+        """Simulate every cell as early as its input allows; cells on oversubscribed hosts take longer than alone."""
         host_of = {machine: host for host in hosts for machine in host.wants}
         by_machine = {member.machine: member for members in self.members for member in members}
         events: list[tuple[float, int, _Member]] = []

@@ -19,7 +19,7 @@ MOST_LAYERS: Final = 192
 The tables of a search grow with the square of the number of layers or groups.
 """
 _MOST_MOVED: Final = 32
-"""Maximum number of stages of a layout whose cuts are moved inside groups, after a search over groups."""
+"""Maximum number of stages for which `Grouped.refined` moves cuts. With more stages, all cuts stay between groups."""
 
 
 @dataclass(frozen=True, slots=True)
