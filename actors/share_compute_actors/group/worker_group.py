@@ -79,9 +79,9 @@ class WorkerGroup(ABC):
     def remove(self, workers: Collection[Worker]) -> None:
         """Remove members from the group and kill their actors."""
         for worker in workers:
-            self._keys.pop(worker, None)
             actor = self._actors.pop(worker, None)
             if actor is not None:
+                self._keys.pop(worker, None)
                 ray.kill(actor)
         self.detector.keep_only(self._actors)
 
@@ -169,6 +169,11 @@ class WorkerGroup(ABC):
                 raise Cancelled
             if lost := self.check_members():
                 raise MembersLost(lost)
+
+    @property
+    def was_cut(self) -> bool:
+        """Whether this host was cut off from the network at most 10 s ago."""
+        return self._own_link.was_cut
 
     def nodes(self) -> Mapping[str, Place]:
         """Return the address and port of each living Ray node, by node id."""

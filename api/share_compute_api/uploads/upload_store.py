@@ -182,7 +182,7 @@ class UploadStore:
             entry = self._open_entry(upload_id)
             check_suffix(path, entry.view.kind)
             self._require_space(entry, announced_bytes)
-            if path not in entry.files and len(entry.files) + entry.arriving >= MOST_FILES:
+            if path not in entry.files and len(entry.files) >= MOST_FILES:
                 raise TooLarge(
                     f"an upload has at most {MOST_FILES} files",
                     hint="join small files, or make several uploads",

@@ -105,6 +105,9 @@ def test_whoever_is_to_hold_other_layers_follows_those_who_have_them() -> None:
     assert replicas_of(two, plan(((0, 6), ("a",)), ((6, 12), ("c",))), alike) == {}
     more = plan(((0, 6), ("a", "d")), ((6, 12), ("b", "e", "c", "f", "g")))
     assert replicas_of(two, more, alike) == {"a": ("d",), "b": ("e", "g"), "c": ("f",)}
+    cut_off = [frozenset("be")]
+    apart = {"a": ("d",), "b": ("f", "g"), "c": ("e",)}
+    assert replicas_of(two, more, alike, cut_off=cut_off) == apart
     moved = plan(((0, 4), ("a",)), ((4, 8), ("d",)), ((8, 12), ("b", "c")))
     assert replicas_of(two, moved, alike) == {"a": ("d",), "b": ("d",)}
     swapped = plan(((0, 6), ("b",)), ((6, 12), ("a", "c")))

@@ -42,6 +42,7 @@ class Crew:
     def __init__(self, **handles: Handle) -> None:
         self.handles = handles
         self.workers = frozenset(handles)
+        self.was_cut = False
         self.topology = Topology(tuple(Contributor(name, name.upper(), (), node_id=name) for name in handles))
 
     def nodes(self) -> dict[str, Place]:
@@ -84,6 +85,12 @@ def test_a_cut_pair_is_named_whichever_of_them_finds_it(unresponsive: dict[str, 
         require_links(group, membership("a", "b", "c"))
     assert caught.value.pairs == (PAIR,)
     assert group.handles["a"].checked == {"b": ("host-b", 1)}, "it needs nobody else"
+
+
+def test_answers_from_a_cut_of_the_servers_network_do_not_count() -> None:
+    group: Any = Crew(a=Handle("b"), b=Handle("a"), c=Handle())
+    group.was_cut = True
+    require_links(group, membership("a", "b", "c"))
 
 
 def test_who_is_not_needed_may_be_cut_off() -> None:

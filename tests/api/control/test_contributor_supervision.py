@@ -642,6 +642,8 @@ def test_a_server_that_was_suspended_first_waits_for_heartbeats(
         supervising = asyncio.create_task(cluster.supervisor.run())
         await sleeps.wait()
         ada, grace = await two_ready(cluster)
+        sleeps.clear()
+        await sleeps.wait()  # so that the server is suspended between two polls
         cluster.now += timedelta(minutes=5)
         sleeps.clear()
         await sleeps.wait()

@@ -259,25 +259,30 @@ class Conductor:
         except MembersLost as loss:
             self._lose(loss.workers)
         except LinksCut as cut:
-            self._do_without_links(cut, self._membership)
+            try:
+                self._leave_out_an_end(cut, self._membership)
+            except MembersLost as loss:
+                self._lose(loss.workers)
 
-    def _do_without_links(self, cut: LinksCut, membership: Membership) -> None:
+    def _leave_out_an_end(self, cut: LinksCut, membership: Membership) -> None:
         """Continue without the member that all cut links share; if the job cannot do without it, end the attempt."""
         can_lose_one = (
             self._machine.phase == "stepping"
             and self._changes.protection.is_protected
             and self._group.workers.issuperset(membership.everybody)
+            and self._group.have_whole_copies(
+                membership.backups.values()
+            )  # none was lost since the last message
         )
-        dispensable = self._planner.dispensable(cut.pairs) if can_lose_one else None
-        if dispensable is None:
+        end = self._planner.dispensable(cut.pairs) if can_lose_one else None
+        if end is None:
             self._cut = cut  # raised later: once members are halted, all have applied the last committed step
             self._handle(Assemble(self._group.workers))
             return
         self._report_cut(cut)
-        self._group.mark_dead(cut.pairs)
-        self._changes.why = cut.message
-        self._group.remove([dispensable])
-        self._lose(frozenset({dispensable}))
+        self._changes.why = f"{cut.message}; {self._group.name(end)} is left out"
+        self._group.remove([end])
+        self._lose(frozenset({end}))
 
     def _report_cut(self, cut: LinksCut) -> None:
         for pair in cut.pairs:

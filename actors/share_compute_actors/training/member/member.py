@@ -179,9 +179,8 @@ class Member(GivesState, BackupCalls, LinkedMember):
 
     # -- epochs ------------------------------------------------------------------------------------------------------
 
-    @ray.method(
-        concurrency_group="pieces", max_task_retries=-1
-    )  # a cut of the server's network breaks the call
+    # A cut of the server's network breaks the call, which Ray then repeats.
+    @ray.method(concurrency_group="pieces", max_task_retries=-1)
     @answers(NAMES)
     def unreached(self, places: Mapping[Worker, Place]) -> tuple[Worker, ...]:
         """Try to connect to the hosts of other members; return the members whose hosts do not answer."""

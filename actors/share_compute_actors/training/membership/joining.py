@@ -120,7 +120,8 @@ class Joining:
             return {}
         topology = self._group.topology
         heirs = self._heirs(self.solution, membership)
-        return replicas_of(membership, self.solution, lambda one: topology[one].device.kind, heirs)
+        cut_off = frozenset(map(frozenset, topology.cut_off))
+        return replicas_of(membership, self.solution, lambda one: topology[one].device.kind, heirs, cut_off)
 
     def replicas(self, membership: Membership) -> dict[Worker, tuple[Worker, ...]]:
         """Choose the catch-up replicas for an epoch that is being formed, and update `is_ready`.
@@ -137,7 +138,11 @@ class Joining:
 
 
 def replicas_of(
-    membership: Membership, solution: Solution, kind: Callable[[Worker], str], heirs: Heirs | None = None
+    membership: Membership,
+    solution: Solution,
+    kind: Callable[[Worker], str],
+    heirs: Heirs | None = None,
+    cut_off: Collection[frozenset[Worker]] = (),
 ) -> dict[Worker, tuple[Worker, ...]]:
     """Return the catch-up replicas of each member, for the time before a plan is carried out.
 
@@ -151,6 +156,7 @@ def replicas_of(
         solution: the plan.
         kind: returns the kind of a member's device.
         heirs: the backup copies that members will keep.
+        cut_off: the pairs of machines that do not reach each other.
     """
     found: dict[Worker, tuple[Worker, ...]] = {}
     wanted = list(zip(shards_of(solution.plan), stages_of(solution.plan), strict=True))
@@ -169,7 +175,7 @@ def replicas_of(
             if worker not in stage
         )
         for comer in comers:
-            alike = [owner for owner in stage if kind(owner) == kind(comer)]
+            alike = [owner for owner in stage if kind(owner) == kind(comer) and {owner, comer} not in cut_off]
             if alike:
                 owner = min(alike, key=lambda one: len(found.get(one, ())))
                 found[owner] = (*found.get(owner, ()), comer)

@@ -148,7 +148,10 @@ class MembershipPlanner:
         assert self._membership is not None
         workers = frozenset(self._membership.workers)
         predicted_s: dict[Worker, float] = {}
-        for worker in sorted(frozenset.intersection(*map(frozenset, pairs))):
+        ends = sorted(frozenset.intersection(*map(frozenset, pairs)))
+        for worker in ends:
+            if all(stage != (worker,) for stage in self._membership.stages):
+                return worker  # its stage goes on with its other members, and no layer moves
             with suppress(PlanInfeasible):
                 solution = self._plan(workers - {worker}, self._membership.epoch + 1)
                 timeline = solution.timeline

@@ -18,7 +18,7 @@ from share_compute.protocol.membership import Worker
 from share_compute.protocol.messages import ToMember
 from share_compute.quantities import listed
 from share_compute.shard import Shard
-from share_compute.topology import Contributor, Link, Topology
+from share_compute.topology import Contributor, Topology
 from share_compute_actors.group.answering import answered
 from share_compute_actors.group.exceptions import MembersLost
 from share_compute_actors.group.naming import member_options
@@ -98,13 +98,6 @@ class TrainingGroup(WorkerGroup):
             f"the server was cut off from its machines, and connections to {names} did not come back",
             hint="no action needed: another coordinator continues with what they hold",
         )
-
-    def mark_dead(self, pairs: Collection[tuple[Worker, Worker]]) -> None:
-        """Record that the links between these pairs of members carry no data, in both directions."""
-        ends = {frozenset(pair) for pair in pairs}
-        links = (link for link in self.topology.links if frozenset((link.source, link.target)) not in ends)
-        dead = (Link.dead(*way) for pair in pairs for way in (pair, pair[::-1]))
-        self.topology = Topology(self.topology.contributors, (*links, *dead))
 
     # -- joining and leaving -----------------------------------------------------------------------------------------
 
@@ -253,6 +246,14 @@ class TrainingGroup(WorkerGroup):
     def query_whole_copies(self, holders: Collection[Worker]) -> dict[Any, Worker]:
         """Ask members whether their backup copies are complete; return the pending calls, with the member of each."""
         return {self._actors[worker].has_whole_copies.remote(): worker for worker in holders}
+
+    def have_whole_copies(self, holders: Collection[Worker]) -> bool:
+        """Ask members whether their backup copies are complete, and wait; return whether all are.
+
+        Raises:
+            MembersLost: members died meanwhile.
+        """
+        return all(self.ask(FLAG, set(holders), "has_whole_copies").values())
 
     def is_affirmed(self, worker: Worker, ref: Any) -> bool:
         """Return whether a member answered yes to `query_caught_up` or `query_whole_copies`."""

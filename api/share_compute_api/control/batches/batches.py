@@ -157,13 +157,12 @@ class BatchSupervisor:
 
     async def _requeue_or_fail(self, job: JobRecord, spec: BatchJob, deployment: DeploymentRecord) -> None:
         """Requeue a batch whose deployment is gone; if the deployment was the batch's own, fail the batch."""
-        over = await patiently(self._patience, partial(self._store.deployments.get, deployment.id))
         if spec.model is None:
-            ending = "failed" if over.state is DeploymentState.failed else "was taken down"
-            why = f"deployment {deployment.name} {ending}"
+            why = f"deployment {deployment.name} is gone"
             requeue = partial(self._store.jobs.requeue, job.id, why, attempt=job.attempt)
             await patiently(self._patience, requeue)
             return
+        over = await patiently(self._patience, partial(self._store.deployments.get, deployment.id))
         hint = f"share-compute resume {job.id} deploys it again"
         reason = f"its deployment is {over.state.value}: {over.reason}"
         await self._fail(job, UserError(reason, hint=hint, job=job.id))

@@ -12,10 +12,22 @@ import asyncio
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from share_compute.lifecycle.states import ContributorState
 from share_compute.store import ContributorRecord, JobRecord
 from share_compute_api.control.patience import Patience
+
+Nodes: TypeAlias = frozenset[tuple[str, str | None, frozenset[str]]]
+"""For each machine: its id, its Ray node, and the ids of the machines to which its links are dead."""
+
+
+def nodes_of(machines: Iterable[ContributorRecord]) -> Nodes:
+    """Return the facts about machines that decide whether a job is planned again."""
+    return frozenset(
+        (machine.id, machine.node_id, frozenset(link.target for link in machine.links or () if link.is_dead))
+        for machine in machines
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +36,9 @@ class Allotment:
 
     machines: tuple[ContributorRecord, ...] = field(compare=False)
     """The machines that the attempt holds, and the machines that are offered to it."""
-    nodes: frozenset[tuple[str, str | None]]
-    """Id and Ray node of each machine. Comparisons use these pairs, not ``machines``: heartbeats change the records."""
+    nodes: Nodes
+    """Facts that decide whether the attempt is sent the machines again. Comparisons use these facts, not ``machines``,
+    because heartbeats change the records."""
     leaving: frozenset[str] = frozenset()
     """Ids of contributors in the attempt's plan or proposal that the attempt must release."""
     answers: int | None = None
@@ -38,8 +51,7 @@ def allotment(
 ) -> Allotment:
     """Return the allotment for an attempt that may use ``machines`` and must release ``leaving``."""
     machines = tuple(machines)
-    nodes = frozenset((machine.id, machine.node_id) for machine in machines)
-    return Allotment(machines, nodes, frozenset(leaving), answers)
+    return Allotment(machines, nodes_of(machines), frozenset(leaving), answers)
 
 
 class Allotted:

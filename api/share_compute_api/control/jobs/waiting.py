@@ -7,18 +7,16 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
 
 from share_compute.backoff import backoff_s
 from share_compute.lifecycle.states import ContributorState
 from share_compute.store import ContributorRecord, JobRecord
 from share_compute_api.control import AWAY
+from share_compute_api.control.jobs.allotting import Nodes, nodes_of
 from share_compute_api.control.jobs.retry_policy import may_wait
 from share_compute_api.control.patience import Patience
 
 _ARRIVING = (ContributorState.joining, ContributorState.probing)
-_Nodes: TypeAlias = frozenset[tuple[str, str | None, frozenset[str]]]
-"""Set of (contributor id, Ray node, peers that the contributor cannot reach)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +25,7 @@ class _PutOff:
 
     attempt: int
     until: float = -math.inf
-    tried: _Nodes = frozenset()
+    tried: Nodes = frozenset()
     """Machines on which the job did not fit."""
 
 
@@ -50,7 +48,7 @@ class Waiting:
 
     def tried(self, job: JobRecord, machines: Iterable[ContributorRecord]) -> None:
         """Remember that the job does not fit on these machines, so that no subset of them is tried again."""
-        self._put_off[job.id] = _PutOff(job.attempt, tried=_nodes(machines))
+        self._put_off[job.id] = _PutOff(job.attempt, tried=nodes_of(machines))
 
     def pause(self, job: JobRecord) -> None:
         """Put a job off after a lost attempt. The pause doubles with each consecutive attempt that commits no step."""
@@ -67,7 +65,7 @@ class Waiting:
 
     def cannot_hold(self, job: JobRecord, machines: Iterable[ContributorRecord], *, others_run: bool) -> bool:
         """Return whether the job did not fit on these machines when it was tried, and may fit on others later."""
-        return may_wait(job, others_run=others_run) and _nodes(machines) <= self._of(job).tried
+        return may_wait(job, others_run=others_run) and nodes_of(machines) <= self._of(job).tried
 
     def _of(self, job: JobRecord) -> _PutOff:
         put_off = self._put_off.get(job.id)
@@ -220,13 +218,6 @@ class Supply:
         where = "1 machine" if living == 1 else f"{living} machines"
         otherwise = "" if step is None else f", else from step {step}"
         return f"; continues from its members' state on {where}{otherwise}"
-
-
-def _nodes(machines: Iterable[ContributorRecord]) -> _Nodes:
-    return frozenset(
-        (machine.id, machine.node_id, frozenset(link.target for link in machine.links or () if link.is_dead))
-        for machine in machines
-    )
 
 
 def _be(number: int) -> str:

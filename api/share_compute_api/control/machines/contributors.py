@@ -90,7 +90,7 @@ class ContributorSupervisor:
             before = self._store.clock()
             await asyncio.sleep(POLL_S)
             if (now := self._store.clock()) - before > _SUSPENDED:
-                _log.warning("this server was suspended for %d s", (now - before).seconds)
+                _log.warning("this server was suspended for %.0f s", (now - before).total_seconds())
                 self._listening_since = now
 
     async def _mark_earlier(self) -> None:

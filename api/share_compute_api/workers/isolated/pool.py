@@ -245,6 +245,8 @@ class _Runner:
         If the process dies, other tokenizers in the process may be the cause. In that case the question is asked again
         in a new process that has loaded nothing else.
         """
+        if self._process is not None and not self._process.is_running:
+            self._drop()  # it was killed while it was idle, so no question is the cause
         while True:
             folder = question.folder if isinstance(question, OfTokenizer) else None
             is_shared = self._process is not None and self._loaded.others(folder)
@@ -261,8 +263,8 @@ class _Runner:
                     raise self._died(question, ended.status) from None
 
     def _ask(self, question: Question[Result]) -> Result:
-        if self._process is not None and not self._process.is_running:
-            self._drop()  # it was killed while it was idle, so no question is the cause
+        if self._has_ended:
+            raise _ending()
         if self._process is None:
             self._process = _started(self._limits)
         if isinstance(question, OfTokenizer) and not self.knows(question):
