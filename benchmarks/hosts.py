@@ -280,7 +280,14 @@ def disturb(
         )
     events, digest = finished(hosts, job_id)
     steps = steps_of(events)
-    found.repeated += len(steps) - len({step for step, _ in steps})
+    repeated = len(steps) - len({step for step, _ in steps})
+    found.repeated += repeated
+    if repeated:  # a job went back: the log shows why
+        for event in events:
+            if event.kind not in {"step", "measured", "layers-timed"}:
+                print(
+                    f"   {event.at:%H:%M:%S} {event.attempt} {event.kind} {event.data}"[:300], file=sys.stderr
+                )
     found.equal.append(digest == calm)
     ends = [*(begun for _, begun, _ in marks[1:]), datetime.max.replace(tzinfo=UTC)][: len(marks)]
     for (fault, begun, ended), until in zip(marks, ends, strict=True):
