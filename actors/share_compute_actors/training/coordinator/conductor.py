@@ -20,7 +20,7 @@ from share_compute.errors import (
     Unavailable,
     WrongTensor,
 )
-from share_compute.lifecycle.attempt_events import AttemptEvent, LinkCut, Note, Offended
+from share_compute.lifecycle.attempt_events import AttemptEvent, LinkCut, Note
 from share_compute.protocol.coordinator import (
     Assemble,
     Blame,
@@ -48,14 +48,14 @@ from share_compute.protocol.failures import InjectedFailure
 from share_compute.protocol.membership import Membership, Worker
 from share_compute.protocol.messages import Broken, Prepared, ToCoordinator
 from share_compute.protocol.points import RECEIVED, SENDING, Point
-from share_compute.quantities import bytes_text, listed
+from share_compute.quantities import bytes_text
 from share_compute.specification import TrainingSpec
-from share_compute.training.loss_scale import NotFinite, not_finite
+from share_compute.training.loss_scale import NotFinite
 from share_compute_actors.group.exceptions import Cancelled, MembersLost
 from share_compute_actors.messages import StepFigures
 from share_compute_actors.testing.fault_injection import FaultInjector
+from share_compute_actors.training.coordinator import verdict
 from share_compute_actors.training.coordinator.progress import Listener
-from share_compute_actors.training.coordinator.verdict import Verdict, disputed, judge
 from share_compute_actors.training.member.schemas import unpack_said
 from share_compute_actors.training.membership.changes import Changes
 from share_compute_actors.training.membership.cuts import LinksCut, require_links
@@ -132,7 +132,7 @@ class Conductor:
         self._stopped_s: float | None = None
         """Time when members were last known to compute; None while they compute."""
         self._figures: dict[Worker, StepFigures] = {}
-        self._verdict: Verdict | None = None
+        self._verdict: verdict.Verdict | None = None
         """Verdict on the last step that all members prepared."""
         self._not_finite: NotFinite | None = None
         """The error of the last step whose numbers were not finite."""
@@ -450,9 +450,9 @@ class Conductor:
             case StartOver():
                 self._start_over(effect)
             case Diverged():
-                raise self._diverged(effect)
+                raise verdict.diverged(effect, self._not_finite, self._group.name)
             case Disputed():
-                raise disputed(effect.workers, effect.step, self._group.name)
+                raise verdict.disputed(effect.workers, effect.step, self._group.name)
         return []
 
     def _suspect(self, suspect: Suspect) -> None:
@@ -471,48 +471,17 @@ class Conductor:
         The member is removed if it was kept as a suspect. The machine is quarantined if the step log requires it.
         """
         worker, step, what, accuser = blame.worker, blame.step, blame.what, blame.accuser
-        name = self._group.name(worker)
         is_over = self._step_log.offend(worker, step, what, is_grave=blame.is_grave, accuser=accuser)
         self._changes.blame(worker)
         if is_over:
             self._changes.quarantine(worker)
-        source = "" if accuser is None else f", as {self._group.name(accuser)} reports"
-        sentence = f"{name} made wrong numbers in step {step}{source}: {what}. "
-        sentence += "They were not used; the step continues without it"
-        if is_over:
-            sentence += f". {name} is quarantined"
-        self._report(
-            Offended(
-                machine=worker,
-                step=step,
-                what=what,
-                quarantined=is_over,
-                accuser=accuser,
-                sentence=sentence,
-            )
-        )
+        self._report(verdict.offence(blame, self._group.name, is_over=is_over))
 
     def _start_over(self, effect: StartOver) -> None:
-        if effect.workers:
-            names = listed(sorted(map(self._group.name, effect.workers)))
-            why = f"the gradients on {names} differ, so step {effect.step} is computed again"
-        else:
-            why = f"numbers of step {effect.step} are not finite, so it is computed again and each cell is checked"
+        why = verdict.again(effect, self._group.name)
         self._note(why)
         self._changes.why = why
         self._epochs_in_vain = 0
-
-    def _diverged(self, effect: Diverged) -> NotFinite:
-        """Return the error for non-finite numbers that no single machine is known to have caused."""
-        failure = self._not_finite or not_finite("gradient", effect.step)
-        if effect.is_alone:
-            failure.witnesses = (
-                "; no other machine could compute it again to tell a faulty machine from a faulty model"
-            )
-        elif effect.by:
-            failure.witnesses = f"; {listed(sorted(map(self._group.name, effect.by)))} found the same"
-        failure.message += failure.witnesses
-        return failure
 
     def _without_sender(self, failure: WrongTensor) -> list[Event]:
         """Continue without the sender of a wrong tensor, or without its accuser; call it while no step is computed."""
@@ -552,8 +521,8 @@ class Conductor:
         except (ContributorLost, PlanInfeasible) as failure:
             if not effect.without:
                 raise
-            step = effect.committed + 1
-            raise self._diverged(Diverged(step, effect.without, is_alone=True)) from failure
+            alone = Diverged(effect.committed + 1, effect.without, is_alone=True)
+            raise verdict.diverged(alone, self._not_finite, self._group.name) from failure
         self._membership = form.membership
         try:
             self._links.make(form.membership)
@@ -611,7 +580,7 @@ class Conductor:
     def _decide(self, prepared: Mapping[Worker, Prepared]) -> float | None:
         """Judge the open step; return the factor for its gradient, or None if its numbers are not finite."""
         try:
-            self._verdict = judge(prepared, self._training, self._machine.committed + 1)
+            self._verdict = verdict.judge(prepared, self._training, self._machine.committed + 1)
         except NotFinite as failure:
             self._not_finite = failure
             return None

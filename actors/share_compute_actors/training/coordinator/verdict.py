@@ -11,11 +11,13 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from share_compute.errors import VerificationFailed
+from share_compute.lifecycle.attempt_events import Offended
+from share_compute.protocol.coordinator import Blame, Diverged, StartOver
 from share_compute.protocol.membership import Worker
 from share_compute.protocol.messages import Prepared
 from share_compute.quantities import listed
 from share_compute.specification import TrainingSpec
-from share_compute.training.loss_scale import not_finite, update_factor
+from share_compute.training.loss_scale import NotFinite, not_finite, update_factor
 
 
 def disputed(workers: Collection[Worker], step: int, name: Callable[[Worker], str]) -> VerificationFailed:
@@ -33,6 +35,57 @@ def disputed(workers: Collection[Worker], step: int, name: Callable[[Worker], st
         machine=names,
         hint=f"check the memory of {names}, or let the job do without one of them, then resume it from its last "
         "checkpoint; with three machines in a stage, two outvote the third",
+    )
+
+
+def again(effect: StartOver, name: Callable[[Worker], str]) -> str:
+    """Return the reason for the user why a step is computed again."""
+    if effect.workers:
+        names = listed(sorted(map(name, effect.workers)))
+        return f"the gradients on {names} differ, so step {effect.step} is computed again"
+    return f"numbers of step {effect.step} are not finite, so it is computed again and each cell is checked"
+
+
+def diverged(effect: Diverged, found: NotFinite | None, name: Callable[[Worker], str]) -> NotFinite:
+    """Return the error for non-finite numbers that no single machine is known to have caused.
+
+    Args:
+        effect: the effect of the protocol's state machine.
+        found: the error of the last step whose numbers were not finite; None if a member reported them.
+        name: returns the name of a member's machine.
+    """
+    failure = found or not_finite("gradient", effect.step)
+    if effect.is_alone:
+        failure.witnesses = (
+            "; no other machine could compute it again to tell a faulty machine from a faulty model"
+        )
+    elif effect.by:
+        failure.witnesses = f"; {listed(sorted(map(name, effect.by)))} found the same"
+    failure.message += failure.witnesses
+    return failure
+
+
+def offence(blame: Blame, name: Callable[[Worker], str], *, is_over: bool) -> Offended:
+    """Return the event that reports a machine's wrong numbers.
+
+    Args:
+        blame: the effect of the protocol's state machine.
+        name: returns the name of a member's machine.
+        is_over: whether the job quarantines the machine from now on.
+    """
+    machine = name(blame.worker)
+    source = "" if blame.accuser is None else f", as {name(blame.accuser)} reports"
+    sentence = f"{machine} made wrong numbers in step {blame.step}{source}: {blame.what}. "
+    sentence += "They were not used; the step continues without it"
+    if is_over:
+        sentence += f". {machine} is quarantined"
+    return Offended(
+        machine=blame.worker,
+        step=blame.step,
+        what=blame.what,
+        quarantined=is_over,
+        accuser=blame.accuser,
+        sentence=sentence,
     )
 
 

@@ -143,7 +143,7 @@ class MembershipPlanner:
     def dispensable(self, pairs: Collection[tuple[Worker, Worker]]) -> Worker | None:
         """Return the member that all these pairs share, if the job can do without it; otherwise None.
 
-        Of two such members, return the one without which the predicted step time is shorter.
+        If there are two such members, return the one without which the predicted step time is shorter.
         """
         assert self._membership is not None
         workers = frozenset(self._membership.workers)

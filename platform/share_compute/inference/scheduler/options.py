@@ -29,7 +29,7 @@ class SamplingOptions(StrictModel):
     presence_penalty: float = Field(default=0.0, ge=-2, le=2)
     """Subtracted from the logit of each token that was generated, once however often."""
     seed: int = Field(ge=-(2**63), lt=2**63)
-    """Seed of the random numbers. Those of a draw depend only on the seed and the token's position, not the machine."""
+    """Seed of the random numbers. A draw depends only on the seed and the token's position, not on the machine."""
     max_tokens: int = Field(ge=0)
     """Maximum number of tokens to generate, including those in `Generation.emitted`; 0 computes nothing."""
     stop_token_ids: tuple[TokenId, ...] = ()

@@ -202,7 +202,7 @@ class _Parts:
     def _tour(self, length: int, *, cached: bool) -> dict[int, _Call]:
         """Run the model with its layers replaced by pass-throughs; return the arguments of the layers, by index.
 
-        Of several equal layers, only the first one has an entry, see `_first_alike`.
+        If several layers are equal, only the first one has an entry, see `_first_alike`.
         """
         calls: dict[int, _Call] = {}
 
