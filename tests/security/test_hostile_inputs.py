@@ -272,9 +272,8 @@ def test_the_processes_hold_no_secrets(
     assert "secret" not in bare_environment().values()
     isolated = plane.app.state.context.isolated
     # An attack before may have left a process with much memory: what counts is a new one.
-    killed = [psutil.Process(pid) for pid in isolated.pids()]
-    for process in killed:
-        process.kill()
+    for pid in isolated.pids():
+        psutil.Process(pid).kill()
     wait_until(lambda: not isolated.pids())
     assert chat(http, honest).status_code == 200
     pids = isolated.pids()

@@ -356,14 +356,18 @@ def states(cluster: Cluster, *contributors: str) -> list[str]:
     return [cluster.store.contributors.get(one).state.value for one in contributors]
 
 
+async def assert_that_only_the_unresponsive_is_lost(cluster: Cluster, ada: str, grace: str) -> None:
+    cluster.address = NOWHERE
+    cluster.now += LOST_AFTER + timedelta(seconds=1)
+    cluster.store.contributors.seen(grace)
+    await cluster.supervisor.poll()
+    assert states(cluster, ada, grace) == ["lost", "ready"]
+
+
 def test_a_machine_that_alone_is_unresponsive_is_lost(settings: Settings) -> None:
     async def story(cluster: Cluster) -> None:
         ada, grace = await two_ready(cluster)
-        cluster.address = NOWHERE
-        cluster.now += LOST_AFTER + timedelta(seconds=1)
-        cluster.store.contributors.seen(grace)
-        await cluster.supervisor.poll()
-        assert states(cluster, ada, grace) == ["lost", "ready"]
+        await assert_that_only_the_unresponsive_is_lost(cluster, ada, grace)
 
     run(settings, story)
 
@@ -649,10 +653,6 @@ def test_a_server_that_was_suspended_first_waits_for_heartbeats(
         await sleeps.wait()
         supervising.cancel()
         assert states(cluster, ada, grace) == ["ready", "ready"]
-        cluster.address = NOWHERE
-        cluster.now += LOST_AFTER + timedelta(seconds=1)
-        cluster.store.contributors.seen(grace)
-        await cluster.supervisor.poll()
-        assert states(cluster, ada, grace) == ["lost", "ready"]
+        await assert_that_only_the_unresponsive_is_lost(cluster, ada, grace)
 
     run(settings, story)
