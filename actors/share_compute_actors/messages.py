@@ -177,5 +177,6 @@ class MemberStatus:
     there are none."""
     loaded_step: StepNumber = 0
     """Number of the last step whose update the ``loaded`` layers include."""
-    unacknowledged: tuple[str, ...] = ()
-    """Messages to the coordinator whose acknowledgement is overdue, encoded as they were sent."""
+    unacknowledged: tuple[tuple[bytes, bytes], ...] = ()
+    """Messages whose acknowledgement is overdue: the key that was sent with each, and the message as it was sent. A
+    message to an earlier attempt's coordinator has that coordinator's key."""

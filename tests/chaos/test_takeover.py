@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -240,6 +241,9 @@ def test_the_shard_store_dies(attempt: Attempt, tmp_path: Path, calm: Calm) -> N
     before = attempt(job(2, 2), folder=tmp_path, on_event=kill_it)
     assert stores
     assert before[-1].error["code"] == "shard-store-lost"
+    time.sleep(
+        1.0
+    )  # the members' reports are overdue, so the next coordinator hears them with the first heartbeats
     after = goes_on(attempt, tmp_path, before)
     assert after[-1].outcome == "succeeded", after[-1].reason
     assert not any("loading" in note for note in notes(after))

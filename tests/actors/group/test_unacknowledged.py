@@ -12,6 +12,7 @@ from tests.conftest import wait_for
 from share_compute_actors.training.member.unacknowledged import Unacknowledged
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("ray_cluster")]
+KEY = bytes(range(240, 256))
 
 
 @ray.remote(num_cpus=0, concurrency_groups={"mail": 1, "control": 1})
@@ -33,10 +34,10 @@ class Receiver:
 def test_messages_are_repeated_until_they_are_acknowledged() -> None:
     receiver: Any = Receiver.remote()  # type: ignore[attr-defined]
     kept = Unacknowledged()
-    kept.add(receiver.receive.remote(), b"first")
-    kept.add(receiver.receive.remote(), b"second")
+    kept.add(receiver.receive.remote(), KEY, b"first")
+    kept.add(receiver.receive.remote(), KEY, b"second")
     assert kept.overdue() == (), "they were sent a moment ago"
-    wait_for(lambda: kept.overdue() == (b"first", b"second"), "both to be late")
+    wait_for(lambda: kept.overdue() == ((KEY, b"first"), (KEY, b"second")), "both to be late")
     ray.get(receiver.answer.remote())
     wait_for(lambda: kept.overdue() == (), "their acknowledgement")
     ray.kill(receiver)
@@ -45,8 +46,8 @@ def test_messages_are_repeated_until_they_are_acknowledged() -> None:
 def test_messages_whose_call_failed_are_repeated_until_another_coordinator_calls() -> None:
     receiver: Any = Receiver.remote()  # type: ignore[attr-defined]
     kept = Unacknowledged()
-    kept.add(receiver.receive.remote(), b"lost")
+    kept.add(receiver.receive.remote(), KEY, b"lost")
     ray.kill(receiver)
-    wait_for(lambda: kept.overdue() == (b"lost",), "the message")
+    wait_for(lambda: kept.overdue() == ((KEY, b"lost"),), "the message")
     kept.clear()
     assert kept.overdue() == ()

@@ -234,8 +234,8 @@ class Conductor:
             if self._changes.requests.cancelled.is_set():
                 raise Cancelled
             self._lose(self._group.check_members())
-            for worker, message in self._group.repeated_messages():
-                self._unpack(worker, message)
+            for repeated in self._group.repeated_messages():
+                self._open(*repeated)
             if not self._group.workers:
                 raise machines_lost(self._group.topology, self._lost)
             self._pause_if_due()

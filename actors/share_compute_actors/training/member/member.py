@@ -108,7 +108,7 @@ class Member(GivesState, BackupCalls, LinkedMember):
     def _notify(self, message: ToCoordinator | ShareComputeError, figures: StepFigures | None) -> None:
         coordinator, key = self._coordinator
         said = pack_said(message, figures)
-        self._unacknowledged.add(coordinator.receive.remote(self._setup.worker, key, said), said)
+        self._unacknowledged.add(coordinator.receive.remote(self._setup.worker, key, said), key, said)
 
     # -- state -------------------------------------------------------------------------------------------------------
 
@@ -364,7 +364,7 @@ class Member(GivesState, BackupCalls, LinkedMember):
             holds=None if shard is None else (shard.start, shard.stop),
             loaded=None if waiting is None else (waiting.stage.shard.start, waiting.stage.shard.stop),
             loaded_step=self._next_applied,
-            unacknowledged=tuple(message.decode() for message in self._unacknowledged.overdue()),
+            unacknowledged=self._unacknowledged.overdue(),
         )
 
     @ray.method(concurrency_group="control")

@@ -21,6 +21,7 @@ class _Sent(NamedTuple):
     call: Any
     """Reference that is ready once the coordinator's method has returned or failed."""
     sent_s: float
+    key: bytes
     message: bytes
 
 
@@ -35,23 +36,24 @@ class Unacknowledged:
         self._sent: deque[_Sent] = deque(maxlen=_MOST)
         self._lock = threading.Lock()
 
-    def add(self, call: Any, message: bytes) -> None:
+    def add(self, call: Any, key: bytes, message: bytes) -> None:
         """Keep a message.
 
         Args:
             call: the reference that the call with this message returned.
+            key: the secret that was sent with the message.
             message: the packed message, as it was sent.
         """
         with self._lock:
             self._drop_acknowledged()
-            self._sent.append(_Sent(call, time.monotonic(), message))
+            self._sent.append(_Sent(call, time.monotonic(), key, message))
 
-    def overdue(self) -> tuple[bytes, ...]:
-        """Return the messages that should have been acknowledged by now, in the order in which they were sent."""
+    def overdue(self) -> tuple[tuple[bytes, bytes], ...]:
+        """Return key and message of all that should have been acknowledged by now, in the order of sending."""
         with self._lock:
             self._drop_acknowledged()
             late_s = time.monotonic() - _LATE_S
-            return tuple(sent.message for sent in self._sent if sent.sent_s < late_s)
+            return tuple((sent.key, sent.message) for sent in self._sent if sent.sent_s < late_s)
 
     def clear(self) -> None:
         """Drop all messages, because another coordinator asks for the state that it needs."""

@@ -340,11 +340,11 @@ class TrainingGroup(WorkerGroup):
         self._invited.clear()
         self.remove(tuple(self._actors))
 
-    def repeated_messages(self) -> Iterator[tuple[Worker, bytes]]:
-        """Yield the messages that members repeat in new heartbeats, because they were not acknowledged in time."""
+    def repeated_messages(self) -> Iterator[tuple[Worker, bytes, bytes]]:
+        """Yield sender, key and message of all that members repeat in new heartbeats, for lack of acknowledgement."""
         for worker, sign in self.detector.take_new_heartbeats().items():
-            for message in sign.unacknowledged:
-                yield worker, message.encode()
+            for key, message in sign.unacknowledged:
+                yield worker, key, message
 
     def send(self, worker: Worker, message: ToMember) -> None:
         """Send a message to a member without waiting for an answer; does nothing if the member is gone."""
