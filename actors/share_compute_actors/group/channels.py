@@ -42,7 +42,7 @@ def open_channels(
     for worker, peer in peers.items():
         if (peer.worker, peer.public_key) != (worker, keys[worker].public):
             group.accuse(worker, "an end of a channel that is not its own")
-    without_handshake = group.ask(WORKERS, workers, "connect", list(peers.values()))
+    without_handshake = group.ask(WORKERS, workers, "connect", list(peers.values()), group.topology.cut_off)
     for worker, sources in without_handshake.items():
         if not without_handshake.keys() >= set(sources):
             group.accuse(worker, "members that are not there")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -63,13 +63,18 @@ class LinkedMember:
 
     @ray.method(concurrency_group="orders")
     @answers(WORKERS)
-    def connect(self, peers: Sequence[Peer]) -> list[Worker]:
-        """Connect to all other members, and return the members whose handshake did not arrive by the direct link."""
-        return self._engine.order(partial(self._connect, peers))
+    def connect(self, peers: Sequence[Peer], dead: Collection[tuple[Worker, Worker]]) -> list[Worker]:
+        """Connect to all other members, and return the members whose handshake did not arrive by the direct link.
 
-    def _connect(self, peers: Sequence[Peer]) -> list[Worker]:
+        Args:
+            peers: all members, in the same order on each of them.
+            dead: pairs of members whose link is known to be dead.
+        """
+        return self._engine.order(partial(self._connect, peers, dead))
+
+    def _connect(self, peers: Sequence[Peer], dead: Collection[tuple[Worker, Worker]]) -> list[Worker]:
         self._names = {peer.worker: peer.name for peer in peers}
-        return connect_all(self._open_channel(), self._setup.worker, peers)
+        return connect_all(self._open_channel(), self._setup.worker, peers, dead)
 
     @ray.method(concurrency_group="orders")
     @answers(NOTHING)

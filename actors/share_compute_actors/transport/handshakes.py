@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 
@@ -17,23 +17,28 @@ WORKERS: Schema[list[Worker]] = Schema(list[Worker])
 _TIMEOUT_S = 5.0
 
 
-def connect_all(channel: Channel, worker: Worker, peers: Sequence[Peer]) -> list[Worker]:
+def connect_all(
+    channel: Channel, worker: Worker, peers: Sequence[Peer], dead: Collection[tuple[Worker, Worker]] = ()
+) -> list[Worker]:
     """Connect to all other members, and return the members whose handshake did not arrive by the direct link.
 
     Args:
         channel: this member's end of the links.
         worker: this member.
         peers: all members, in the same order on each of them.
+        dead: pairs of members whose link is known to be dead; their handshakes are not waited for.
     """
+    unlikely = {other for pair in dead if worker in pair for other in pair}
     others = [peer for peer in peers if peer.worker != worker]
     places = {peer.worker: place for place, peer in enumerate(peers)}
     for peer in others:
         channel.connect(peer)
         channel.send(peer.worker, _hello(places[worker]), torch.zeros(1))
     without_handshake: list[Worker] = []
-    for peer in others:
+    for peer in sorted(others, key=lambda peer: peer.worker in unlikely):
+        waits = peer.worker not in unlikely and not without_handshake
         try:
-            channel.receive(_hello(places[peer.worker]), peer.name, 0.0 if without_handshake else _TIMEOUT_S)
+            channel.receive(_hello(places[peer.worker]), peer.name, _TIMEOUT_S if waits else 0.0)
         except ContributorLost:
             without_handshake.append(peer.worker)
     return without_handshake

@@ -5,9 +5,10 @@ import json
 import re
 import struct
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, replace
 from functools import partial
 from socket import create_server
@@ -23,6 +24,7 @@ from share_compute.errors import ContributorLost, StaleEpoch, VerificationFailed
 from share_compute_actors.transport.arrivals import Arrivals
 from share_compute_actors.transport.channel import Channel, EncodedTensor, Keys, Peer
 from share_compute_actors.transport.envelope import WIRE_VERSION, Envelope, WireLabel
+from share_compute_actors.transport.handshakes import connect_all
 
 ANN, BOB, CARL = "c-ann", "c-bob", "c-carl"
 Pair = Callable[..., tuple[Channel, Channel]]
@@ -59,6 +61,23 @@ def test_tensors_arrive_as_they_were_sent_in_any_order(pair: Pair, dtype: torch.
         ann.send(BOB, label(microbatch=microbatch), tensor)
     for microbatch in reversed(sent):
         assert torch.equal(bob.receive(label(microbatch=microbatch), "ann", 5.0), sent[microbatch])
+
+
+def test_a_link_that_is_known_to_be_dead_is_not_waited_for() -> None:
+    keys = {worker: Keys.issue() for worker in (ANN, BOB, CARL)}
+    admitted = {pair.public: worker for worker, pair in keys.items()}
+    with ExitStack() as stack:
+        ann, bob = (Channel(worker, "job", 1, "127.0.0.1", keys[worker], admitted) for worker in (ANN, BOB))
+        stack.callback(ann.close)
+        stack.callback(bob.close)
+        ends = {ANN: ann.endpoint, BOB: bob.endpoint, CARL: "tcp://127.0.0.1:9"}
+        peers = [Peer(worker, worker, end, keys[worker].public) for worker, end in ends.items()]
+        begun_s = time.monotonic()
+        with ThreadPoolExecutor() as threads:
+            of_bob = threads.submit(connect_all, bob, BOB, peers, [(BOB, CARL)])
+            assert connect_all(ann, ANN, peers, [(BOB, CARL), (ANN, CARL)]) == [CARL]
+            assert of_bob.result() == [CARL]
+        assert time.monotonic() - begun_s < 4.0, "a handshake that nobody sends was awaited"
 
 
 def test_a_tensor_without_dimension_arrives(pair: Pair) -> None:
