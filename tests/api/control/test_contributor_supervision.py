@@ -77,9 +77,16 @@ class Cluster:
         self.addresses: dict[str, str] = {}
         """Addresses of single nodes that differ from `address`."""
         self.heads: set[str] = set()
+        self.suspension = timedelta()
+        """Time for which the server is suspended while it asks for Ray's nodes the next time."""
+        self.resumed = asyncio.Event()
         self.supervisor = ContributorSupervisor(self.store, self.measurements, self._nodes, LOST_AFTER)
 
     async def _nodes(self) -> list[NodeFacts]:
+        if self.suspension:
+            self.now += self.suspension
+            self.suspension = timedelta()
+            self.resumed.set()
         return [
             NodeFacts(
                 node_id=name,
@@ -627,6 +634,22 @@ def test_a_share_is_an_equal_part_of_the_processors(
             cluster.join(f"machine-{index}", **limits)
         here = cluster.store.contributors.list()
         assert share_of(here[0], here) == expected
+
+    run(settings, story)
+
+
+def test_a_server_that_is_suspended_in_the_middle_of_a_check_waits_for_heartbeats(settings: Settings) -> None:
+    async def story(cluster: Cluster) -> None:
+        supervising = asyncio.create_task(cluster.supervisor.run())
+        await asyncio.sleep(0.1)  # it has dealt with machines of an earlier server, of which there are none
+        ada, grace = await two_ready(cluster)
+        joining = cluster.join("lin")
+        cluster.suspension = timedelta(minutes=5)
+        await cluster.resumed.wait()
+        await asyncio.sleep(2 * POLL_S)  # another check follows
+        supervising.cancel()
+        assert states(cluster, ada, grace, joining) == ["ready", "ready", "joining"]
+        await assert_that_only_the_unresponsive_is_lost(cluster, ada, grace)
 
     run(settings, story)
 

@@ -25,7 +25,8 @@ _HEARTBEAT_LIMIT = timedelta(seconds=30)
 """Time without a heartbeat after which a contributor is lost although its Ray node answers. A shorter gap may mean
 that the agent is busy, or pauses before it retries."""
 _SUSPENDED = timedelta(seconds=5)
-"""If a pause between two polls takes this long, the server's process was suspended and received no heartbeats."""
+"""If a poll and the pause after it take this long, the server's process was probably suspended, and received no
+heartbeats."""
 DISAGREEMENT = 2.0
 """Ratio of measured and predicted time, in either direction, from which a machine is measured again after a job. The
 measured time is the median over the job's last steps."""
@@ -83,14 +84,16 @@ class ContributorSupervisor:
         """Watch until cancelled; while the store does not answer, no contributor is marked as lost."""
         await self._mark_earlier()
         while True:
+            before = self._store.clock()
             try:
                 await self.poll()
             except ShareComputeError as failure:
                 _log.warning("contributors could not be checked: %s", failure.message)
-            before = self._store.clock()
             await asyncio.sleep(POLL_S)
             if (now := self._store.clock()) - before > _SUSPENDED:
-                _log.warning("this server was suspended for %.0f s", (now - before).total_seconds())
+                _log.warning(
+                    "this server was suspended or blocked for %.0f s", (now - before).total_seconds()
+                )
                 self._listening_since = now
 
     async def _mark_earlier(self) -> None:
@@ -108,10 +111,10 @@ class ContributorSupervisor:
 
     async def poll(self) -> None:
         """Check all contributors once, and record changes of their states."""
+        now = self._store.clock()  # read first: if the process is suspended below, no heartbeat looks overdue
         # The store is read before Ray's nodes: a node that comes up between the two reads is then seen as alive.
         records = await asyncio.to_thread(self._store.contributors.list, HERE)
         nodes = {node.node_id: node for node in await self._nodes() if node.is_alive} if records else {}
-        now = self._store.clock()
         unresponsive = await self._unresponsive(records, nodes, now)
         self._unmeasured = {
             (record.id, record.node_id): self._unmeasured.get((record.id, record.node_id), now)
@@ -179,7 +182,7 @@ class ContributorSupervisor:
         self, record: ContributorRecord, *, is_alive: bool, is_unresponsive: bool, now: datetime
     ) -> tuple[ContributorState, str] | None:
         if record.state is ContributorState.joining:
-            if now - record.last_seen_at > _JOINING_LIMIT:
+            if now - max(record.last_seen_at, self._listening_since) > _JOINING_LIMIT:
                 return (
                     ContributorState.lost,
                     f"its Ray node did not come up within {_JOINING_LIMIT.seconds} s",
