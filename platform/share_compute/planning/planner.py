@@ -133,8 +133,11 @@ def _stages(spec: TrainJob, usable: Topology, profile: ModelProfile, *, measured
     """Return the number of stages that the plan must have; None leaves it to the search.
 
     If the job requests none and no speed was measured, as many stages are required as machines and layers allow.
+
+    Raises:
+        PlanInfeasible: the job requests several stages, and its model cannot be cut.
     """
-    requested = spec.parallelism.stages
+    requested = profile.require_stages(spec.parallelism.stages)
     if requested is not None or measured:
         return requested
     size = spec.parallelism.members_per_stage or 1

@@ -252,6 +252,24 @@ def test_a_model_of_one_layer_stays_on_one_machine() -> None:
     assert plan.idle[0].name == "a"
 
 
+def test_a_model_that_cannot_be_cut_stays_on_one_machine() -> None:
+    whole = PROFILE.model_copy(update={"no_cut_reason": "its layers share a state"})
+    topology = lan(machine("a", memory_bytes=64 * GIB), machine("b", memory_bytes=64 * GIB))
+    assert len(make_plan(job(), topology, whole).stages) == 1
+    with pytest.raises(
+        PlanInfeasible, match=r"cannot be cut into 2 stages: its layers share a state"
+    ) as caught:
+        make_plan(job(stages=2), topology, whole)
+    assert "leave out the number of stages" in str(caught.value.hint)
+    small = lan(machine("a", memory_bytes=3 * GIB), machine("b", memory_bytes=3 * GIB))
+    assert len(make_plan(job(), small, PROFILE).stages) == 2
+    with pytest.raises(
+        PlanInfeasible, match=r"must hold the whole model.*its layers share a state"
+    ) as caught:
+        make_plan(job(), small, whole)
+    assert "parallelism.stages" not in str(caught.value.hint)
+
+
 def test_a_gpu_counts_alone() -> None:
     both = Contributor(
         "a",

@@ -37,8 +37,6 @@ _SMALL = 2**14
 """Largest parameter, in scalars, that has memory in a sketch; larger ones are on the meta device."""
 _HUGE = 2**26
 """Largest tensor, in scalars, that has memory while its module is constructed."""
-_INPUT_SCALES = ("embedding_multiplier",)
-"""Attributes by which some base models scale their embeddings: a later stage must not scale its inputs again."""
 
 
 class _HeldElsewhere(UserError, AttributeError):
@@ -67,6 +65,22 @@ class PassThrough(nn.Module):
                 f"this architecture cannot be cut here: a stage needs {name!r} of a module that another stage holds",
                 hint="set parallelism.stages: 1, or choose another architecture",
             ) from failure
+
+
+class Entrance(PassThrough):
+    """Placeholder for the last layer before a shard: it returns the stage's input.
+
+    A base model may process embeddings before its first layer, for example scale them. The base model of a later stage
+    does the same with the hidden states that enter, so its result is dropped here.
+    """
+
+    entering: Tensor | None = None
+    """Input of the stage, ``[batch, seq, hidden]``, while the stage computes."""
+
+    def forward(self, hidden: Tensor, *_: Any, **__: Any) -> Tensor:  # noqa: ARG002 - the signature of a layer
+        """Return the input of the stage."""
+        assert self.entering is not None
+        return self.entering
 
 
 class PartNames:
@@ -300,13 +314,11 @@ class HuggingFaceStage(Stage):
         layers = getattr(outline.base, outline.layers)
         for index in range(len(layers)):
             if not self.shard.start <= index < self.shard.stop:
-                layers[index] = PassThrough(layers[index])
+                placeholder = Entrance if index == self.shard.start - 1 else PassThrough
+                layers[index] = placeholder(layers[index])
         if not self.shard.is_first:
             for name in outline.opening:
                 setattr(outline.base, name, PassThrough())
-            for name in _INPUT_SCALES:
-                if hasattr(outline.base, name):
-                    setattr(outline.base, name, 1.0)
         if not self.shard.is_last:
             for name in outline.closing:
                 setattr(outline.base, name, PassThrough())
@@ -377,13 +389,20 @@ class HuggingFaceStage(Stage):
     def run(self, inputs: Tensor, **options: Any) -> Tensor:
         """Compute as `compute` does; pass ``options`` to the model (last shard) or to its base model (other shards)."""
         name = "input_ids" if self.shard.is_first else "inputs_embeds"
-        if self.shard.is_last:
-            logits: Tensor = self.module(
-                **{name: inputs}, use_cache=False, return_dict=True, **options
-            ).logits
-            return logits
-        hidden: Tensor = self._base(**{name: inputs}, use_cache=False, return_dict=True, **options)[0]
-        return hidden
+        entrance = None if self.shard.is_first else getattr(self._base, self._stack)[self.shard.start - 1]
+        if entrance is not None:
+            entrance.entering = inputs
+        try:
+            if self.shard.is_last:
+                logits: Tensor = self.module(
+                    **{name: inputs}, use_cache=False, return_dict=True, **options
+                ).logits
+                return logits
+            hidden: Tensor = self._base(**{name: inputs}, use_cache=False, return_dict=True, **options)[0]
+            return hidden
+        finally:
+            if entrance is not None:
+                entrance.entering = None
 
     @torch.no_grad()
     def initialize(self, seed: int) -> None:

@@ -21,6 +21,7 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
 from share_compute.models.blueprint import Blueprint
+from share_compute.models.huggingface.cut_check import no_cut_reason
 from share_compute.models.huggingface.decoder import PartNames, PassThrough, tied_names, trained_sketch
 from share_compute.models.profiles.profile import ModelProfile, QuadraticGrowth, forward_only_before_training
 from share_compute.models.profiles.profiling import (
@@ -92,6 +93,7 @@ def profile_config(blueprint: Blueprint) -> ModelProfile:
         tied_trains=tied_trains or not twin,
         tied_name=tied if tied_trains else None,
         counted=all("forward_flops" in better for better in found),
+        no_cut_reason=no_cut_reason(blueprint.config or {}) if len(layers) > 1 else None,
     )
 
 

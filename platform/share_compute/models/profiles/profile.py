@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import NamedTuple
 
+from share_compute.errors import PlanInfeasible
 from share_compute.files.strict import StrictModel
 from share_compute.shard import Shard
 
@@ -112,6 +113,27 @@ class ModelProfile(StrictModel):
     """Stored name of the tied parameter; None if there is none, or it is frozen."""
     counted: bool = True
     """Whether operations and activations were counted from the model's code, not estimated from its parameters."""
+    no_cut_reason: str | None = None
+    """Reason why the model cannot be cut into stages; None if it can."""
+
+    def require_stages(self, requested: int | None) -> int | None:
+        """Return the number of stages that a plan must have; None leaves it to the planner.
+
+        Args:
+            requested: number of stages that the submitter wants; None if any number will do.
+
+        Raises:
+            PlanInfeasible: several stages are requested, and the model cannot be cut.
+        """
+        if self.no_cut_reason is None:
+            return requested
+        if requested not in {None, 1}:
+            raise PlanInfeasible(
+                f"this model cannot be cut into {requested} stages: {self.no_cut_reason}",
+                hint="leave out the number of stages; one machine then holds the whole model",
+                details={"stages": requested},
+            )
+        return 1
 
     @cached_property
     def parameters(self) -> int:

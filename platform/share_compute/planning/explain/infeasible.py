@@ -9,7 +9,13 @@ from itertools import chain, combinations, pairwise, product
 
 from share_compute.errors import PlanInfeasible
 from share_compute.planning.cost.layout import Layout, solo
-from share_compute.planning.explain.remedies import cut_off_text, more_machines, more_memory, to_lend
+from share_compute.planning.explain.remedies import (
+    cut_off_text,
+    more_machines,
+    more_memory,
+    to_lend,
+    whole_text,
+)
 from share_compute.planning.network.network import Network
 from share_compute.planning.search.partitioning import PartitioningStrategy
 from share_compute.planning.search.problem import SearchProblem
@@ -54,13 +60,14 @@ def infeasible(
     if needed > lent:
         message = (
             f"the job needs {exact_bytes_text(needed)} of lent memory and these machines lend "
-            f"{exact_bytes_text(lent)}: {exact_bytes_text(needed - lent)} are missing"
+            f"{exact_bytes_text(lent)}: {exact_bytes_text(needed - lent)} are missing{whole_text(cost.profile)}"
         )
         return PlanInfeasible(message, hint=hint, details=details)
     if missing:
         worst = max(missing, key=missing.__getitem__)
         message = (
             f"{worst} lacks {exact_bytes_text(missing[worst])} for the layers that this strategy gives it"
+            f"{whole_text(cost.profile)}"
         )
         return PlanInfeasible(message, machine=worst, hint=hint, details=details)
     if _feasible(strategy, _with_links(problem)):
@@ -72,6 +79,7 @@ def infeasible(
     message = (
         f"the machines lend {bytes_text(lent)}, the job needs {bytes_text(needed)}, but no cut between layers gives "
         f"each machine a part that it can hold; the largest layer needs {exact_bytes_text(_largest_layer(problem))}"
+        f"{whole_text(cost.profile)}"
     )
     return PlanInfeasible(message, hint=hint, details=details)
 
@@ -127,8 +135,11 @@ def _largest_layer(problem: SearchProblem) -> int:
 def _remedies(strategy: PartitioningStrategy, problem: SearchProblem) -> Iterator[str]:
     """Yield changes that make the job fit: first changes to the job, then more lent memory, then more machines."""
     workload = problem.cost.workload
-    if (problem.stages, problem.members_per_stage) != (None, None) and _feasible(
-        strategy, replace(problem, stages=None, members_per_stage=None)
+    is_free = (problem.stages, problem.members_per_stage) == (None, None)
+    if (
+        not is_free
+        and problem.cost.profile.no_cut_reason is None
+        and _feasible(strategy, replace(problem, stages=None, members_per_stage=None))
     ):
         yield "leave parallelism.stages and parallelism.members_per_stage to the planner"
     finest = workload.batch_size

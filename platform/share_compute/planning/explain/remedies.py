@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from share_compute.models.profiles.profile import ModelProfile
 from share_compute.planning.cost.tables import MEMORY_SHARE
 from share_compute.planning.network.network import Network
 from share_compute.quantities import bytes_text, exact_bytes_text, listed
@@ -34,6 +35,12 @@ def cut_off_text(topology: Topology) -> str:
     """Return the end of a sentence that names the pairs of machines with dead links; "" if there are none."""
     pairs = [" - ".join(sorted(topology[end].name for end in pair)) for pair in topology.cut_off]
     return f"; these do not reach each other: {listed(pairs)}" if pairs else ""
+
+
+def whole_text(profile: ModelProfile) -> str:
+    """Return the end of a sentence that says why one machine must hold the whole model; "" if it can be cut."""
+    reason = profile.no_cut_reason
+    return "" if reason is None else f"; one machine must hold the whole model, which cannot be cut: {reason}"
 
 
 def largest(topology: Topology) -> int:

@@ -13,6 +13,7 @@ from share_compute.planning.explain.remedies import (
     more_memory,
     most,
     to_lend,
+    whole_text,
 )
 from share_compute.planning.network.network import Network
 from share_compute.planning.serving.cost import ServingCost
@@ -52,7 +53,7 @@ def serving_infeasible(cost: ServingCost, stages: int | None) -> PlanInfeasible:
     if needed > lent:
         message = (
             f"{workload_text} needs {exact_bytes_text(needed)} of lent memory and these machines lend "
-            f"{exact_bytes_text(lent)}: {exact_bytes_text(needed - lent)} are missing"
+            f"{exact_bytes_text(lent)}: {exact_bytes_text(needed - lent)} are missing{whole_text(cost.profile)}"
         )
     elif _fits(replace(cost, network=Network.alike(cost.num_machines)), stages):
         message = (
@@ -62,7 +63,7 @@ def serving_infeasible(cost: ServingCost, stages: int | None) -> PlanInfeasible:
     else:
         message = (
             f"{workload_text} needs {bytes_text(needed)}, and these machines lend {bytes_text(lent)}, but no cut "
-            "between layers gives each machine a part that it can hold"
+            f"between layers gives each machine a part that it can hold{whole_text(cost.profile)}"
         )
     hint = remedies[0] if remedies else "let more machines join, lend more memory, or serve fewer at a time"
     return PlanInfeasible(message, hint=hint, details=details)
@@ -94,7 +95,7 @@ def _remedies(cost: ServingCost, stages: int | None) -> Iterator[str]:
     def fits_with(concurrent: int) -> bool:
         return _fits(_asking(cost, replace(cost.workload, concurrent=concurrent)), stages)
 
-    if stages is not None and _fits(cost, None):
+    if stages is not None and cost.profile.no_cut_reason is None and _fits(cost, None):
         yield "leave out stages"
     concurrent = most(cost.workload.concurrent - 1, fits_with)
     if concurrent:

@@ -44,6 +44,7 @@ def plan_serving(
         PlanInfeasible: no placement serves these requests, for lack of memory, links, machines or layers; ``details``
             says how much is missing and, if known, which changes would make the model fit.
     """
+    stages = profile.require_stages(stages)
     usable = with_nominal_speeds(topology)
     cost = ServingCost(profile, usable, complete(usable), workload)
     found = search_serving(cost, finalists=1, stages=stages)

@@ -12,11 +12,13 @@ from typing import Literal
 import numpy as np
 import pytest
 
+from share_compute.errors import PlanInfeasible
 from share_compute.models.profiles.profile import LayerProfile, ModelProfile, QuadraticGrowth
 from share_compute.planning.cost.layout import Layout, StageLayout, solo
 from share_compute.planning.cost.timings import LayerTiming
 from share_compute.planning.network.network import Network
 from share_compute.planning.serving.cost import ServingCost
+from share_compute.planning.serving.plan import plan_serving
 from share_compute.planning.serving.search import search_serving
 from share_compute.specification.workload import ServingWorkload
 from share_compute.topology import Contributor, Device, Topology
@@ -55,6 +57,17 @@ TWO = ServingCost(
     network(2, 0.5, 100.0),
     ServingWorkload(prompt_tokens=10, new_tokens=4, concurrent=4),
 )
+
+
+def test_a_model_that_cannot_be_cut_is_served_by_one_machine() -> None:
+    whole = ModelProfile(layers=(LAYER, LAYER), no_cut_reason="its layers share a state")
+    found = plan_serving("m", TWO.topology, whole, TWO.workload)
+    assert len(found.plan.stages) == 1
+    with pytest.raises(PlanInfeasible, match="cannot be cut into 2 stages: its layers share a state"):
+        plan_serving("m", TWO.topology, whole, TWO.workload, stages=2)
+    lean = Topology((machine(0, 1.0, memory_bytes=2000), machine(1, 1.0, memory_bytes=2000)))
+    with pytest.raises(PlanInfeasible, match="which cannot be cut: its layers share a state"):
+        plan_serving("m", lean, whole, TWO.workload)
 
 
 def test_the_formula_by_hand() -> None:

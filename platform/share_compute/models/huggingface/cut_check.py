@@ -1,0 +1,156 @@
+"""Checks whether a model can be cut between its layers: whether its stages compute what the whole model computes.
+
+Some architectures hand more than hidden states from layer to layer, or process them between the layers. Nothing in a
+configuration shows this. So a small model with random weights is computed whole and stage by stage. It keeps all
+settings of the real model except sizes, so it takes the same ways through the architecture's code.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from share_compute.errors import ShareComputeError
+from share_compute.models.blueprint import Blueprint
+from share_compute.models.huggingface.decoder import HuggingFaceStage, sketch
+from share_compute.models.huggingface.hub_configuration import hub_configuration, on_one_line
+from share_compute.shard import Shard
+
+_LAYERS = 4
+"""Number of layers of a small model, or more if its layers are of more than four kinds."""
+_TOKENS = (2, 24)
+"""Samples, and tokens of each."""
+_VOCABULARY = 160
+_EXPERTS = {
+    "num_experts": 4, "num_local_experts": 4, "n_routed_experts": 4, "moe_num_experts": 4, "zero_expert_num": 2,
+    "num_experts_per_tok": 2, "num_experts_per_token": 2, "moe_topk": 2, "moe_k": 2, "n_group": 1, "topk_group": 1,
+    "num_expert_group": 1, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 32, "ffn_hidden_size": 64,
+    "expert_ffn_hidden_size": 32,
+}  # fmt: skip
+_WIDTHS = {
+    "hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
+    "kv_lora_rank": 16, "q_lora_rank": 32, "qk_rope_head_dim": 16, "qk_nope_head_dim": 16, "v_head_dim": 16,
+    "qk_head_dim": 32, "linear_head_dim": 16, "linear_num_heads": 4, "hidden_size_per_layer_input": 16,
+}  # fmt: skip
+_DEPTHS = {"first_k_dense_replace": 1, "num_dense_layers": 1, "num_layers": 2}
+"""Small values of the settings that are sizes, by their usual names."""
+_MOST_SCALARS = 2**27
+"""Largest number of scalars of a small model that is computed; 512 MiB in float32."""
+
+
+class _NotComputed(Exception):
+    """A small model of a configuration cannot be computed at all, so it shows nothing about cuts."""
+
+
+def no_cut_reason(config: Mapping[str, Any]) -> str | None:
+    """Return the reason why a causal language model cannot be cut between its layers; None if it can.
+
+    Args:
+        config: Hugging Face configuration of the model, with ``model_type``.
+    """
+    first: _NotComputed | None = None
+    for small in _smaller(config):
+        try:
+            return _compared(json.dumps(small, sort_keys=True, default=str))
+        except _NotComputed as failure:
+            first = first or failure
+    return (
+        f"no small model of this configuration can be computed, to compare its stages with the whole: {first}"
+    )
+
+
+@lru_cache(maxsize=64)
+def _compared(small: str) -> str | None:
+    config = json.loads(small)
+    ids = torch.randint(3, _VOCABULARY, _TOKENS, generator=torch.Generator().manual_seed(0))
+    try:
+        count = _count_layers(config)
+        whole = _computed(config, [0, count], ids)
+    except Exception as failure:
+        raise _NotComputed(on_one_line(failure)) from failure
+    try:
+        cut = _computed(config, range(count + 1), ids)
+    except ShareComputeError as failure:
+        return failure.message
+    except Exception as failure:  # noqa: BLE001 - code of the architecture
+        return f"a stage of a small model cannot be computed alone: {on_one_line(failure)}"
+    return None if torch.equal(cut, whole) else "its stages do not compute what the whole model computes"
+
+
+def _count_layers(config: Mapping[str, Any]) -> int:
+    """Return the number of layers of a small model, or raise an error if it is still too large to be computed."""
+    size = sum(parameter.numel() for parameter in sketch(config).parameters())
+    if size > _MOST_SCALARS:
+        raise _NotComputed(f"it would have {size} parameters")
+    return int(hub_configuration(config).get_text_config().num_hidden_layers)
+
+
+def _computed(config: Mapping[str, Any], edges: Sequence[int], ids: Tensor) -> Tensor:
+    """Return the logits of the model, computed stage by stage; any two neighbours of `edges` enclose a stage."""
+    blueprint, outputs = Blueprint(config=dict(config)), ids
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        for start, stop in pairwise(edges):
+            stage = HuggingFaceStage(blueprint, Shard("check", start, stop, edges[-1]), torch.device("cpu"))
+            stage.initialize(0)
+            stage.module.eval()
+            outputs = stage.compute(outputs)
+    return outputs
+
+
+def _smaller(config: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield small configurations in the order in which to try them; the second one keeps the sizes of attention."""
+    whole = hub_configuration(config).to_dict()
+    for sizes in (_WIDTHS | _EXPERTS | _DEPTHS, _EXPERTS | _DEPTHS | {"intermediate_size": 64}):
+        small = _shrunk(whole, sizes)
+        if isinstance(whole.get("text_config"), dict):
+            small["text_config"] = _shrunk(whole["text_config"], sizes)
+        yield {**small, "model_type": config["model_type"]}
+
+
+def _shrunk(config: Mapping[str, Any], sizes: Mapping[str, int]) -> dict[str, Any]:
+    small = {key: value for key, value in config.items() if key != "quantization_config"}
+    small |= {name: size for name, size in sizes.items() if _is_size(config.get(name))}
+    heads = config.get("num_attention_heads")
+    if heads is not None and heads == config.get("num_key_value_heads"):
+        small["num_key_value_heads"] = small["num_attention_heads"]
+    layers = config.get("num_hidden_layers")
+    if isinstance(layers, int):
+        kept = _kept_layers(config, layers)
+        small["num_hidden_layers"] = len(kept)
+        small |= {key: [value[index] for index in kept] for key, value in _by_layer(config, layers)}
+        if isinstance(own := config.get("per_layer_config"), dict):
+            numbered = {int(index): _shrunk(sizes_of, sizes) for index, sizes_of in own.items()}
+            small["per_layer_config"] = {
+                new: numbered[old] for new, old in enumerate(kept) if old in numbered
+            }
+    for key, value in config.items():
+        if key.startswith("vocab_size") and _is_size(value):
+            small[key] = _VOCABULARY
+        elif key.endswith("_token_id") and value is not None:
+            small[key] = 0
+    return small
+
+
+def _is_size(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+def _by_layer(config: Mapping[str, Any], layers: int) -> Iterator[tuple[str, list[Any]]]:
+    """Yield the settings that have a value for each layer."""
+    for key, value in config.items():
+        if isinstance(value, list) and len(value) == layers:
+            yield key, value
+
+
+def _kept_layers(config: Mapping[str, Any], layers: int) -> list[int]:
+    """Return the indices of the layers of a small model: the first layer of each kind, and the first others."""
+    kinds = list(zip(*(value for _, value in _by_layer(config, layers)), strict=True)) or [()] * layers
+    first = {str(kind): index for index, kind in reversed([*enumerate(kinds)])}
+    rest = [index for index in range(layers) if index not in first.values()]
+    return sorted([*first.values(), *rest[: max(0, _LAYERS - len(first))]])
