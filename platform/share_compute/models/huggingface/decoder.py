@@ -67,20 +67,20 @@ class PassThrough(nn.Module):
             ) from failure
 
 
-class Entrance(PassThrough):
+class StageInput(PassThrough):
     """Placeholder for the last layer before a shard: it returns the stage's input.
 
     A base model may process embeddings before its first layer, for example scale them. The base model of a later stage
     does the same with the hidden states that enter, so its result is dropped here.
     """
 
-    entering: Tensor | None = None
+    inputs: Tensor | None = None
     """Input of the stage, ``[batch, seq, hidden]``, while the stage computes."""
 
     def forward(self, hidden: Tensor, *_: Any, **__: Any) -> Tensor:  # noqa: ARG002 - the signature of a layer
         """Return the input of the stage."""
-        assert self.entering is not None
-        return self.entering
+        assert self.inputs is not None
+        return self.inputs
 
 
 class PartNames:
@@ -314,7 +314,7 @@ class HuggingFaceStage(Stage):
         layers = getattr(outline.base, outline.layers)
         for index in range(len(layers)):
             if not self.shard.start <= index < self.shard.stop:
-                placeholder = Entrance if index == self.shard.start - 1 else PassThrough
+                placeholder = StageInput if index == self.shard.start - 1 else PassThrough
                 layers[index] = placeholder(layers[index])
         if not self.shard.is_first:
             for name in outline.opening:
@@ -389,9 +389,9 @@ class HuggingFaceStage(Stage):
     def run(self, inputs: Tensor, **options: Any) -> Tensor:
         """Compute as `compute` does; pass ``options`` to the model (last shard) or to its base model (other shards)."""
         name = "input_ids" if self.shard.is_first else "inputs_embeds"
-        entrance = None if self.shard.is_first else getattr(self._base, self._stack)[self.shard.start - 1]
-        if entrance is not None:
-            entrance.entering = inputs
+        entry = None if self.shard.is_first else getattr(self._base, self._stack)[self.shard.start - 1]
+        if entry is not None:
+            entry.inputs = inputs
         try:
             if self.shard.is_last:
                 logits: Tensor = self.module(
@@ -401,8 +401,8 @@ class HuggingFaceStage(Stage):
             hidden: Tensor = self._base(**{name: inputs}, use_cache=False, return_dict=True, **options)[0]
             return hidden
         finally:
-            if entrance is not None:
-                entrance.entering = None
+            if entry is not None:
+                entry.inputs = None
 
     @torch.no_grad()
     def initialize(self, seed: int) -> None:
