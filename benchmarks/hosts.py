@@ -159,7 +159,14 @@ def kill(
 
     def inflict(hosts: Hosts, victim: str) -> float:
         host = hosts.cluster.host if of_server else hosts.cluster.machines[victim]
-        host.kill(has_title(word))
+
+        def is_killed() -> bool:
+            with suppress(RuntimeError):
+                host.kill(has_title(word))
+                return True
+            return False
+
+        wait_for(is_killed, f"a process {word} to kill", DEADLINE_S)  # a member may just be starting
         if then is not None:
             then(hosts, victim)
         return 0.0
@@ -450,10 +457,13 @@ def main() -> None:
             _, calm = finished(hosts, calm_id)
             found = Disturbed()
             faults = drawn(options, chance)
-            while disturb(hosts, faults, chance, calm, found):
-                pass
-            with redirect_stdout(sys.__stdout__):
-                report(found, resolver)
+            try:
+                while disturb(hosts, faults, chance, calm, found):
+                    pass
+            finally:
+                if found.equal:
+                    with redirect_stdout(sys.__stdout__):
+                        report(found, resolver)
 
 
 if __name__ == "__main__":
