@@ -19,6 +19,7 @@ from share_compute.errors import Busy, NotAuthorized, ShareComputeError, TooLong
 from share_compute.files.field_errors import MOST_NAMED, cut, field_name, fields_text
 from share_compute_api.connection.departures import ClientGone
 from share_compute_api.openai.requests import UNSUPPORTED
+from share_compute_api.server.problems import NOT_JSON, is_not_json
 
 PREFIX = "/v1"
 _CLIENT_GONE = 499
@@ -122,6 +123,8 @@ def _ours(failure: ShareComputeError) -> OpenAiProblem:
 
 
 def _invalid(failure: RequestValidationError) -> OpenAiProblem:
+    if is_not_json(failure):
+        return OpenAiProblem(HTTPStatus.BAD_REQUEST, NOT_JSON, "unsupported_media_type")
     errors = failure.errors()
     fields = [
         {"field": _name(error) or "", "problem": cut(error["msg"].removeprefix("Value error, "))}

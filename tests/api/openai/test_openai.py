@@ -509,6 +509,14 @@ def test_a_completion_is_refused_by_name(raw: httpx.Client, says: Says) -> None:
     assert "vocabulary" in refused(prompt=[10**6])[1]
 
 
+def test_a_request_without_content_type_is_told_so(raw: httpx.Client, says: Says) -> None:
+    body = json.dumps({"model": says().facts.name, "messages": [{"role": "user", "content": "x"}]})
+    answer = raw.post("/chat/completions", content=body)
+    assert answer.status_code == 400
+    assert "Content-Type is missing" in answer.json()["error"]["message"]
+    assert answer.json()["error"]["code"] == "unsupported_media_type"
+
+
 def test_bytes_that_are_no_request_are_refused(raw: httpx.Client, says: Says) -> None:
     name = says().facts.name
     headers = {"Content-Type": "application/json"}

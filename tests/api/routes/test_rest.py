@@ -113,6 +113,10 @@ def test_every_error_is_a_problem_document(http: httpx.Client) -> None:
     document = problem(http.post("/invites", json={"lable": "x"}), 422, "invalid-request")
     assert document["details"]["fields"][0]["field"] == "lable"
     assert "label" in document["detail"]
+    for headers in ({}, {"Content-Type": "text/plain"}):
+        document = problem(http.post("/invites", content="{}", headers=headers), 422, "invalid-request")
+        assert "Content-Type is missing, or is not application/json" in document["detail"]
+        assert "application/json" in document["hint"]
     problem(http.post("/invites", content=b"x" * (2 << 20)), 413, "body-too-large")
     problem(http.post("/jobs", content=iter([b"x" * (1 << 20)] * 2)), 413, "body-too-large")
     problem(
