@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
 
 from share_compute.errors import ShareComputeError, UserError
-from share_compute.files.field_errors import MOST_NAMED, cut, field_name, fields_text
+from share_compute.files.field_errors import MOST_NAMED, cut, field_name, fields_text, without_consequences
 
 MEDIA_TYPE = "application/problem+json"
 _SEND_JSON = "set the header Content-Type: application/json"
@@ -125,7 +125,7 @@ def _invalid(request: Request, failure: Exception) -> JSONResponse:
     assert isinstance(failure, RequestValidationError)
     if is_not_json(failure):
         return problem_response(request, UserError.status, UserError.code, NOT_JSON, hint=_SEND_JSON)
-    errors = failure.errors()
+    errors = without_consequences(failure.errors())
     fields = [
         {
             "field": field_name(part for part in error["loc"] if part != "body"),

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
@@ -12,17 +13,36 @@ MOST_NAMED = 50
 """Maximum number of fields that an error names."""
 _MOST_CHARACTERS = 300
 """Maximum length of a field's name, and of the problem with it."""
+Error = TypeVar("Error", bound=Mapping[str, Any])
+"""An error as pydantic and FastAPI report it."""
 
 
 def invalid(failure: ValidationError, hint: str) -> UserError:
     """Return the error for a document that pydantic refuses; ``details`` has the wrong fields."""
-    fields = field_errors(failure)
-    return UserError(fields_text(fields, failure.error_count()), hint=hint, details={"fields": fields})
+    errors = _errors(failure)
+    fields = _fields(errors)
+    return UserError(fields_text(fields, len(errors)), hint=hint, details={"fields": fields})
 
 
 def field_errors(failure: ValidationError) -> list[dict[str, str]]:
     """Return the first `MOST_NAMED` problems of a pydantic error as ``[{field, problem}]``, field paths with dots."""
-    errors = failure.errors(include_url=False, include_context=False, include_input=False)
+    return _fields(_errors(failure))
+
+
+def without_consequences(errors: Sequence[Error]) -> list[Error]:
+    """Return pydantic's errors without those that only follow from others.
+
+    If an item of a list is wrong, pydantic drops the item and may then report that the list is too short.
+    """
+    wrong = {tuple(error["loc"])[:depth] for error in errors for depth in range(len(error["loc"]))}
+    return [error for error in errors if error["type"] != "too_short" or tuple(error["loc"]) not in wrong]
+
+
+def _errors(failure: ValidationError) -> list[Any]:
+    return without_consequences(failure.errors(include_url=False, include_context=False, include_input=False))
+
+
+def _fields(errors: Sequence[Any]) -> list[dict[str, str]]:
     return [
         {"field": field_name(error["loc"]), "problem": cut(error["msg"].removeprefix("Value error, "))}
         for error in errors[:MOST_NAMED]

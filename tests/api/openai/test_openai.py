@@ -517,6 +517,26 @@ def test_a_request_without_content_type_is_told_so(raw: httpx.Client, says: Says
     assert answer.json()["error"]["code"] == "unsupported_media_type"
 
 
+@pytest.mark.parametrize(
+    ("message", "problem"),
+    [
+        ({"role": "wizard", "content": "x"}, "messages.0.role: Input should be 'system', 'developer'"),
+        ({"role": "user", "content": 5}, "messages.0.content: give text, or a list of parts of type text"),
+        ({"content": "x"}, "messages.0.role: Field required"),
+    ],
+)
+def test_a_wrong_message_is_one_error(
+    raw: httpx.Client, says: Says, message: dict[str, Any], problem: str
+) -> None:
+    answer = raw.post("/chat/completions", json={"model": says().facts.name, "messages": [message]})
+    assert answer.status_code == 400
+    said = answer.json()["error"]["message"]
+    assert said.startswith(problem)
+    assert "at least 1 item" not in said
+    empty = raw.post("/chat/completions", json={"model": says().facts.name, "messages": []})
+    assert "at least 1 item" in empty.json()["error"]["message"]
+
+
 def test_bytes_that_are_no_request_are_refused(raw: httpx.Client, says: Says) -> None:
     name = says().facts.name
     headers = {"Content-Type": "application/json"}
