@@ -23,7 +23,7 @@ from share_compute_actors.machine.run_folders import close_run_folder, open_run_
 from share_compute_api.app.app import create_app, end_streams
 from share_compute_api.app.fencing import ends_within_grace
 from share_compute_api.cluster.cluster import Cluster, for_url
-from share_compute_api.connection.addresses import address_warnings, advertised
+from share_compute_api.connection.addresses import address_in_url, address_warnings
 from share_compute_api.connection.certificates import ServerCertificate, server_certificate, start_warnings
 from share_compute_api.connection.data_folder import first_api_key, locked, write_server_file
 from share_compute_api.connection.fingerprints import join_invite
@@ -110,7 +110,7 @@ def serve(
     with Interrupts() as interrupts, ExitStack() as stack:
         stack.enter_context(locked(settings.data_folder))
         listener = stack.enter_context(_listen(settings.host, settings.port))
-        address, port = for_url(advertised(settings)), listener.getsockname()[1]
+        address, port = for_url(address_in_url(settings)), listener.getsockname()[1]
         certificate = server_certificate(settings, address)
         url = f"{'http' if certificate is None else 'https'}://{address}:{port}"
         store = _open_store(settings, stack)

@@ -33,6 +33,15 @@ def advertised(settings: Settings) -> str:
     return route if route in own else next(iter(own), _LOOPBACK[version])
 
 
+def address_in_url(settings: Settings) -> str:
+    """Return the IP address in the server's own URL.
+
+    This is the advertised address, except on a server that listens on loopback alone, for example behind a proxy.
+    """
+    host = settings.host if _listens_everywhere(settings.host) else _resolved(settings.host)
+    return host if is_loopback(host) else advertised(settings)
+
+
 def address_warnings(settings: Settings) -> Iterator[str]:
     """Yield warnings for the operator about the address that is given to other machines."""
     chosen = advertised(settings)

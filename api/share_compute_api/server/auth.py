@@ -65,7 +65,7 @@ def require_api_key(
     if record is None:
         raise NotAuthorized(
             "this needs an API key" if bearer is None else "this API key is not valid",
-            hint="send the header Authorization: Bearer KEY; `share-compute up` shows the key",
+            hint="send the header Authorization: Bearer KEY; `share-compute keys create` makes a key",
         )
     if not held(record.scopes).issuperset(needed.scopes):
         raise _missing(needed, record.scopes, "ask an operator for a key with this scope")

@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from tests.namespaces import alone, needs_namespaces
 
 from share_compute.settings import Settings
+from share_compute_api.connection.addresses import address_in_url
 from share_compute_api.connection.join_line import is_for_this_machine_alone, join_command
 from share_compute_api.terminal.children import own_command
 
@@ -64,6 +65,21 @@ def test_a_server_for_this_machine_alone_is_no_reason_to_warn() -> None:
         [sys.executable, "-c", SAY, json.dumps({"host": "127.0.0.1"})], capture_output=True, check=True
     )
     assert json.loads(done.stdout) == ["127.0.0.1", []]
+
+
+@pytest.mark.parametrize(
+    ("host", "advertised_as", "in_url"),
+    [
+        ("127.0.0.1", "192.0.2.1", "127.0.0.1"),
+        ("localhost", "192.0.2.1", "127.0.0.1"),
+        ("192.0.2.5", "203.0.113.5", "203.0.113.5"),
+        ("0.0.0.0", "192.0.2.1", "192.0.2.1"),
+    ],
+)
+def test_only_a_server_on_loopback_is_called_by_another_address_than_the_advertised(
+    host: str, advertised_as: str, in_url: str
+) -> None:
+    assert address_in_url(Settings(host=host, advertise_address=advertised_as)) == in_url
 
 
 @pytest.mark.parametrize("address", ["0.0.0.0", "::", "server.example.org"])

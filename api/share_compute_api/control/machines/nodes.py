@@ -11,7 +11,7 @@ from share_compute.store import ContributorRecord
 from share_compute_api.cluster.calls import NodeFacts
 from share_compute_api.control import LABEL
 
-_MEND = "end the machine's agent, and let it join again with a new invite"
+_HINT = "end the machine's agent, and let it join again with a new invite"
 
 
 def check_node(
@@ -67,7 +67,7 @@ def unknown_node(contributor: ContributorRecord, node_id: str) -> ContributorLos
 
 def _refused(contributor: ContributorRecord, problem: str) -> Conflict:
     return Conflict(
-        f"contributor {contributor.name} cannot come online: {problem}", hint=_MEND, machine=contributor.name
+        f"contributor {contributor.name} cannot come online: {problem}", hint=_HINT, machine=contributor.name
     )
 
 

@@ -34,7 +34,7 @@ def open_engine(url: str) -> Engine:
     try:
         parsed = make_url(url)
     except ArgumentError as failure:
-        raise UserError(f"{url!r} is not a database URL", hint=_URL_MEND) from failure
+        raise UserError(f"{url!r} is not a database URL", hint=_URL_HINT) from failure
     kind = parsed.get_backend_name()
     if kind == "sqlite":
         if parsed.database and parsed.database != ":memory:":
@@ -44,13 +44,13 @@ def open_engine(url: str) -> Engine:
         event.listen(engine, "begin", _begin_sqlite)
         return engine
     if kind != "postgresql":
-        raise UserError(f"the database {kind!r} is not supported", hint=_URL_MEND)
+        raise UserError(f"the database {kind!r} is not supported", hint=_URL_HINT)
     return create_engine(
         parsed.set(drivername="postgresql+psycopg"), pool_pre_ping=True, json_deserializer=from_json
     )
 
 
-_URL_MEND = "use sqlite:///file or postgresql+psycopg://user:password@host/name"
+_URL_HINT = "use sqlite:///file or postgresql+psycopg://user:password@host/name"
 
 
 def _prepare_sqlite(connection: Any, record: Any) -> None:
